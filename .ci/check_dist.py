@@ -19,7 +19,14 @@ SOURCE = Path(__file__).parents[1] / "src"
 WHEEL_BYTES = 2_000_000
 SDIST_BYTES = 2_000_000
 LICENCE = "LICENSE"
-SDIST_FILES = {"pyproject.toml", "README.md", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", LICENCE}
+SDIST_FILES = {
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "SECURITY.md",
+    LICENCE,
+}
 SDIST_EXTRA = {"PKG-INFO", ".gitignore"}  # hatchling adds both
 # Models, arrays, images and compiled code: no module needs them, and each has come into somebody's wheel by accident.
 FORBIDDEN = {
@@ -44,12 +51,16 @@ _RELATIVE = re.compile(r"\]\((?!https?://)([^)]+)\)")
 def package_files(source: Path = SOURCE) -> set[str]:
     """Return the files of the package in the source tree, as they are called in a wheel."""
     files = (
-        path for path in source.joinpath("evergrow").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        path
+        for path in source.joinpath("evergrow").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     )
     return {path.relative_to(source).as_posix() for path in files}
 
 
-def wheel_faults(names: Collection[str], size: int, expected: Collection[str]) -> list[str]:
+def wheel_faults(
+    names: Collection[str], size: int, expected: Collection[str]
+) -> list[str]:
     """Return what is wrong with a wheel of these members and this size."""
     faults = [f"{name} is missing" for name in sorted(set(expected) - set(names))]
     info = {PurePosixPath(name).parts[0] for name in names if ".dist-info/" in name}
@@ -71,20 +82,31 @@ def page_faults(metadata: str) -> list[str]:
     _, _, page = metadata.partition("\n\n")
     if not page.strip():
         return ["the page of the package is empty"]
-    return [f"the link to {target} leads nowhere on a package index" for target in _RELATIVE.findall(page)]
+    return [
+        f"the link to {target} leads nowhere on a package index"
+        for target in _RELATIVE.findall(page)
+    ]
 
 
-def sdist_faults(names: Iterable[str], size: int, expected: Collection[str]) -> list[str]:
+def sdist_faults(
+    names: Iterable[str], size: int, expected: Collection[str]
+) -> list[str]:
     """Return what is wrong with an sdist of these members, without their common folder, and this size."""
     wanted = {f"src/{name}" for name in expected} | SDIST_FILES
     names = set(names)
     faults = [f"{name} is missing" for name in sorted(wanted - names)]
-    faults += [f"{name} does not belong to it" for name in sorted(names - wanted - SDIST_EXTRA)]
+    faults += [
+        f"{name} does not belong to it" for name in sorted(names - wanted - SDIST_EXTRA)
+    ]
     return faults + _unwanted(names) + _too_large(size, SDIST_BYTES)
 
 
 def _unwanted(names: Iterable[str]) -> list[str]:
-    return [f"{name} is data or compiled code" for name in sorted(names) if PurePosixPath(name).suffix in FORBIDDEN]
+    return [
+        f"{name} is data or compiled code"
+        for name in sorted(names)
+        if PurePosixPath(name).suffix in FORBIDDEN
+    ]
 
 
 def _too_large(size: int, bound: int) -> list[str]:
@@ -95,13 +117,19 @@ def main(folder: Path) -> int:
     """Check the one wheel and the one sdist of a folder; print sizes, and faults if there are any."""
     wheels, sdists = sorted(folder.glob("*.whl")), sorted(folder.glob("*.tar.gz"))
     if len(wheels) != 1 or len(sdists) != 1:
-        print(f"{folder} must have one wheel and one sdist, got {len(wheels)} and {len(sdists)}")
+        print(
+            f"{folder} must have one wheel and one sdist, got {len(wheels)} and {len(sdists)}"
+        )
         return 1
     expected = package_files()
     with zipfile.ZipFile(wheels[0]) as archive:
         names = archive.namelist()
         unpacked = sum(member.file_size for member in archive.infolist())
-        page = "".join(archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+        page = "".join(
+            archive.read(name).decode()
+            for name in names
+            if name.endswith(".dist-info/METADATA")
+        )
     with tarfile.open(sdists[0]) as tar:
         members = {member.name.partition("/")[2] for member in tar if member.isfile()}
     sizes = {path: path.stat().st_size for path in (wheels[0], sdists[0])}
@@ -111,7 +139,8 @@ def main(folder: Path) -> int:
     }
     for path, size in sizes.items():
         print(
-            f"{path.name}: {size / 1e6:.2f} MB" + (f", {unpacked / 1e6:.2f} MB installed" if path == wheels[0] else "")
+            f"{path.name}: {size / 1e6:.2f} MB"
+            + (f", {unpacked / 1e6:.2f} MB installed" if path == wheels[0] else "")
         )
         for fault in faults[path]:
             print(f"  {fault}")

@@ -21,13 +21,17 @@ def rows_of(n: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     centres = rng.normal(size=(classes, FEATURES)) * np.geomspace(1.0, 0.05, FEATURES)
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.arange(n) % classes)
-    X = centres[y] + 0.9 * rng.normal(size=(n, FEATURES)) * np.geomspace(1.0, 0.1, FEATURES)
+    X = centres[y] + 0.9 * rng.normal(size=(n, FEATURES)) * np.geomspace(
+        1.0, 0.1, FEATURES
+    )
     return X / np.linalg.norm(X, axis=1, keepdims=True), y
 
 
 def cholesky(order: int, device: str) -> float:
     """Return the seconds of one float64 factorisation."""
-    matrix = torch.randn(order, order, dtype=torch.float64, device=device, generator=_source(device))
+    matrix = torch.randn(
+        order, order, dtype=torch.float64, device=device, generator=_source(device)
+    )
     matrix = matrix @ matrix.T
     matrix.diagonal().add_(order)
     return seconds(lambda: torch.linalg.cholesky(matrix), repeat=5)
@@ -66,17 +70,43 @@ def change_and_answer(quick: bool) -> list[Row]:
     whole = seconds(first, repeat=1 if quick else 3)
     near = Classifier(**settings).fit(X, y)
     near.predict(more[:1])
-    near.partial_fit(more[:595], labels[:595]).predict(more[:1])  # a choice holds for a quarter more rows, not beyond
+    near.partial_fit(more[:595], labels[:595]).predict(
+        more[:1]
+    )  # a choice holds for a quarter more rows, not beyond
 
     def past() -> None:
         near.branch().partial_fit(more[590:], labels[590:]).predict(more[:1])
 
     choice = seconds(past)
     return [
-        _row("5 samples learned and the next answer", statistics.median(few), unit, 0.5, units),
-        _row("100 samples learned and the next answer", statistics.median(many), unit, 2.0, units),
-        _row("10 samples that bring the next choice of ridge, and the next answer", choice, unit, 4.0, units),
-        _row(f"first fit of {FIRST} samples and the first answer", whole, unit, 25.0, units),
+        _row(
+            "5 samples learned and the next answer",
+            statistics.median(few),
+            unit,
+            0.5,
+            units,
+        ),
+        _row(
+            "100 samples learned and the next answer",
+            statistics.median(many),
+            unit,
+            2.0,
+            units,
+        ),
+        _row(
+            "10 samples that bring the next choice of ridge, and the next answer",
+            choice,
+            unit,
+            4.0,
+            units,
+        ),
+        _row(
+            f"first fit of {FIRST} samples and the first answer",
+            whole,
+            unit,
+            25.0,
+            units,
+        ),
         *on_gpu(quick),
     ]
 
@@ -99,13 +129,23 @@ def on_gpu(quick: bool) -> list[Row]:
 
     times = [seconds(step, repeat=1) for _ in range(21)]
     taken = statistics.median(times) * 1000
-    figure = f"{taken:.1f} ms at {units:,} units (slowest of 21: {max(times) * 1000:.0f} ms)"
+    figure = (
+        f"{taken:.1f} ms at {units:,} units (slowest of 21: {max(times) * 1000:.0f} ms)"
+    )
     return [
-        Row("5 samples and an answer on the GPU", figure, "20 ms", taken <= 20.0, {"ms": [1000 * t for t in times]})
+        Row(
+            "5 samples and an answer on the GPU",
+            figure,
+            "20 ms",
+            taken <= 20.0,
+            {"ms": [1000 * t for t in times]},
+        )
     ]
 
 
 def _row(work: str, taken: float, unit: float, bar: float, units: int) -> Row:
     ratio = taken / unit
     figure = f"{ratio:.2f} of a Cholesky factorisation ({taken:.3f} s against {unit:.3f} s, {units:,} units)"
-    return Row(work, figure, f"{bar:g}", ratio <= bar, {"seconds": taken, "cholesky": unit})
+    return Row(
+        work, figure, f"{bar:g}", ratio <= bar, {"seconds": taken, "cholesky": unit}
+    )

@@ -22,7 +22,10 @@ def deep_rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return six blocks side by side: the features of :func:`rows_of` turned and blurred ever more."""
     X, y = rows_of(n, CLASSES, seed)
     rng = np.random.default_rng(5)
-    turns = [np.linalg.qr(rng.normal(size=(FEATURES, FEATURES)))[0] for _ in range(BLOCKS - 1)]
+    turns = [
+        np.linalg.qr(rng.normal(size=(FEATURES, FEATURES)))[0]
+        for _ in range(BLOCKS - 1)
+    ]
     noise = np.random.default_rng(seed + 100)
     parts = [X]
     for depth, turn in enumerate(turns, start=1):
@@ -37,15 +40,31 @@ def width(quick: bool) -> Iterator[Row]:
     X, y = deep_rows(FIRST, 1)
     more, labels = deep_rows(100, 2)
     sizes = (FEATURES,) * BLOCKS
-    cases: list[tuple[str, int, dict[str, Any]]] = [("one block of 384", FEATURES, {"normalize": "none"})]
+    cases: list[tuple[str, int, dict[str, Any]]] = [
+        ("one block of 384", FEATURES, {"normalize": "none"})
+    ]
     cases.append(("six blocks, 2,304 features", X.shape[1], {"blocks": sizes}))
     for name, kept, settings in cases:
         columns = slice(0, FEATURES) if "blocks" not in settings else slice(None)
-        yield _case(name, units + kept, X[:, columns], y, more[:, columns], labels, {"n_units": units, **settings})
+        yield _case(
+            name,
+            units + kept,
+            X[:, columns],
+            y,
+            more[:, columns],
+            labels,
+            {"n_units": units, **settings},
+        )
 
 
 def _case(
-    name: str, order: int, X: np.ndarray, y: np.ndarray, more: np.ndarray, labels: np.ndarray, settings: dict[str, Any]
+    name: str,
+    order: int,
+    X: np.ndarray,
+    y: np.ndarray,
+    more: np.ndarray,
+    labels: np.ndarray,
+    settings: dict[str, Any],
 ) -> Row:
     made = {"random_state": 0, "device": "cpu", **settings}
     unit = cholesky(order, "cpu")
@@ -64,7 +83,9 @@ def _case(
         model.predict(more[:1])
 
     few = statistics.median(seconds(step, repeat=1) for _ in range(7))
-    answer = statistics.median(seconds(lambda: model.predict(more), repeat=1) for _ in range(5))
+    answer = statistics.median(
+        seconds(lambda: model.predict(more), repeat=1) for _ in range(5)
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         model.save(path)
@@ -74,5 +95,18 @@ def _case(
         f"{size:.0f} MB file, {state:.0f} MB statistics; 5 samples and an answer {few:.3f} s ({few / unit:.2f} of a "
         f"Cholesky), first fit and answer {whole:.1f} s ({whole / unit:.0f}), 100 answers {1000 * answer:.0f} ms"
     )
-    raw = {"file_mb": size, "state_mb": state, "few": few, "first": whole, "answers": answer, "cholesky": unit}
-    return Row(f"width: {name}", figure, "0.5 and 20", few <= 0.5 * unit and whole <= 20.0 * unit, raw)
+    raw = {
+        "file_mb": size,
+        "state_mb": state,
+        "few": few,
+        "first": whole,
+        "answers": answer,
+        "cholesky": unit,
+    }
+    return Row(
+        f"width: {name}",
+        figure,
+        "0.5 and 20",
+        few <= 0.5 * unit and whole <= 20.0 * unit,
+        raw,
+    )

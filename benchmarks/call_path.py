@@ -64,12 +64,20 @@ class Counter:
         """Distinct functions, their files, and changes of room."""
         files = {name for name, _, _ in self.functions}
         changes = sum(before != after for before, after in pairwise(self.rooms))
-        return {"functions": len(self.functions), "files": len(files), "changes_of_room": changes}
+        return {
+            "functions": len(self.functions),
+            "files": len(files),
+            "changes_of_room": changes,
+        }
 
     def _seen(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         # Generated code and comprehensions have names in angle brackets.
-        if event != "call" or code.co_name.startswith("<") or not code.co_filename.startswith(self.root):
+        if (
+            event != "call"
+            or code.co_name.startswith("<")
+            or not code.co_filename.startswith(self.root)
+        ):
             return
         name = code.co_filename.removeprefix(self.root)
         self.functions.setdefault((name, code.co_name, code.co_firstlineno))
@@ -78,7 +86,9 @@ class Counter:
             self.rooms.append(room)
 
 
-def counted(command: Callable[[list[str]], None], arguments: list[str], root: Path) -> Counter:
+def counted(
+    command: Callable[[list[str]], None], arguments: list[str], root: Path
+) -> Counter:
     """Run a command and return what it passed through."""
     counter, said = Counter(root), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), counter:
@@ -99,7 +109,9 @@ def write_images(folder: Path) -> Path:
             pixels = (level + rng.integers(-40, 40, (32, 32, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(folder / "data" / label / f"{number}.png")
     asked = folder / "one.png"
-    Image.fromarray((170 + rng.integers(-40, 40, (32, 32, 3))).astype(np.uint8)).save(asked)
+    Image.fromarray((170 + rng.integers(-40, 40, (32, 32, 3))).astype(np.uint8)).save(
+        asked
+    )
     return asked
 
 
@@ -119,18 +131,37 @@ def measure() -> dict[str, Counter]:
             folder, model = Path(place), Path(place, "m.evg")
             asked = write_images(folder)
             os.environ["EVERGROW_CACHE"] = str(folder / "cache")
-            options = ["--backbone", "test_resnet", "--set", "weights=random", "--units", "20", "--device", "cpu"]
+            options = [
+                "--backbone",
+                "test_resnet",
+                "--set",
+                "weights=random",
+                "--units",
+                "20",
+                "--device",
+                "cpu",
+            ]
             fit = ["fit", str(folder / "data"), "-m", str(model), *options]
             counters["fit"] = counted(run, fit, root)
-            counters["predict"] = counted(run, ["predict", str(model), str(asked), "--device", "cpu"], root)
+            counters["predict"] = counted(
+                run, ["predict", str(model), str(asked), "--device", "cpu"], root
+            )
     return counters
 
 
 def main() -> None:
     """Print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--list", choices=("fit", "predict"), help="list the functions of a command as they are called")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON instead of a table"
+    )
+    parser.add_argument(
+        "--list",
+        choices=("fit", "predict"),
+        help="list the functions of a command as they are called",
+    )
     arguments = parser.parse_args()
     counters = measure()
     if arguments.list:
@@ -143,7 +174,9 @@ def main() -> None:
         return
     print(f"{'command':<10}{'functions':>12}{'files':>8}{'changes of room':>18}")
     for name, row in counts.items():
-        print(f"{name:<10}{row['functions']:>12}{row['files']:>8}{row['changes_of_room']:>18}")
+        print(
+            f"{name:<10}{row['functions']:>12}{row['files']:>8}{row['changes_of_room']:>18}"
+        )
 
 
 if __name__ == "__main__":

@@ -25,12 +25,19 @@ def against_paper(quick: bool) -> list[Row]:
     target = 2_000 if quick else 10_000
     sizes = [500, 1_000] if quick else [1_000, 2_000, 3_000]
     Z, Y = VitLike(5, seed=SEED).sample(list(range(5)), 600)
-    options = {"scales": (0.0008,), "contraction": 0.9999999, "tol": 0.0, "max_units": target}
+    options = {
+        "scales": (0.0008,),
+        "contraction": 0.9999999,
+        "tol": 0.0,
+        "max_units": target,
+    }
     ours = seconds(lambda: GuidedLayer(**options).build(Z, Y, seed=SEED), repeat=3)
     sampler = UnitSampler(Z, (0.0008,), "gaussian", SEED, "mgsm")
 
     def draw(round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        weights, bias = sampler.units(round_, sampler.normals(round_, CANDIDATES, BLOCK), 0)
+        weights, bias = sampler.units(
+            round_, sampler.normals(round_, CANDIDATES, BLOCK), 0
+        )
         return list(zip(weights.double().split(BLOCK, dim=1), bias.split(BLOCK)))
 
     paper = PaperConstruction(Z, Y, alpha=0.01, contraction=0.9999999, draw=draw)
@@ -39,11 +46,14 @@ def against_paper(quick: bool) -> list[Row]:
         spent = seconds(lambda size=size: paper.grow_to(size), repeat=1)
         times.append((times[-1] if times else 0.0) + spent)
     # The last two sizes give the exponent of its growth, which cannot stay above that of its leading term, L^3.
-    exponent = min(math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2]), 3.0)
+    exponent = min(
+        math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2]), 3.0
+    )
     whole = times[-1] * (target / sizes[-1]) ** exponent
     measured = ", ".join(f"{t:.1f} s at L={n:,}" for n, t in zip(sizes, times))
     figure = (
-        f"{whole / ours:,.0f}x ({ours:.2f} s against {whole:,.0f} s extrapolated as L^{exponent:.2f} from {measured})"
+        f"{whole / ours:,.0f}x ({ours:.2f} s against {whole:,.0f} s "
+        f"extrapolated as L^{exponent:.2f} from {measured})"
     )
     values = {
         "ours_s": ours,
@@ -51,7 +61,15 @@ def against_paper(quick: bool) -> list[Row]:
         "exponent": exponent,
         "paper_total_s": whole,
     }
-    return [Row(f"construction to L={target:,}, N=600", figure, ">= 300x", whole / ours >= 300, values)]
+    return [
+        Row(
+            f"construction to L={target:,}, N=600",
+            figure,
+            ">= 300x",
+            whole / ours >= 300,
+            values,
+        )
+    ]
 
 
 def growth(quick: bool) -> Iterator[Row]:
@@ -68,13 +86,17 @@ def _growth_cell(n: int, width: int) -> Row:
 
     Z, Y = VitLike(10, seed=SEED).sample(list(range(10)), n)
     layers: list[FeatureMap] = []
-    guided = GuidedLayer(scales=(0.0008,), contraction=1.0 - 1e-12, tol=0.0, max_units=width)
+    guided = GuidedLayer(
+        scales=(0.0008,), contraction=1.0 - 1e-12, tol=0.0, max_units=width
+    )
     build = seconds(lambda: layers.append(guided.build(Z, Y, seed=SEED)), repeat=1)
     layer = layers[0]
     states = [create_state("auto", layer.n_units, 10, alpha=0.01, floor=0.01)]
 
     def update() -> None:
-        states[0] = states[0].accumulate((H, Y[rows]) for rows, H in layer.iter_transform(Z))
+        states[0] = states[0].accumulate(
+            (H, Y[rows]) for rows, H in layer.iter_transform(Z)
+        )
         states[0].solve(0.01)
 
     first = seconds(update, repeat=1)
@@ -111,27 +133,58 @@ def large_first_task(quick: bool) -> list[Row]:
         "print(json.dumps({'seconds': s, 'peak_bytes': high_water(), 'before_bytes': base,"
         " 'form': m.layer_.construction.form}))\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     values = json.loads(out.stdout.strip().splitlines()[-1])
     figure = (
         f"{values['peak_bytes'] / 2**30:.2f} GB peak of the process ({values['before_bytes'] / 2**30:.2f} GB before), "
         f"{values['seconds']:.0f} s to L={width:,} ({values['form']})"
     )
-    return [Row(f"first task of N={n:,}", figure, "<= 4 GB", values["peak_bytes"] <= 4 * 2**30, values)]
+    return [
+        Row(
+            f"first task of N={n:,}",
+            figure,
+            "<= 4 GB",
+            values["peak_bytes"] <= 4 * 2**30,
+            values,
+        )
+    ]
 
 
 def on_gpu(quick: bool) -> list[Row]:
     """Grow to 15,000 units on a GPU in float64, with the paper's scales."""
     if not torch.cuda.is_available():
-        return [Row("construction to L=15,000 on a GPU", "not measured: no CUDA device here", "< 1 s", None, {})]
+        return [
+            Row(
+                "construction to L=15,000 on a GPU",
+                "not measured: no CUDA device here",
+                "< 1 s",
+                None,
+                {},
+            )
+        ]
     rows = []
     for n, classes in ((150, 5), (300, 10), (600, 10)):
-        Z, Y = (t.cuda() for t in VitLike(classes, seed=SEED).sample(list(range(classes)), n))
+        Z, Y = (
+            t.cuda()
+            for t in VitLike(classes, seed=SEED).sample(list(range(classes)), n)
+        )
         guided = GuidedLayer(tol=0.0, contraction=1 - 1e-9, max_units=15_000)
         layer = guided.build(Z, Y, seed=SEED)  # warm up
-        spent = seconds(lambda guided=guided, Z=Z, Y=Y: guided.build(Z, Y, seed=SEED), repeat=5)
+        spent = seconds(
+            lambda guided=guided, Z=Z, Y=Y: guided.build(Z, Y, seed=SEED), repeat=5
+        )
         name = torch.cuda.get_device_name()
         figure = f"{spent:.2f} s for {layer.n_units:,} units ({name}, {layer.construction.form}, float64)"
         values = {"seconds": spent, "units": layer.n_units, "device": name}
-        rows.append(Row(f"construction to L=15,000 on a GPU, N={n}", figure, "< 1 s", spent < 1.0, values))
+        rows.append(
+            Row(
+                f"construction to L=15,000 on a GPU, N={n}",
+                figure,
+                "< 1 s",
+                spent < 1.0,
+                values,
+            )
+        )
     return rows

@@ -39,20 +39,39 @@ def overhead(quick: bool) -> Iterator[Row]:
         engine = LocalEngine(workers=2, shard_rows=shard)
 
         def learn(**how: Any) -> None:
-            settings = {"backbone": BUNDLED, "weights": "bundled", "device": "cpu", "cache": False}
+            settings = {
+                "backbone": BUNDLED,
+                "weights": "bundled",
+                "device": "cpu",
+                "cache": False,
+            }
             Learner(**settings, options={"n_units": 500}).fit(str(data), **how)
 
         plain, plain_cpu = _spent(learn)
         shards, shards_cpu = _spent(partial(learn, engine=engine))
     ratio, cpu = shards / plain, shards_cpu / plain_cpu
-    values = {"plain_s": plain, "engine_s": shards, "ratio": ratio, "images": n, "cores": os.cpu_count()}
+    values = {
+        "plain_s": plain,
+        "engine_s": shards,
+        "ratio": ratio,
+        "images": n,
+        "cores": os.cpu_count(),
+    }
     values |= {"plain_cpu_s": plain_cpu, "engine_cpu_s": shards_cpu, "cpu_ratio": cpu}
     figure = (
         f"{ratio:.2f}x ({shards:.1f} s against {plain:.1f} s; {n / shards:.0f} images a second), "
         f"{cpu:.2f}x by processor time"
     )
-    bar = "" if quick else "<= 1.10x"  # the start of two processes is no small part of a few images
-    yield Row(f"fit of {n:,} images by two workers", figure, bar, None if quick else ratio <= 1.10, values)
+    bar = (
+        "" if quick else "<= 1.10x"
+    )  # the start of two processes is no small part of a few images
+    yield Row(
+        f"fit of {n:,} images by two workers",
+        figure,
+        bar,
+        None if quick else ratio <= 1.10,
+        values,
+    )
 
 
 def reduction(quick: bool) -> Iterator[Row]:
@@ -67,7 +86,13 @@ def reduction(quick: bool) -> Iterator[Row]:
             f"{many['all_s']:.0f} s with learning, two workers"
         )
         work = f"sum of 64 shards at L={units:,}, C={classes:,}"
-        yield Row(work, figure, "memory <= 1.1x that of 8", ratio <= 1.1, {"few": few, "many": many})
+        yield Row(
+            work,
+            figure,
+            "memory <= 1.1x that of 8",
+            ratio <= 1.1,
+            {"few": few, "many": many},
+        )
 
 
 def growth(quick: bool) -> Iterator[Row]:
@@ -77,18 +102,31 @@ def growth(quick: bool) -> Iterator[Row]:
         data = _vectors(Path(folder), n, 384, classes)
         spent = {}
         for shards in SHARDS:
-            sizes = {"shard_rows": -(-n // shards), "shard_mib": 1 << 20, "first_rows": n // 64}
+            sizes = {
+                "shard_rows": -(-n // shards),
+                "shard_mib": 1 << 20,
+                "first_rows": n // 64,
+            }
             options = {"n_units": units}
 
-            def learn(sizes: dict[str, int] = sizes, options: dict[str, Any] = options) -> None:
-                Learner(device="cpu", options=options).fit(str(data), engine=LocalEngine(**sizes))
+            def learn(
+                sizes: dict[str, int] = sizes, options: dict[str, Any] = options
+            ) -> None:
+                Learner(device="cpu", options=options).fit(
+                    str(data), engine=LocalEngine(**sizes)
+                )
 
             spent[shards] = seconds(learn, repeat=1)
     each = (spent[64] - spent[1]) / 63
     listed = ", ".join(f"{spent[shards]:.1f}" for shards in SHARDS)
     figure = f"{listed} s in {', '.join(map(str, SHARDS))} shards: {1e3 * each:.0f} ms a shard"
-    values = {"seconds": {str(shards): value for shards, value in spent.items()}, "rows": n}
-    yield Row(f"fit of {n:,} rows at L={units:,}, C={classes}", figure, "", None, values)
+    values = {
+        "seconds": {str(shards): value for shards, value in spent.items()},
+        "rows": n,
+    }
+    yield Row(
+        f"fit of {n:,} rows at L={units:,}, C={classes}", figure, "", None, values
+    )
 
 
 def _spent(work: Callable[[], None]) -> tuple[float, float]:
@@ -109,10 +147,14 @@ def _images(folder: Path, n: int, classes: int = 10) -> Path:
     draws = np.random.default_rng(SEED)
     for number in range(n):
         label = number % classes
-        coarse = draws.integers(0, 156, size=(14, 14, 3), dtype=np.uint8) + np.uint8(10 * label)
+        coarse = draws.integers(0, 156, size=(14, 14, 3), dtype=np.uint8) + np.uint8(
+            10 * label
+        )
         place = folder / f"class {label}"
         place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(coarse.repeat(16, axis=0).repeat(16, axis=1)).save(place / f"{number:06d}.jpg")
+        Image.fromarray(coarse.repeat(16, axis=0).repeat(16, axis=1)).save(
+            place / f"{number:06d}.jpg"
+        )
     return folder
 
 
@@ -121,7 +163,9 @@ def _vectors(folder: Path, n: int, width: int, classes: int) -> Path:
     y = np.arange(n) % classes
     X = draws.normal(size=(classes, width))[y] + draws.normal(size=(n, width))
     path = folder / "vectors.npz"
-    np.savez(path, X=X.astype(np.float32), y=np.array([f"class {label}" for label in y]))
+    np.savez(
+        path, X=X.astype(np.float32), y=np.array([f"class {label}" for label in y])
+    )
     return path
 
 
@@ -152,11 +196,19 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
         Learner(device="cpu", options=options).fit((X, y)).spawn().save(job.template)
         runner = _Timed(perform, 2)
         started = time.perf_counter()
-        root = ShardMerge(job, JobReport(job.key), RunOptions(runner, "cpu"), at_once=16).run(lambda done, note: None)
+        root = ShardMerge(
+            job, JobReport(job.key), RunOptions(runner, "cpu"), at_once=16
+        ).run(lambda done, note: None)
         spent, size = time.perf_counter() - started, root.stat().st_size
         runner.close()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return {"seconds": runner.merging, "all_s": spent, "peak": float(peak), "size": float(size), "part": runner.largest}
+    return {
+        "seconds": runner.merging,
+        "all_s": spent,
+        "peak": float(peak),
+        "size": float(size),
+        "part": runner.largest,
+    }
 
 
 class _Timed(LocalRunner):
@@ -171,7 +223,9 @@ class _Timed(LocalRunner):
                 self.merging += outcome.report.get("seconds", 0.0)
             else:
                 parts = Path(task.about["folder"], "statistics").glob("*.evg")
-                self.largest = max(self.largest, *(float(part.stat().st_size) for part in parts))
+                self.largest = max(
+                    self.largest, *(float(part.stat().st_size) for part in parts)
+                )
             yield outcome
 
 

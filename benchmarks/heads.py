@@ -30,8 +30,12 @@ def tasks_of(n_tasks: int) -> tuple[list[Task], str]:
         data = load_features("cub200_efficientnet_lite0")
     except EvergrowError:
         source = VitLike(N_CLASSES, d=1280)
-        drawn = [source.sample(list(range(10 * t, 10 * t + 10)), 300) for t in range(n_tasks)]
-        return [(Z.float().numpy(), Y.argmax(1).numpy()) for Z, Y in drawn], "synthetic features"
+        drawn = [
+            source.sample(list(range(10 * t, 10 * t + 10)), 300) for t in range(n_tasks)
+        ]
+        return [
+            (Z.float().numpy(), Y.argmax(1).numpy()) for Z, Y in drawn
+        ], "synthetic features"
     stream = stream_of(data, Protocol(increment=10), seed=1993)
     tasks = []
     for task in list(stream)[:n_tasks]:
@@ -57,14 +61,24 @@ def _anacp(head: Any, width: int) -> Any:
 
 
 TRANSCRIPTIONS: dict[str, Callable[[Any, int], Any]] = {
-    "ranpac": lambda head, width: official.RanPAC(official.relu_layer(_arrays(head.layer_)[0]), width, N_CLASSES),
+    "ranpac": lambda head, width: official.RanPAC(
+        official.relu_layer(_arrays(head.layer_)[0]), width, N_CLASSES
+    ),
     "acil": lambda head, width: _recursive(head, width, 0.1, batch=4096),
     "g-acil": lambda head, width: _recursive(head, width, 100.0, batch=64, passes=3),
     "ri": lambda head, width: official.RecursiveRidge(
-        official.sigmoid_layer(*_arrays(head.layer_)), width, N_CLASSES, 0.01, batch=4096
+        official.sigmoid_layer(*_arrays(head.layer_)),
+        width,
+        N_CLASSES,
+        0.01,
+        batch=4096,
     ),
-    "loranpac": lambda head, width: official.LoRanPAC(official.relu_layer(_arrays(head._layer)[0]), width, N_CLASSES),
-    "klda": lambda head, width: official.KLDA(*_arrays(head._members[0].layer), N_CLASSES),
+    "loranpac": lambda head, width: official.LoRanPAC(
+        official.relu_layer(_arrays(head._layer)[0]), width, N_CLASSES
+    ),
+    "klda": lambda head, width: official.KLDA(
+        *_arrays(head._members[0].layer), N_CLASSES
+    ),
     "anacp": _anacp,
     "simplecil": lambda head, width: official.SimpleCIL(N_CLASSES, 1280),
 }

@@ -29,7 +29,9 @@ def main() -> None:
     print("frozen backbone: accuracy in %")
     _frozen(pixels, features, labels)
     _cifar()
-    print("first task near and far: accuracy in % on 100 bird species learned ten at a time")
+    print(
+        "first task near and far: accuracy in % on 100 bird species learned ten at a time"
+    )
     _first_task(birds, features, labels)
     print("unknown classes: AUROC in %")
     _unknown(birds, features)
@@ -56,7 +58,9 @@ def _features(pixels: Array) -> Array:
 def _birds() -> dict[str, Array]:
     """Return the features of 100 bird species to learn and of 100 others."""
     data = load_features("cub200_efficientnet_lite0")
-    return {name: getattr(data, name) for name in ("X_train", "y_train", "X_test", "y_test")}
+    return {
+        name: getattr(data, name) for name in ("X_train", "y_train", "X_test", "y_test")
+    }
 
 
 def _split(labels: Array) -> tuple[Array, Array]:
@@ -73,7 +77,11 @@ def _accuracy(X: Array, y: Array) -> float:
     scores = []
     for seed in range(3):
         model = Classifier(n_units=UNITS, random_state=seed, device="cpu")
-        scores.append(model.fit(X[train].astype(np.float64), y[train]).score(X[test].astype(np.float64), y[test]))
+        scores.append(
+            model.fit(X[train].astype(np.float64), y[train]).score(
+                X[test].astype(np.float64), y[test]
+            )
+        )
     return 100 * float(np.mean(scores))
 
 
@@ -88,7 +96,9 @@ def _frozen(pixels: Array, features: Array, labels: Array) -> None:
         ("which of ten digits", features, flat, labels),
         ("digit mirrored or not", both, raw, turned),
     ):
-        print(f"  {name}: {_accuracy(ours, y):.1f} of features, {_accuracy(theirs, y):.1f} of the 64 pixels themselves")
+        print(
+            f"  {name}: {_accuracy(ours, y):.1f} of features, {_accuracy(theirs, y):.1f} of the 64 pixels themselves"
+        )
 
 
 def _cifar() -> None:
@@ -96,7 +106,9 @@ def _cifar() -> None:
     data = load_data("cifar100_32px")
     train, test = np.flatnonzero(data.y_train < 10), np.flatnonzero(data.y_test < 10)
     parts = ((data.train.items, train), (data.test.items, test))
-    X, X_test = (_features(np.stack([items.raw(row) for row in rows])) for items, rows in parts)
+    X, X_test = (
+        _features(np.stack([items.raw(row) for row in rows])) for items, rows in parts
+    )
     scores = []
     for seed in range(3):
         model = Classifier(n_units=UNITS, random_state=seed, device="cpu")
@@ -107,8 +119,14 @@ def _cifar() -> None:
 
 def _first_task(birds: dict[str, Array], features: Array, labels: Array) -> None:
     train, test = birds["y_train"] < 100, birds["y_test"] < 100
-    X, y = birds["X_train"][train].astype(np.float64), birds["y_train"][train].astype(int)
-    X_test, y_test = birds["X_test"][test].astype(np.float64), birds["y_test"][test].astype(int)
+    X, y = (
+        birds["X_train"][train].astype(np.float64),
+        birds["y_train"][train].astype(int),
+    )
+    X_test, y_test = (
+        birds["X_test"][test].astype(np.float64),
+        birds["y_test"][test].astype(int),
+    )
     firsts = {
         "ten of the species": (X[y < 10], y[y < 10]),
         "ten digits": (features.astype(np.float64), labels),
@@ -116,21 +134,35 @@ def _first_task(birds: dict[str, Array], features: Array, labels: Array) -> None
     }
     makes: dict[str, Any] = {
         "recommended": {},
-        "recommended without the direct link": {"layer": FourierLayer(direct_link=False)},
-        "the same with 50 units": {"layer": FourierLayer(direct_link=False), "n_units": 50},
+        "recommended without the direct link": {
+            "layer": FourierLayer(direct_link=False)
+        },
+        "the same with 50 units": {
+            "layer": FourierLayer(direct_link=False),
+            "n_units": 50,
+        },
     }
     for kind, options in makes.items():
         for name, first in firsts.items():
-            scores = [_later(first, (X, y), (X_test, y_test), options, seed) for seed in range(3)]
-            print(f"  {kind}, layer grown on {name}: {np.mean(scores):.1f} ({min(scores):.1f} to {max(scores):.1f})")
+            scores = [
+                _later(first, (X, y), (X_test, y_test), options, seed)
+                for seed in range(3)
+            ]
+            print(
+                f"  {kind}, layer grown on {name}: {np.mean(scores):.1f} ({min(scores):.1f} to {max(scores):.1f})"
+            )
     nearest = create_method("simplecil").fit(X, y).score(X_test, y_test)
     print(f"  nearest class mean, no layer: {100 * nearest:.1f}")
 
 
-def _later(first: Part, train: Part, test: Part, options: dict[str, Any], seed: int) -> float:
+def _later(
+    first: Part, train: Part, test: Part, options: dict[str, Any], seed: int
+) -> float:
     """Return the accuracy in % on classes that were learned on a layer that something else was grown on."""
     settings = {"n_units": UNITS, "random_state": seed, "device": "cpu", **options}
-    model = Classifier(**settings).fit(*first).spawn()  # the layer alone: the first task is not counted
+    model = (
+        Classifier(**settings).fit(*first).spawn()
+    )  # the layer alone: the first task is not counted
     X, y = train
     for start in range(0, 100, 10):
         rows = (y >= start) & (y < start + 10)
@@ -143,10 +175,19 @@ def _unknown(birds: dict[str, Array], features: Array) -> None:
 
     known = birds["y_train"] < 100
     model = Classifier(n_units=UNITS, random_state=0, device="cpu")
-    model.fit(birds["X_train"][known].astype(np.float64), birds["y_train"][known].astype(int))
-    mine = model.novelty_score(birds["X_test"][birds["y_test"] < 100].astype(np.float64))
-    sure = model.predict_proba(birds["X_test"][birds["y_test"] < 100].astype(np.float64)).max(axis=1)
-    others = {"100 other species": birds["X_test"][birds["y_test"] >= 100], "digits": features}
+    model.fit(
+        birds["X_train"][known].astype(np.float64), birds["y_train"][known].astype(int)
+    )
+    mine = model.novelty_score(
+        birds["X_test"][birds["y_test"] < 100].astype(np.float64)
+    )
+    sure = model.predict_proba(
+        birds["X_test"][birds["y_test"] < 100].astype(np.float64)
+    ).max(axis=1)
+    others = {
+        "100 other species": birds["X_test"][birds["y_test"] >= 100],
+        "digits": features,
+    }
     for name, X in others.items():
         theirs = model.novelty_score(X.astype(np.float64))
         unsure = model.predict_proba(X.astype(np.float64)).max(axis=1)
@@ -154,7 +195,10 @@ def _unknown(birds: dict[str, Array], features: Array) -> None:
         auroc = roc_auc_score(strange, np.concatenate([mine, theirs]))
         simple = roc_auc_score(strange, -np.concatenate([sure, unsure]))
         found = np.mean(theirs > np.quantile(mine, 0.95))
-        print(f"  {name}: {100 * auroc:.1f} by novelty_score, {100 * found:.1f} % found at 5 % false alarms; ", end="")
+        print(
+            f"  {name}: {100 * auroc:.1f} by novelty_score, {100 * found:.1f} % found at 5 % false alarms; ",
+            end="",
+        )
         print(f"{100 * simple:.1f} by the largest probability")
 
 

@@ -42,7 +42,9 @@ def unit_rows(X: Array) -> Array:
 class RanPAC:
     """Gram matrix, 17 solves of its order to choose the ridge, one more for the weights, every task."""
 
-    def __init__(self, lift: Lift, n_units: int, n_classes: int, dtype: Any = np.float32) -> None:
+    def __init__(
+        self, lift: Lift, n_units: int, n_classes: int, dtype: Any = np.float32
+    ) -> None:
         self.lift, self.n_classes, self.dtype = lift, n_classes, dtype
         self.G = np.zeros((n_units, n_units), dtype)
         self.Q = np.zeros((n_units, n_classes), dtype)
@@ -57,7 +59,9 @@ class RanPAC:
         self.G = self.G + H.T @ H
         ridge = self.choose(H, Y)
         self.ridges.append(ridge)
-        self.W = np.linalg.solve(self.G + ridge * np.eye(len(self.G), dtype=self.dtype), self.Q)
+        self.W = np.linalg.solve(
+            self.G + ridge * np.eye(len(self.G), dtype=self.dtype), self.Q
+        )
 
     def choose(self, H: Array, Y: Array) -> float:
         ridges = [10.0**power for power in range(-8, 9)]
@@ -78,9 +82,20 @@ class RecursiveRidge:
     """ACIL, G-ACIL and the paper's recursion: R = (G + gamma I)^-1 updated batch by batch, in float64."""
 
     def __init__(
-        self, lift: Lift, n_units: int, n_classes: int, gamma: float, batch: int = 64, passes: int = 1
+        self,
+        lift: Lift,
+        n_units: int,
+        n_classes: int,
+        gamma: float,
+        batch: int = 64,
+        passes: int = 1,
     ) -> None:
-        self.lift, self.n_classes, self.batch, self.passes = lift, n_classes, batch, passes
+        self.lift, self.n_classes, self.batch, self.passes = (
+            lift,
+            n_classes,
+            batch,
+            passes,
+        )
         self.R = np.eye(n_units) / gamma
         self.W = np.zeros((n_units, n_classes))
 
@@ -112,7 +127,12 @@ class LoRanPAC:
         buffer_rows: int = 10_000,
         dtype: Any = np.float32,
     ) -> None:
-        self.lift, self.n_units, self.n_classes, self.dtype = lift, n_units, n_classes, dtype
+        self.lift, self.n_units, self.n_classes, self.dtype = (
+            lift,
+            n_units,
+            n_classes,
+            dtype,
+        )
         self.rank, self.truncate, self.ridge = rank, truncate, ridge
         self.batch, self.buffer_rows = batch, buffer_rows
         self.U: Array | None = None
@@ -124,7 +144,9 @@ class LoRanPAC:
         buffer: list[Array] = []
         for start in range(0, len(y), self.batch):
             H = self.lift(Z[start : start + self.batch]).astype(self.dtype)
-            self.C = self.C + H.T @ one_hot(y[start : start + self.batch], self.n_classes, self.dtype)
+            self.C = self.C + H.T @ one_hot(
+                y[start : start + self.batch], self.n_classes, self.dtype
+            )
             self.seen += len(H)
             buffer.append(H.T)
             if len(buffer) * buffer[-1].shape[1] > self.buffer_rows:
@@ -143,7 +165,9 @@ class LoRanPAC:
         P = self.U.T @ F
         Q, R = np.linalg.qr(F - self.U @ P)
         top = np.concatenate([np.diag(self.S), P], axis=1)
-        bottom = np.concatenate([np.zeros((len(R), len(self.S)), self.dtype), R], axis=1)
+        bottom = np.concatenate(
+            [np.zeros((len(R), len(self.S)), self.dtype), R], axis=1
+        )
         small, S, _ = np.linalg.svd(np.concatenate([top, bottom], axis=0))
         U = np.concatenate([self.U, Q], axis=1) @ small
         self.U, _ = np.linalg.qr(U[:, :k])
@@ -163,7 +187,12 @@ class KLDA:
     """Running class means and scatter of random Fourier features, inverted after every task."""
 
     def __init__(
-        self, omega: Array, phase: Array, n_classes: int, reg: float | None = 1e-3, dtype: Any = np.float64
+        self,
+        omega: Array,
+        phase: Array,
+        n_classes: int,
+        reg: float | None = 1e-3,
+        dtype: Any = np.float64,
     ) -> None:
         self.omega, self.phase, self.reg, self.n_classes = omega, phase, reg, n_classes
         D = omega.shape[1]
@@ -185,7 +214,9 @@ class KLDA:
         if self.reg is None:
             self.inverse = np.linalg.pinv(self.scatter, hermitian=True)
         else:
-            self.inverse = np.linalg.inv(self.scatter + self.reg * np.eye(len(self.scatter)))
+            self.inverse = np.linalg.inv(
+                self.scatter + self.reg * np.eye(len(self.scatter))
+            )
 
     def scores(self, Z: Array) -> Array:
         phi = self.features(Z)
@@ -214,7 +245,13 @@ class AnaCP:
         null: Callable[[Array, Array], Array] | None = None,
     ) -> None:
         """``normals(c)``: standard normal rows for class c; ``null``: which null vector the SVD is taken to return."""
-        self.output, self.heads, self.n_classes, self.normals, self.reg = output, heads, n_classes, normals, reg
+        self.output, self.heads, self.n_classes, self.normals, self.reg = (
+            output,
+            heads,
+            n_classes,
+            normals,
+            reg,
+        )
         d, D = output.shape
         self.null = null
         self.mu, self.count = np.zeros((n_classes, d)), np.zeros(n_classes)
@@ -233,10 +270,16 @@ class AnaCP:
             for index, R in enumerate(self.heads):
                 lifted = gelu(rows @ R)
                 self.A[index] += lifted.T @ lifted
-                self.M[index][label] = (old * self.M[index][label] + lifted.sum(axis=0)) / (old + new)
+                self.M[index][label] = (
+                    old * self.M[index][label] + lifted.sum(axis=0)
+                ) / (old + new)
             self.count[label] += new
-        total = self.count.sum()  # counts the new samples already, as the official code does
-        self.sigma = (total * self.sigma + len(X) * (scatter / len(X))) / (total + len(X))
+        total = (
+            self.count.sum()
+        )  # counts the new samples already, as the official code does
+        self.sigma = (total * self.sigma + len(X) * (scatter / len(X))) / (
+            total + len(X)
+        )
         self.solve()
 
     def solve(self) -> None:
@@ -249,7 +292,9 @@ class AnaCP:
                 right += self.count[label] * np.outer(M[label], P[place])
             self.theta.append(np.linalg.solve(A + self.reg * np.eye(len(A)), right))
         lower = np.linalg.cholesky(self.sigma)
-        pseudo = np.concatenate([self.mu[c] + self.normals(i) @ lower.T for i, c in enumerate(seen)])
+        pseudo = np.concatenate(
+            [self.mu[c] + self.normals(i) @ lower.T for i, c in enumerate(seen)]
+        )
         Y = one_hot(np.repeat(seen, len(self.normals(0))), self.n_classes)
         H = gelu(self.project(pseudo) @ self.output)
         self.W = np.linalg.solve(H.T @ H + self.reg * np.eye(H.shape[1]), H.T @ Y)
@@ -260,11 +305,20 @@ class AnaCP:
         whiten = vectors @ np.diag(1.0 / np.sqrt(values + 1e-8)) @ vectors.T
         U, S, V = np.linalg.svd((means - centre) @ whiten, full_matrices=False)
         if self.null is not None and len(means) <= means.shape[1]:
-            U[:, -1], V[-1] = 1.0 / np.sqrt(len(means)), self.null(V[:-1], centre @ whiten)
+            U[:, -1], V[-1] = (
+                1.0 / np.sqrt(len(means)),
+                self.null(V[:-1], centre @ whiten),
+            )
         return unit_rows(U @ np.diag(S + 1.0) @ V @ whiten + centre)
 
     def project(self, X: Array) -> Array:
-        return np.mean([unit_rows(gelu(X @ R) @ theta) for R, theta in zip(self.heads, self.theta)], axis=0)
+        return np.mean(
+            [
+                unit_rows(gelu(X @ R) @ theta)
+                for R, theta in zip(self.heads, self.theta)
+            ],
+            axis=0,
+        )
 
     def scores(self, Z: Array) -> Array:
         return gelu(self.project(unit_rows(Z)) @ self.output) @ self.W
@@ -302,12 +356,16 @@ def joint_sgd(
             rows = order[start : start + batch]
             norms = np.linalg.norm(W, axis=1, keepdims=True)
             cosines = X[rows] @ (W / norms).T
-            raised = np.exp(scale * cosines - (scale * cosines).max(axis=1, keepdims=True))
+            raised = np.exp(
+                scale * cosines - (scale * cosines).max(axis=1, keepdims=True)
+            )
             error = raised / raised.sum(axis=1, keepdims=True)
             error[np.arange(len(rows)), y[rows]] -= 1.0
             error /= len(rows)
             along = scale * error.T @ X[rows]
-            grad = (along - (along * W).sum(axis=1, keepdims=True) * W / norms**2) / norms
+            grad = (
+                along - (along * W).sum(axis=1, keepdims=True) * W / norms**2
+            ) / norms
             pace_W = momentum * pace_W + grad + decay * W
             pace_s = momentum * pace_s + float((error * cosines).sum()) + decay * scale
             W, scale = W - lr * pace_W, scale - lr * pace_s
@@ -315,7 +373,12 @@ def joint_sgd(
 
 
 def scsm_layer(
-    Z: Array, Y: Array, draw: Callable[[int, int], Array], n_units: int, alpha: float, scales: Sequence[float]
+    Z: Array,
+    Y: Array,
+    draw: Callable[[int, int], Array],
+    n_units: int,
+    alpha: float,
+    scales: Sequence[float],
 ) -> tuple[Array, Array]:
     """Grow units one at a time, re-fitting all output weights after each from scratch.
 
@@ -335,7 +398,9 @@ def scsm_layer(
                 best = -np.inf
                 for column in range(candidates.shape[1]):
                     h = candidates[:, column]
-                    xi = (E.T @ h) ** 2 / (h @ h) - (1.0 - rate - mu) * (E**2).sum(axis=0)
+                    xi = (E.T @ h) ** 2 / (h @ h) - (1.0 - rate - mu) * (E**2).sum(
+                        axis=0
+                    )
                     if (xi >= 0).all() and xi.sum() > best:
                         best, found = xi.sum(), (units[:, column], h)
                 if found is not None:

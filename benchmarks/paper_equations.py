@@ -77,7 +77,13 @@ class PaperConstruction:
         )
         schur_inverse = torch.linalg.inv(S)
         coupling = self.P_inverse @ cross
-        top = torch.cat([self.P_inverse + coupling @ schur_inverse @ coupling.T, -coupling @ schur_inverse], dim=1)
+        top = torch.cat(
+            [
+                self.P_inverse + coupling @ schur_inverse @ coupling.T,
+                -coupling @ schur_inverse,
+            ],
+            dim=1,
+        )
         bottom = torch.cat([-schur_inverse @ coupling.T, schur_inverse], dim=1)
         inverse = torch.cat([top, bottom])
         hidden = torch.cat([self.H, block], dim=1)

@@ -34,15 +34,28 @@ FIRST_ROWS = 600
 Result = TypeVar("Result")
 
 
-def statistics(units: int, classes: int, rows: int, device: str = "cpu") -> dict[str, Any]:
+def statistics(
+    units: int, classes: int, rows: int, device: str = "cpu"
+) -> dict[str, Any]:
     """Two parts learned, written, read and added."""
     template, block = _template(units, device), _rows(2 * rows, classes)
-    spent: dict[str, Any] = {"units": units, "classes": classes, "rows": rows, "device": device}
+    spent: dict[str, Any] = {
+        "units": units,
+        "classes": classes,
+        "rows": rows,
+        "device": device,
+    }
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{number}.evg") for number in range(2)]
-        for path, half in zip(paths, (slice(None, rows), slice(rows, None)), strict=True):
-            part, spent["learn_s"] = _timed(device, learn_shard, template, Block(block.X[half], block.labels[half]))
-            _, spent["write_s"] = _timed("cpu", write_part, path, part, {"0": ShardReport(rows, "0")})
+        for path, half in zip(
+            paths, (slice(None, rows), slice(rows, None)), strict=True
+        ):
+            part, spent["learn_s"] = _timed(
+                device, learn_shard, template, Block(block.X[half], block.labels[half])
+            )
+            _, spent["write_s"] = _timed(
+                "cpu", write_part, path, part, {"0": ShardReport(rows, "0")}
+            )
             del part
         spent["bytes"] = paths[0].stat().st_size
         parts = []
@@ -66,7 +79,13 @@ def solve(units: int, classes: int, rows: int, device: str = "cpu") -> dict[str,
         _, saved = _timed("cpu", learner.save, Path(folder, "model.evg"))
         size = Path(folder, "model.evg").stat().st_size
     about = {"units": units, "classes": classes, "rows": rows, "device": device}
-    return {**about, "solve_s": spent, "save_s": saved, "bytes": size, "peak_bytes": _peak()}
+    return {
+        **about,
+        "solve_s": spent,
+        "save_s": saved,
+        "bytes": size,
+        "peak_bytes": _peak(),
+    }
 
 
 def _template(units: int, device: str) -> Learner:
@@ -82,7 +101,9 @@ def _rows(n: int, classes: int) -> Block:
     return Block(X.astype(np.float32), np.array([f"class {label:05d}" for label in y]))
 
 
-def _timed(device: str, work: Callable[..., Result], *arguments: Any) -> tuple[Result, float]:
+def _timed(
+    device: str, work: Callable[..., Result], *arguments: Any
+) -> tuple[Result, float]:
     clock = time.process_time if device == "cpu" else time.perf_counter
     started = clock()
     result = work(*arguments)
@@ -100,4 +121,10 @@ if __name__ == "__main__":
     place = numbers.pop() if not numbers[-1].isdigit() else "cpu"
     if place == "cpu":
         torch.set_num_threads(1)
-    print(json.dumps({"statistics": statistics, "solve": solve}[name](*map(int, numbers), device=place)))
+    print(
+        json.dumps(
+            {"statistics": statistics, "solve": solve}[name](
+                *map(int, numbers), device=place
+            )
+        )
+    )

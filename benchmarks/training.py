@@ -33,7 +33,13 @@ def throughput(quick: bool) -> Iterator[Row]:
         yield _throughput(name, kind, 48, torch.device("cpu"), None if quick else BAR)
     if torch.cuda.is_available():
         for kind in kinds:
-            yield _throughput("vit_small_patch16_224", kind, 2400, torch.device("cuda"), None if quick else BAR)
+            yield _throughput(
+                "vit_small_patch16_224",
+                kind,
+                2400,
+                torch.device("cuda"),
+                None if quick else BAR,
+            )
 
 
 def _network(name: str, kind: str, device: torch.device) -> tuple[Network, list[Any]]:
@@ -53,10 +59,14 @@ def _cost(work: Callable[[], None], device: torch.device) -> tuple[float, float]
     return (wall if device.type == "cuda" else time.process_time() - started), wall
 
 
-def _throughput(name: str, kind: str, n: int, device: torch.device, bar: float | None) -> Row:
+def _throughput(
+    name: str, kind: str, n: int, device: torch.device, bar: float | None
+) -> Row:
     config = TrainConfig(epochs=1, batch_size=48)
     half = device.type == "cuda"
-    pixels = np.random.default_rng(SEED).integers(0, 256, size=(n, 32, 32, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(SEED).integers(
+        0, 256, size=(n, 32, 32, 3), dtype=np.uint8
+    )
     codes = np.arange(n) % CLASSES
     network, parameters = _network(name, kind, device)
     ready = torch.rand(n, 3, SIDE, SIDE, device=device)
@@ -64,7 +74,9 @@ def _throughput(name: str, kind: str, n: int, device: torch.device, bar: float |
     network.train()
 
     def bare() -> None:
-        optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4, fused=half)
+        optimizer = torch.optim.SGD(
+            parameters, lr=0.01, momentum=0.9, weight_decay=5e-4, fused=half
+        )
         for start in range(0, n, config.batch_size):
             part = slice(start, start + config.batch_size)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
@@ -75,19 +87,45 @@ def _throughput(name: str, kind: str, n: int, device: torch.device, bar: float |
 
     def ours() -> None:
         seen = Preprocessing.pilot(SIDE)
-        train(network, parameters, Images(pixels), codes, config, preprocessing=seen, seed=SEED)
+        train(
+            network,
+            parameters,
+            Images(pixels),
+            codes,
+            config,
+            preprocessing=seen,
+            seed=SEED,
+        )
 
     for work in (bare, ours):
         work()  # warm up
-    pairs = [(_cost(bare, device), _cost(ours, device)) for _ in range(5)]  # by turns: the load may change
-    plain, full = (statistics.median(cost[0] for cost in column) for column in zip(*pairs))
-    clock = statistics.median(cost[1] for cost, _ in pairs) / statistics.median(cost[1] for _, cost in pairs)
+    pairs = [
+        (_cost(bare, device), _cost(ours, device)) for _ in range(5)
+    ]  # by turns: the load may change
+    plain, full = (
+        statistics.median(cost[0] for cost in column) for column in zip(*pairs)
+    )
+    clock = statistics.median(cost[1] for cost, _ in pairs) / statistics.median(
+        cost[1] for _, cost in pairs
+    )
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     figure = (
         f"{plain / full:.3f} of the bare loop: {n / full:,.1f} against {n / plain:,.1f} images/s "
         f"(by the clock {clock:.3f}; {torch.get_num_threads()} threads, load {load:.1f})"
     )
-    values = {"pairs_s": pairs, "n": n, "load": load, "device": device.type, "by_the_clock": clock}
+    values = {
+        "pairs_s": pairs,
+        "n": n,
+        "load": load,
+        "device": device.type,
+        "by_the_clock": clock,
+    }
     values["counted"] = "wall" if half else "processor"
     work_name = f"training, {name} at {SIDE} px with {kind} on {device.type}"
-    return Row(work_name, figure, f">= {bar}" if bar else "", plain / full >= bar if bar else None, values)
+    return Row(
+        work_name,
+        figure,
+        f">= {bar}" if bar else "",
+        plain / full >= bar if bar else None,
+        values,
+    )

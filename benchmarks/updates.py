@@ -19,10 +19,14 @@ from evergrow.lab.bench.analyses import held_bytes
 ALPHA = 0.01
 
 
-def paper_layer(source: VitLike, width: int, n: int = 600, classes: int = 5) -> FeatureMap:
+def paper_layer(
+    source: VitLike, width: int, n: int = 600, classes: int = 5
+) -> FeatureMap:
     """Return a layer of the paper's scales; only the contraction is lenient, so that it reaches the width."""
     Z, Y = source.sample(list(range(classes)), n)
-    return GuidedLayer(tol=0.0, contraction=0.999, max_units=width).build(Z, Y[:, :classes])
+    return GuidedLayer(tol=0.0, contraction=0.999, max_units=width).build(
+        Z, Y[:, :classes]
+    )
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -34,7 +38,10 @@ def compact_against_dense(quick: bool) -> list[Row]:
     width, updates, timed = (2_000, 6, 2) if quick else (10_000, 40, 3)
     source = VitLike(200)
     layer = paper_layer(source, width)
-    states = {form: RidgeStatistics.create(width, 200, form, floor=ALPHA) for form in ("compact", "dense")}
+    states = {
+        form: RidgeStatistics.create(width, 200, form, floor=ALPHA)
+        for form in ("compact", "dense")
+    }
     compact_s, dense_s = 0.0, []
     for task in range(updates):
         Z, Y = source.sample(list(range(5 * task, 5 * task + 5)), 600)
@@ -45,7 +52,9 @@ def compact_against_dense(quick: bool) -> list[Row]:
             states[form].solve(ALPHA)
 
         compact_s += seconds(functools.partial(learn, "compact"), repeat=1)
-        if task < timed:  # every dense update costs the same: time a few, only learn the rest
+        if (
+            task < timed
+        ):  # every dense update costs the same: time a few, only learn the rest
             dense_s.append(seconds(functools.partial(learn, "dense"), repeat=1))
         else:
             states["dense"] = states["dense"].update(H, Y)
@@ -61,11 +70,23 @@ def compact_against_dense(quick: bool) -> list[Row]:
         f"{compact.order}, logits within {error:.1e}, {100 * agree:.3f} % of {len(a):,} predictions equal, "
         f"bound {compact.error_bound(ALPHA):.1e}"
     )
-    values = {"ratio": ratio, "compact_s": compact_s, "dense_s": dense_total, "relative": error, "agree": agree}
-    values |= {"rank": compact.order, "bound": compact.error_bound(ALPHA), "compact_bytes": held_bytes(compact)}
+    values = {
+        "ratio": ratio,
+        "compact_s": compact_s,
+        "dense_s": dense_total,
+        "relative": error,
+        "agree": agree,
+    }
+    values |= {
+        "rank": compact.order,
+        "bound": compact.error_bound(ALPHA),
+        "compact_bytes": held_bytes(compact),
+    }
     reached = ratio >= 10 and error <= 1e-3 and agree >= 0.9999
     bar = ">= 10x, within 1e-3, 99.99 % equal"
-    return [Row(f"{updates} updates at L={width:,}, C=200", figure, bar, reached, values)]
+    return [
+        Row(f"{updates} updates at L={width:,}, C=200", figure, bar, reached, values)
+    ]
 
 
 def memory(quick: bool) -> list[Row]:
@@ -79,7 +100,15 @@ def memory(quick: bool) -> list[Row]:
         state = state.update(layer.transform(Z), Y)
     held, form = held_bytes(state) / 1e6, "dense" if state.basis is None else "compact"
     figure = f"{held:.0f} MB ({form}, {state.count:,} samples) against {8 * width**2 / 1e6:,.0f} MB dense"
-    return [Row(f"memory of the state at L={width:,}", figure, "< 200 MB", held < 200, {"megabytes": held})]
+    return [
+        Row(
+            f"memory of the state at L={width:,}",
+            figure,
+            "< 200 MB",
+            held < 200,
+            {"megabytes": held},
+        )
+    ]
 
 
 def precision(quick: bool) -> list[Row]:
@@ -103,7 +132,10 @@ def precision(quick: bool) -> list[Row]:
     truth = H @ torch.from_numpy(scipy.linalg.solve_triangular(r, q.T @ B))
     kappa = float(np.linalg.cond(r)) ** 2
     forms = {"dense": dense, "recursive": recursive}
-    errors = {form: relative(H @ state.solve(ALPHA).weights, truth) for form, state in forms.items()}
+    errors = {
+        form: relative(H @ state.solve(ALPHA).weights, truth)
+        for form, state in forms.items()
+    }
     return [
         Row(
             f"{kind} = batch ridge after {updates} updates",

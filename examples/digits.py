@@ -8,7 +8,9 @@ from sklearn.model_selection import train_test_split
 from evergrow import Classifier
 
 pixels, labels = load_digits(return_X_y=True)
-X, X_test, y, y_test = train_test_split(pixels, labels, test_size=1 / 3, random_state=0, stratify=labels)
+X, X_test, y, y_test = train_test_split(
+    pixels, labels, test_size=1 / 3, random_state=0, stratify=labels
+)
 model = Classifier(n_units=600, random_state=0, device="cpu")
 
 
@@ -21,14 +23,22 @@ def accuracy() -> float:
 for digits in ((0, 1), (2, 3), (4, 5), (6, 7), (8,)):
     rows = np.isin(y, digits)
     model.partial_fit(X[rows], y[rows]).settle()
-    print(f"learned {' and '.join(map(str, digits)):<8} accuracy on all so far {accuracy():.1%}")
+    print(
+        f"learned {' and '.join(map(str, digits)):<8} accuracy on all so far {accuracy():.1%}"
+    )
 
 rows = np.isin(y, model.classes_)
-joint = model.spawn().partial_fit(X[rows], y[rows]).settle()  # the same layer, taught everything at once
+joint = (
+    model.spawn().partial_fit(X[rows], y[rows]).settle()
+)  # the same layer, taught everything at once
 mine, theirs = model.decision_function(X_test), joint.decision_function(X_test)
-print(f"largest difference to learning everything at once: {np.abs(mine - theirs).max() / np.abs(theirs).max():.0e}")
+print(
+    f"largest difference to learning everything at once: {np.abs(mine - theirs).max() / np.abs(theirs).max():.0e}"
+)
 auroc = roc_auc_score(y_test == 9, model.novelty_score(X_test))
 print(f"telling the unseen digit 9 from known ones: AUROC {auroc:.1%}")
 model.forget_classes([8])
 still = int((model.predict(X_test[y_test == 8]) == 8).sum())
-print(f"after forget_classes([8]): {still} eights still called 8, accuracy on the others {accuracy():.1%}")
+print(
+    f"after forget_classes([8]): {still} eights still called 8, accuracy on the others {accuracy():.1%}"
+)

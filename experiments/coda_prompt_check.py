@@ -52,9 +52,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3, help="of prompts and rows")
-    parser.add_argument("--crop", type=float, default=0.08, help="smallest crop; 1 for none")
-    parser.add_argument("--filter", choices=["bicubic", "bilinear"], default="bicubic", help="of crops")
-    parser.add_argument("--prompts", choices=["trained", "none", "zero"], default="trained")
+    parser.add_argument(
+        "--crop", type=float, default=0.08, help="smallest crop; 1 for none"
+    )
+    parser.add_argument(
+        "--filter", choices=["bicubic", "bilinear"], default="bicubic", help="of crops"
+    )
+    parser.add_argument(
+        "--prompts", choices=["trained", "none", "zero"], default="trained"
+    )
     parser.add_argument("--increment", type=int, default=10)
     parser.add_argument("--components", type=int, default=10, help="per task and block")
     parser.add_argument("--float32", action="store_true")
@@ -77,26 +83,55 @@ class Data:
         place = np.argsort(np.random.RandomState(seed).permutation(100))
         self.device = device
         self.small = torch.from_numpy(found["X_train"]).permute(0, 3, 1, 2).to(device)
-        self.train, self.test = self._large(found["X_train"]), self._large(found["X_test"])
+        self.train, self.test = (
+            self._large(found["X_train"]),
+            self._large(found["X_test"]),
+        )
         self.y = torch.from_numpy(place[found["y_train"]]).to(device)
         self.wanted = torch.from_numpy(place[found["y_test"]]).to(device)
 
     def _large(self, pixels: Any) -> Tensor:
-        made = [np.asarray(Image.fromarray(one).resize((64, 64), Image.Resampling.BICUBIC)) for one in pixels]
+        made = [
+            np.asarray(Image.fromarray(one).resize((64, 64), Image.Resampling.BICUBIC))
+            for one in pixels
+        ]
         return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).to(self.device)
 
     def batch(self, rows: Tensor, args: argparse.Namespace) -> Tensor:
         """Return images to train on: a random crop of random proportions, mirrored half of the time."""
         if args.crop >= 1:
             return normalised(self.train[rows])
-        n, draw = len(rows), lambda low, high: torch.empty(len(rows), device=self.device).uniform_(low, high)
-        area, ratio = draw(args.crop, 1), torch.exp(draw(math.log(3 / 4), math.log(4 / 3)))
-        wide, tall = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
-        x, y, none = draw(-1, 1) * (1 - wide), draw(-1, 1) * (1 - tall), torch.zeros(n, device=self.device)
+        n, draw = (
+            len(rows),
+            lambda low, high: torch.empty(len(rows), device=self.device).uniform_(
+                low, high
+            ),
+        )
+        area, ratio = (
+            draw(args.crop, 1),
+            torch.exp(draw(math.log(3 / 4), math.log(4 / 3))),
+        )
+        wide, tall = (
+            (area * ratio).sqrt().clamp(max=1),
+            (area / ratio).sqrt().clamp(max=1),
+        )
+        x, y, none = (
+            draw(-1, 1) * (1 - wide),
+            draw(-1, 1) * (1 - tall),
+            torch.zeros(n, device=self.device),
+        )
         mirror = torch.where(draw(0, 1) < 0.5, -1.0, 1.0)
-        theta = torch.stack([wide * mirror, none, x, none, tall, y], dim=1).reshape(n, 2, 3)
+        theta = torch.stack([wide * mirror, none, x, none, tall, y], dim=1).reshape(
+            n, 2, 3
+        )
         grid = functional.affine_grid(theta, [n, 3, 64, 64], align_corners=False)
-        cut = functional.grid_sample(normalised(self.small[rows]), grid, args.filter, "reflection", align_corners=False)
+        cut = functional.grid_sample(
+            normalised(self.small[rows]),
+            grid,
+            args.filter,
+            "reflection",
+            align_corners=False,
+        )
         return cut.clamp(-1, 1)
 
 
@@ -109,7 +144,9 @@ class Network:
     """The small ViT, block by block, with keys and values added in the first five."""
 
     def __init__(self, device: torch.device) -> None:
-        vit = timm.create_model("vit_small_patch16_224", img_size=64, patch_size=8, num_classes=200)
+        vit = timm.create_model(
+            "vit_small_patch16_224", img_size=64, patch_size=8, num_classes=200
+        )
         stored = load_file(find("vit_small_p8_64_tinyimagenet.safetensors"))
         vit.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
         vit.reset_classifier(0)
@@ -118,24 +155,38 @@ class Network:
         self.width: int = self.vit.embed_dim
         self.mass: list[float] = []
 
-    def __call__(self, images: Tensor, pool: Pool | None, watch: bool = False) -> Tensor:
+    def __call__(
+        self, images: Tensor, pool: Pool | None, watch: bool = False
+    ) -> Tensor:
         """Return features, of the plain network for no pool."""
         query = None
         if pool is not None:
             with torch.no_grad():
                 query = self(images, None).float()
         x = self.vit.patch_embed(images)
-        x = torch.cat([self.vit.cls_token.expand(len(x), -1, -1), x], dim=1) + self.vit.pos_embed
+        x = (
+            torch.cat([self.vit.cls_token.expand(len(x), -1, -1), x], dim=1)
+            + self.vit.pos_embed
+        )
         for number, block in enumerate(self.vit.blocks):
             q, k, v = self._split(block.attn.qkv(block.norm1(x)), 3)
             if pool is not None and query is not None and number < len(pool):
                 keys, values = prompt(query, pool[number])
-                (more,), (ahead,) = self._split(values.to(v.dtype), 1), self._split(keys.to(k.dtype), 1)
+                (more,), (ahead,) = (
+                    self._split(values.to(v.dtype), 1),
+                    self._split(keys.to(k.dtype), 1),
+                )
                 k, v = torch.cat([ahead, k], dim=2), torch.cat([more, v], dim=2)
                 if watch:
-                    share = (q[:, :, :1] @ k.transpose(2, 3) * q.shape[-1] ** -0.5).softmax(-1)
+                    share = (
+                        q[:, :, :1] @ k.transpose(2, 3) * q.shape[-1] ** -0.5
+                    ).softmax(-1)
                     self.mass.append(share[..., : keys.shape[1]].sum(-1).mean().item())
-            mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            mixed = (
+                functional.scaled_dot_product_attention(q, k, v)
+                .transpose(1, 2)
+                .flatten(2)
+            )
             x = x + block.attn.proj(mixed)
             x = x + block.mlp(block.norm2(x))
         return self.vit.norm(x)[:, 0]
@@ -147,13 +198,17 @@ class Network:
     @torch.no_grad()
     def features(self, pixels: Tensor, pool: Pool | None) -> Tensor:
         """Return features of images as bytes."""
-        return torch.cat([self(normalised(part), pool).float() for part in pixels.split(500)])
+        return torch.cat(
+            [self(normalised(part), pool).float() for part in pixels.split(500)]
+        )
 
 
 def prompt(query: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return keys and values: components weighted by the cosine of the attended query with their key."""
     prompts, keys, attention = parts
-    weights = functional.cosine_similarity(query[:, None] * attention, keys[None], dim=2)
+    weights = functional.cosine_similarity(
+        query[:, None] * attention, keys[None], dim=2
+    )
     mixed = torch.einsum("bk,kld->bld", weights, prompts)
     half = prompts.shape[1] // 2
     return mixed[:, :half], mixed[:, half:]
@@ -164,7 +219,13 @@ def fresh(old: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
     known = list(old.flatten(1)) if len(old) else []
     for _ in range(count):
         drawn = torch.randn(math.prod(shape), device=old.device)
-        known.append(drawn - sum((drawn @ one / (one @ one) * one for one in known), torch.zeros_like(drawn)))
+        known.append(
+            drawn
+            - sum(
+                (drawn @ one / (one @ one) * one for one in known),
+                torch.zeros_like(drawn),
+            )
+        )
     made = torch.stack(known[len(old) :])
     return functional.normalize(made, dim=1).reshape(count, *shape)
 
@@ -179,7 +240,10 @@ class Learner:
         self.data, self.network = Data(args.seed, self.device), Network(self.device)
         d = self.network.width
         self.shapes: tuple[tuple[int, ...], ...] = ((8, d), (d,), (d,))
-        self.past: Pool = [[torch.zeros(0, *shape, device=self.device) for shape in self.shapes] for _ in range(5)]
+        self.past: Pool = [
+            [torch.zeros(0, *shape, device=self.device) for shape in self.shapes]
+            for _ in range(5)
+        ]
         self.rows = (torch.rand(100, d + 1, device=self.device) * 2 - 1) / d**0.5
 
     @property
@@ -190,7 +254,13 @@ class Learner:
     def learn(self, task: int) -> None:
         """Train on the classes of a task."""
         args, low = self.args, task * self.args.increment
-        new = [[nn.Parameter(fresh(o, args.components, s)) for o, s in zip(old, self.shapes)] for old in self.past]
+        new = [
+            [
+                nn.Parameter(fresh(o, args.components, s))
+                for o, s in zip(old, self.shapes)
+            ]
+            for old in self.past
+        ]
         rows = nn.Parameter(self.rows[low : low + args.increment].clone())
         trained = [rows]
         if args.prompts == "zero":
@@ -202,24 +272,43 @@ class Learner:
         members = torch.nonzero(self.data.y // args.increment == task)[:, 0]
         for epoch in range(args.epochs):
             for group in optimizer.param_groups:
-                group["lr"] = args.lr * math.cos(99 * math.pi * epoch / (200 * max(args.epochs - 1, 1)))
-            for batch in members[torch.randperm(len(members), device=self.device)].split(args.batch):
-                pool = [[torch.cat([o, n]) for o, n in zip(*pair)] for pair in zip(self.past, new)]
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=not args.float32):
-                    z = self.network(self.data.batch(batch, args), None if args.prompts == "none" else pool)
-                loss = functional.cross_entropy(z.float() @ rows[:, :-1].T + rows[:, -1], self.data.y[batch] - low)
+                group["lr"] = args.lr * math.cos(
+                    99 * math.pi * epoch / (200 * max(args.epochs - 1, 1))
+                )
+            for batch in members[
+                torch.randperm(len(members), device=self.device)
+            ].split(args.batch):
+                pool = [
+                    [torch.cat([o, n]) for o, n in zip(*pair)]
+                    for pair in zip(self.past, new)
+                ]
+                with torch.autocast(
+                    self.device.type, torch.bfloat16, enabled=not args.float32
+                ):
+                    z = self.network(
+                        self.data.batch(batch, args),
+                        None if args.prompts == "none" else pool,
+                    )
+                loss = functional.cross_entropy(
+                    z.float() @ rows[:, :-1].T + rows[:, -1], self.data.y[batch] - low
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
         self.rows[low : low + args.increment] = rows.data
-        self.past = [[torch.cat([o, n.data]) for o, n in zip(*pair)] for pair in zip(self.past, new)]
+        self.past = [
+            [torch.cat([o, n.data]) for o, n in zip(*pair)]
+            for pair in zip(self.past, new)
+        ]
 
     def right(self, z: Tensor, wanted: Tensor, classes: int) -> tuple[float, float]:
         """Return the accuracy over all classes so far, and among those of the task."""
         logits = z @ self.rows[:classes, :-1].T + self.rows[:classes, -1]
         tasks = torch.arange(classes, device=self.device) // self.args.increment
         other = tasks[None] != wanted[:, None] // self.args.increment
-        return share(logits.argmax(1) == wanted), share(logits.masked_fill(other, -torch.inf).argmax(1) == wanted)
+        return share(logits.argmax(1) == wanted), share(
+            logits.masked_fill(other, -torch.inf).argmax(1) == wanted
+        )
 
 
 def share(right: Tensor) -> float:
@@ -230,15 +319,30 @@ def share(right: Tensor) -> float:
 def heads(learner: Learner) -> dict[str, float]:
     """Return how well the features at the end serve classifiers that see all classes."""
     data = learner.data
-    train, test = (learner.network.features(x, learner.pool) for x in (data.train, data.test))
-    means = functional.normalize(torch.stack([train[data.y == c].mean(0) for c in range(100)]), dim=1)
+    train, test = (
+        learner.network.features(x, learner.pool) for x in (data.train, data.test)
+    )
+    means = functional.normalize(
+        torch.stack([train[data.y == c].mean(0) for c in range(100)]), dim=1
+    )
     centre = train.mean(0)
     z, held = (train - centre).double(), (test - centre).double()
-    gram, product = z.T @ z / len(z), z.T @ functional.one_hot(data.y, 100).double() / len(z)
+    gram, product = (
+        z.T @ z / len(z),
+        z.T @ functional.one_hot(data.y, 100).double() / len(z),
+    )
     eye = torch.eye(len(gram), device=gram.device, dtype=gram.dtype)
-    ridges = [share((held @ torch.linalg.solve(gram + a * eye, product)).argmax(1) == data.wanted) for a in (0.01, 0.1)]
+    ridges = [
+        share(
+            (held @ torch.linalg.solve(gram + a * eye, product)).argmax(1)
+            == data.wanted
+        )
+        for a in (0.01, 0.1)
+    ]
     return {
-        "means": share((functional.normalize(test, dim=1) @ means.T).argmax(1) == data.wanted),
+        "means": share(
+            (functional.normalize(test, dim=1) @ means.T).argmax(1) == data.wanted
+        ),
         "ridge": max(ridges),
     }
 
@@ -248,7 +352,11 @@ def main() -> None:
     args = arguments()
     learner, began = Learner(args), time.perf_counter()
     data, step = learner.data, args.increment
-    seen, new, kept = [], [], torch.zeros(len(data.test), learner.network.width, device=learner.device)
+    seen, new, kept = (
+        [],
+        [],
+        torch.zeros(len(data.test), learner.network.width, device=learner.device),
+    )
     for task in range(100 // step):
         learner.learn(task)
         known = data.wanted < (task + 1) * step
@@ -256,7 +364,9 @@ def main() -> None:
         mine = data.wanted[known] // step == task
         kept[data.wanted // step == task] = z[mine]
         seen.append(learner.right(z, data.wanted[known], (task + 1) * step))
-        new.append(learner.right(z[mine], data.wanted[known][mine], (task + 1) * step)[1])
+        new.append(
+            learner.right(z[mine], data.wanted[known][mine], (task + 1) * step)[1]
+        )
     with torch.no_grad():
         learner.network(normalised(data.test[:500]), learner.pool, watch=True)
     cosine = functional.cosine_similarity(kept, z)
@@ -266,7 +376,10 @@ def main() -> None:
         "within": seen[-1][1],
         "within_new": round(float(np.mean(new)), 2),
         "kept": list(learner.right(kept, data.wanted, 100)),
-        "drift": [round(cosine[data.wanted // step == task].mean().item(), 3) for task in range(100 // step)],
+        "drift": [
+            round(cosine[data.wanted // step == task].mean().item(), 3)
+            for task in range(100 // step)
+        ],
         **heads(learner),
         "mass": [round(value, 3) for value in learner.network.mass],
         "seconds": round(time.perf_counter() - began, 1),

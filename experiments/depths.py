@@ -48,12 +48,28 @@ HEAD = {"n_units": 0, "random_state": 0}
 
 def backbone(device: str) -> Backbone:
     """Return the small ViT with all depths and poolings."""
-    weights = next(path for folder in search_path() if (path := folder / WEIGHTS).is_file())
+    weights = next(
+        path for folder in search_path() if (path := folder / WEIGHTS).is_file()
+    )
     half = (0.5, 0.5, 0.5)
     preset = Preprocessing((64, 64), (64, 64), "center", "bicubic", half, half)
     options: dict[str, Any] = {"img_size": 64, "patch_size": 8}
-    blocks = ["final", *(f"{pooling}@-{depth}" for depth in range(1, DEPTHS + 1) for pooling in POOLINGS)]
-    return create_backbone("vit_small_patch16_224", weights, preset, device=device, recipe=blocks, **options)
+    blocks = [
+        "final",
+        *(
+            f"{pooling}@-{depth}"
+            for depth in range(1, DEPTHS + 1)
+            for pooling in POOLINGS
+        ),
+    ]
+    return create_backbone(
+        "vit_small_patch16_224",
+        weights,
+        preset,
+        device=device,
+        recipe=blocks,
+        **options,
+    )
 
 
 def part_of(data: FeatureSet, blocks: list[str]) -> FeatureSet:
@@ -62,17 +78,27 @@ def part_of(data: FeatureSet, blocks: list[str]) -> FeatureSet:
     columns = dict(zip(recipe["blocks"], block_slices(recipe["widths"]), strict=True))
     widths = tuple(columns[name].stop - columns[name].start for name in blocks)
     X_train, X_test = (
-        np.concatenate([X[:, columns[name]] for name in blocks], axis=1) for X in (data.X_train, data.X_test)
+        np.concatenate([X[:, columns[name]] for name in blocks], axis=1)
+        for X in (data.X_train, data.X_test)
     )
-    about = {**data.backbone, "recipe": {"blocks": blocks, "widths": list(widths)}, "n_features": sum(widths)}
+    about = {
+        **data.backbone,
+        "recipe": {"blocks": blocks, "widths": list(widths)},
+        "n_features": sum(widths),
+    }
     return replace(data, X_train=X_train, X_test=X_test, widths=widths, backbone=about)
 
 
-def accuracies(data: FeatureSet, device: str, quick: bool) -> tuple[float, float | None]:
+def accuracies(
+    data: FeatureSet, device: str, quick: bool
+) -> tuple[float, float | None]:
     """Return the accuracy in folds of the training rows and, unless quick, on the test rows, in percent."""
     X, X_test = (join_blocks(part, data.widths) for part in (data.X_train, data.X_test))
     fold = np.random.default_rng(0).permutation(len(X)) % FOLDS
-    y, options = data.y_train, with_blocks(Classifier, data.widths, {**HEAD, "device": device})
+    y, options = (
+        data.y_train,
+        with_blocks(Classifier, data.widths, {**HEAD, "device": device}),
+    )
     inside = []
     for k in range(1 if quick else FOLDS):
         head = Classifier(**options).fit(X[fold != k], y[fold != k])
@@ -90,8 +116,18 @@ def sets(deepest: int) -> Iterator[tuple[str, str, int, list[str]]]:
             yield "alone", pooling, depth, [f"{pooling}@-{depth}"]
     for depth in range(1, deepest + 1):
         for pooling in ("cls", "mean"):
-            yield "from", pooling, depth, [f"{pooling}@-{d}" for d in range(1, depth + 1)]
-        yield "both", "cls+mean", depth, [f"{p}@-{d}" for d in range(1, depth + 1) for p in ("cls", "mean")]
+            yield (
+                "from",
+                pooling,
+                depth,
+                [f"{pooling}@-{d}" for d in range(1, depth + 1)],
+            )
+        yield (
+            "both",
+            "cls+mean",
+            depth,
+            [f"{p}@-{d}" for d in range(1, depth + 1) for p in ("cls", "mean")],
+        )
 
 
 def shown(row: dict[str, Any]) -> float:
@@ -104,11 +140,18 @@ def show() -> None:
     records, _ = read_records(KEPT)
     rows = [row for record in records.values() for row in record.results["rows"]]
     columns = list(dict.fromkeys((row["set"], row["pooling"]) for row in rows))
-    lines = ["| depth from the end |" + "".join(f" {kind} {pooling} |" for kind, pooling in columns)]
+    lines = [
+        "| depth from the end |"
+        + "".join(f" {kind} {pooling} |" for kind, pooling in columns)
+    ]
     lines.append("|---|" + "---|" * len(columns))
     for depth in sorted({row["depth"] for row in rows}):
-        found = {(row["set"], row["pooling"]): row for row in rows if row["depth"] == depth}
-        cells = [f" {shown(found[key]):.1f} |" if key in found else " |" for key in columns]
+        found = {
+            (row["set"], row["pooling"]): row for row in rows if row["depth"] == depth
+        }
+        cells = [
+            f" {shown(found[key]):.1f} |" if key in found else " |" for key in columns
+        ]
         lines.append(f"| {depth} |" + "".join(cells))
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -118,7 +161,16 @@ def measured(features: FeatureSet, device: str, quick: bool) -> list[dict[str, A
     rows = []
     for kind, pooling, depth, blocks in sets(3 if quick else 6):
         inside, test = accuracies(part_of(features, blocks), device, quick)
-        rows.append({"set": kind, "pooling": pooling, "depth": depth, "blocks": blocks, "folds": inside, "test": test})
+        rows.append(
+            {
+                "set": kind,
+                "pooling": pooling,
+                "depth": depth,
+                "blocks": blocks,
+                "folds": inside,
+                "test": test,
+            }
+        )
         sys.stdout.write(json.dumps(rows[-1]) + "\n")
         sys.stdout.flush()
     return rows
@@ -127,14 +179,24 @@ def measured(features: FeatureSet, device: str, quick: bool) -> list[dict[str, A
 def first_classes(data: Dataset, n: int) -> Dataset:
     """Return the training rows of the first classes, as a data set without test rows."""
     kept = np.flatnonzero(data.y_train < n)
-    return Dataset.of(data.train.items.take(kept), data.y_train[kept], names=data.class_names, name=data.name)
+    return Dataset.of(
+        data.train.items.take(kept),
+        data.y_train[kept],
+        names=data.class_names,
+        name=data.name,
+    )
 
 
 def write_half(features: FeatureSet, path: Path) -> None:
     """Write the blocks of the rich recipe in half precision."""
-    small = part_of(features, [f"{pooling}@-{depth}" for depth in (1, 2, 3) for pooling in ("cls", "mean")])
+    small = part_of(
+        features,
+        [f"{pooling}@-{depth}" for depth in (1, 2, 3) for pooling in ("cls", "mean")],
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    halves = {name: getattr(small, name).astype(np.float16) for name in ("X_train", "X_test")}
+    halves = {
+        name: getattr(small, name).astype(np.float16) for name in ("X_train", "X_test")
+    }
     save_features(path, replace(small, **halves))
 
 
@@ -147,7 +209,9 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
         if arguments.out is not None:
             write_half(features, arguments.out)
         quick = bool(arguments.classes)
-        results["n_answered"] = -(-len(features.y_train) // FOLDS) if quick else len(features.y_test)
+        results["n_answered"] = (
+            -(-len(features.y_train) // FOLDS) if quick else len(features.y_test)
+        )
         results["rows"] = measured(features, arguments.device, quick)
 
     account = watched(resolve_device(arguments.device), work)
@@ -155,7 +219,12 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
         raise SystemExit(f"{account['status']}: {account['error']}")
     settings = {"folds": FOLDS, "folds_answered": 1 if arguments.classes else FOLDS}
     dataset = describe_features(data, network.spec)
-    decisive = {"analysis": "depths", **settings, **HEAD, "fingerprint": dataset["fingerprint"]}
+    decisive = {
+        "analysis": "depths",
+        **settings,
+        **HEAD,
+        "fingerprint": dataset["fingerprint"],
+    }
     record = Record(
         run_id=settings_id(decisive),
         analysis="depths",
@@ -163,7 +232,10 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
         method="scl-mgsm",
         label="Recommended, no random units",
         options={**HEAD, "device": arguments.device},
-        dataset={**dataset, "label": f"CIFAR-100 ({data.n_classes} classes), small ViT"},
+        dataset={
+            **dataset,
+            "label": f"CIFAR-100 ({data.n_classes} classes), small ViT",
+        },
         protocol={"name": "all classes at once"},
         seed=0,
         results=plain(results),
@@ -175,8 +247,15 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", type=int, default=0, help="training rows of the first so many classes alone")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--classes",
+        type=int,
+        default=0,
+        help="training rows of the first so many classes alone",
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", action="store_true")

@@ -55,14 +55,24 @@ class Blocks:
         """Read a file of blocks."""
         data = np.load(path)
         names = [str(name) for name in data["blocks"]]
-        parts = [[_unit_rows(data[f"{name}_{part}"]) for name in names] for part in ("train", "test")]
-        return cls(names, *parts, data["y_train"].astype(np.int64), data["y_test"].astype(np.int64))
+        parts = [
+            [_unit_rows(data[f"{name}_{part}"]) for name in names]
+            for part in ("train", "test")
+        ]
+        return cls(
+            names,
+            *parts,
+            data["y_train"].astype(np.int64),
+            data["y_test"].astype(np.int64),
+        )
 
     def joined(self, places: list[int]) -> tuple[Array, Array]:
         """Return training and test rows of some blocks side by side, of unit length together."""
         scale = len(places) ** -0.5
         train = np.concatenate([self.train[place] for place in places], axis=1) * scale
-        return train, np.concatenate([self.test[place] for place in places], axis=1) * scale
+        return train, np.concatenate(
+            [self.test[place] for place in places], axis=1
+        ) * scale
 
     def sizes(self, places: list[int]) -> tuple[int, ...]:
         """Return the columns of some blocks."""
@@ -92,9 +102,16 @@ HEADS: dict[str, Maker] = {
     "AnaCP": lambda units, seed, device, blocks: create_method(
         "anacp", n_units=units, random_state=seed, device=device
     ),
-    "SimpleCIL": lambda units, seed, device, blocks: create_method("simplecil", device=device),
+    "SimpleCIL": lambda units, seed, device, blocks: create_method(
+        "simplecil", device=device
+    ),
     "ridge": lambda units, seed, device, blocks: Classifier(
-        n_units=units, random_state=seed, device=device, readout="ridge", shape_directions=0, normalize="none"
+        n_units=units,
+        random_state=seed,
+        device=device,
+        readout="ridge",
+        shape_directions=0,
+        normalize="none",
     ),
 }
 
@@ -105,7 +122,9 @@ def class_order(labels: Array, seed: int) -> Array:
     return np.random.permutation(int(labels.max()) + 1)  # noqa: NPY002
 
 
-def learn(model: Any, rows: tuple[Array, Array, Array, Array], order: Array, *, each: bool) -> dict[str, Any]:
+def learn(
+    model: Any, rows: tuple[Array, Array, Array, Array], order: Array, *, each: bool
+) -> dict[str, Any]:
     """Learn ten classes at a time and return accuracies and costs; with ``each`` it answers after every task."""
     X, y, Xt, yt = rows
     accuracies, learning, answering = [], 0.0, 0.0
@@ -121,7 +140,11 @@ def learn(model: Any, rows: tuple[Array, Array, Array, Array], order: Array, *, 
             answers = model.predict(Xt[seen])
             answering += time.perf_counter() - start
             accuracies.append(100 * float((answers == yt[seen]).mean()))
-    result = {"a_last": round(accuracies[-1], 2), "learning_s": round(learning, 2), "answering_s": round(answering, 2)}
+    result = {
+        "a_last": round(accuracies[-1], 2),
+        "learning_s": round(learning, 2),
+        "answering_s": round(answering, 2),
+    }
     if each:
         result["a_avg"] = round(float(np.mean(accuracies)), 2)
     return result
@@ -143,10 +166,16 @@ def file_bytes(model: Any) -> int:
 def described(model: Any) -> dict[str, Any]:
     """Return the weights of blocks where a model has them."""
     weights = getattr(model, "block_weights_", None)
-    return {} if weights is None else {"weights": [round(float(weight), 3) for weight in weights]}
+    return (
+        {}
+        if weights is None
+        else {"weights": [round(float(weight), 3) for weight in weights]}
+    )
 
 
-def of_heads(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def of_heads(
+    data: Blocks, seed: int, given: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Yield every head with the final vector and with all blocks."""
     order, everything = class_order(data.y, seed), list(range(len(data.names)))
     for name in given.heads:
@@ -160,7 +189,12 @@ def of_heads(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dic
                 model = HEADS[name](units, seed, given.device, blocks)
                 result = learn(model, (X, data.y, Xt, data.yt), order, each=True)
                 yield (
-                    {"head": name, "units": units, "recipe": recipe, "width": X.shape[1]}
+                    {
+                        "head": name,
+                        "units": units,
+                        "recipe": recipe,
+                        "width": X.shape[1],
+                    }
                     | result
                     | {"bytes": file_bytes(model)}
                     | described(model)
@@ -168,7 +202,9 @@ def of_heads(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dic
                 del model
 
 
-def of_few(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def of_few(
+    data: Blocks, seed: int, given: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Yield the recommended head where half of the classes have k rows: accuracy on old and on new classes."""
     order, everything = class_order(data.y, seed), list(range(len(data.names)))
     new = order[len(order) // 2 :]
@@ -176,29 +212,53 @@ def of_few(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dict[
         kept = np.ones(len(data.y), dtype=bool)
         for label in new:
             rows = np.flatnonzero(data.y == label)
-            kept[np.random.default_rng((seed, int(label))).permutation(rows)[k:]] = False
+            kept[np.random.default_rng((seed, int(label))).permutation(rows)[k:]] = (
+                False
+            )
         for recipe, places in (("final", [0]), ("rich", everything)):
-            for name in ("recommended", "equal weights") if recipe == "rich" else ("recommended",):
+            for name in (
+                ("recommended", "equal weights")
+                if recipe == "rich"
+                else ("recommended",)
+            ):
                 X, Xt = data.joined(places)
                 blocks = data.sizes(places) if len(places) > 1 else None
                 model = HEADS[name](given.units[0], seed, given.device, blocks)
                 learn(model, (X[kept], data.y[kept], Xt, data.yt), order, each=False)
                 right, fresh = model.predict(Xt) == data.yt, np.isin(data.yt, new)
-                old_new = [100 * float(right[~fresh].mean()), 100 * float(right[fresh].mean())]
-                figures = {"old": round(old_new[0], 2), "new": round(old_new[1], 2), "mean": round(sum(old_new) / 2, 2)}
-                yield {"head": name, "units": given.units[0], "recipe": recipe, "k": k} | figures | described(model)
+                old_new = [
+                    100 * float(right[~fresh].mean()),
+                    100 * float(right[fresh].mean()),
+                ]
+                figures = {
+                    "old": round(old_new[0], 2),
+                    "new": round(old_new[1], 2),
+                    "mean": round(sum(old_new) / 2, 2),
+                }
+                yield (
+                    {"head": name, "units": given.units[0], "recipe": recipe, "k": k}
+                    | figures
+                    | described(model)
+                )
 
 
-def of_blocks(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def of_blocks(
+    data: Blocks, seed: int, given: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Yield the link alone on every block, and on the first one, two, three, ... blocks."""
     order, everything = class_order(data.y, seed), list(range(len(data.names)))
-    sets = [[place] for place in everything] + [everything[:n] for n in range(2, len(everything) + 1)]
+    sets = [[place] for place in everything] + [
+        everything[:n] for n in range(2, len(everything) + 1)
+    ]
     for places in sets:
         X, Xt = data.joined(places)
         blocks = data.sizes(places) if len(places) > 1 else None
         model = HEADS["recommended"](0, seed, given.device, blocks)
         result = learn(model, (X, data.y, Xt, data.yt), order, each=False)
-        yield {"blocks": [data.names[place] for place in places], "a_last": result["a_last"]} | described(model)
+        yield {
+            "blocks": [data.names[place] for place in places],
+            "a_last": result["a_last"],
+        } | described(model)
 
 
 PARTS = {"heads": of_heads, "few": of_few, "blocks": of_blocks}
@@ -213,21 +273,38 @@ def show(path: Path) -> None:
         key = tuple(f"{name}={result[name]}" for name in names if name in result)
         groups[key].append(result)
     for key, results in sorted(groups.items()):
-        figures = ("a_last", "a_avg", "old", "new", "mean", "learning_s", "answering_s", "bytes")
-        cells = [f"{name} {np.mean([r[name] for r in results]):.2f}" for name in figures if name in results[0]]
+        figures = (
+            "a_last",
+            "a_avg",
+            "old",
+            "new",
+            "mean",
+            "learning_s",
+            "answering_s",
+            "bytes",
+        )
+        cells = [
+            f"{name} {np.mean([r[name] for r in results]):.2f}"
+            for name in figures
+            if name in results[0]
+        ]
         sys.stdout.write(f"| {' '.join(key)} | {' | '.join(cells)} |\n")
 
 
 def main() -> None:
     """Run or show."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", nargs="*", help="NAME=BLOCKS.npz")
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--heads", nargs="*", choices=list(HEADS), default=list(HEADS))
     parser.add_argument("--units", nargs="*", type=int, default=[3000, 10_000])
     parser.add_argument("--orders", nargs="*", type=int, default=[1993, 1994])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--show", action="store_true", help="print tables of the kept results")
+    parser.add_argument(
+        "--show", action="store_true", help="print tables of the kept results"
+    )
     given = parser.parse_args()
     if given.show:
         show(KEPT)
@@ -237,7 +314,12 @@ def main() -> None:
             data = Blocks.read(path)
             for seed in given.orders:
                 for result in PARTS[part](data, seed, given):
-                    line = {"data": name, "part": part, "seed": seed, "device": given.device} | result
+                    line = {
+                        "data": name,
+                        "part": part,
+                        "seed": seed,
+                        "device": given.device,
+                    } | result
                     sys.stdout.write(json.dumps(line) + "\n")
                     sys.stdout.flush()
 

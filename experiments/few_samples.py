@@ -33,18 +33,32 @@ ROWS = (1, 2, 5, 10, 20)
 METHODS: dict[str, Any] = {
     "recommended": lambda seed, device: Classifier(random_state=seed, device=device),
     "nearest mean": lambda seed, device: create_method("simplecil", device=device),
-    "ridge": lambda seed, device: Classifier(readout="ridge", shape_directions=0, random_state=seed, device=device),
-    "RanPAC": lambda seed, device: create_method("ranpac", random_state=seed, device=device),
-    "AnaCP": lambda seed, device: create_method("anacp", random_state=seed, device=device),
-    "KLDA": lambda seed, device: create_method("klda", random_state=seed, device=device),
+    "ridge": lambda seed, device: Classifier(
+        readout="ridge", shape_directions=0, random_state=seed, device=device
+    ),
+    "RanPAC": lambda seed, device: create_method(
+        "ranpac", random_state=seed, device=device
+    ),
+    "AnaCP": lambda seed, device: create_method(
+        "anacp", random_state=seed, device=device
+    ),
+    "KLDA": lambda seed, device: create_method(
+        "klda", random_state=seed, device=device
+    ),
 }
 
 
-def conditions(order: NDArray[np.int64]) -> Iterator[tuple[str, int, dict[int, int], NDArray[np.int64]]]:
+def conditions(
+    order: NDArray[np.int64],
+) -> Iterator[tuple[str, int, dict[int, int], NDArray[np.int64]]]:
     """Yield a name, k, the rows of classes that have fewer than all, and which classes count as new."""
     for name, size in (("one", 1), ("ten", 10), ("half", len(order) // 2)):
         for k in ROWS:
-            draws = [order[-1 - d : len(order) - d] for d in range(3)] if size == 1 else [order[-size:]]
+            draws = (
+                [order[-1 - d : len(order) - d] for d in range(3)]
+                if size == 1
+                else [order[-size:]]
+            )
             for new in draws:
                 yield name, k, {int(c): k for c in new}, new
     counts = np.geomspace(100, 2, len(order)).round().astype(int)
@@ -52,21 +66,34 @@ def conditions(order: NDArray[np.int64]) -> Iterator[tuple[str, int, dict[int, i
     yield "tail", 0, tail, order[len(order) // 2 :]
 
 
-def chosen_rows(y: NDArray[np.int64], few: dict[int, int], seed: int) -> NDArray[np.int64]:
+def chosen_rows(
+    y: NDArray[np.int64], few: dict[int, int], seed: int
+) -> NDArray[np.int64]:
     """Return the training rows of a condition; a class's first rows are the same whatever k is."""
     kept = []
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)
         if int(label) in few:
-            rows = np.random.default_rng((seed, int(label))).permutation(rows)[: few[int(label)]]
+            rows = np.random.default_rng((seed, int(label))).permutation(rows)[
+                : few[int(label)]
+            ]
         kept.append(rows)
     return np.sort(np.concatenate(kept))
 
 
-def run(name: str, data: Any, method: str, seed: int, device: str) -> Iterator[dict[str, Any]]:
+def run(
+    name: str, data: Any, method: str, seed: int, device: str
+) -> Iterator[dict[str, Any]]:
     """Yield the results of one method on one data set and class order."""
-    X, y, Xt, yt = (np.asarray(data[key]) for key in ("X_train", "y_train", "X_test", "y_test"))
-    X, Xt, y, yt = X.astype(np.float32), Xt.astype(np.float32), y.astype(np.int64), yt.astype(np.int64)
+    X, y, Xt, yt = (
+        np.asarray(data[key]) for key in ("X_train", "y_train", "X_test", "y_test")
+    )
+    X, Xt, y, yt = (
+        X.astype(np.float32),
+        Xt.astype(np.float32),
+        y.astype(np.int64),
+        yt.astype(np.int64),
+    )
     np.random.seed(seed)  # noqa: NPY002 (the class orders of the field)
     order = np.random.permutation(int(y.max()) + 1)  # noqa: NPY002
     for condition, k, few, new in conditions(order):
@@ -89,7 +116,9 @@ def run(name: str, data: Any, method: str, seed: int, device: str) -> Iterator[d
 
 def show(path: Path, orders: list[int]) -> None:
     """Print old / new accuracy and their mean in class orders that all methods were run in, as Markdown tables."""
-    groups: dict[tuple[str, str, str, int], list[tuple[float, float]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, int], list[tuple[float, float]]] = defaultdict(
+        list
+    )
     for line in path.read_text(encoding="utf-8").splitlines():
         result = json.loads(line)
         if result["seed"] not in orders:
@@ -97,14 +126,21 @@ def show(path: Path, orders: list[int]) -> None:
         key = (result["data"], result["method"], result["condition"], result["k"])
         groups[key].append((result["old"], result["new"]))
     for data in sorted({key[0] for key in groups}):
-        methods = [method for method in METHODS if any(key[:2] == (data, method) for key in groups)]
+        methods = [
+            method
+            for method in METHODS
+            if any(key[:2] == (data, method) for key in groups)
+        ]
         lines = [f"| {data} | {' | '.join(methods)} |", f"|---|{'---|' * len(methods)}"]
         for condition, k in sorted(
-            {key[2:] for key in groups}, key=lambda c: (["one", "ten", "half", "tail"].index(c[0]), c[1])
+            {key[2:] for key in groups},
+            key=lambda c: (["one", "ten", "half", "tail"].index(c[0]), c[1]),
         ):
             cells = []
             for method in methods:
-                values = np.array(groups.get((data, method, condition, k), [(np.nan, np.nan)])).mean(axis=0)
+                values = np.array(
+                    groups.get((data, method, condition, k), [(np.nan, np.nan)])
+                ).mean(axis=0)
                 cells.append(f"{values.mean():.1f} ({values[0]:.1f} / {values[1]:.1f})")
             lines.append(f"| {condition} {k or ''} | {' | '.join(cells)} |")
         sys.stdout.write("\n".join(lines) + "\n\n")
@@ -112,14 +148,23 @@ def show(path: Path, orders: list[int]) -> None:
 
 def main() -> None:
     """Run or show."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", nargs="*", help="NAME=FEATURES.npz")
-    parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
     parser.add_argument(
-        "--orders", nargs="*", type=int, help="class orders; by default 1993, and for runs also 1994, 1995"
+        "--methods", nargs="*", choices=list(METHODS), default=list(METHODS)
+    )
+    parser.add_argument(
+        "--orders",
+        nargs="*",
+        type=int,
+        help="class orders; by default 1993, and for runs also 1994, 1995",
     )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--show", action="store_true", help="print tables of the kept results")
+    parser.add_argument(
+        "--show", action="store_true", help="print tables of the kept results"
+    )
     given = parser.parse_args()
     if given.show:
         show(KEPT, given.orders or [1993])

@@ -32,15 +32,27 @@ Rows = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 def read(folder: str, name: str, half: str) -> Rows:
     """Return training and test rows of a half, with classes numbered from 0."""
     kept = np.load(Path(folder) / FILES[name])
-    X, y, T, t = (np.asarray(kept[key]) for key in ("X_train", "y_train", "X_test", "y_test"))
-    X, T, y, t = X.astype(np.float32), T.astype(np.float32), y.astype(np.int64), t.astype(np.int64)
+    X, y, T, t = (
+        np.asarray(kept[key]) for key in ("X_train", "y_train", "X_test", "y_test")
+    )
+    X, T, y, t = (
+        X.astype(np.float32),
+        T.astype(np.float32),
+        y.astype(np.int64),
+        t.astype(np.int64),
+    )
     if name == "birds":
         first = 100 if half == "A" else 0
         mine, asked = (y >= first) & (y < first + 100), (t >= first) & (t < first + 100)
         return X[mine], y[mine] - first, T[asked], t[asked] - first
     if half == "A":
         order = np.random.default_rng(5).permutation(len(X))
-        return X[order[:9000]], y[order[:9000]], X[order[9000:13500]], y[order[9000:13500]]
+        return (
+            X[order[:9000]],
+            y[order[:9000]],
+            X[order[9000:13500]],
+            y[order[9000:13500]],
+        )
     return X, y, T, t
 
 
@@ -65,7 +77,10 @@ def unlabelled(data: Rows, draw: int, k: int, strangers: bool) -> dict[str, Any]
         if what == "with" or strangers:
             taught = learner.copy()
             report = taught.learn_unlabelled(X[rows & ~labels])
-            found |= {what: taught.score(T[asked], t[asked]), f"{what}_used": report.used}
+            found |= {
+                what: taught.score(T[asked], t[asked]),
+                f"{what}_used": report.used,
+            }
     return found
 
 
@@ -103,7 +118,10 @@ def curve(data: Rows, draw: int) -> dict[str, Any]:
     learner = Learner(None).fit(X[few], y[few])
     found = learner.learning_curve(X[few], y[few])
     rest = more & ~few
-    before, after = learner.score(T, t), learner.copy().partial_fit(X[rest], y[rest]).score(T, t)
+    before, after = (
+        learner.score(T, t),
+        learner.copy().partial_fit(X[rest], y[rest]).score(T, t),
+    )
     return {"k": k, "gain": found.gain, "measured": after - before}
 
 
@@ -120,14 +138,29 @@ def groups(data: Rows, draw: int) -> dict[str, Any]:
     learner, U, u = Learner(None).fit(X[known], y[known]), X[~known], y[~known]
     labelled, number = (X[known], y[known]), len(np.unique(u))
     unit = U / np.linalg.norm(U, axis=1, keepdims=True)
-    found: dict[str, Any] = {"plain": matched_share(u, KMeans(number, n_init=4, random_state=0).fit(unit).labels_)}
+    found: dict[str, Any] = {
+        "plain": matched_share(
+            u, KMeans(number, n_init=4, random_state=0).fit(unit).labels_
+        )
+    }
     for what, given in (("given", number), ("found", None)):
-        result = learner.group_unknown(U, n_groups=given, known=labelled, false_alarm=0.9999)
+        result = learner.group_unknown(
+            U, n_groups=given, known=labelled, false_alarm=0.9999
+        )
         codes = np.full(len(u), -1)
         for code, rows in enumerate(result.rows):
             codes[rows] = code
-        found |= {what: matched_share(u, codes), f"{what}_groups": len(result.rows), "metric": result.metric}
-    return {**found, "true_groups": number, "grouped": int((codes >= 0).sum()), "rows": len(u)}
+        found |= {
+            what: matched_share(u, codes),
+            f"{what}_groups": len(result.rows),
+            "metric": result.metric,
+        }
+    return {
+        **found,
+        "true_groups": number,
+        "grouped": int((codes >= 0).sum()),
+        "rows": len(u),
+    }
 
 
 def fade(data: Rows, draw: int) -> dict[str, Any]:
@@ -138,7 +171,11 @@ def fade(data: Rows, draw: int) -> dict[str, Any]:
     first = drawn(y, 10, draw)
     start = Classifier(random_state=draw).fit(X[first], y[first])
     faded = start.branch().fade(0.5).partial_fit(X[~first], y[~first]).settle()
-    joint = start.spawn().partial_fit(X, y, sample_weight=np.where(first, 0.5, 1.0)).settle()
+    joint = (
+        start.spawn()
+        .partial_fit(X, y, sample_weight=np.where(first, 0.5, 1.0))
+        .settle()
+    )
     one, other = faded.class_scores(T), joint.class_scores(T)
     return {"off": float(np.abs(one - other).max() / np.abs(other).max())}
 
@@ -170,24 +207,46 @@ def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
     from evergrow import Learner
     from evergrow.features import create_backbone, encode_batch
 
-    kept, backbone = np.load(Path(folder) / FILES["birds"]), create_backbone("tf_efficientnet_lite0")
-    X, y, names = (np.concatenate([kept[f"{key}_train"], kept[f"{key}_test"]]) for key in ("X", "y", "files"))
-    pictures = {f"{path.parent.name}/{path.name}": path for path in sorted((Path(folder) / "birds").glob("*/*/*.jpg"))}
+    kept, backbone = (
+        np.load(Path(folder) / FILES["birds"]),
+        create_backbone("tf_efficientnet_lite0"),
+    )
+    X, y, names = (
+        np.concatenate([kept[f"{key}_train"], kept[f"{key}_test"]])
+        for key in ("X", "y", "files")
+    )
+    pictures = {
+        f"{path.parent.name}/{path.name}": path
+        for path in sorted((Path(folder) / "birds").glob("*/*/*.jpg"))
+    }
     asked = np.flatnonzero(np.isin(names, list(pictures)))
     learned = np.setdiff1d(np.flatnonzero(np.isin(y, y[asked])), asked)
     learner = Learner(None).fit(X[learned].astype(np.float32), y[learned])
     found = []
     for name in names[asked]:
         image = Image.open(pictures[name]).convert("RGB")
-        prepared = backbone.transform(image.filter(ImageFilter.GaussianBlur(radius)) if radius else image)
+        prepared = backbone.transform(
+            image.filter(ImageFilter.GaussianBlur(radius)) if radius else image
+        )
         found.append(encode_batch(backbone, [prepared])[0])
     rows = np.stack(found)
     alarms, labelled = learner.drift(rows), learner.drift(rows, y[asked])
-    return {"alarms": alarms.share, "labelled": labelled.share, "right": learner.score(rows, y[asked])}
+    return {
+        "alarms": alarms.share,
+        "labelled": labelled.share,
+        "right": learner.score(rows, y[asked]),
+    }
 
 
 PARTS: dict[str, tuple[Callable[..., dict[str, Any]], list[dict[str, Any]]]] = {
-    "unlabelled": (unlabelled, [{"k": k, "strangers": s} for s in (False, True) for k in (1, 2, 5, 20)[: 3 + (not s)]]),
+    "unlabelled": (
+        unlabelled,
+        [
+            {"k": k, "strangers": s}
+            for s in (False, True)
+            for k in (1, 2, 5, 20)[: 3 + (not s)]
+        ],
+    ),
     "suggestions": (suggestions, [{"how": how} for how in ("random", "suggested")]),
     "groups": (groups, [{}]),
     "drift": (drift, [{}]),
@@ -204,11 +263,15 @@ def run(job: tuple[str, str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     folder, half, part, name, draw, settings = job
-    found = PARTS[part][0](folder if part == "blurred" else read(folder, name, half), draw, **settings)
+    found = PARTS[part][0](
+        folder if part == "blurred" else read(folder, name, half), draw, **settings
+    )
     return {"part": part, "half": half, "data": name, "draw": draw, **settings, **found}
 
 
-def jobs(folder: str, half: str, parts: list[str], trials: int) -> Iterator[tuple[Any, ...]]:
+def jobs(
+    folder: str, half: str, parts: list[str], trials: int
+) -> Iterator[tuple[Any, ...]]:
     """Yield the jobs: three draws of each part, many of the curves, all pictures once."""
     draws = {"curve": trials, "drift": 10, "blurred": 1}
     for part in parts:
@@ -220,7 +283,9 @@ def jobs(folder: str, half: str, parts: list[str], trials: int) -> Iterator[tupl
 
 def show(path: Path) -> None:
     """Print the table of kept results."""
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = [
+        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     kept: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         key = (
@@ -238,22 +303,37 @@ def show(path: Path) -> None:
                 how: np.mean([r["accuracy"] for r in found if r["how"] == how], axis=0)
                 for how in ("random", "suggested")
             }
-            needed = np.interp(curves["random"][-1], curves["suggested"], np.arange(2, 9))
-            lines += [f"{how} {np.round(100 * values, 1).tolist()}" for how, values in curves.items()]
+            needed = np.interp(
+                curves["random"][-1], curves["suggested"], np.arange(2, 9)
+            )
+            lines += [
+                f"{how} {np.round(100 * values, 1).tolist()}"
+                for how, values in curves.items()
+            ]
             lines += [f"labels for the accuracy of 8 random ones: {needed:.2f}"]
         elif part == "curve":
             inside = [r["gain"][1] <= r["measured"] <= r["gain"][2] for r in found]
             width = np.mean([r["gain"][2] - r["gain"][1] for r in found])
-            lines.append(f"{sum(inside)} of {len(inside)} in their interval, {100 * width:.1f} points wide")
+            lines.append(
+                f"{sum(inside)} of {len(inside)} in their interval, {100 * width:.1f} points wide"
+            )
         else:
-            means = {key: np.mean([r[key] for r in found]) for key in found[0] if isinstance(found[0][key], float)}
+            means = {
+                key: np.mean([r[key] for r in found])
+                for key in found[0]
+                if isinstance(found[0][key], float)
+            }
             lines.append(
                 ", ".join(
-                    f"{key} {value:.3g}" if key == "off" else f"{key} {100 * value:.1f}" for key, value in means.items()
+                    f"{key} {value:.3g}" if key == "off" else f"{key} {100 * value:.1f}"
+                    for key, value in means.items()
                 )
             )
             if part == "groups":
-                sizes, true = [r["found_groups"] for r in found], found[0]["true_groups"]
+                sizes, true = (
+                    [r["found_groups"] for r in found],
+                    found[0]["true_groups"],
+                )
                 lines.append(f"found {sizes} of {true} groups, {found[0]['metric']}")
         said = f"{part} {name}{f' {k}' if k else ''}{' strangers' if strangers else ''}"
         sys.stdout.write(f"{half} {said}: {'; '.join(lines)}\n")
@@ -261,18 +341,30 @@ def show(path: Path) -> None:
 
 def main() -> None:
     """Run or show."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", help="folder of features")
     parser.add_argument("--half", choices=["A", "B"], default="B")
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--trials", type=int, default=50, help="learning curves of each data set")
-    parser.add_argument("--show", type=Path, nargs="?", const=KEPT, help="print the table of kept results")
+    parser.add_argument(
+        "--trials", type=int, default=50, help="learning curves of each data set"
+    )
+    parser.add_argument(
+        "--show",
+        type=Path,
+        nargs="?",
+        const=KEPT,
+        help="print the table of kept results",
+    )
     given = parser.parse_args()
     if given.show:
         return show(given.show)
     with multiprocessing.get_context("spawn").Pool(given.workers) as pool:
-        for record in pool.imap_unordered(run, list(jobs(given.folder, given.half, given.parts, given.trials))):
+        for record in pool.imap_unordered(
+            run, list(jobs(given.folder, given.half, given.parts, given.trials))
+        ):
             sys.stdout.write(json.dumps(record) + "\n")
             sys.stdout.flush()
     return None

@@ -43,7 +43,9 @@ def accuracies(X: Any, y: Any, widths: tuple[int, ...]) -> list[float]:
     test, found = place >= place.max() + 1 - HELD_OUT, []
     for order in ORDERS:
         classes = np.random.RandomState(order).permutation(len(np.unique(y)))
-        head = Classifier(n_units=3000, blocks=widths if len(widths) > 1 else None, random_state=order)
+        head = Classifier(
+            n_units=3000, blocks=widths if len(widths) > 1 else None, random_state=order
+        )
         for start in range(0, len(classes), 10):
             rows = np.isin(y, classes[start : start + 10]) & ~test
             head.partial_fit(X[rows], y[rows])
@@ -55,7 +57,9 @@ def main() -> None:
     """Measure every recipe of every network whose weights are there."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).with_suffix(".jsonl")
+    )
     args = parser.parse_args()
     from evergrow.data.items import Images
     from evergrow.features import create_backbone, encode
@@ -64,12 +68,25 @@ def main() -> None:
         images, y = data["X_train"], data["y_train"].astype(int)
     for name, recipes in RECIPES.items():
         small = name.startswith("vit")
-        weights: Any = args.data / "vit_small_p8_64_tinyimagenet.safetensors" if small else "bundled"
-        backbone = create_backbone(name, weights, device="auto", recipe="final", **(VIT if small else {}))
+        weights: Any = (
+            args.data / "vit_small_p8_64_tinyimagenet.safetensors"
+            if small
+            else "bundled"
+        )
+        backbone = create_backbone(
+            name, weights, device="auto", recipe="final", **(VIT if small else {})
+        )
         for recipe in recipes:
             asked = backbone.with_recipe(recipe)
-            found = accuracies(encode(asked, Images(images)).X, y, asked.spec.blocks.widths)
-            line = {"network": name, "recipe": recipe, "blocks": str(asked.spec.blocks), "accuracies": found}
+            found = accuracies(
+                encode(asked, Images(images)).X, y, asked.spec.blocks.widths
+            )
+            line = {
+                "network": name,
+                "recipe": recipe,
+                "blocks": str(asked.spec.blocks),
+                "accuracies": found,
+            }
             print(json.dumps(line), flush=True)  # noqa: T201
             with args.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -12,7 +12,23 @@ import torch
 
 from evergrow.core.archive import Archive
 
-WRONG: tuple[Any, ...] = (None, "", "x", -1, 0, 3, 2.5, 10**9, 10**400, True, [], {}, [[1]], {"x": 1}, ["x"])
+WRONG: tuple[Any, ...] = (
+    None,
+    "",
+    "x",
+    -1,
+    0,
+    3,
+    2.5,
+    10**9,
+    10**400,
+    True,
+    [],
+    {},
+    [[1]],
+    {"x": 1},
+    ["x"],
+)
 """Values that are of the wrong form in most places."""
 
 
@@ -30,13 +46,22 @@ def altered(archive: Archive) -> Iterator[tuple[str, Archive]]:
         yield f"without {path}", replace(archive, meta=meta)
     for name, tensor in archive.tensors.items():
         for what, other in _tensors(tensor):
-            yield f"{name} {what}", replace(archive, tensors={**archive.tensors, name: other})
+            yield (
+                f"{name} {what}",
+                replace(archive, tensors={**archive.tensors, name: other}),
+            )
         rest = {key: value for key, value in archive.tensors.items() if key != name}
         yield f"without {name}", replace(archive, tensors=rest)
-        yield f"{name} twice", replace(archive, tensors={**archive.tensors, f"{name}.more": tensor})
+        yield (
+            f"{name} twice",
+            replace(archive, tensors={**archive.tensors, f"{name}.more": tensor}),
+        )
     for name, part in archive.parts.items():
         for what, other in altered(part):
-            yield f"{name}: {what}", replace(archive, parts={**archive.parts, name: other})
+            yield (
+                f"{name}: {what}",
+                replace(archive, parts={**archive.parts, name: other}),
+            )
         rest = {key: value for key, value in archive.parts.items() if key != name}
         yield f"without part {name}", replace(archive, parts=rest)
     yield "newer", replace(archive, version=archive.version + 1)
@@ -60,7 +85,13 @@ def _tensors(stored: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in inside:
         yield from _places(item, (*path, key))
 

@@ -11,7 +11,9 @@ from evergrow.cli.registry import build_app
 
 def evergrow(*arguments: object, stdin: str | None = None) -> Any:
     """Run ``evergrow`` with these arguments; an error that got past the one exit is raised here."""
-    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments], input=stdin)
+    result = CliRunner().invoke(
+        build_app(), [str(argument) for argument in arguments], input=stdin
+    )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -19,6 +21,10 @@ def evergrow(*arguments: object, stdin: str | None = None) -> Any:
 
 def help_of(command: str) -> str:
     """Return the help of a command with its line breaks and boxes taken out."""
-    result = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    result = CliRunner().invoke(
+        build_app(),
+        [command, "--help"],
+        env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"},
+    )
     assert result.exit_code == 0
     return " ".join(result.stdout.replace("│", " ").split())

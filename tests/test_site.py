@@ -43,7 +43,10 @@ def text_of(page: str) -> str:
 def anchors(page: str) -> set[str]:
     """Return the anchors of a page's headings as a git host and the site make them."""
     heads = re.findall(r"^#+ (.+)$", text_of(page), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\s-]", "", head.replace("`", "").lower()).strip().replace(" ", "-") for head in heads}
+    return {
+        re.sub(r"[^\w\s-]", "", head.replace("`", "").lower()).strip().replace(" ", "-")
+        for head in heads
+    }
 
 
 def nav() -> list[str]:
@@ -54,7 +57,13 @@ def nav() -> list[str]:
     def walk(entry: object) -> None:
         if isinstance(entry, str):
             found.append(entry)
-        for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+        for inner in (
+            entry.values()
+            if isinstance(entry, dict)
+            else entry
+            if isinstance(entry, list)
+            else ()
+        ):
             walk(inner)
 
     walk(config["nav"])
@@ -71,7 +80,11 @@ def test_links_of_a_page_lead_somewhere_on_a_git_host(page):
         if link.startswith(("http://", "https://", "mailto:")):
             continue
         path, _, anchor = link.partition("#")
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
+        target = (
+            posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+            if path
+            else page
+        )
         assert (DOCS / target).exists(), f"{page}: {link}"
         if anchor:
             assert anchor in anchors(target), f"{page}: {link}"
@@ -85,23 +98,43 @@ def test_the_table_of_the_first_page_is_that_of_the_records():
     found: dict[tuple[str, str], list[float]] = {}
     for path in RECORDS.glob("*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
-        found.setdefault((record["dataset"]["label"], record["label"]), []).append(100 * record["results"]["a_last"])
+        found.setdefault((record["dataset"]["label"], record["label"]), []).append(
+            100 * record["results"]["a_last"]
+        )
     columns = (
-        *("Recommended, 3000 units", "Recommended, 10000 units", "RanPAC", "AnaCP", "LoRanPAC"),
+        *(
+            "Recommended, 3000 units",
+            "Recommended, 10000 units",
+            "RanPAC",
+            "AnaCP",
+            "LoRanPAC",
+        ),
         *("Joint linear probe", "SimpleCIL"),
     )
-    rows = re.findall(r"^\| (CUB-200|CLINC150|CIFAR-100)[^|]*\|(.*)\|$", text_of("index.md"), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| (CUB-200|CLINC150|CIFAR-100)[^|]*\|(.*)\|$",
+        text_of("index.md"),
+        flags=re.MULTILINE,
+    )
     assert len(rows) == 3
-    for (name, cells), label in zip(rows, ("CUB-200", "CLINC150", "CIFAR-100, small ViT")):
+    for (name, cells), label in zip(
+        rows, ("CUB-200", "CLINC150", "CIFAR-100, small ViT")
+    ):
         assert label.startswith(name)
-        means = [sum(found[label, column]) / len(found[label, column]) for column in columns]
+        means = [
+            sum(found[label, column]) / len(found[label, column]) for column in columns
+        ]
         best = max(means)
         shown = [f"**{mean:.1f}**" if mean == best else f"{mean:.1f}" for mean in means]
         assert [cell.strip() for cell in cells.split("|")] == shown
 
 
 def test_the_reference_has_a_page_for_every_room_that_is_public():
-    text = "\n".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES if page.startswith("reference/"))
+    text = "\n".join(
+        (DOCS / page).read_text(encoding="utf-8")
+        for page in PAGES
+        if page.startswith("reference/")
+    )
     shown = set(re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE))
     assert {f"evergrow{room}" for room in ROOMS} <= shown | {"evergrow"}
     assert {"evergrow.Learner", "evergrow.SCLClassifier"} <= shown
@@ -124,7 +157,9 @@ def site() -> Path:
     shutil.rmtree(SITE, ignore_errors=True)
     command = ["make", "site", f"BIN={Path(sys.executable).parent}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     assert not built.stderr
     return SITE
@@ -147,11 +182,18 @@ class Fetched(HTMLParser):
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(site):
-    texts = {page: (site / page).with_suffix(".html").read_text(encoding="utf-8") for page in PAGES}
+    texts = {
+        page: (site / page).with_suffix(".html").read_text(encoding="utf-8")
+        for page in PAGES
+    }
     whole = "".join(texts.values())
     assert "<math" in whole  # formulas, which browsers draw by themselves
-    assert not re.search(r"arithmatex|<autoref|:(?:func|class|meth):|<!-- figure", whole)
-    assert 'href="repository/experiments/' in whole  # links out of the pages lead to copies
+    assert not re.search(
+        r"arithmatex|<autoref|:(?:func|class|meth):|<!-- figure", whole
+    )
+    assert (
+        'href="repository/experiments/' in whole
+    )  # links out of the pages lead to copies
     assert 'src="gallery/' in texts["gallery.md"]
     for page, text in texts.items():
         parser = Fetched()
@@ -165,12 +207,23 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(site):
 
 @pytest.mark.slow
 def test_the_reference_has_every_public_name(site):
-    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # four lines of head, then names, compressed
-    shown = {line.split(" ")[0] for line in zlib.decompress(inventory).decode("utf-8").splitlines()}
+    inventory = (
+        (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    )  # four lines of head, then names, compressed
+    shown = {
+        line.split(" ")[0]
+        for line in zlib.decompress(inventory).decode("utf-8").splitlines()
+    }
     for room in ROOMS:
         module = importlib.import_module(f"evergrow{room}")
-        own = (name for name, held in vars(module).items() if getattr(held, "__module__", "") == module.__name__)
-        public = set(getattr(module, "__all__", None) or (name for name in own if name[0] != "_")) - {"__version__"}
+        own = (
+            name
+            for name, held in vars(module).items()
+            if getattr(held, "__module__", "") == module.__name__
+        )
+        public = set(
+            getattr(module, "__all__", None) or (name for name in own if name[0] != "_")
+        ) - {"__version__"}
         missing = {name for name in public if f"evergrow{room}.{name}" not in shown}
         assert not missing, f"evergrow{room}: {missing}"
 
@@ -180,16 +233,28 @@ def test_the_reference_has_every_public_name(site):
 def test_pages_fit_a_phone_and_ask_nobody(site, scheme):
     """Opened from the folder, without a server: no request leaves it, nothing is wider than the screen, no error."""
     with chromium() as browser:
-        page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+        page = browser.new_page(
+            viewport={"width": 390, "height": 844}, color_scheme=scheme
+        )
         trouble: list[str] = []
-        page.on("request", lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or trouble.append(sent.url))
+        page.on(
+            "request",
+            lambda sent: (
+                sent.url.startswith(("file:", "data:", "blob:"))
+                or trouble.append(sent.url)
+            ),
+        )
         page.on("pageerror", lambda error: trouble.append(str(error)))
         for name in PAGES:
             page.goto((site / name).with_suffix(".html").as_uri())
-            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            wide = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
             assert wide <= 0, name
             shown = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert (sum(map(int, re.findall(r"\d+", shown)[:3])) > 384) == (scheme == "light"), (name, shown)
+            assert (sum(map(int, re.findall(r"\d+", shown)[:3])) > 384) == (
+                scheme == "light"
+            ), (name, shown)
         assert not trouble
 
 

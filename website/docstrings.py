@@ -16,7 +16,9 @@ class Roles(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite one docstring."""
         if obj.docstring is not None:
-            obj.docstring.value = ROLE.sub(lambda match: _link(match[1], match[2], obj), obj.docstring.value)
+            obj.docstring.value = ROLE.sub(
+                lambda match: _link(match[1], match[2], obj), obj.docstring.value
+            )
 
 
 def _link(short: str, name: str, obj: griffe.Object) -> str:

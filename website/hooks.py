@@ -29,7 +29,9 @@ FIGURE = re.compile(r"<!-- figure: ([\w.-]+)(?: \| ([^>\n]+))? -->")
 REPORT = "<!-- report -->"
 """Where the gallery leads to the report that its figures are taken from."""
 
-FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL)
+FORMULA = re.compile(
+    r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL
+)
 
 
 def on_files(files: Files, config: ProperDocsConfig) -> Files:
@@ -38,38 +40,61 @@ def on_files(files: Files, config: ProperDocsConfig) -> Files:
         text = source.content_string
         for path in OUTSIDE.findall(text):
             inside = _repository_path(source.src_uri, path)
-            if inside is not None and files.get_file_from_path(f"repository/{inside}") is None:
+            if (
+                inside is not None
+                and files.get_file_from_path(f"repository/{inside}") is None
+            ):
                 files.append(
-                    File.generated(config, f"repository/{inside}", abs_src_path=str(_existing(config, inside)))
+                    File.generated(
+                        config,
+                        f"repository/{inside}",
+                        abs_src_path=str(_existing(config, inside)),
+                    )
                 )
         for name, _ in FIGURE.findall(text):
             _append_figure(files, config, name)
     report = _report(config) / "index.html"
-    files.append(File.generated(config, "gallery/report.html", abs_src_path=str(_made(report))))
+    files.append(
+        File.generated(config, "gallery/report.html", abs_src_path=str(_made(report)))
+    )
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: ProperDocsConfig, files: Files) -> str:
+def on_page_markdown(
+    markdown: str, page: Page, config: ProperDocsConfig, files: Files
+) -> str:
     """Lead links to files of the repository to their copies, and put figures in their places."""
 
     def copied(match: re.Match[str]) -> str:
         inside = _repository_path(page.file.src_uri, match[1])
-        return match[0] if inside is None else f"]({_relative(f'repository/{inside}', page)})"
+        return (
+            match[0]
+            if inside is None
+            else f"]({_relative(f'repository/{inside}', page)})"
+        )
 
     def shown(match: re.Match[str]) -> str:
-        return f"![{match[2] or match[1]}]({_relative(f'gallery/{match[1]}.svg', page)})"
+        return (
+            f"![{match[2] or match[1]}]({_relative(f'gallery/{match[1]}.svg', page)})"
+        )
 
     whole = f"[Every table and figure in one page]({_relative('gallery/report.html', page)}), as the command writes it."
     return FIGURE.sub(shown, OUTSIDE.sub(copied, markdown)).replace(REPORT, whole)
 
 
-def on_page_content(content: str, page: Page, config: ProperDocsConfig, files: Files) -> str:
+def on_page_content(
+    content: str, page: Page, config: ProperDocsConfig, files: Files
+) -> str:
     """Turn formulas into MathML, which browsers draw by themselves: no script, and nothing to fetch."""
 
     def drawn(match: re.Match[str]) -> str:
         display = "block" if match[2] == "[" else "inline"
-        formula = latex2mathml.converter.convert(html.unescape(match[3]).strip(), display=display)
-        return f'<div class="formula">{formula}</div>' if display == "block" else formula
+        formula = latex2mathml.converter.convert(
+            html.unescape(match[3]).strip(), display=display
+        )
+        return (
+            f'<div class="formula">{formula}</div>' if display == "block" else formula
+        )
 
     return FORMULA.sub(drawn, content)
 
@@ -97,12 +122,16 @@ def _report(config: ProperDocsConfig) -> Path:
 
 def _made(path: Path) -> Path:
     if not path.is_file():
-        raise PluginError(f"{path.name} must be in the report of the committed records: make docs draws it first")
+        raise PluginError(
+            f"{path.name} must be in the report of the committed records: make docs draws it first"
+        )
     return path
 
 
 def _existing(config: ProperDocsConfig, inside: str) -> Path:
     path = Path(config.config_file_path).parent / inside
     if not path.is_file():
-        raise PluginError(f"{inside} must be a file of the repository, since a page links to it")
+        raise PluginError(
+            f"{inside} must be a file of the repository, since a page links to it"
+        )
     return path

@@ -50,7 +50,10 @@ def accuracy_curves() -> dict[str, list[float]]:
     for path in sorted(RECORDS.glob("*--cub200_efficientnet_lite0--*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         runs.setdefault(record["label"], []).append(record["results"]["by_samples"])
-    return {label: [sum(task) / len(task) for task in zip(*found)] for label, found in runs.items()}
+    return {
+        label: [sum(task) / len(task) for task in zip(*found)]
+        for label, found in runs.items()
+    }
 
 
 def draw() -> str:
@@ -74,7 +77,15 @@ def draw() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _text(x: float, y: float, words: str, *, anchor: str = "middle", size: float = 13, style: str = "") -> str:
+def _text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "middle",
+    size: float = 13,
+    style: str = "",
+) -> str:
     return f'<text x="{x}" y="{round(y, 1)}" text-anchor="{anchor}" font-size="{size}"{style}>{words}</text>'
 
 
@@ -93,12 +104,17 @@ def _pipeline() -> list[str]:
     return [
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="#444c56"/></marker></defs>',
-        *(f'<rect x="{12 + shift}" y="{22 - shift}" {behind}/>' for shift in (10, 5)),  # batches still to come
+        *(
+            f'<rect x="{12 + shift}" y="{22 - shift}" {behind}/>' for shift in (10, 5)
+        ),  # batches still to come
         *_box(12, 110, "new classes", "in batches", 'fill="#ffffff" stroke="#444c56"'),
         *_box(170, 122, "network", "frozen", 'fill="#e8f1fb" stroke="#0b62a4"'),
         *_box(334, 122, "sums", "are kept", 'fill="#e0f2ef" stroke="#00796b"'),
         *_box(498, 112, "answers", "on all so far", 'fill="#ffffff" stroke="#444c56"'),
-        *(f'<path d="M{start} 58H{end}" {arrow}/>' for start, end in ((134, 168), (294, 332), (458, 496))),
+        *(
+            f'<path d="M{start} 58H{end}" {arrow}/>'
+            for start, end in ((134, 168), (294, 332), (458, 496))
+        ),
         f'<path d="M231 96V122" stroke-dasharray="4 3" {arrow}/>',
         _text(231, 140, "samples are let go", style=' fill="#5b636d"'),
         _text(LEFT, 176, title, anchor="start", size=15, style=BOLD),
@@ -116,16 +132,27 @@ def _y(accuracy: float) -> float:
 def _axes() -> list[str]:
     percents = range(60, 101, 10)
     return [
-        *(f'<path d="M{LEFT} {_y(percent / 100)}H{RIGHT}" stroke="#d8dee4"/>' for percent in percents),
-        *(_text(LEFT - 8, _y(percent / 100) + 5, str(percent), anchor="end") for percent in percents),
-        *(_text(_x(classes), BOTTOM + 20, str(classes)) for classes in (10, 50, 100, 150, 200)),
+        *(
+            f'<path d="M{LEFT} {_y(percent / 100)}H{RIGHT}" stroke="#d8dee4"/>'
+            for percent in percents
+        ),
+        *(
+            _text(LEFT - 8, _y(percent / 100) + 5, str(percent), anchor="end")
+            for percent in percents
+        ),
+        *(
+            _text(_x(classes), BOTTOM + 20, str(classes))
+            for classes in (10, 50, 100, 150, 200)
+        ),
         _text((LEFT + RIGHT) / 2, BOTTOM + 40, "classes so far"),
         _text(LEFT - 8, TOP - 10, "%", anchor="end"),
     ]
 
 
 def _line(curve: Curve, values: list[float]) -> str:
-    points = " ".join(f"{_x(CLASSES * task)},{_y(value)}" for task, value in enumerate(values, 1))
+    points = " ".join(
+        f"{_x(CLASSES * task)},{_y(value)}" for task, value in enumerate(values, 1)
+    )
     dash = f' stroke-dasharray="{curve.dash}"' if curve.dash else ""
     return f'<polyline points="{points}" fill="none" stroke="{curve.colour}" stroke-width="{curve.width}"{dash}/>'
 
@@ -138,8 +165,12 @@ def _names(last: dict[Curve, float]) -> list[str]:
         y = round(highest + GAP * place, 1)
         style = f' fill="{curve.colour}"' + (BOLD if curve.width > 2 else "")
         words = f"{curve.name} {100 * last[curve]:.1f}"
-        parts.append(f'<path d="M{RIGHT} {_y(last[curve])}L{RIGHT + 12} {y}" stroke="{curve.colour}"/>')
-        parts.append(_text(RIGHT + 16, y + 5, words, anchor="start", size=13.5, style=style))
+        parts.append(
+            f'<path d="M{RIGHT} {_y(last[curve])}L{RIGHT + 12} {y}" stroke="{curve.colour}"/>'
+        )
+        parts.append(
+            _text(RIGHT + 16, y + 5, words, anchor="start", size=13.5, style=style)
+        )
     return parts
 
 

@@ -15,7 +15,13 @@ from torch.nn.functional import cross_entropy
 from torchvision import transforms
 
 from evergrow.adapt import TrainConfig, TrainingError, train
-from evergrow.adapt.training_images import RATIO, Cropper, TrainingImages, TrainTransform, draw_crops
+from evergrow.adapt.training_images import (
+    RATIO,
+    Cropper,
+    TrainingImages,
+    TrainTransform,
+    draw_crops,
+)
 from evergrow.core.errors import (
     ImageError,
     InputError,
@@ -54,11 +60,23 @@ def images(n: int = 25, seed: int = 0) -> tuple[Images, np.ndarray]:
 
 def run(net: nn.Module, config: TrainConfig, **options: Any) -> Any:
     items, y = options.pop("data", None) or images()
-    return train(net, net.parameters(), items, y, config, preprocessing=SEEN, **{"seed": 0, **options})
+    return train(
+        net,
+        net.parameters(),
+        items,
+        y,
+        config,
+        preprocessing=SEEN,
+        **{"seed": 0, **options},
+    )
 
 
-def batches(items: Any, y: Any, config: TrainConfig, seen: Preprocessing = SEEN, seed: int = 0) -> TrainingImages:
-    return TrainingImages(items, y, config, preprocessing=seen, seed=seed, device=torch.device("cpu"))
+def batches(
+    items: Any, y: Any, config: TrainConfig, seen: Preprocessing = SEEN, seed: int = 0
+) -> TrainingImages:
+    return TrainingImages(
+        items, y, config, preprocessing=seen, seed=seed, device=torch.device("cpu")
+    )
 
 
 def weights(net: nn.Module) -> torch.Tensor:
@@ -70,12 +88,18 @@ def weights(net: nn.Module) -> torch.Tensor:
 
 def test_codas_cosine_ends_above_zero() -> None:
     config = TrainConfig(epochs=20, schedule="coda-cosine")
-    assert (config.factor(0), config.factor(19)) == (1.0, pytest.approx(math.cos(0.495 * math.pi)))
+    assert (config.factor(0), config.factor(19)) == (
+        1.0,
+        pytest.approx(math.cos(0.495 * math.pi)),
+    )
     assert config.changed(epochs=1).factor(0) == 1.0
 
 
 def test_a_warm_start_rises_to_the_cosine() -> None:
-    config, cosine = TrainConfig(epochs=60, schedule="warm-cosine"), TrainConfig(epochs=60)
+    config, cosine = (
+        TrainConfig(epochs=60, schedule="warm-cosine"),
+        TrainConfig(epochs=60),
+    )
     factors = [config.factor(epoch) for epoch in range(60)]
     assert factors[:2] == pytest.approx([1 / 3, 2 / 3])
     assert factors[2:] == [cosine.factor(epoch) for epoch in range(2, 60)]
@@ -114,20 +138,27 @@ def test_a_training_is_what_a_plain_loop_does(care: dict[str, float]) -> None:
     plain.train()
     plain.norm.eval()
     optimizer = torch.optim.SGD(
-        [p for p in plain.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=5e-4
+        [p for p in plain.parameters() if p.requires_grad],
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=5e-4,
     )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
 
     with torch.random.fork_rng(devices=[]):
         for epoch in range(3):
             torch.manual_seed(derive_seed(5, "train", "dropout", epoch))
-            for (x, codes), share in zip(source.epoch(epoch), source.shares(epoch), strict=True):
+            for (x, codes), share in zip(
+                source.epoch(epoch), source.shares(epoch), strict=True
+            ):
                 assert (share == 1) == (not care)
                 targets = torch.nn.functional.one_hot(codes, 3) * share
                 targets += torch.nn.functional.one_hot(codes.flip(0), 3) * (1 - share)
                 optimizer.zero_grad()
                 logits = plain(share * x + (1 - share) * x.flip(0))
-                cross_entropy(logits, targets, label_smoothing=care.get("label_smoothing", 0.0)).backward()
+                cross_entropy(
+                    logits, targets, label_smoothing=care.get("label_smoothing", 0.0)
+                ).backward()
                 optimizer.step()
             scheduler.step()
     torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-5, atol=1e-7)
@@ -139,8 +170,20 @@ def test_only_what_is_asked_for_changes() -> None:
     net.eval()
     state = torch.random.get_rng_state()
     items, y = images()
-    train(net, net.out.parameters(), items, y, TrainConfig(epochs=1), preprocessing=SEEN, seed=0)
-    changed = {name for name, value in net.state_dict().items() if not torch.equal(value, before[name])}
+    train(
+        net,
+        net.out.parameters(),
+        items,
+        y,
+        TrainConfig(epochs=1),
+        preprocessing=SEEN,
+        seed=0,
+    )
+    changed = {
+        name
+        for name, value in net.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
     assert changed == {"out.weight", "out.bias"}
     assert not any(part.training for part in net.modules())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -151,7 +194,10 @@ def test_groups_have_their_own_rates() -> None:
     before = net.norm.weight.detach().clone()
     config = TrainConfig(epochs=1, lr=1e-30)
     items, y = images()
-    groups = [{"params": list(net.norm.parameters())}, {"params": list(net.out.parameters()), "lr": 0.1}]
+    groups = [
+        {"params": list(net.norm.parameters())},
+        {"params": list(net.out.parameters()), "lr": 0.1},
+    ]
     start = net.out.weight.detach().clone()
     train(net, groups, items, y, config, preprocessing=SEEN, seed=0)
     assert torch.equal(net.norm.weight, before)
@@ -168,7 +214,16 @@ def test_blocks_are_left_out_at_random_while_training_only() -> None:
 
     items, y = images()
     config = TrainConfig(epochs=1, drop_path=0.3)
-    train(model, model.parameters(), items, y, config, preprocessing=Preprocessing.pilot(16), seed=0, loss=loss)
+    train(
+        model,
+        model.parameters(),
+        items,
+        y,
+        config,
+        preprocessing=Preprocessing.pilot(16),
+        seed=0,
+        loss=loss,
+    )
     assert rates[0] == [0.0, 0.3]
     assert [block.drop_path1 for block in model.blocks] == before
 
@@ -190,7 +245,15 @@ def test_a_last_batch_of_one_and_a_class_with_one_image() -> None:
     items, y = images(9)
     y[-1] = 3
     net = Net(4)
-    log = train(net, net.parameters(), items, y, TrainConfig(epochs=2, batch_size=4), preprocessing=SEEN, seed=0)
+    log = train(
+        net,
+        net.parameters(),
+        items,
+        y,
+        TrainConfig(epochs=2, batch_size=4),
+        preprocessing=SEEN,
+        seed=0,
+    )
     assert log.steps == 6
     assert log.samples == 18
     assert all(math.isfinite(loss) for loss in log.losses)
@@ -224,13 +287,23 @@ def test_wrong_input_is_refused() -> None:
     with pytest.raises(InputError, match="text"):
         run(net, TrainConfig(), data=(Texts(("a",)), np.zeros(1, dtype=np.int64)))
     with pytest.raises(ParameterError, match="requires gradients"):
-        train(net, net.frozen.parameters(), items, y, TrainConfig(), preprocessing=SEEN, seed=0)
+        train(
+            net,
+            net.frozen.parameters(),
+            items,
+            y,
+            TrainConfig(),
+            preprocessing=SEEN,
+            seed=0,
+        )
 
 
 # -- images ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "bytes_from"), [("bilinear", (0, 256)), ("bicubic", (60, 196))])
+@pytest.mark.parametrize(
+    ("name", "bytes_from"), [("bilinear", (0, 256)), ("bicubic", (60, 196))]
+)
 def test_crops_on_tensors_are_pillows(name: Any, bytes_from: tuple[int, int]) -> None:
     """The same box by Pillow, enlarging and shrinking, mirrored or not; Pillow rounds between its two passes.
 
@@ -238,13 +311,24 @@ def test_crops_on_tensors_are_pillows(name: Any, bytes_from: tuple[int, int]) ->
     """
     rng = np.random.default_rng(0)
     pixels = rng.integers(*bytes_from, (6, 40, 50, 3), dtype=np.uint8)
-    boxes = torch.tensor([[3, 5, 7, 6], [0, 0, 40, 50], [10, 9, 1, 1], [5, 0, 30, 41], [0, 30, 16, 16], [1, 1, 38, 9]])
+    boxes = torch.tensor(
+        [
+            [3, 5, 7, 6],
+            [0, 0, 40, 50],
+            [10, 9, 1, 1],
+            [5, 0, 30, 41],
+            [0, 30, 16, 16],
+            [1, 1, 38, 9],
+        ]
+    )
     flips = torch.tensor([False, True, False, True, True, False])
     for size in (16, 24):
         transform = TrainTransform(Preprocessing.pilot(size), interpolation=name)
         ours = Cropper(transform)(torch.from_numpy(pixels), boxes, flips)
         for row, (top, left, height, width) in enumerate(boxes.tolist()):
-            image = Image.fromarray(pixels[row]).crop((left, top, left + width, top + height))
+            image = Image.fromarray(pixels[row]).crop(
+                (left, top, left + width, top + height)
+            )
             image = image.resize((size, size), Image.Resampling[name.upper()])
             if flips[row]:
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -253,14 +337,28 @@ def test_crops_on_tensors_are_pillows(name: Any, bytes_from: tuple[int, int]) ->
 
 
 def noise(height: int, width: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng([height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng([height, width]).integers(
+            0, 256, (height, width, 3), dtype=np.uint8
+        )
+    )
 
 
 @pytest.mark.parametrize("size", [(300, 400), (17, 33), (1, 1), (640, 91), (3, 500)])
-def test_training_crops_are_torchvisions_for_the_same_boxes(size: tuple[int, int]) -> None:
-    own = TrainTransform(Preprocessing((64, 64), (72, 72), mean=(0.5,) * 3, std=(0.25,) * 3))
-    finish = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)])
-    image, generator, same = noise(*size), torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+def test_training_crops_are_torchvisions_for_the_same_boxes(
+    size: tuple[int, int],
+) -> None:
+    own = TrainTransform(
+        Preprocessing((64, 64), (72, 72), mean=(0.5,) * 3, std=(0.25,) * 3)
+    )
+    finish = transforms.Compose(
+        [transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)]
+    )
+    image, generator, same = (
+        noise(*size),
+        torch.Generator().manual_seed(3),
+        torch.Generator().manual_seed(3),
+    )
     for _ in range(12):
         ((box,), (flip,)) = draw_crops(own.scale, 1, *size, same)
         other = transforms.functional.resized_crop(image, *box.tolist(), [64, 64])
@@ -273,7 +371,9 @@ def test_cubic_crops_stay_bytes() -> None:
     pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
     pixels[:, :, 4:] = 255
     transform = TrainTransform(Preprocessing.pilot(32), interpolation="bicubic")
-    made = Cropper(transform)(pixels, torch.tensor([[0, 0, 8, 8]]), torch.tensor([False]))
+    made = Cropper(transform)(
+        pixels, torch.tensor([[0, 0, 8, 8]]), torch.tensor([False])
+    )
     assert float(made.min()) == 0
     assert float(made.max()) == 1
 
@@ -295,14 +395,22 @@ def test_crops_are_resized_as_evaluation_is(wanted: Any) -> None:
 
 def test_drawn_crops_follow_the_law_of_torchvision() -> None:
     """Area, proportions and places against many draws of its transform."""
-    transforms = pytest.importorskip("torchvision.transforms", reason="needs torchvision: to compare with")
-    crops = draw_crops((0.05, 1.0), 4000, 32, 48, torch.Generator().manual_seed(0))[0].double()
+    transforms = pytest.importorskip(
+        "torchvision.transforms", reason="needs torchvision: to compare with"
+    )
+    crops = draw_crops((0.05, 1.0), 4000, 32, 48, torch.Generator().manual_seed(0))[
+        0
+    ].double()
     with torch.random.fork_rng():
         torch.manual_seed(1)
         law, image = transforms.RandomResizedCrop.get_params, torch.zeros(3, 32, 48)
-        wanted = torch.tensor([law(image, [0.05, 1.0], [*RATIO]) for _ in range(4000)]).double()
+        wanted = torch.tensor(
+            [law(image, [0.05, 1.0], [*RATIO]) for _ in range(4000)]
+        ).double()
     for ours, theirs in zip(crops.T, wanted.T):
-        assert abs(float(ours.mean() - theirs.mean())) < 4 * float(theirs.std()) / math.sqrt(2000)
+        assert abs(float(ours.mean() - theirs.mean())) < 4 * float(
+            theirs.std()
+        ) / math.sqrt(2000)
         assert abs(float(ours.std() / theirs.std()) - 1) < 0.08
 
 
@@ -327,11 +435,21 @@ def test_files_give_the_same_batches_with_any_number_of_workers(tmp_path: Path) 
         assert torch.equal(codes, same)
     (tmp_path / "3.png").write_bytes(b"no image")
     with pytest.raises(ImageError, match=r"3\.png"):
-        train(Net(), Net().parameters(), files, y, TrainConfig(epochs=1), preprocessing=SEEN, seed=0)
+        train(
+            Net(),
+            Net().parameters(),
+            files,
+            y,
+            TrainConfig(epochs=1),
+            preprocessing=SEEN,
+            seed=0,
+        )
 
 
 def test_grey_images_have_three_equal_channels() -> None:
-    items = Images(np.random.default_rng(0).integers(0, 256, (4, 12, 12), dtype=np.uint8))
+    items = Images(
+        np.random.default_rng(0).integers(0, 256, (4, 12, 12), dtype=np.uint8)
+    )
     source = batches(items, np.zeros(4, dtype=np.int64), TrainConfig())
     ((x, _),) = source.epoch(0)
     assert x.shape == (4, 3, SIDE, SIDE)
@@ -340,14 +458,22 @@ def test_grey_images_have_three_equal_channels() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["auto", "float32"])
-def test_a_gpu_trains_without_waiting_for_it(precision: Any, device: torch.device) -> None:
+def test_a_gpu_trains_without_waiting_for_it(
+    precision: Any, device: torch.device
+) -> None:
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")
     net, items = Net().to(device), images(24)
-    log = run(net, TrainConfig(epochs=3, batch_size=8, lr=0.1, precision=precision), data=items)
+    log = run(
+        net,
+        TrainConfig(epochs=3, batch_size=8, lr=0.1, precision=precision),
+        data=items,
+    )
     assert log.losses[-1] < log.losses[0]
     assert log.peak_memory_bytes > 0
-    source = TrainingImages(*items, TrainConfig(batch_size=8), preprocessing=SEEN, seed=0, device=device)
+    source = TrainingImages(
+        *items, TrainConfig(batch_size=8), preprocessing=SEEN, seed=0, device=device
+    )
     steps = source.epoch(0)
     next(steps)
     torch.cuda.set_sync_debug_mode("error")
@@ -363,7 +489,11 @@ def test_images_on_a_gpu_are_those_on_a_cpu(device: torch.device) -> None:
     items, y = images()
     config = TrainConfig(batch_size=8)
     first, second = (
-        list(TrainingImages(items, y, config, preprocessing=SEEN, seed=0, device=where).epoch(2))
+        list(
+            TrainingImages(
+                items, y, config, preprocessing=SEEN, seed=0, device=where
+            ).epoch(2)
+        )
         for where in (torch.device("cpu"), device)
     )
     for (x, codes), (other, same) in zip(first, second):

@@ -15,13 +15,20 @@ VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads"
 def tiny_vit(seed: int = 0, **options: Any) -> ImageBackbone:
     """Return a vision transformer of two blocks for images of 16 x 16."""
     backbone = create_backbone(
-        "vit_tiny_patch16_224", weights="random", preset="pilot", device="cpu", seed=seed, **{**VIT, **options}
+        "vit_tiny_patch16_224",
+        weights="random",
+        preset="pilot",
+        device="cpu",
+        seed=seed,
+        **{**VIT, **options},
     )
     assert isinstance(backbone, ImageBackbone)
     return backbone
 
 
-def stripes(n_classes: int, per_class: int, seed: int = 0, side: int = 16) -> tuple[Images, np.ndarray]:
+def stripes(
+    n_classes: int, per_class: int, seed: int = 0, side: int = 16
+) -> tuple[Images, np.ndarray]:
     """Return noisy images, one colour gradient per class, and their classes."""
     rng = np.random.default_rng(seed)
     y = np.arange(n_classes * per_class) % n_classes

@@ -24,13 +24,17 @@ class Shell:
 
     folder: Path
 
-    def run(self, *arguments: object, code: int = 0, stdin: str | None = None) -> Result:
+    def run(
+        self, *arguments: object, code: int = 0, stdin: str | None = None
+    ) -> Result:
         result = evergrow(*arguments, stdin=stdin)
         assert result.exit_code == code, result.output
         return result
 
     def json(self, *arguments: object, code: int = 0, stdin: str | None = None) -> dict:
-        values = json.loads(self.run(*arguments, "--json", code=code, stdin=stdin).stdout)
+        values = json.loads(
+            self.run(*arguments, "--json", code=code, stdin=stdin).stdout
+        )
         assert values["exit_code"] == code
         assert values["command"] == arguments[0]
         return values
@@ -47,13 +51,18 @@ class Shell:
 
 def clouds(names: tuple[str, ...], n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return n points of each class around centres that depend on the name alone."""
-    centres = {name: np.random.default_rng(1 + NAMES.index(name)).normal(size=16) * 3 for name in names}
+    centres = {
+        name: np.random.default_rng(1 + NAMES.index(name)).normal(size=16) * 3
+        for name in names
+    }
     rng = np.random.default_rng(seed)
     y = np.repeat(names, n)
     return np.stack([centres[name] + rng.normal(size=16) for name in y]), y
 
 
-def write_features(path: Path, names: tuple[str, ...], n: int = 20, seed: int = 0) -> Path:
+def write_features(
+    path: Path, names: tuple[str, ...], n: int = 20, seed: int = 0
+) -> Path:
     X, y = clouds(names, n, seed)
     X_test, y_test = clouds(names, 10, seed + 100)
     np.savez(path, X_train=X, y_train=y, X_test=X_test, y_test=y_test)
@@ -68,10 +77,14 @@ def unchanged(path: Path) -> Iterator[None]:
     assert path.read_bytes() == before
 
 
-def assert_same_answers(mine: Learner, theirs: Learner, tolerance: float = 1e-6) -> None:
+def assert_same_answers(
+    mine: Learner, theirs: Learner, tolerance: float = 1e-6
+) -> None:
     asked, _ = clouds(NAMES, 5, 9)
     expected = theirs.decision_function(asked)
-    np.testing.assert_allclose(mine.decision_function(asked), expected, atol=tolerance * np.abs(expected).max())
+    np.testing.assert_allclose(
+        mine.decision_function(asked), expected, atol=tolerance * np.abs(expected).max()
+    )
 
 
 @pytest.fixture
@@ -104,12 +117,22 @@ def images(shell: Shell) -> Path:
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
     rows, columns = np.indices((32, 32))
-    for name, wave in (("lying", rows), ("slanted", rows + columns), ("standing", columns)):
+    for name, wave in (
+        ("lying", rows),
+        ("slanted", rows + columns),
+        ("standing", columns),
+    ):
         folder = Path("images", name)
         folder.mkdir(parents=True)
         for number in range(6):
-            pixels = 127 + 90 * np.sin(wave / (1.5 + 0.1 * number)) + rng.normal(size=(32, 32)) * 8
-            image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB").save(folder / f"{number}.png")
+            pixels = (
+                127
+                + 90 * np.sin(wave / (1.5 + 0.1 * number))
+                + rng.normal(size=(32, 32)) * 8
+            )
+            image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB").save(
+                folder / f"{number}.png"
+            )
     return Path("images")
 
 

@@ -29,7 +29,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     encode(LetterCounter(), Texts(tuple("abcde")))
     unfinished = CacheEntry(folder / ("f" * 32))
     unfinished.begin(CacheInfo("image", 40, backbone="half"))
-    unfinished.store(range(16), Chunk(("final",), "float32", (), {"final": np.ones((16, 6), np.float32)}))
+    unfinished.store(
+        range(16),
+        Chunk(("final",), "float32", (), {"final": np.ones((16, 6), np.float32)}),
+    )
     os.utime(unfinished.folder, (0, 0))
     return folder
 
@@ -51,13 +54,20 @@ def test_list(root: Path) -> None:
     assert lines[-1].endswith(str(root))
     found = json.loads(cache("list", "--json").stdout)
     assert found["folder"] == str(root)
-    assert {entry["backbone"]: entry["n_items"] for entry in found["entries"]} == {"toy": 5, "letters": 5, "half": 40}
+    assert {entry["backbone"]: entry["n_items"] for entry in found["entries"]} == {
+        "toy": 5,
+        "letters": 5,
+        "half": 40,
+    }
 
 
 def test_an_empty_cache(tmp_path: Path) -> None:
     result = cache("list", "--folder", tmp_path / "nowhere")
     assert result.stdout == f"0 entries, 0 bytes in {tmp_path / 'nowhere'}\n"
-    assert cache("clear", "--folder", tmp_path / "nowhere").stdout == "removed 0, 0 bytes\n"
+    assert (
+        cache("clear", "--folder", tmp_path / "nowhere").stdout
+        == "removed 0, 0 bytes\n"
+    )
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -81,7 +91,9 @@ def test_clear_by_age(root: Path) -> None:
 
 
 def test_what_is_in_use_stays_and_is_named(root: Path) -> None:
-    busy = next(info.key for info in FeatureCache(root).list() if info.backbone == "toy")
+    busy = next(
+        info.key for info in FeatureCache(root).list() if info.backbone == "toy"
+    )
     with FeatureCache(root).entry(busy).writing():
         result = cache("clear", "--yes")
     assert result.exit_code == 3

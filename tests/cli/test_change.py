@@ -4,7 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import NAMES, assert_same_answers, clouds, unchanged, write_features
+from tests.cli.conftest import (
+    NAMES,
+    assert_same_answers,
+    clouds,
+    unchanged,
+    write_features,
+)
 
 from evergrow.core.errors import NumericalError
 from evergrow.learner.learner import Learner
@@ -19,17 +25,26 @@ def test_update_learns_as_the_library_and_says_what_it_did(shell, model, later):
     assert_same_answers(open_model(model), expected)
 
 
-def test_update_refuses_or_asks_before_it_learns_the_same_data_again(shell, model, later, monkeypatch):
+def test_update_refuses_or_asks_before_it_learns_the_same_data_again(
+    shell, model, later, monkeypatch
+):
     shell.run("update", model, later)
     with unchanged(model):
         said = shell.error("update", model, later)
         assert (
-            said == "error: These 60 samples were learned before and would count twice; --again learns them once more."
+            said
+            == "error: These 60 samples were learned before and would count twice; --again learns them once more."
         )
     monkeypatch.setattr("evergrow.cli.change.can_ask", lambda as_json: True)
     with unchanged(model):
-        assert "Learn them once more? [y/N]" in shell.run("update", model, later, stdin="n\n", code=1).output
-    assert "knows 6 classes from 180 samples" in shell.run("update", model, later, stdin="y\n").stdout
+        assert (
+            "Learn them once more? [y/N]"
+            in shell.run("update", model, later, stdin="n\n", code=1).output
+        )
+    assert (
+        "knows 6 classes from 180 samples"
+        in shell.run("update", model, later, stdin="y\n").stdout
+    )
     assert shell.json("update", model, later, "--again")["n_samples"] == 240
 
 
@@ -38,7 +53,10 @@ def test_forget(shell, model):
     assert values["classes"] == ["bee"]
     assert values["samples"] == 20
     assert open_model(model).classes_.tolist() == ["ant", "cat"]
-    assert "forgot 20 samples (1 whole class: ant)" in shell.run("forget", model, "ant").stdout
+    assert (
+        "forgot 20 samples (1 whole class: ant)"
+        in shell.run("forget", model, "ant").stdout
+    )
 
 
 def test_unlearn_equals_never_having_learned(shell, model, later):
@@ -69,7 +87,10 @@ def test_rollback_and_redo_give_the_bytes_back(shell, model, later):
     ("arguments", "message"),
     [
         (["update", "m.evg", "empty"], "empty holds no folder"),
-        (["update", "m.evg", "nothing.csv"], "nothing.csv must hold at least one row, got none"),
+        (
+            ["update", "m.evg", "nothing.csv"],
+            "nothing.csv must hold at least one row, got none",
+        ),
         (["update", "m.evg", "wide.npz"], "features must have 16 columns, got 17"),
         (["update", "m.evg", "texts.csv"], "made without a backbone; these are texts"),
         (["forget", "m.evg", "kat"], "no class 'kat'; nearest: 'cat'"),
@@ -80,11 +101,19 @@ def test_rollback_and_redo_give_the_bytes_back(shell, model, later):
         (["update", "first.npz", "later.npz"], "first.npz is no evergrow file"),
     ],
 )
-def test_bad_input_is_one_line_and_changes_nothing(shell, model, later, arguments, message):
+def test_bad_input_is_one_line_and_changes_nothing(
+    shell, model, later, arguments, message
+):
     Path("empty").mkdir()
     Path("nothing.csv").write_text("text,label\n")
     Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
-    np.savez("wide.npz", X_train=np.ones((4, 17)), y_train=[0, 0, 1, 1], X_test=np.ones((2, 17)), y_test=[0, 1])
+    np.savez(
+        "wide.npz",
+        X_train=np.ones((4, 17)),
+        y_train=[0, 0, 1, 1],
+        X_test=np.ones((2, 17)),
+        y_test=[0, 1],
+    )
     with unchanged(model):
         assert message in shell.error(*arguments)
     assert len(open_model(model).history_) == 1
@@ -96,7 +125,10 @@ def test_interrupted_update_changes_nothing(shell, model, later, monkeypatch):
 
     monkeypatch.setattr(Learner, "partial_fit", interrupt)
     with unchanged(model):
-        assert shell.error("update", model, later, code=130) == "error: Interrupted; the model was not changed."
+        assert (
+            shell.error("update", model, later, code=130)
+            == "error: Interrupted; the model was not changed."
+        )
 
 
 def test_worker_is_merged_back(shell, model, later):
@@ -114,7 +146,9 @@ def test_copies_are_merged_over_their_base(shell, model, later):
     for name, classes in (("a.evg", NAMES[3:5]), ("b.evg", NAMES[5:])):
         Path(name).write_bytes(model.read_bytes())
         shell.run("update", name, write_features(Path(f"{name}.npz"), classes, seed=1))
-    assert "would count twice" in shell.error("merge", "a.evg", "b.evg", "-o", "all.evg")
+    assert "would count twice" in shell.error(
+        "merge", "a.evg", "b.evg", "-o", "all.evg"
+    )
     assert not Path("all.evg").exists()
     values = shell.json("merge", "a.evg", "b.evg", "-o", "all.evg", "--base", model)
     assert values["n_samples"] == 120
@@ -151,7 +185,12 @@ def test_log_says_who_did_what(shell, model, later, monkeypatch):
     assert "ant -> wasp" in output[2]
     assert "+3: dog, eel, fox" in output[3]
     values = shell.json("log", model)
-    assert [change["what"] for change in values["history"]] == ["fit", "update", "rename", "rollback"]
+    assert [change["what"] for change in values["history"]] == [
+        "fit",
+        "update",
+        "rename",
+        "rollback",
+    ]
     assert values["history"][1]["who"] == "Ada\x1b[2J"
     assert "(3 earlier changes: --full)" in shell.run("log", model, "-n", 1).stdout
 
@@ -189,30 +228,52 @@ def test_accuracy_before_and_after_is_printed_and_kept(shell, first, later, test
     assert found["after"] == pytest.approx(after)
     assert (found["samples_before"], found["samples"]) == (30, 60)
     assert history(model)[-1].tested.after == pytest.approx(after)
-    assert f"accuracy {100 * before:.1f} % -> {100 * after:.1f} %" in shell.run("log", model).stdout
+    assert (
+        f"accuracy {100 * before:.1f} % -> {100 * after:.1f} %"
+        in shell.run("log", model).stdout
+    )
 
 
 def test_classes_that_fell_are_named_with_both_shares(shell, model, tests):
-    shell.run("update", model, write_features(Path("new.npz"), NAMES[3:], n=20, seed=1), "--test", tests)
+    shell.run(
+        "update",
+        model,
+        write_features(Path("new.npz"), NAMES[3:], n=20, seed=1),
+        "--test",
+        tests,
+    )
     wrong = clouds(("ant",), 60, 3)[0], np.repeat(["wasp"], 60)
-    np.savez("wrong.npz", X_train=wrong[0], y_train=wrong[1], X_test=wrong[0][:1], y_test=wrong[1][:1])
+    np.savez(
+        "wrong.npz",
+        X_train=wrong[0],
+        y_train=wrong[1],
+        X_test=wrong[0][:1],
+        y_test=wrong[1][:1],
+    )
     with np.load(tests) as held:
         X, y = held["X_test"], held["y_test"]
     shares = [float(np.mean(open_model(model).predict(X[y == "ant"]) == "ant"))]
     result = shell.run("update", model, "wrong.npz", "--test", tests)
     shares.append(float(np.mean(open_model(model).predict(X[y == "ant"]) == "ant")))
     assert shares[1] < shares[0]
-    assert f"fell: ant {100 * shares[0]:.1f} % -> {100 * shares[1]:.1f} %" in result.stdout
+    assert (
+        f"fell: ant {100 * shares[0]:.1f} % -> {100 * shares[1]:.1f} %" in result.stdout
+    )
     assert history(model)[-1].tested.fell["ant"] == pytest.approx(tuple(shares))
 
 
 def test_few_samples_beside_others_are_named(shell, model, tests):
     X, y = clouds(("dog",), 1, 4)
     np.savez("one.npz", X_train=X, y_train=y, X_test=X, y_test=y)
-    assert "few samples beside others: dog (1)" in shell.run("update", model, "one.npz", "--test", tests).stdout
+    assert (
+        "few samples beside others: dog (1)"
+        in shell.run("update", model, "one.npz", "--test", tests).stdout
+    )
 
 
-def test_wrong_test_data_are_refused_before_anything_is_learned(shell, first, model, later):
+def test_wrong_test_data_are_refused_before_anything_is_learned(
+    shell, first, model, later
+):
     with unchanged(model):
         shell.error("update", model, later, "--test", "nowhere.npz")
     shell.error("fit", first, "-m", "new.evg", "--test", "nowhere.npz")
@@ -227,7 +288,9 @@ def test_columns_of_test_data(shell):
 
     table = Path("tests.csv")
     table.write_text("satz,text,art\nabba,x,a\nbaab,x,a\nzzyx,x,z\nxyzz,x,z\n")
-    learner = Learner(Letters(), options={"n_units": 10}).fit((["aab", "abb", "zzx", "xyz"], ["a", "a", "z", "z"]))
+    learner = Learner(Letters(), options={"n_units": 10}).fit(
+        (["aab", "abb", "zzx", "xyz"], ["a", "a", "z", "z"])
+    )
     options = DataOptions(text_column="satz", label_column="art")
     with measured_change(learner, table, options):
         learner.partial_fit((["aa", "zz"], ["a", "z"]))
@@ -243,7 +306,10 @@ def test_rename_is_written_and_undone(shell, model):
     assert values["names"] == {"ant": "wasp"}
     assert values["revision"] == 2
     assert open_model(model).n_samples_ == {"bee": 20, "cat": 20, "wasp": 20}
-    assert [(change.what, change.names) for change in history(model)][1] == ("rename", {"ant": "wasp"})
+    assert [(change.what, change.names) for change in history(model)][1] == (
+        "rename",
+        {"ant": "wasp"},
+    )
     shell.run("rollback", model)
     assert model.read_bytes() == before
 
@@ -258,7 +324,10 @@ def test_rename_several_at_once(shell, model):
 def test_names_that_do_not_do(shell, model):
     for arguments, said in (
         (("antt", "wasp"), "There is no class 'antt'; nearest: 'ant'"),
-        (("ant", "bee", "cat"), "Give names in pairs, OLD NEW; 3 names cannot be paired"),
+        (
+            ("ant", "bee", "cat"),
+            "Give names in pairs, OLD NEW; 3 names cannot be paired",
+        ),
         (("ant", "x", "ant", "y"), "is to be renamed twice"),
     ):
         with unchanged(model):
@@ -269,7 +338,9 @@ def test_merge_classes_says_what_it_did(shell, model):
     output = shell.run("merge-classes", model, "ant", "--into", "cat").stdout
     assert "merged 2 classes (ant, cat) into cat: 40 samples" in output
     assert "m.evg knows 2 classes from 60 samples (revision 2)" in output
-    assert "at least two different classes" in shell.error("merge-classes", model, "cat", "--into", "cat")
+    assert "at least two different classes" in shell.error(
+        "merge-classes", model, "cat", "--into", "cat"
+    )
 
 
 def test_relabel_of_features_with_and_without_labels(shell, model):
@@ -278,8 +349,13 @@ def test_relabel_of_features_with_and_without_labels(shell, model):
     values = shell.json("relabel", model, "wrong.npz", "--from", "ant", "--to", "bee")
     assert values["samples"] == 5  # the test part stays
     np.save("wrong.npy", X[5:20])
-    output = shell.run("relabel", model, "wrong.npy", "--from", "ant", "--to", "wasp").stdout
-    assert "moved 15 samples from ant to wasp; ant is gone, since none of its samples remained" in output
+    output = shell.run(
+        "relabel", model, "wrong.npy", "--from", "ant", "--to", "wasp"
+    ).stdout
+    assert (
+        "moved 15 samples from ant to wasp; ant is gone, since none of its samples remained"
+        in output
+    )
 
 
 def test_relabel_of_images(shell, image_model, images):
@@ -287,8 +363,21 @@ def test_relabel_of_images(shell, image_model, images):
         (images / "loose").mkdir(exist_ok=True)
         file.rename(images / "loose" / file.name)
     options = ("--set", "weights=random")
-    shell.run("relabel", image_model, images / "loose", "--from", "lying", "--to", "standing", *options)
-    assert open_model(image_model).n_samples_ == {"lying": 4, "slanted": 6, "standing": 8}
+    shell.run(
+        "relabel",
+        image_model,
+        images / "loose",
+        "--from",
+        "lying",
+        "--to",
+        "standing",
+        *options,
+    )
+    assert open_model(image_model).n_samples_ == {
+        "lying": 4,
+        "slanted": 6,
+        "standing": 8,
+    }
 
 
 # -- what answers need is worked out once, and is in the file ----------------------------------------------------
@@ -309,7 +398,9 @@ def test_what_cannot_be_solved_changes_nothing(shell, model, later, wide, monkey
         assert shell.error("update", model, later) == "error: gram must be finite"
 
 
-def test_later_commands_find_the_solution_in_the_file(shell, model, later, first, wide, monkeypatch):
+def test_later_commands_find_the_solution_in_the_file(
+    shell, model, later, first, wide, monkeypatch
+):
     def never(*_):
         raise AssertionError("solved again")
 
@@ -324,7 +415,13 @@ def test_later_commands_find_the_solution_in_the_file(shell, model, later, first
         ("worker.evg", "update", "worker.evg", first),
     ):
         shell.run(*command)
-        solved = open_model(target).head_.to_archive().parts["solution"].parts["readout"].meta["alpha"]
+        solved = (
+            open_model(target)
+            .head_.to_archive()
+            .parts["solution"]
+            .parts["readout"]
+            .meta["alpha"]
+        )
         assert solved == open_model(target).settle().head_.alpha_
         with monkeypatch.context() as patch:
             patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)

@@ -26,9 +26,14 @@ def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
     for source in ("images", "images.zip"):
         said = shell.json("data", source)
         assert (said["n_train"], said["n_test"]) == (18, 0)
-        assert shell.json("fit", source, "-m", "m.evg", "--force", *options)["samples"] == 18
+        assert (
+            shell.json("fit", source, "-m", "m.evg", "--force", *options)["samples"]
+            == 18
+        )
     assert shell.json("evaluate", "m.evg", "images.zip")["n_known"] == 18
-    answers = shell.json("predict", "m.evg", "images.zip", "images/lying/0.png")["predictions"]
+    answers = shell.json("predict", "m.evg", "images.zip", "images/lying/0.png")[
+        "predictions"
+    ]
     assert len(answers) == 19
     assert answers[0]["item"] == "images.zip/images/lying/0.png"
 
@@ -37,13 +42,22 @@ def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
 
 
 def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> None:
-    options = ("--backbone", "test_resnet", "--set", "weights=random", "--device", "cpu")
+    options = (
+        "--backbone",
+        "test_resnet",
+        "--set",
+        "weights=random",
+        "--device",
+        "cpu",
+    )
     written = shell.json("features", images, "-o", "f.npz", *options)
     assert (written["n_train"], written["n_test"]) == (18, 0)
     assert shell.json("data", "f.npz")["n_train"] == 18
     assert shell.json("fit", "f.npz", "-m", "f.evg", "--units", 50)["samples"] == 18
     assert shell.json("evaluate", "f.evg", "f.npz")["n_known"] == 18
-    drawn = shell.json("features", images, "-o", "split.npz", *options, "--test-size", 0.34)
+    drawn = shell.json(
+        "features", images, "-o", "split.npz", *options, "--test-size", 0.34
+    )
     assert (drawn["n_train"], drawn["n_test"]) == (12, 6)
 
 
@@ -52,7 +66,17 @@ def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> N
 
 def test_every_command_that_reads_data_has_the_group() -> None:
     build_app()
-    for name in ("fit", "update", "unlearn", "relabel", "evaluate", "diff", "predict", "features", "data"):
+    for name in (
+        "fit",
+        "update",
+        "unlearn",
+        "relabel",
+        "evaluate",
+        "diff",
+        "predict",
+        "features",
+        "data",
+    ):
         shown = evergrow(name, "--help").output
         assert name in COMMANDS
         for option in ("--set", "image_column", "text_column", "label_column"):
@@ -61,24 +85,56 @@ def test_every_command_that_reads_data_has_the_group() -> None:
 
 def test_columns_of_other_names(shell: Shell, images: Path) -> None:
     paths = sorted(images.rglob("*.png"))
-    rows = "".join(f"{path},{path.parent.name},{number}\n" for number, path in enumerate(paths))
+    rows = "".join(
+        f"{path},{path.parent.name},{number}\n" for number, path in enumerate(paths)
+    )
     Path("birds.csv").write_text(f"photo,species,id\n{rows}")
     columns = ("--set", "image_column=photo", "--set", "label_column=species")
     options = ("--backbone", "test_resnet", "--set", "weights=random")
-    assert "must have a column" in shell.error("fit", "birds.csv", "-m", "m.evg", *options)
+    assert "must have a column" in shell.error(
+        "fit", "birds.csv", "-m", "m.evg", *options
+    )
     assert shell.json("data", "birds.csv", *columns)["n_train"] == 18
-    assert shell.json("fit", "birds.csv", "-m", "m.evg", "--units", 50, *options, *columns)["n_classes"] == 3
+    assert (
+        shell.json(
+            "fit", "birds.csv", "-m", "m.evg", "--units", 50, *options, *columns
+        )["n_classes"]
+        == 3
+    )
     assert shell.json("evaluate", "m.evg", "birds.csv", *columns)["n_known"] == 18
-    assert len(shell.json("predict", "m.evg", "birds.csv", "--set", "image_column=photo")["predictions"]) == 18
-    assert shell.json("update", "m.evg", "birds.csv", *columns, "--again")["samples"] == 18
+    assert (
+        len(
+            shell.json("predict", "m.evg", "birds.csv", "--set", "image_column=photo")[
+                "predictions"
+            ]
+        )
+        == 18
+    )
+    assert (
+        shell.json("update", "m.evg", "birds.csv", *columns, "--again")["samples"] == 18
+    )
     assert shell.json("unlearn", "m.evg", "birds.csv", *columns)["samples"] == 18
     assert (
-        shell.json("features", "birds.csv", "-o", "f.npz", "-b", "test_resnet", *options[2:], *columns)["n_train"] == 18
+        shell.json(
+            "features",
+            "birds.csv",
+            "-o",
+            "f.npz",
+            "-b",
+            "test_resnet",
+            *options[2:],
+            *columns,
+        )["n_train"]
+        == 18
     )
 
 
-def test_an_image_on_standard_input_is_told_where_to_go(shell: Shell, image_model: Path) -> None:
-    result = CliRunner().invoke(build_app(), ["predict", str(image_model), "-"], input=b"\xff\xd8\xff\x00broken")
+def test_an_image_on_standard_input_is_told_where_to_go(
+    shell: Shell, image_model: Path
+) -> None:
+    result = CliRunner().invoke(
+        build_app(), ["predict", str(image_model), "-"], input=b"\xff\xd8\xff\x00broken"
+    )
     assert result.exit_code == 2
     assert "save an image to a file" in result.stderr
 
@@ -88,8 +144,14 @@ def test_an_image_on_standard_input_is_told_where_to_go(shell: Shell, image_mode
 
 def test_check_of_images(shell: Shell, images: Path) -> None:
     shutil.copy(images / "lying" / "0.png", images / "standing" / "copy.png")
-    pair = shell.json("data", images, "--check", "--backbone", "none", code=1)["check"]["findings"][0]
-    assert (pair["labels"], pair["exact"], pair["kind"]) == (["lying", "standing"], True, "two labels")
+    pair = shell.json("data", images, "--check", "--backbone", "none", code=1)["check"][
+        "findings"
+    ][0]
+    assert (pair["labels"], pair["exact"], pair["kind"]) == (
+        ["lying", "standing"],
+        True,
+        "two labels",
+    )
     lines = shell.run("data", images, "--check", "--backbone", "none", code=1).stdout
     assert "the same under two labels: 1" in lines
 
@@ -99,7 +161,9 @@ def test_check_by_features_and_its_mistakes(shell: Shell) -> None:
     y[0] = "bee"  # an ant in the class of bees
     np.savez("f.npz", X_train=X, y_train=y)
     said = shell.json("data", "f.npz", "--check", code=1)
-    assert [(entry["rows"][0], entry["labels"][1]) for entry in said["check"]["findings"]] == [(0, "ant")]
+    assert [
+        (entry["rows"][0], entry["labels"][1]) for entry in said["check"]["findings"]
+    ] == [(0, "ant")]
     X, y = clouds(NAMES[:3], 10, 0)
     np.savez("g.npz", X_train=X, y_train=y)
     assert "nothing to look at" in shell.run("data", "g.npz", "--check").stdout
@@ -112,13 +176,29 @@ def test_worker_processes_read_archives_and_parquet(shell: Shell, images: Path) 
     with zipfile.ZipFile("i.zip", "w") as archive:
         for path in files:
             archive.write(path, path)
-    table = pa.table({"image": [path.read_bytes() for path in files], "label": [path.parent.name for path in files]})
+    table = pa.table(
+        {
+            "image": [path.read_bytes() for path in files],
+            "label": [path.parent.name for path in files],
+        }
+    )
     pq.write_table(table, "i.parquet", row_group_size=5)
-    options = ("--backbone", "test_resnet", "--set", "weights=random", "--device", "cpu", "--set", "cache=false")
+    options = (
+        "--backbone",
+        "test_resnet",
+        "--set",
+        "weights=random",
+        "--device",
+        "cpu",
+        "--set",
+        "cache=false",
+    )
     shell.run("features", images, "-o", "plain.npz", *options)
     expected = np.load("plain.npz")["X_train"]
     for source in ("i.zip", "i.parquet"):
-        shell.run("features", source, "-o", "f.npz", "--force", *options, "--workers", 2)
+        shell.run(
+            "features", source, "-o", "f.npz", "--force", *options, "--workers", 2
+        )
         assert np.allclose(np.load("f.npz")["X_train"], expected, atol=1e-5)
 
 
@@ -140,7 +220,14 @@ def pets(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_good_folder(shell: Shell, pets: Path) -> None:
     said = shell.run("data", pets).stdout
-    for part in ("pets", "image", "train-test", "12 training, 4 test", "dög (6 + 2)", "not images (.txt): 1"):
+    for part in (
+        "pets",
+        "image",
+        "train-test",
+        "12 training, 4 test",
+        "dög (6 + 2)",
+        "not images (.txt): 1",
+    ):
         assert part in said
     report = shell.json("data", pets)
     assert (report["n_classes"], report["n_train"], report["n_test"]) == (2, 12, 4)

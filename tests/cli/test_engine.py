@@ -22,12 +22,20 @@ def data(tmp_path: Path) -> Path:
 def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.evg"
     values = shell.json("fit", data, "-m", model, "--units", 20, *ENGINE)
-    assert values["engine"] == {"rows": 80, "shards": 4, "failed": {}, "left_out": [], "unreadable": {}}
+    assert values["engine"] == {
+        "rows": 80,
+        "shards": 4,
+        "failed": {},
+        "left_out": [],
+        "unreadable": {},
+    }
     assert values["n_samples"] == 80
     more = write_features(tmp_path / "more.npz", NAMES[3:], n=10)
     values = shell.json("update", model, more, *ENGINE)
     assert values["classes"] == ["eel", "fox"]
-    assert not list(tmp_path.glob("*.engine"))  # folders that nobody named go with the work
+    assert not list(
+        tmp_path.glob("*.engine")
+    )  # folders that nobody named go with the work
     assert [change.what for change in Learner.load(model).history_] == ["fit", "update"]
 
 
@@ -36,14 +44,21 @@ def test_shards_are_limited_by_bytes_too(shell: Shell, tmp_path: Path) -> None:
     X, y = draws.normal(size=(400, 1000)).astype(np.float32), np.array(list("ab") * 200)
     np.savez(tmp_path / "wide.npz", X=X, y=y)
     settings = ("--units", 5, "--engine", "local", "--set", "shard_mib=1")
-    values = shell.json("fit", tmp_path / "wide.npz", "-m", tmp_path / "wide.evg", *settings)
+    values = shell.json(
+        "fit", tmp_path / "wide.npz", "-m", tmp_path / "wide.evg", *settings
+    )
     assert values["engine"]["shards"] == 2  # 1.6 MB in all
 
 
-def test_evaluate_and_predict_by_shards(shell: Shell, data: Path, tmp_path: Path) -> None:
+def test_evaluate_and_predict_by_shards(
+    shell: Shell, data: Path, tmp_path: Path
+) -> None:
     model = tmp_path / "model.evg"
     shell.run("fit", data, "-m", model, "--units", 20)
-    plain, found = shell.json("evaluate", model, data), shell.json("evaluate", model, data, *ENGINE)
+    plain, found = (
+        shell.json("evaluate", model, data),
+        shell.json("evaluate", model, data, *ENGINE),
+    )
     assert found["confusion"] == plain["confusion"]
     assert found["n_samples"] == 40  # the test part
     values = shell.json("predict", model, data, *ENGINE, "--out", tmp_path / "answers")
@@ -51,26 +66,52 @@ def test_evaluate_and_predict_by_shards(shell: Shell, data: Path, tmp_path: Path
     assert len(list((tmp_path / "answers" / "predict").glob("*.parquet"))) == 6
 
 
-def test_images_that_cannot_be_read_are_named_and_counted(shell: Shell, images: Path, tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_are_named_and_counted(
+    shell: Shell, images: Path, tmp_path: Path
+) -> None:
     (images / "lying" / "0.png").write_bytes(b"no image")
-    command = ("features", images, "-b", "test_resnet", "--set", "weights=random", *ENGINE)
+    command = (
+        "features",
+        images,
+        "-b",
+        "test_resnet",
+        "--set",
+        "weights=random",
+        *ENGINE,
+    )
     said = shell.error(*command, "-o", tmp_path / "stopped")
     assert "lying/0.png" in said
     assert "the same command goes on from there" in said
-    result = shell.run(*command, "-o", tmp_path / "features", "--on-error", "skip", code=1)
+    result = shell.run(
+        *command, "-o", tmp_path / "features", "--on-error", "skip", code=1
+    )
     assert "1 samples could not be read and were left out: lying/0.png" in result.stderr
 
 
-def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, tmp_path: Path) -> None:
+def test_what_does_not_go_with_an_engine_is_one_line(
+    shell: Shell, data: Path, tmp_path: Path
+) -> None:
     fit = ("fit", data, "-m", tmp_path / "model.evg", *ENGINE)
-    assert "--holdout does not work with --engine" in shell.error(*fit, "--holdout", 0.2)
+    assert "--holdout does not work with --engine" in shell.error(
+        *fit, "--holdout", 0.2
+    )
     assert "--adapt does not work with --engine" in shell.error(*fit, "--adapt", "ssf")
-    assert "method 'simplecil' cannot start an empty learner" in shell.error(*fit, "--method", "simplecil")
-    assert "No folder or file 'no'" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
+    assert "method 'simplecil' cannot start an empty learner" in shell.error(
+        *fit, "--method", "simplecil"
+    )
+    assert "No folder or file 'no'" in shell.error(
+        "fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE
+    )
     shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
-    assert "name a folder by --out" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
-    assert "one folder, file or address" in shell.error("predict", tmp_path / "model.evg", data, data, *ENGINE)
-    assert "holds features already" in shell.error("features", data, "-o", tmp_path / "f", *ENGINE)
+    assert "name a folder by --out" in shell.error(
+        "predict", tmp_path / "model.evg", data, *ENGINE
+    )
+    assert "one folder, file or address" in shell.error(
+        "predict", tmp_path / "model.evg", data, data, *ENGINE
+    )
+    assert "holds features already" in shell.error(
+        "features", data, "-o", tmp_path / "f", *ENGINE
+    )
     ray = ("fit", data, "-m", tmp_path / "r.evg", "--engine", "ray", "--set")
     assert "Nobody answers at 127.0.0.1:1: " in shell.error(*ray, "address=127.0.0.1:1")
     assert "address must be HOST:PORT" in shell.error(*ray, "address=head")

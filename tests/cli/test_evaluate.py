@@ -54,10 +54,16 @@ def result():
 
 def test_page_shows_the_matrix(result):
     page = Page(evaluation_page(result, title="Three & more"))
-    cells = [values for tag, values in page.tags if tag == "td" and values.get("class") in ("hit", "miss")]
+    cells = [
+        values
+        for tag, values in page.tags
+        if tag == "td" and values.get("class") in ("hit", "miss")
+    ]
     assert [values["class"] for values in cells].count("miss") == 1
     assert len(cells) == 4
-    assert f"{CLASSES[0]} answered as {CLASSES[1]}: 1 of 4" in [values["title"] for values in cells]
+    assert f"{CLASSES[0]} answered as {CLASSES[1]}: 1 of 4" in [
+        values["title"] for values in cells
+    ]
     assert "90.0 %" in page.text
     assert "Three & more" in page.text
 
@@ -77,8 +83,12 @@ def test_page_is_one_file_and_safe(result):
 
 def test_page_of_many_classes_and_of_none_wrong():
     names = [f"class {number:03}" for number in range(120)]
-    page = Page(evaluation_page(evaluate_predictions(names, names, names), title="many"))
-    assert not any(values.get("class") == "hit" for _, values in page.tags)  # too many classes for a matrix
+    page = Page(
+        evaluation_page(evaluate_predictions(names, names, names), title="many")
+    )
+    assert not any(
+        values.get("class") == "hit" for _, values in page.tags
+    )  # too many classes for a matrix
     assert "None: every answer was right." in page.text
 
 
@@ -113,18 +123,26 @@ def test_bar_for_scripts(shell, model, first):
     np.savez("wrong.npz", X_train=X, y_train=y[::-1], X_test=X, y_test=y[::-1])
     values = shell.json("evaluate", model, "wrong.npz", "--min-accuracy", 0.9, code=1)
     assert "accuracy is 33.3 %, below the 90.0 %" in values["warnings"][0]
-    assert "--min-accuracy" in shell.error("evaluate", model, first, "--min-accuracy", 90)
+    assert "--min-accuracy" in shell.error(
+        "evaluate", model, first, "--min-accuracy", 90
+    )
 
 
 def test_unknown_classes_are_reported(shell, model, first, later):
-    values = shell.json("evaluate", model, first, "--unknown", later, "--report", "page.html")["unknown"]
+    values = shell.json(
+        "evaluate", model, first, "--unknown", later, "--report", "page.html"
+    )["unknown"]
     learner = open_model(model)
     known, _ = clouds(NAMES[:3], 10, 100)
-    other = np.concatenate([clouds(NAMES[3:], 20, 1)[0], clouds(NAMES[3:], 10, 101)[0]])  # both parts
+    other = np.concatenate(
+        [clouds(NAMES[3:], 20, 1)[0], clouds(NAMES[3:], 10, 101)[0]]
+    )  # both parts
     a, b = learner.novelty_score(known), learner.novelty_score(other)
     auroc = np.mean(b[:, None] > a[None, :]) + 0.5 * np.mean(b[:, None] == a[None, :])
     assert values["auroc"] == pytest.approx(auroc)
-    assert values["detection_rate"] == pytest.approx(np.mean(b > learner.threshold(0.05)))
+    assert values["detection_rate"] == pytest.approx(
+        np.mean(b > learner.threshold(0.05))
+    )
     assert "Unknown classes" in Page(Path("page.html").read_text()).text
     output = shell.run("evaluate", model, first, "--unknown", later).stdout
     assert "unknown spotted" in output
@@ -139,9 +157,13 @@ def test_classes_never_learned_are_told_apart(shell, model, later):
 
 
 def test_nothing_is_written_on_bad_input(shell, model):
-    assert "absent" in shell.error("evaluate", model, "absent.npz", "--report", "page.html")
+    assert "absent" in shell.error(
+        "evaluate", model, "absent.npz", "--report", "page.html"
+    )
     assert not Path("page.html").exists()
-    assert "There is no folder no for --report" in shell.error("evaluate", model, model, "--report", "no/p.html")
+    assert "There is no folder no for --report" in shell.error(
+        "evaluate", model, model, "--report", "no/p.html"
+    )
 
 
 # -- what was answered wrongly ------------------------------------------------------------------------------
@@ -150,8 +172,16 @@ def test_nothing_is_written_on_bad_input(shell, model):
 def answered(truth, guess, items=None, certainty=None):
     """Return an evaluation with its samples."""
     names = sorted({*truth, *guess})
-    samples = SampleAnswers(items, np.arange(len(truth)), np.array(truth, np.str_), np.array(guess, np.str_), certainty)
-    return dataclasses.replace(evaluate_predictions(truth, guess, names), samples=samples)
+    samples = SampleAnswers(
+        items,
+        np.arange(len(truth)),
+        np.array(truth, np.str_),
+        np.array(guess, np.str_),
+        certainty,
+    )
+    return dataclasses.replace(
+        evaluate_predictions(truth, guess, names), samples=samples
+    )
 
 
 def test_wrong_answers_are_shown_by_certainty_and_the_matrix_leads_to_them():
@@ -159,11 +189,25 @@ def test_wrong_answers_are_shown_by_certainty_and_the_matrix_leads_to_them():
     texts = Texts(("mild <i>", "wild", "right", "fine", "odd & even"))
     result = answered(truth, guess, texts, np.array([0.6, 0.9, 0.99, 0.8, 0.7]))
     page = Page(evaluation_page(result, title="texts"))
-    shown = [text for text in page.text if text in ("mild <i>", "wild", "right", "fine", "odd & even")]
-    assert shown == ["wild", "mild <i>", "odd & even"]  # most certain first, the class with most mistakes first
-    targets = [values["id"] for tag, values in page.tags if tag == "figure" and "id" in values]
+    shown = [
+        text
+        for text in page.text
+        if text in ("mild <i>", "wild", "right", "fine", "odd & even")
+    ]
+    assert shown == [
+        "wild",
+        "mild <i>",
+        "odd & even",
+    ]  # most certain first, the class with most mistakes first
+    targets = [
+        values["id"] for tag, values in page.tags if tag == "figure" and "id" in values
+    ]
     links = [values["href"] for tag, values in page.tags if tag == "a"]
-    assert sorted(set(links)) == sorted(f"#{target}" for target in targets) == ["#mistake-0-1", "#mistake-1-0"]
+    assert (
+        sorted(set(links))
+        == sorted(f"#{target}" for target in targets)
+        == ["#mistake-0-1", "#mistake-1-0"]
+    )
     assert len(links) == 4  # from the matrix and from the table of pairs
     assert "i" not in {tag for tag, values in page.tags if "style" not in values}
 
@@ -171,10 +215,16 @@ def test_wrong_answers_are_shown_by_certainty_and_the_matrix_leads_to_them():
 def test_images_are_thumbnails_and_one_that_is_gone_is_a_name(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("a.png", 'b" onerror="x.png', "gone.png"):
-        Image.fromarray(rng.integers(0, 256, (900, 1200, 3), dtype=np.uint8)).save(tmp_path / name)
+        Image.fromarray(rng.integers(0, 256, (900, 1200, 3), dtype=np.uint8)).save(
+            tmp_path / name
+        )
     (tmp_path / "gone.png").write_text("no image")
     items = Images(("a.png", 'b" onerror="x.png', "gone.png"), root=tmp_path)
-    page = Page(evaluation_page(answered(["a", "a", "b"], ["b", "b", "a"], items), title="images"))
+    page = Page(
+        evaluation_page(
+            answered(["a", "a", "b"], ["b", "b", "a"], items), title="images"
+        )
+    )
     images = [values for tag, values in page.tags if tag == "img"]
     assert [values["alt"] for values in images] == ["a.png", 'b" onerror="x.png']
     assert all(set(values) == {"src", "alt", "title"} for values in images)
@@ -192,7 +242,9 @@ def test_the_page_stays_bounded_however_much_is_wrong():
     truth = rng.permutation(np.repeat(names, 4)).tolist()
     guess = rng.permutation(truth).tolist()
     texts = Texts(tuple("word " * 2000 for _ in truth))
-    text = evaluation_page(answered(truth, guess, texts, rng.random(len(truth))), title="wrong")
+    text = evaluation_page(
+        answered(truth, guess, texts, rng.random(len(truth))), title="wrong"
+    )
     assert len(text) < 6 * 2**20
     page = Page(text)
     assert sum(values.get("class") == "mistake" for _, values in page.tags) == SHOWN

@@ -28,19 +28,27 @@ def test_a_model_of_features(shell: Shell, model: Path) -> None:
 
 def test_a_model_of_images_as_json(shell: Shell, image_model: Path) -> None:
     values = shell.json("export", image_model, "--onnx", "p.onnx")
-    assert (values["command"], values["exit_code"], values["n_classes"]) == ("export", 0, 3)
+    assert (values["command"], values["exit_code"], values["n_classes"]) == (
+        "export",
+        0,
+        3,
+    )
     assert values["inputs"][0]["name"] == "pixels"
     assert values["outputs"] == ["scores", "probabilities", "label_index"]
     assert values["check"]["difference"] <= 1e-4
     assert values["nbytes"] == Path("p.onnx").stat().st_size
 
 
-def test_the_head_alone(shell: Shell, image_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_alone(
+    shell: Shell, image_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the backbone must not be loaded")
 
     monkeypatch.setattr("evergrow.features.backbones.create_backbone", refuse)
-    values = shell.json("export", image_model, "--onnx", "p.onnx", "--head-only", "--no-check")
+    values = shell.json(
+        "export", image_model, "--onnx", "p.onnx", "--head-only", "--no-check"
+    )
     assert values["inputs"][0]["name"] == "features"
     assert values["check"] is None
 

@@ -40,7 +40,10 @@ def test_the_file_holds_what_extraction_gives(shell: Shell) -> None:
     written = load_features("out.npz")
     assert np.allclose(written.X_test, expected(), atol=1e-6)
     assert written.class_names == ("grün", "rot")
-    assert written.backbone["weights_hash"] == create_backbone("test_resnet", "random").spec.weights_hash
+    assert (
+        written.backbone["weights_hash"]
+        == create_backbone("test_resnet", "random").spec.weights_hash
+    )
 
 
 def test_an_existing_file_is_kept_unless_forced(shell: Shell) -> None:
@@ -51,11 +54,15 @@ def test_an_existing_file_is_kept_unless_forced(shell: Shell) -> None:
     assert load_features("out.npz").n_classes == 2
 
 
-def test_an_unreadable_image_is_named_and_can_be_left_out(shell: Shell, folder: Path) -> None:
+def test_an_unreadable_image_is_named_and_can_be_left_out(
+    shell: Shell, folder: Path
+) -> None:
     (folder / "train" / "rot" / "1.png").write_text("no image")
     assert "1.png" in shell.run(*RUN, "out.npz", code=2).stderr
     assert not Path("out.npz").exists()
-    said = shell.run(*RUN, "out.npz", "--on-error", "skip", "--set", "cache=false", code=1).output
+    said = shell.run(
+        *RUN, "out.npz", "--on-error", "skip", "--set", "cache=false", code=1
+    ).output
     assert " ".join(said.split()).count("could not be read") == 1
     assert len(load_features("out.npz").y_train) == 9
 
@@ -66,8 +73,14 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(shell: Shell, folder: 
         (["--preset", "no-such"], "preset"),
         (["--set", "weights=nowhere.pth"], "nowhere.pth"),
         (["-o", "x.csv"], "does not end in"),
-        (["--features", "riche"], "--features must be 'auto', 'fast', 'rich', 'best' or blocks such as"),
-        (["--features", "rich@0"], "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 pixels"),
+        (
+            ["--features", "riche"],
+            "--features must be 'auto', 'fast', 'rich', 'best' or blocks such as",
+        ),
+        (
+            ["--features", "rich@0"],
+            "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 pixels",
+        ),
     ],
 )
 def test_mistakes_leave_nothing(shell: Shell, more: list[str], message: str) -> None:
@@ -75,7 +88,9 @@ def test_mistakes_leave_nothing(shell: Shell, more: list[str], message: str) -> 
     assert not Path("out.npz").exists()
 
 
-def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(shell: Shell) -> None:
+def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(
+    shell: Shell,
+) -> None:
     assert "(96 + 192 + 48)" in shell.run(*RUN, "rich.npz", "--features", "rich").stdout
     written = load_features("rich.npz")
     assert written.widths == (96, 192, 48)
@@ -90,5 +105,7 @@ def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(shell: Shell)
 def test_blocks_of_several_depths_are_known_after_shards(shell: Shell) -> None:
     pytest.importorskip("pyarrow")
     shell.run(*RUN, "shards", "--engine", "local", "--features", "rich")
-    shell.run("fit", "shards/features", "-m", "model.evg", "--engine", "local", "--units", 8)
+    shell.run(
+        "fit", "shards/features", "-m", "model.evg", "--engine", "local", "--units", 8
+    )
     assert Learner.load("model.evg").head_.blocks == (96, 192, 48)

@@ -16,7 +16,9 @@ def test_model_is_the_librarys(shell, first):
     mine = Learner(options={"n_units": 50}, random_state=3).fit((X, y))
     asked, _ = clouds(NAMES[:3], 5, 9)
     theirs = open_model("m.evg")
-    np.testing.assert_allclose(mine.decision_function(asked), theirs.decision_function(asked), rtol=1e-12)
+    np.testing.assert_allclose(
+        mine.decision_function(asked), theirs.decision_function(asked), rtol=1e-12
+    )
     assert values["samples"] == values["n_samples"] == 60  # the training part alone
     assert values["classes"] == list(NAMES[:3])
     assert values["kind"] == "features"
@@ -32,13 +34,20 @@ def test_lines_for_people(shell, first):
 
 def test_holdout_is_tested_and_not_learned(shell, first):
     values = shell.json("fit", first, "-m", "m.evg", "--units", 0, "--holdout", 0.25)
-    assert (values["samples"], values["n_units"]) == (45, 0)  # of units none: the features alone
+    assert (values["samples"], values["n_units"]) == (
+        45,
+        0,
+    )  # of units none: the features alone
     assert (values["test"]["samples"], values["test"]["after"]) == (15, 1.0)
     assert (
         "tested: accuracy 100.0 % of 15 samples"
-        in shell.run("fit", first, "-m", "n.evg", "--units", 50, "--holdout", 0.25).stdout
+        in shell.run(
+            "fit", first, "-m", "n.evg", "--units", 50, "--holdout", 0.25
+        ).stdout
     )
-    assert "--holdout is a share" in shell.error("fit", first, "-m", "o.evg", "--holdout", 1)
+    assert "--holdout is a share" in shell.error(
+        "fit", first, "-m", "o.evg", "--holdout", 1
+    )
 
 
 def test_existing_model_stays_unless_forced(shell, first, later, model):
@@ -76,7 +85,9 @@ def test_image_that_cannot_be_read(shell, images):
     options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
     assert "9.png" in shell.error("fit", images, "-m", "p.evg", *options)
     assert not Path("p.evg").exists()
-    values = shell.json("fit", images, "-m", "p.evg", *options, "--on-error", "skip", code=1)
+    values = shell.json(
+        "fit", images, "-m", "p.evg", *options, "--on-error", "skip", code=1
+    )
     assert values["samples"] == 18
     (line,) = values["warnings"]
     assert "1 of 19 images could not be read" in line
@@ -88,9 +99,20 @@ def test_image_that_cannot_be_read(shell, images):
         with unchanged(Path("p.evg")):
             assert "9.png" in shell.error(command, "p.evg", images)
         again = ["--again"] if command == "update" else []
-        values = shell.json(command, "p.evg", images, "--on-error", "skip", *again, code=1)
+        values = shell.json(
+            command, "p.evg", images, "--on-error", "skip", *again, code=1
+        )
         assert values[found[0]] == found[1]
-        assert len([line for line in values["warnings"] if "9.png" in line or "left out" in line]) == 1
+        assert (
+            len(
+                [
+                    line
+                    for line in values["warnings"]
+                    if "9.png" in line or "left out" in line
+                ]
+            )
+            == 1
+        )
     assert [Path(name).name for name in values["left_out"]] == ["9.png"]
 
 
@@ -98,28 +120,56 @@ TUNED = ("--backbone", "test_vit", "--set", "weights=random", "--units", 50)
 
 
 def test_adapted_backbone_is_the_librarys(shell, images):
-    values = shell.json("fit", images, "-m", "p.evg", *TUNED, "--adapt", "ssf", "--set", "epochs=1", "--seed", 3)
+    values = shell.json(
+        "fit",
+        images,
+        "-m",
+        "p.evg",
+        *TUNED,
+        "--adapt",
+        "ssf",
+        "--set",
+        "epochs=1",
+        "--seed",
+        3,
+    )
     config = FsaConfig.recipe(tuner="ssf", epochs=1)
-    mine = Learner("test_vit", adapt=config, weights="random", options={"n_units": 50}, random_state=3).fit(images)
+    mine = Learner(
+        "test_vit",
+        adapt=config,
+        weights="random",
+        options={"n_units": 50},
+        random_state=3,
+    ).fit(images)
     theirs = open_model("p.evg")
     np.testing.assert_array_equal(mine.features(images).X, theirs.features(images).X)
-    np.testing.assert_allclose(mine.decision_function(images), theirs.decision_function(images), rtol=1e-9)
+    np.testing.assert_allclose(
+        mine.decision_function(images), theirs.decision_function(images), rtol=1e-9
+    )
     assert values["adaptation"]["training"]["epochs"] == 1
     assert values["backbone"] == "test_vit+ssf"
     answers = shell.json("predict", "p.evg", images)["predictions"]
     assert [row["class"] for row in answers] == mine.predict(images).tolist()
     output = shell.run("inspect", "p.evg").stdout
-    assert f"ssf, {values['adaptation']['n_parameters']:,} parameters on test_vit, trained for 1 epoch" in output
+    assert (
+        f"ssf, {values['adaptation']['n_parameters']:,} parameters on test_vit, trained for 1 epoch"
+        in output
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["texts.csv", "--adapt", "ssf"], "A backbone is adapted to images, and these are texts"),
+        (
+            ["texts.csv", "--adapt", "ssf"],
+            "A backbone is adapted to images, and these are texts",
+        ),
         (["images", *TUNED, "--set", "epochs=3"], "epochs is for --adapt"),
     ],
 )
-def test_what_cannot_be_adapted_is_one_line_and_writes_nothing(shell, first, images, arguments, message):
+def test_what_cannot_be_adapted_is_one_line_and_writes_nothing(
+    shell, first, images, arguments, message
+):
     Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
     assert message in shell.error("fit", *arguments, "-m", "p.evg")
     assert not Path("p.evg").exists()
@@ -129,7 +179,9 @@ def test_the_line_on_backbones_is_short(shell, images, monkeypatch):
     from evergrow.features import sources
 
     choice = SimpleNamespace(
-        name="test_resnet", weights="random", reason="test_resnet is here; without weights here: giants"
+        name="test_resnet",
+        weights="random",
+        reason="test_resnet is here; without weights here: giants",
     )
     monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
     short = shell.run("fit", images, "-m", "a.evg").stdout

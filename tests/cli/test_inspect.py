@@ -14,8 +14,12 @@ def test_everything_is_told(shell, model, later):
     shell.run("update", model, later)
     values = shell.json("inspect", model)
     info = open_model(model).info()
-    assert {name: values[name] for name in ("classes", "history", "n_units", "backbone", "revision")} == {
-        name: info[name] for name in ("classes", "history", "n_units", "backbone", "revision")
+    assert {
+        name: values[name]
+        for name in ("classes", "history", "n_units", "backbone", "revision")
+    } == {
+        name: info[name]
+        for name in ("classes", "history", "n_units", "backbone", "revision")
     }
     assert values["bytes"] == model.stat().st_size
 
@@ -30,12 +34,16 @@ def test_lines_for_people(shell, model, later):
     assert "none: samples are feature vectors" in output
     rows = [line.split() for line in output.splitlines()]
     assert ["ant", "20"] in rows
-    told = [["forget", "20", "-1:", name] for name in ("fox", "eel")]  # the latest first, and what was undone too
+    told = [
+        ["forget", "20", "-1:", name] for name in ("fox", "eel")
+    ]  # the latest first, and what was undone too
     assert [row[-4:] for row in rows if "-1:" in row] == told
     assert any("+3:" in row and "update" in row for row in rows)
 
 
-def test_images_tell_backbone_and_preprocessing_without_loading_it(shell, image_model, monkeypatch):
+def test_images_tell_backbone_and_preprocessing_without_loading_it(
+    shell, image_model, monkeypatch
+):
     def refuse(*_, **__):
         raise AssertionError("the backbone must not be loaded")
 
@@ -58,7 +66,9 @@ def test_blocks_tell_their_weights(shell, tmp_path):
     rng = np.random.default_rng(0)
     y = np.array(["ant", "bee", "cat"])[np.arange(90) % 3]
     means = dict(zip(("ant", "bee", "cat"), 3 * rng.normal(size=(3, 6)), strict=True))
-    X = np.concatenate([np.stack([means[name] for name in y]), np.zeros((90, 4))], axis=1) + rng.normal(size=(90, 10))
+    X = np.concatenate(
+        [np.stack([means[name] for name in y]), np.zeros((90, 4))], axis=1
+    ) + rng.normal(size=(90, 10))
     path = tmp_path / "blocks.evg"
     options = {"n_units": 20, "blocks": (6, 4)}
     learner = Learner(options=options).fit((X, y))
@@ -84,7 +94,9 @@ def hard(shell) -> Path:
 
 def test_revisions_side_by_side(shell, model, hard):
     before = open_model(model)
-    shell.run("update", model, write_features(Path("more.npz"), NAMES[:4], n=30, seed=4))
+    shell.run(
+        "update", model, write_features(Path("more.npz"), NAMES[:4], n=30, seed=4)
+    )
     after = open_model(model)
     values = shell.json("diff", "m.evg@1", model, "--data", hard)
     assert values["revisions"] == [1, 2]
@@ -94,13 +106,16 @@ def test_revisions_side_by_side(shell, model, hard):
         X, y = held["X_test"], held["y_test"]
     answers = before.predict(X), after.predict(X)
     known = y != "dog"
-    assert values["first"]["accuracy"] == pytest.approx(np.mean(answers[0][known] == y[known]))
+    assert values["first"]["accuracy"] == pytest.approx(
+        np.mean(answers[0][known] == y[known])
+    )
     assert values["second"]["accuracy"] == pytest.approx(np.mean(answers[1] == y))
     changed = np.flatnonzero(answers[0] != answers[1])
     assert len(changed) > 20
-    assert [(entry["item"], entry["label"], entry["first"], entry["second"]) for entry in values["changed"]] == [
-        (f"row {row}", y[row], answers[0][row], answers[1][row]) for row in changed
-    ]
+    assert [
+        (entry["item"], entry["label"], entry["first"], entry["second"])
+        for entry in values["changed"]
+    ] == [(f"row {row}", y[row], answers[0][row], answers[1][row]) for row in changed]
     for name, (old, new) in values["per_class"].items():
         shares = [np.mean(said[y == name] == name) for said in answers]
         assert new == pytest.approx(shares[1])
@@ -116,22 +131,37 @@ def test_answers_are_compared_under_the_names_of_now(shell, model, hard):
     shell.run("merge-classes", model, "wasp", "bee", "--into", "insect")
     with np.load(hard) as held:
         y = np.where(np.isin(held["y_test"], ["ant", "bee"]), "insect", held["y_test"])
-        np.savez("now.npz", X_train=held["X_test"], y_train=y, X_test=held["X_test"], y_test=y)
+        np.savez(
+            "now.npz",
+            X_train=held["X_test"],
+            y_train=y,
+            X_test=held["X_test"],
+            y_test=y,
+        )
     values = shell.json("diff", "m.evg@1", model, "--data", "now.npz")
     assert values["names"] == {"ant": "insect", "bee": "insect"}
     assert values["counts"] == {}
     assert values["first_only"] == values["second_only"] == []
     assert {entry["first"] for entry in values["changed"]} <= {"insect", "cat"}
-    assert shell.json("diff", "m.evg@1", model, "--data", hard)["changed"] == values["changed"]  # under old labels
+    assert (
+        shell.json("diff", "m.evg@1", model, "--data", hard)["changed"]
+        == values["changed"]
+    )  # under old labels
     assert values["first"]["n_known"] == 75
 
 
 def test_models_without_data(shell, model, later):
     shell.run("fit", later, "-m", "other.evg", "--units", 50)
     values = shell.json("diff", model, "other.evg")
-    assert (values["first_only"], values["second_only"]) == (list(NAMES[:3]), list(NAMES[3:]))
+    assert (values["first_only"], values["second_only"]) == (
+        list(NAMES[:3]),
+        list(NAMES[3:]),
+    )
     assert values["first"] is None
-    assert "3 classes, 60 samples (revision 1)" in shell.run("diff", model, "other.evg").stdout
+    assert (
+        "3 classes, 60 samples (revision 1)"
+        in shell.run("diff", model, "other.evg").stdout
+    )
 
 
 def test_a_model_like_itself(shell, model, hard):
@@ -141,4 +171,6 @@ def test_a_model_like_itself(shell, model, hard):
 def test_what_cannot_be_compared(shell, model, image_model, hard):
     assert "Revision 7 is not kept" in shell.error("diff", "m.evg@7", model)
     assert "No model" in shell.error("diff", "nowhere.evg@1", model)
-    assert "same kind of samples, got features and image" in shell.error("diff", model, image_model, "--data", hard)
+    assert "same kind of samples, got features and image" in shell.error(
+        "diff", model, image_model, "--data", hard
+    )

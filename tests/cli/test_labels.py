@@ -33,22 +33,38 @@ def files(tmp_path):
 
     def rows(n, classes):
         y = np.repeat(list(classes), n)
-        return (means[y] + 0.7 * rng.normal(size=(len(y), 12))).astype(np.float32), np.array([f"c{code}" for code in y])
+        return (means[y] + 0.7 * rng.normal(size=(len(y), 12))).astype(
+            np.float32
+        ), np.array([f"c{code}" for code in y])
 
-    commit(tmp_path / "m.evg", Learner(None, options={"n_units": 30}).fit(rows(6, range(4))))
+    commit(
+        tmp_path / "m.evg",
+        Learner(None, options={"n_units": 30}).fit(rows(6, range(4))),
+    )
     X, y = rows(20, range(4))
-    np.savez(tmp_path / "labelled.npz", X_train=X, y_train=y, X_test=X, y_test=y, classes=np.unique(y))
+    np.savez(
+        tmp_path / "labelled.npz",
+        X_train=X,
+        y_train=y,
+        X_test=X,
+        y_test=y,
+        classes=np.unique(y),
+    )
     np.save(tmp_path / "pool.npy", rows(20, range(6))[0])
     return tmp_path
 
 
 def test_learning_without_labels_and_back(run, files):
     model = files / "m.evg"
-    values = json.loads(run("update", model, files / "pool.npy", "--unlabelled", "--json"))
+    values = json.loads(
+        run("update", model, files / "pool.npy", "--unlabelled", "--json")
+    )
     used = values["unlabelled"]["used"]
     assert used + values["unlabelled"]["unknown"] == 120
     assert f"{used}, as guesses" in run("inspect", model)
-    assert f"forgot {used} samples without labels" in run("forget", model, "--unlabelled")
+    assert f"forgot {used} samples without labels" in run(
+        "forget", model, "--unlabelled"
+    )
     assert "as guesses" not in run("inspect", model)
     run("forget", model, code=2)
     assert "times 0.5" in run("fade", model, 0.5) + run("log", model)
@@ -65,12 +81,16 @@ def test_suggestions_groups_and_drift(run, files):
     assert "group-001" in run("group", model, pool, "--groups", 2)
     run("group", model, pool, "--out", files / "groups", code=2)  # vectors are no files
     assert "changed" in run("drift", model, pool)
-    values = json.loads(run("drift", model, files / "labelled.npz", "--labelled", "--json"))
+    values = json.loads(
+        run("drift", model, files / "labelled.npz", "--labelled", "--json")
+    )
     assert 0 <= values["share"] <= 1
 
 
 def test_the_curve_is_printed_and_drawn(run, files):
     page = files / "page.html"
-    output = run("evaluate", files / "m.evg", files / "labelled.npz", "--curve", "--report", page)
+    output = run(
+        "evaluate", files / "m.evg", files / "labelled.npz", "--curve", "--report", page
+    )
     assert "ten more of each" in output
     assert "<svg" in page.read_text()

@@ -24,25 +24,39 @@ def test_answers_are_the_librarys(shell, model, asked):
     X, y = asked
     values = shell.json("predict", model, "asked.npy", "--top", 2)
     learner = open_model(model)
-    assert [row["class"] for row in values["predictions"]] == learner.predict(X).tolist() == y.tolist()
+    assert (
+        [row["class"] for row in values["predictions"]]
+        == learner.predict(X).tolist()
+        == y.tolist()
+    )
     probabilities = learner.predict_proba(X)
     for row, expected in zip(values["predictions"], probabilities, strict=True):
         order = np.argsort(-expected)[:2]
-        assert [entry["class"] for entry in row["top"]] == learner.classes_[order].tolist()
-        np.testing.assert_allclose([entry["probability"] for entry in row["top"]], expected[order])
+        assert [entry["class"] for entry in row["top"]] == learner.classes_[
+            order
+        ].tolist()
+        np.testing.assert_allclose(
+            [entry["probability"] for entry in row["top"]], expected[order]
+        )
     assert values["answered"] == 9
     assert values["left_out"] == {}
 
 
 def test_formats_say_the_same(shell, model, asked):
     rows = shell.json("predict", model, "asked.npy", "--top", 2)["predictions"]
-    lines = shell.run("predict", model, "asked.npy", "--top", 2, "--format", "jsonl").stdout.splitlines()
+    lines = shell.run(
+        "predict", model, "asked.npy", "--top", 2, "--format", "jsonl"
+    ).stdout.splitlines()
     assert [json.loads(line) for line in lines] == rows
-    text = shell.run("predict", model, "asked.npy", "--top", 2, "--format", "csv").stdout
+    text = shell.run(
+        "predict", model, "asked.npy", "--top", 2, "--format", "csv"
+    ).stdout
     table = list(csv.DictReader(io.StringIO(text)))
     assert [row["class"] for row in table] == [row["class"] for row in rows]
     assert [row["class_2"] for row in table] == [row["top"][1]["class"] for row in rows]
-    assert float(table[0]["probability"]) == pytest.approx(rows[0]["probability"], rel=1e-5)
+    assert float(table[0]["probability"]) == pytest.approx(
+        rows[0]["probability"], rel=1e-5
+    )
     people = shell.run("predict", model, "asked.npy").stdout.splitlines()
     assert people[0].split() == ["item", "class", "probability"]
     assert people[1].split()[:3] == ["row", "0", rows[0]["class"]]
@@ -53,7 +67,9 @@ def test_unknown_things_are_rejected(shell, model, asked):
     np.save("asked.npy", np.concatenate([X, 60 + X[:2]]))
     plain = shell.json("predict", model, "asked.npy")["predictions"]
     assert "unknown" not in plain[0]
-    values = shell.json("predict", model, "asked.npy", "--reject-unknown")["predictions"]
+    values = shell.json("predict", model, "asked.npy", "--reject-unknown")[
+        "predictions"
+    ]
     learner = open_model(model)
     novelty = learner.novelty_score(np.load("asked.npy"))
     np.testing.assert_allclose([row["novelty"] for row in values], novelty)
@@ -62,8 +78,14 @@ def test_unknown_things_are_rejected(shell, model, asked):
     for row in values:
         assert (row["class"] is None) == row["unknown"]
         assert row["top"][0]["class"] in NAMES
-    strict = shell.json("predict", model, "asked.npy", "--reject-unknown", "--false-alarm", 0.9)["predictions"]
-    assert sum(row["unknown"] for row in strict) == (novelty > learner.threshold(0.9)).sum() > expected.sum()
+    strict = shell.json(
+        "predict", model, "asked.npy", "--reject-unknown", "--false-alarm", 0.9
+    )["predictions"]
+    assert (
+        sum(row["unknown"] for row in strict)
+        == (novelty > learner.threshold(0.9)).sum()
+        > expected.sum()
+    )
 
 
 def test_the_nearest_class_of_an_unknown_thing_stands_apart(shell, model, asked):
@@ -74,27 +96,45 @@ def test_the_nearest_class_of_an_unknown_thing_stands_apart(shell, model, asked)
     learner = open_model(model)
     assert known["threshold"] == strange["threshold"] == learner.threshold(0.05)
     assert known["novelty"] <= known["threshold"] < strange["novelty"]
-    assert (strange["class"], strange["probability"]) == (None, None)  # a certainty that is not that of "unknown"
+    assert (strange["class"], strange["probability"]) == (
+        None,
+        None,
+    )  # a certainty that is not that of "unknown"
     assert strange["nearest"] == strange["top"][0]
     assert known["nearest"]["class"] == known["class"]
     rows = list(csv.DictReader(io.StringIO(shell.run(*ask, "-f", "csv").stdout)))
     assert (rows[1]["class"], rows[1]["probability"]) == ("", "")
     assert rows[1]["nearest_class"] == strange["nearest"]["class"]
-    assert float(rows[1]["nearest_probability"]) == pytest.approx(strange["nearest"]["probability"], rel=1e-5)
+    assert float(rows[1]["nearest_probability"]) == pytest.approx(
+        strange["nearest"]["probability"], rel=1e-5
+    )
     assert float(rows[1]["novelty"]) > float(rows[1]["threshold"])
     heading, first, second, *_ = shell.run(*ask).stdout.splitlines()
-    assert heading.split() == ["item", "class", "probability", "novelty", "threshold", "nearest"]
+    assert heading.split() == [
+        "item",
+        "class",
+        "probability",
+        "novelty",
+        "threshold",
+        "nearest",
+    ]
     assert first.split()[2] == known["class"]
     assert second.split()[2] == "(unknown)"
     assert second.rstrip().endswith("%")
-    assert second[: heading.index("novelty") - 2].rstrip().endswith("(unknown)")  # nothing under probability
+    assert (
+        second[: heading.index("novelty") - 2].rstrip().endswith("(unknown)")
+    )  # nothing under probability
 
 
 def test_answers_in_a_file(shell, model, asked):
-    output = shell.run("predict", model, "asked.npy", "--format", "csv", "--out", "answers.csv").stdout
+    output = shell.run(
+        "predict", model, "asked.npy", "--format", "csv", "--out", "answers.csv"
+    ).stdout
     assert output == "9 answers in answers.csv\n"
     assert len(list(csv.DictReader(io.StringIO(Path("answers.csv").read_text())))) == 9
-    assert "There is no folder no for --out" in shell.error("predict", model, "asked.npy", "--out", "no/a.csv")
+    assert "There is no folder no for --out" in shell.error(
+        "predict", model, "asked.npy", "--out", "no/a.csv"
+    )
 
 
 def test_files_folders_and_names_on_standard_input(shell, image_model, images):
@@ -103,12 +143,18 @@ def test_files_folders_and_names_on_standard_input(shell, image_model, images):
     assert inside[0]["item"] == str(images / "lying" / "0.png")
     names = [row["item"] for row in inside]
     by_name = shell.json("predict", image_model, *names)["predictions"]
-    by_stdin = shell.json("predict", image_model, "-", stdin="\n".join(names) + "\n")["predictions"]
-    mixed = shell.json("predict", image_model, images / "lying", *names[6:])["predictions"]
+    by_stdin = shell.json("predict", image_model, "-", stdin="\n".join(names) + "\n")[
+        "predictions"
+    ]
+    mixed = shell.json("predict", image_model, images / "lying", *names[6:])[
+        "predictions"
+    ]
     for rows in (by_name, by_stdin, mixed):
         assert [row["item"] for row in rows] == names
         np.testing.assert_allclose(
-            [row["probability"] for row in rows], [row["probability"] for row in inside], rtol=1e-4
+            [row["probability"] for row in rows],
+            [row["probability"] for row in inside],
+            rtol=1e-4,
         )
 
 
@@ -121,11 +167,15 @@ def test_features_are_kept_unless_refused(shell, image_model, images):
 
 def test_one_image_leaves_nothing_behind(shell, image_model, images):
     kept = sorted(Path("cache").rglob("*"))
-    alone = shell.json("predict", image_model, images / "lying" / "0.png")["predictions"]
+    alone = shell.json("predict", image_model, images / "lying" / "0.png")[
+        "predictions"
+    ]
     assert sorted(Path("cache").rglob("*")) == kept
     together = shell.json("predict", image_model, images / "lying")["predictions"]
     assert alone[0]["class"] == together[0]["class"]
-    assert alone[0]["probability"] == pytest.approx(together[0]["probability"], rel=1e-4)
+    assert alone[0]["probability"] == pytest.approx(
+        together[0]["probability"], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,8 +184,14 @@ def test_one_image_leaves_nothing_behind(shell, image_model, images):
         (["predict", "p.evg"], "There is no image to ask about"),
         (["predict", "p.evg", "absent.png"], "absent.png"),
         (["predict", "p.evg", "empty"], "empty must hold images, got none"),
-        (["predict", "p.evg", "images", "--text", "hello"], "--text is for models of texts, and this one takes images"),
-        (["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"], "--false-alarm"),
+        (
+            ["predict", "p.evg", "images", "--text", "hello"],
+            "--text is for models of texts, and this one takes images",
+        ),
+        (
+            ["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"],
+            "--false-alarm",
+        ),
         (["predict", "absent.evg", "images"], "No model 'absent.evg' here"),
     ],
 )
@@ -145,7 +201,9 @@ def test_bad_input_is_one_line(shell, image_model, arguments, message):
 
 
 def test_nothing_on_standard_input(shell, image_model):
-    assert "There is no image to ask about" in shell.error("predict", image_model, "-", stdin="\n")
+    assert "There is no image to ask about" in shell.error(
+        "predict", image_model, "-", stdin="\n"
+    )
 
 
 def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
@@ -154,7 +212,13 @@ def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"fourth\n \n")))
     items, names = read_question("text", ["lines.txt", "table.csv", "-"], ["fi\nfth"])
     items = items.raw_items()
-    assert [items.raw(row) for row in range(len(items))] == ["first", "second", "third", "fourth", "fi\nfth"]
+    assert [items.raw(row) for row in range(len(items))] == [
+        "first",
+        "second",
+        "third",
+        "fourth",
+        "fi\nfth",
+    ]
     assert names[-1] == "fi fth"
     with pytest.raises(InputError, match="no text to ask about"):
         read_question("text", [], [])
@@ -164,5 +228,9 @@ def test_model_without_probabilities_gives_scores(shell, first, asked):
     shell.run("fit", first, "-m", "n.evg", "--method", "simplecil")
     rows = shell.json("predict", "n.evg", "asked.npy")["predictions"]
     learner = open_model("n.evg")
-    np.testing.assert_allclose([row["score"] for row in rows], learner.decision_function(asked[0]).max(axis=1))
-    assert "how unlike anything learned" in shell.error("predict", "n.evg", "asked.npy", "--reject-unknown")
+    np.testing.assert_allclose(
+        [row["score"] for row in rows], learner.decision_function(asked[0]).max(axis=1)
+    )
+    assert "how unlike anything learned" in shell.error(
+        "predict", "n.evg", "asked.npy", "--reject-unknown"
+    )

@@ -21,7 +21,17 @@ from evergrow.learner.modelfile import open_model
 
 build_app()  # fills the list
 NAMES = tuple(COMMANDS)
-CHANGING = ("fit", "update", "forget", "unlearn", "rollback", "merge", "cache clear", "lab run", "lab mechanism")
+CHANGING = (
+    "fit",
+    "update",
+    "forget",
+    "unlearn",
+    "rollback",
+    "merge",
+    "cache clear",
+    "lab run",
+    "lab mechanism",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,7 +61,12 @@ def test_commands_import_nothing_heavy_before_they_run() -> None:
         "heavy = {'torch', 'timm', 'torchvision', 'PIL', 'pandas', 'matplotlib', 'numpy', 'sklearn'}; "
         "print(sorted(heavy & (set(sys.modules) - before)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_version_is_an_option_too():
@@ -83,10 +98,30 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("error", "code", "kind", "line"),
     [
-        (ParameterError("n must be\n1, got 2"), 2, "ParameterError", "error: n must be 1, got 2"),
-        (BusyError("m.evg must not be in use"), 3, "BusyError", "error: m.evg must not be in use"),
-        (FileNotFoundError(2, "No such file", "a"), 2, "FileNotFoundError", "error: [Errno 2] No such file: 'a'"),
-        (MemoryError(), 2, "MemoryError", "error: This machine has too little memory for that."),
+        (
+            ParameterError("n must be\n1, got 2"),
+            2,
+            "ParameterError",
+            "error: n must be 1, got 2",
+        ),
+        (
+            BusyError("m.evg must not be in use"),
+            3,
+            "BusyError",
+            "error: m.evg must not be in use",
+        ),
+        (
+            FileNotFoundError(2, "No such file", "a"),
+            2,
+            "FileNotFoundError",
+            "error: [Errno 2] No such file: 'a'",
+        ),
+        (
+            MemoryError(),
+            2,
+            "MemoryError",
+            "error: This machine has too little memory for that.",
+        ),
         (KeyboardInterrupt(), 130, "KeyboardInterrupt", "error: Interrupted."),
         (
             ZeroDivisionError("by zero"),
@@ -115,13 +150,17 @@ def test_every_error_is_one_line_and_one_object(
     assert told.stderr == result.stderr
 
 
-def test_a_bug_shows_its_traceback_on_request(raising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_shows_its_traceback_on_request(
+    raising: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raising(ZeroDivisionError("by zero"))
     monkeypatch.setenv("EVERGROW_DEBUG", "1")
     result = evergrow("fail", "--json")
     assert result.exit_code == 70
     assert "Traceback" in result.stderr
-    assert result.stderr.endswith("error: this is a bug in evergrow: ZeroDivisionError: by zero\n")
+    assert result.stderr.endswith(
+        "error: this is a bug in evergrow: ZeroDivisionError: by zero\n"
+    )
     assert json.loads(result.stdout)["exit_code"] == 70
 
 
@@ -137,7 +176,9 @@ def test_a_bug_shows_its_traceback_on_request(raising: Any, monkeypatch: pytest.
         ("fit", "--modle", "m.evg"),
     ],
 )
-def test_bad_input_to_any_command(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_to_any_command(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = evergrow(*arguments, "--json")
     assert result.exit_code == 2
@@ -145,19 +186,25 @@ def test_bad_input_to_any_command(arguments: tuple[str, ...], tmp_path: Path, mo
     assert all(note.startswith("left out: ") for note in notes)
     values = json.loads(result.stdout)
     assert values["exit_code"] == 2
-    assert arguments[: len(values["command"].split())] == tuple(values["command"].split())
+    assert arguments[: len(values["command"].split())] == tuple(
+        values["command"].split()
+    )
     assert line == f"error: {values['error']['message']}"
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("word", "meant"), [("fitt", "fit"), ("learn", "Did you mean 'fit' or 'update'?")])
+@pytest.mark.parametrize(
+    ("word", "meant"), [("fitt", "fit"), ("learn", "Did you mean 'fit' or 'update'?")]
+)
 def test_words_that_are_no_command(word: str, meant: str) -> None:
     result = evergrow(word, "--json")
     assert result.exit_code == 2
     assert meant in json.loads(result.stdout)["error"]["message"]
 
 
-def test_warnings_of_any_command_are_lines_and_in_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_any_command_are_lines_and_in_the_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
 
     @command("cautious")
@@ -222,7 +269,10 @@ LIGHT = [
     ["redo", "m.evg"],
     ["merge-classes", "m.evg", "wasp", "bee", "--into", "insect"],
     ["--help"],
-    *([name, "--help"] for name in ("predict", "evaluate", "update", "rename", "serve")),
+    *(
+        [name, "--help"]
+        for name in ("predict", "evaluate", "update", "rename", "serve")
+    ),
 ]
 
 

@@ -20,7 +20,11 @@ ADDRESS = "http://127.0.0.1:8123"
     [(True, ":0", False), (False, ":0", True), (None, ":0", True), (True, "", True)],
 )
 def test_it_says_where_things_are_kept_and_where_the_page_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: bool | None, display: str, told: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    browser: bool | None,
+    display: str,
+    told: bool,
 ) -> None:
     seen: list[Any] = []
 
@@ -41,7 +45,10 @@ def test_it_says_where_things_are_kept_and_where_the_page_is(
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     result = evergrow("serve", tmp_path, "--open")
     assert result.exit_code == 0
-    assert f"serving {tmp_path} on {ADDRESS}\nwhat you teach is kept in {tmp_path.resolve()}; Ctrl-C" in result.stdout
+    assert (
+        f"serving {tmp_path} on {ADDRESS}\nwhat you teach is kept in {tmp_path.resolve()}; Ctrl-C"
+        in result.stdout
+    )
     assert (f"no browser can be opened here: open {ADDRESS}" in result.stderr) == told
     assert seen[-1] == "warning"  # no line for every request
     assert "a code" not in result.stdout
@@ -51,8 +58,17 @@ def test_it_says_where_things_are_kept_and_where_the_page_is(
 
 def test_make_serve_takes_a_port_and_keeps_what_was_taught(tmp_path: Path) -> None:
     (tmp_path / "digits.evg").write_text("taught")
-    run = ["make", "-n", "serve", "PORT=8123", f"MODELS={tmp_path}", f"DEMO={tmp_path / 'digits.evg'}"]
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    run = [
+        "make",
+        "-n",
+        "serve",
+        "PORT=8123",
+        f"MODELS={tmp_path}",
+        f"DEMO={tmp_path / 'digits.evg'}",
+    ]
+    done = subprocess.run(
+        run, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert f"evergrow serve {tmp_path} --port 8123 --open" in done
     assert "evergrow fit" not in done
 

@@ -24,7 +24,9 @@ def inbox(shell: Shell, image_model: Path, images: Path) -> Path:
     return Path("inbox")
 
 
-def test_it_sorts_as_predict_answers(shell: Shell, image_model: Path, inbox: Path) -> None:
+def test_it_sorts_as_predict_answers(
+    shell: Shell, image_model: Path, inbox: Path
+) -> None:
     sort = ("sort", image_model, inbox, "--into", OUT, "--min", 0.5)
     told = shell.json(*sort, code=1)
     assert not OUT.exists()
@@ -32,7 +34,13 @@ def test_it_sorts_as_predict_answers(shell: Shell, image_model: Path, inbox: Pat
     answers = {row["item"]: row for row in shell.json(*asked, code=1)["predictions"]}
     expected: dict[str, int] = {}
     for row in answers.values():
-        place = "unknown" if row["unknown"] else row["class"] if row["probability"] >= 0.5 else "unsure"
+        place = (
+            "unknown"
+            if row["unknown"]
+            else row["class"]
+            if row["probability"] >= 0.5
+            else "unsure"
+        )
         expected[place] = expected.get(place, 0) + 1
     assert told["folders"] == expected
     assert sum(expected.values()) == 36
@@ -59,14 +67,19 @@ def test_it_sorts_as_predict_answers(shell: Shell, image_model: Path, inbox: Pat
         (["p.evg"], "Name a model, a folder of images"),
         (["p.evg", "inbox"], "Name a model, a folder of images"),
         (["none.evg", "inbox", "--into", "out"], "No model 'none.evg' here"),
-        (["p.evg", "inbox", "--into", "out", "--move", "--copy"], "--move and --copy do not go together"),
+        (
+            ["p.evg", "inbox", "--into", "out", "--move", "--copy"],
+            "--move and --copy do not go together",
+        ),
         (["p.evg", "inbox", "--into", "out", "--min", "80"], "--min"),
         (["p.evg", "--undo", "out/sorted.csv"], "--undo takes only the table"),
         (["--undo", "out/sorted.csv"], "No table 'out/sorted.csv' here"),
         (["--undo", "p.evg"], "is no table of a sort"),
     ],
 )
-def test_bad_input_is_one_line_and_touches_nothing(shell: Shell, inbox: Path, arguments: list, message: str) -> None:
+def test_bad_input_is_one_line_and_touches_nothing(
+    shell: Shell, inbox: Path, arguments: list, message: str
+) -> None:
     assert message in shell.error("sort", *arguments)
     assert not OUT.exists()
 

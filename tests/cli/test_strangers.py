@@ -18,16 +18,29 @@ from tests.cli.test_evaluate import Page
 
 from evergrow.learner.modelfile import open_model
 
-HOSTILE = ("=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "<script>alert(1)</script>", "[red]`a`|b\x1b[2J")
+HOSTILE = (
+    "=cmd|' /C calc'!A0",
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "\tx",
+    "\rx",
+    "<script>alert(1)</script>",
+    "[red]`a`|b\x1b[2J",
+)
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: a shell")
-full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: /dev/full")
+full_device = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs Linux: /dev/full"
+)
 
 
 def bash(line: str) -> subprocess.CompletedProcess[str]:
     """Run a line of shell in which ``evergrow`` is this one."""
     script = f'evergrow() {{ "{sys.executable}" -m evergrow "$@"; }}; {line}'
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, errors="surrogateescape")
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, errors="surrogateescape"
+    )
 
 
 def one_line_of(done: subprocess.CompletedProcess[str], code: int) -> str:
@@ -41,7 +54,9 @@ def one_line_of(done: subprocess.CompletedProcess[str], code: int) -> str:
 def hostile(shell: Shell) -> Path:
     """A model whose classes have names that mean something to spreadsheets, browsers and terminals."""
     rng = np.random.default_rng(0)
-    X = np.concatenate([rng.normal(size=(8, 16)) + 6 * rng.normal(size=16) for _ in HOSTILE])
+    X = np.concatenate(
+        [rng.normal(size=(8, 16)) + 6 * rng.normal(size=16) for _ in HOSTILE]
+    )
     y = np.repeat(HOSTILE, 8)
     np.savez("strange.npz", X_train=X, y_train=y, X_test=X, y_test=y)
     shell.run("fit", "strange.npz", "-m", "strange.evg", "--units", 50)
@@ -49,11 +64,23 @@ def hostile(shell: Shell) -> Path:
 
 
 def test_no_cell_of_a_csv_file_is_a_formula(shell: Shell, hostile: Path) -> None:
-    shell.run("predict", hostile, "strange.npz", "--format", "csv", "--top", "8", "--out", "answers.csv")
+    shell.run(
+        "predict",
+        hostile,
+        "strange.npz",
+        "--format",
+        "csv",
+        "--top",
+        "8",
+        "--out",
+        "answers.csv",
+    )
     with open("answers.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 64
-    names = {cell for row in rows for key, cell in row.items() if key.startswith("class")}
+    names = {
+        cell for row in rows for key, cell in row.items() if key.startswith("class")
+    }
     assert names == {
         "'=cmd|' /C calc'!A0",
         "'+1",
@@ -64,14 +91,26 @@ def test_no_cell_of_a_csv_file_is_a_formula(shell: Shell, hostile: Path) -> None
         "<script>alert(1)</script>",
         "[red]`a`|b\\x1b[2J",
     }
-    shell.run("predict", hostile, "strange.npz", "--format", "jsonl", "--out", "answers.jsonl")
-    exact = {json.loads(line)["class"] for line in Path("answers.jsonl").read_text().splitlines()}
+    shell.run(
+        "predict", hostile, "strange.npz", "--format", "jsonl", "--out", "answers.jsonl"
+    )
+    exact = {
+        json.loads(line)["class"]
+        for line in Path("answers.jsonl").read_text().splitlines()
+    }
     assert exact <= set(HOSTILE)
 
 
-def test_no_name_is_a_tag_or_a_command_to_the_terminal(shell: Shell, hostile: Path) -> None:
-    output = shell.run("evaluate", hostile, "strange.npz", "--report", "page.html").stdout
-    output += shell.run("inspect", hostile).stdout + shell.run("predict", hostile, "strange.npz").stdout
+def test_no_name_is_a_tag_or_a_command_to_the_terminal(
+    shell: Shell, hostile: Path
+) -> None:
+    output = shell.run(
+        "evaluate", hostile, "strange.npz", "--report", "page.html"
+    ).stdout
+    output += (
+        shell.run("inspect", hostile).stdout
+        + shell.run("predict", hostile, "strange.npz").stdout
+    )
     assert "\x1b" not in output
     assert "[red]`a`|b\\x1b[2J" in output  # as it is, not in red
     page = Page(Path("page.html").read_text(encoding="utf-8"))
@@ -80,9 +119,13 @@ def test_no_name_is_a_tag_or_a_command_to_the_terminal(shell: Shell, hostile: Pa
 
 
 @full_device
-def test_a_committed_update_that_cannot_be_told(shell: Shell, model: Path, later: Path) -> None:
+def test_a_committed_update_that_cannot_be_told(
+    shell: Shell, model: Path, later: Path
+) -> None:
     line = one_line_of(bash(f"evergrow update {model} {later} > /dev/full"), 74)
-    assert line == ("error: revision 2 of m.evg was written; the answer could not be printed: No space left on device")
+    assert line == (
+        "error: revision 2 of m.evg was written; the answer could not be printed: No space left on device"
+    )
     assert open_model(model).revision_ == 2
 
 
@@ -114,7 +157,9 @@ def test_everything_shut() -> None:
 def test_a_question_that_nobody_can_answer(shell: Shell, tmp_path: Path) -> None:
     entry = tmp_path / "cache" / ("f" * 32)
     entry.mkdir(parents=True)
-    (entry / "meta.json").write_text(json.dumps({"finished": False, "n_items": 4, "kind": "image"}))
+    (entry / "meta.json").write_text(
+        json.dumps({"finished": False, "n_items": 4, "kind": "image"})
+    )
     done = bash("evergrow cache clear <&-")
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1] == "error: Not confirmed; nothing was done."
@@ -123,20 +168,26 @@ def test_a_question_that_nobody_can_answer(shell: Shell, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @posix
-def test_file_names_that_are_no_utf8(shell: Shell, image_model: Path, images: Path) -> None:
+def test_file_names_that_are_no_utf8(
+    shell: Shell, image_model: Path, images: Path
+) -> None:
     name = os.fsdecode(b"caf\xe9.png")
     try:
         Path(name).write_bytes(Path(images, "lying", "0.png").read_bytes())
     except OSError:
         pytest.skip("needs another file system: this one takes UTF-8 only")
     out = os.fsdecode(b"answ\xe9rs.csv")
-    done = bash(f"evergrow predict {image_model} $'caf\\xe9.png' --format csv --out $'answ\\xe9rs.csv'")
+    done = bash(
+        f"evergrow predict {image_model} $'caf\\xe9.png' --format csv --out $'answ\\xe9rs.csv'"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "1 answer in answ\\udce9rs.csv\n"
     with open(out, newline="", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
     assert row["item"] == "caf\\udce9.png"
-    piped = bash(f"printf 'caf\\351.png\\n' | evergrow predict {image_model} - --format jsonl")
+    piped = bash(
+        f"printf 'caf\\351.png\\n' | evergrow predict {image_model} - --format jsonl"
+    )
     assert (piped.returncode, piped.stderr) == (0, "")
     assert json.loads(piped.stdout)["item"] == name
     missing = shell.error("predict", image_model, os.fsdecode(b"\xff.png"))
@@ -150,13 +201,21 @@ def test_file_names_that_are_no_utf8(shell: Shell, image_model: Path, images: Pa
 def test_an_update_that_is_stopped_leaves_the_old_model_or_the_new_one(
     shell: Shell, model: Path, later: Path, stop: signal.Signals
 ) -> None:
-    before, command = model.read_bytes(), [sys.executable, "-m", "evergrow", "update", str(model), str(later)]
+    before, command = (
+        model.read_bytes(),
+        [sys.executable, "-m", "evergrow", "update", str(model), str(later)],
+    )
     began = time.monotonic()
     subprocess.run(command, check=True, capture_output=True)
-    whole, samples = time.monotonic() - began, sum(open_model(model).n_samples_.values())
+    whole, samples = (
+        time.monotonic() - began,
+        sum(open_model(model).n_samples_.values()),
+    )
     shell.run("rollback", model)
     for step in range(10):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as writer:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as writer:
             time.sleep(whole * (step + 1) / 10)
             writer.send_signal(stop)
             _, said = writer.communicate()
@@ -164,7 +223,10 @@ def test_an_update_that_is_stopped_leaves_the_old_model_or_the_new_one(
             assert sum(open_model(model).n_samples_.values()) == samples
             shell.run("rollback", model)
         elif "Interrupted" in said:
-            assert said.splitlines()[-1] == "error: Interrupted; the model was not changed."
+            assert (
+                said.splitlines()[-1]
+                == "error: Interrupted; the model was not changed."
+            )
         assert model.read_bytes() == before
     subprocess.run(command, check=True, capture_output=True)
     assert not list(model.parent.rglob("*.part"))

@@ -15,7 +15,11 @@ from evergrow.core.errors import FileFormatError
 
 @pytest.fixture
 def sample():
-    return Archive("Thing", {"a": [1, 2]}, {"x": torch.arange(6.0).view(2, 3), "n": torch.tensor([3])})
+    return Archive(
+        "Thing",
+        {"a": [1, 2]},
+        {"x": torch.arange(6.0).view(2, 3), "n": torch.tensor([3])},
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: limits of file sizes")
@@ -33,7 +37,12 @@ def test_a_file_that_cannot_grow_is_an_oserror_and_leaves_the_old_one(tmp_path, 
         "except OSError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert f"{path} could not be written" in done.stdout
     assert path.read_bytes() == old
@@ -82,7 +91,9 @@ def test_a_key_given_twice_is_refused(tmp_path):
     header = json.loads(data[8 : 8 + length])
     head = json.loads(header["__metadata__"]["evergrow"])
     head["archive"] = head["archive"].replace('"n": 1', '"n": 1, "n": 2')
-    head["digest"] = hashlib.blake2b((head["needs"] + head["archive"]).encode(), digest_size=16).hexdigest()
+    head["digest"] = hashlib.blake2b(
+        (head["needs"] + head["archive"]).encode(), digest_size=16
+    ).hexdigest()
     header["__metadata__"]["evergrow"] = json.dumps(head)
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])

@@ -12,7 +12,9 @@ import pytest
 from evergrow.core.errors import BusyError, PathError
 from evergrow.core.files import atomic_path, locked
 
-posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks, links and modes")
+posix = pytest.mark.skipif(
+    os.name != "posix", reason="needs a POSIX system: locks, links and modes"
+)
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -32,12 +34,23 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 
 @posix
 def test_a_lock_is_refused_to_a_second_process(tmp_path: Path) -> None:
-    code = f"from evergrow.core.files import locked\nwith locked({str(tmp_path)!r}): pass"
+    code = (
+        f"from evergrow.core.files import locked\nwith locked({str(tmp_path)!r}): pass"
+    )
     with locked(tmp_path):
-        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        second = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True
+        )
         assert "BusyError" in second.stderr
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
-    with locked(tmp_path), pytest.raises(BusyError, match="must not be in use"), locked(tmp_path):
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True).returncode
+        == 0
+    )
+    with (
+        locked(tmp_path),
+        pytest.raises(BusyError, match="must not be in use"),
+        locked(tmp_path),
+    ):
         pass
 
 
@@ -55,7 +68,9 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 @posix
-def test_a_group_that_cannot_be_kept_loses_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_cannot_be_kept_loses_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")
     target.chmod(0o660)
@@ -63,7 +78,11 @@ def test_a_group_that_cannot_be_kept_loses_access(tmp_path: Path, monkeypatch: p
 
     def other_group(path: object, *args: object, **options: object) -> os.stat_result:
         status = real(path, *args, **options)  # type: ignore[arg-type]
-        return os.stat_result((*status[:5], kept.st_gid + 1, *status[6:])) if ".part/" in str(path) else status
+        return (
+            os.stat_result((*status[:5], kept.st_gid + 1, *status[6:]))
+            if ".part/" in str(path)
+            else status
+        )
 
     def refused(*_: object) -> None:
         raise PermissionError

@@ -125,17 +125,30 @@ def item() -> Everything:
         gram=torch.eye(3, dtype=torch.float64),
         cross=torch.ones(3, 2, dtype=torch.float64),
         rows=np.arange(4, dtype=np.float32).reshape(2, 2),
-        factors=(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.float64)),
+        factors=(
+            torch.zeros(1, 3, dtype=torch.float64),
+            torch.zeros(0, 3, dtype=torch.float64),
+        ),
         named={"block.1": torch.tensor([1, 2])},
         raw=to_archive(Square(7.0)),
         cache=[1],
     )
 
 
-def test_what_is_written_is_read_again_and_gives_the_same_bytes(tmp_path: Path, item: Everything) -> None:
+def test_what_is_written_is_read_again_and_gives_the_same_bytes(
+    tmp_path: Path, item: Everything
+) -> None:
     digest = write_record(tmp_path / "a.evg", item)
     back = read_record(Everything, tmp_path / "a.evg")
-    for name in set(vars(item)) - {"cache", "raw", "gram", "cross", "factors", "named", "rows"}:
+    for name in set(vars(item)) - {
+        "cache",
+        "raw",
+        "gram",
+        "cross",
+        "factors",
+        "named",
+        "rows",
+    }:
         assert getattr(back, name) == getattr(item, name)
     assert back.cache == []
     assert back.raw is not None
@@ -164,8 +177,12 @@ IMPOSSIBLE: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key in IMPOSSIBLE for value in IMPOSSIBLE[key]])
-def test_a_value_that_cannot_be_is_a_file_error(item: Everything, key: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key in IMPOSSIBLE for value in IMPOSSIBLE[key]]
+)
+def test_a_value_that_cannot_be_is_a_file_error(
+    item: Everything, key: str, value: object
+) -> None:
     archive = to_archive(item)
     archive.meta[key] = value
     with pytest.raises(FileFormatError, match=r"model\.evg"):
@@ -217,25 +234,41 @@ def test_unknown_fields_are_written_again(item: Everything) -> None:
     assert again.parts["later"].version == 9
 
 
-def test_another_kind_a_newer_version_and_a_part_of_the_wrong_family_are_refused(item: Everything) -> None:
+def test_another_kind_a_newer_version_and_a_part_of_the_wrong_family_are_refused(
+    item: Everything,
+) -> None:
     archive = to_archive(item)
-    with pytest.raises(FileFormatError, match="holds 'tests/everything', not 'tests/frame' or 'tests/square'"):
+    with pytest.raises(
+        FileFormatError,
+        match="holds 'tests/everything', not 'tests/frame' or 'tests/square'",
+    ):
         from_archive(Shape, archive)  # type: ignore[type-abstract]
-    with pytest.raises(FileFormatError, match="'tests/squere', which is unknown here; nearest: 'tests/square'"):
+    with pytest.raises(
+        FileFormatError,
+        match="'tests/squere', which is unknown here; nearest: 'tests/square'",
+    ):
         from_archive(Square, Archive("tests/squere", {}))
-    with pytest.raises(NewerSchemaError, match=r"version 2 of 'tests/square'.*pip install -U evergrow"):
+    with pytest.raises(
+        NewerSchemaError, match=r"version 2 of 'tests/square'.*pip install -U evergrow"
+    ):
         from_archive(Square, replace(to_archive(Square(1.0)), version=2))
     archive.parts["by_name.first"] = to_archive(Frame(Square(1.0)))
-    with pytest.raises(FileFormatError, match=r"by_name\.first holds 'tests/frame', not 'tests/square'"):
+    with pytest.raises(
+        FileFormatError, match=r"by_name\.first holds 'tests/frame', not 'tests/square'"
+    ):
         from_archive(Everything, archive)
 
 
-def test_files_of_before_say_in_one_line_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_before_say_in_one_line_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for schema in (1, 2):
         monkeypatch.setattr("evergrow.core.archive.SCHEMA_VERSION", schema)
         write_record(tmp_path / "old.evg", Square(1.0))
         monkeypatch.undo()
-        with pytest.raises(FileFormatError, match=rf"was written by evergrow 0\.{schema}; fit it again"):
+        with pytest.raises(
+            FileFormatError, match=rf"was written by evergrow 0\.{schema}; fit it again"
+        ):
             read_archive(tmp_path / "old.evg")
 
 
@@ -249,7 +282,9 @@ class Note:
 
 def test_arrays_are_known_by_the_alias_that_newer_numpy_has() -> None:
     T = TypeVar("T", bound=np.generic)
-    alias = TypeAliasType("alias", np.ndarray[Any, np.dtype[T]], type_params=(T,))  # NDArray from 2.5 on
+    alias = TypeAliasType(
+        "alias", np.ndarray[Any, np.dtype[T]], type_params=(T,)
+    )  # NDArray from 2.5 on
     entry = ("rows", Annotated[alias[np.float32], Spec(("n",), "float32")])
     Rows = record("docs/rows")(make_dataclass("Rows", [entry], frozen=True))
     archive = to_archive(Rows(np.arange(3, dtype=np.float32)))
@@ -268,7 +303,15 @@ def test_documents_keep_what_they_do_not_know(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 2}, {"version": None}, {"version": True}, {"schema": "other"}, {"schema": []}, {"text": 3}]
+    "change",
+    [
+        {"version": 2},
+        {"version": None},
+        {"version": True},
+        {"schema": "other"},
+        {"schema": []},
+        {"text": 3},
+    ],
 )
 def test_documents_that_are_none(change: dict[str, Any]) -> None:
     with pytest.raises(FileFormatError, match=r"note\.json"):
@@ -279,7 +322,18 @@ def test_documents_that_are_none(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[" * 100_000, '{"a":' * 100_000, "NaN", "[Infinity]", "1e999", "9" * 5000, b"\xff\xfe", "\ud800x"],
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "NaN",
+        "[Infinity]",
+        "1e999",
+        "9" * 5000,
+        b"\xff\xfe",
+        "\ud800x",
+    ],
 )
 def test_a_text_that_is_no_plain_json(text: str | bytes) -> None:
     with pytest.raises(FileFormatError, match=r"note\.json is no whole JSON"):

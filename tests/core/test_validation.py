@@ -37,7 +37,9 @@ def test_devices():
 
 def test_streams_are_repeatable_and_differ_by_purpose():
     assert derive_seed(3, "a", 1) == derive_seed(3, "a", 1)
-    seeds = {derive_seed(s, p, i) for s in range(5) for p in ("a", "b") for i in range(5)}
+    seeds = {
+        derive_seed(s, p, i) for s in range(5) for p in ("a", "b") for i in range(5)
+    }
     assert len(seeds) == 50
 
 
@@ -55,8 +57,12 @@ def test_generator_leaves_the_global_state_alone():
 
 def test_resolve_seed_accepts_what_scikit_learn_does():
     assert resolve_seed(np.int64(5)) == 5
-    assert resolve_seed(np.random.RandomState(0)) == resolve_seed(np.random.RandomState(0))
-    assert resolve_seed(np.random.default_rng(0)) == resolve_seed(np.random.default_rng(0))
+    assert resolve_seed(np.random.RandomState(0)) == resolve_seed(
+        np.random.RandomState(0)
+    )
+    assert resolve_seed(np.random.default_rng(0)) == resolve_seed(
+        np.random.default_rng(0)
+    )
     assert resolve_seed(None) != resolve_seed(None)
 
 
@@ -69,7 +75,9 @@ def test_resolve_seed_rejects_other_types(bad):
 # -- objects of libraries that may not be there ------------------------------------------------------------------
 
 
-def test_a_module_that_another_thread_is_importing_has_no_classes_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_another_thread_is_importing_has_no_classes_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("pandas", "PIL.Image", "torch.utils.data"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert not is_pandas([1])

@@ -35,7 +35,14 @@ def write_archive(path: Path, members: Mapping[str, bytes]) -> Path:
                 info.filename = name
                 archive.writestr(info, body, zipfile.ZIP_DEFLATED)
         return path
-    mode = {".gz": "w:gz", ".tgz": "w:gz", ".bz2": "w:bz2", ".tbz2": "w:bz2", ".xz": "w:xz", ".txz": "w:xz"}
+    mode = {
+        ".gz": "w:gz",
+        ".tgz": "w:gz",
+        ".bz2": "w:bz2",
+        ".tbz2": "w:bz2",
+        ".xz": "w:xz",
+        ".txz": "w:xz",
+    }
     with tarfile.open(path, mode.get(path.suffix, "w")) as archive:
         for name, body in members.items():
             entry = tarfile.TarInfo(name)
@@ -47,16 +54,28 @@ def write_archive(path: Path, members: Mapping[str, bytes]) -> Path:
 def pack(root: Path, target: Path, base: str = "") -> Path:
     """Write an archive of a folder, under a folder of its own if there is a base."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    return write_archive(target, {f"{base}{path.relative_to(root).as_posix()}": path.read_bytes() for path in files})
+    return write_archive(
+        target,
+        {
+            f"{base}{path.relative_to(root).as_posix()}": path.read_bytes()
+            for path in files
+        },
+    )
 
 
 @pytest.mark.parametrize("suffix", ARCHIVE_SUFFIXES)
 @pytest.mark.parametrize("counts", [BOTH, {"cat": 6, "dog": 7}])
-def test_an_archive_is_read_like_its_folder(suffix: str, counts: dict[str, int], tree: Tree, tmp_path: Path) -> None:
+def test_an_archive_is_read_like_its_folder(
+    suffix: str, counts: dict[str, int], tree: Tree, tmp_path: Path
+) -> None:
     root = tree(counts)
     folder = load_data(root, test_size=0)
     data = load_data(pack(root, tmp_path / f"pets{suffix}", base="pets/"), test_size=0)
-    assert (data.name, data.layout, data.class_names) == ("pets", folder.layout, folder.class_names)
+    assert (data.name, data.layout, data.class_names) == (
+        "pets",
+        folder.layout,
+        folder.class_names,
+    )
     assert data.y_train.tolist() == folder.y_train.tolist()
     assert data.y_test.tolist() == folder.y_test.tolist()
     assert data.train.names() == [f"pets/{name}" for name in folder.train.names()]
@@ -66,7 +85,9 @@ def test_an_archive_is_read_like_its_folder(suffix: str, counts: dict[str, int],
     assert again.items.stamp() == data.train.items.stamp()
 
 
-def test_a_copy_has_the_same_identity_but_another_stamp_and_parts_go_together(tree: Tree, tmp_path: Path) -> None:
+def test_a_copy_has_the_same_identity_but_another_stamp_and_parts_go_together(
+    tree: Tree, tmp_path: Path
+) -> None:
     first = pack(tree(BOTH), tmp_path / "pets.zip")
     second = tmp_path / "copy.zip"
     second.write_bytes(first.read_bytes())
@@ -82,10 +103,14 @@ def test_a_copy_has_the_same_identity_but_another_stamp_and_parts_go_together(tr
 
 def test_tables_and_single_files_in_an_archive(tmp_path: Path) -> None:
     rows = "".join(f"images/{number}.png,{'ab'[number % 2]}\n" for number in range(10))
-    members = {"labels.csv": ("\ufeffpath,label\n" + rows).encode()} | {f"images/{n}.png": PNG for n in range(10)}
+    members = {"labels.csv": ("\ufeffpath,label\n" + rows).encode()} | {
+        f"images/{n}.png": PNG for n in range(10)
+    }
     data = load_data(write_archive(tmp_path / "x.zip", members), test_size=0)
     assert (data.layout, data.class_names, len(data.train)) == ("table", ("a", "b"), 10)
-    mail = write_archive(tmp_path / "mail.zip", {"mail.csv": b"text,label\n" + b"hi,ham\nbuy,spam\n" * 5})
+    mail = write_archive(
+        tmp_path / "mail.zip", {"mail.csv": b"text,label\n" + b"hi,ham\nbuy,spam\n" * 5}
+    )
     assert load_data(mail, test_size=0).kind == "text"
     with pytest.raises(InputError, match="must be unpacked to be read as 'parquet'"):
         load_data(write_archive(tmp_path / "table.zip", {"train.parquet": b"x"}))
@@ -93,7 +118,8 @@ def test_tables_and_single_files_in_an_archive(tmp_path: Path) -> None:
 
 def test_images_of_an_archive_without_labels(tmp_path: Path) -> None:
     path = write_archive(
-        tmp_path / "x.zip", {"b.png": PNG, "more/a.png": PNG, "notes.txt": b"x", "__MACOSX/._b.png": b"x"}
+        tmp_path / "x.zip",
+        {"b.png": PNG, "more/a.png": PNG, "notes.txt": b"x", "__MACOSX/._b.png": b"x"},
     )
     images = read_items(path, "image").items
     assert [images.name(row) for row in range(len(images))] == ["b.png", "more/a.png"]
@@ -103,13 +129,25 @@ def test_images_of_an_archive_without_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        *((name, "leads out") for name in ("../evil.png", "cat/../../evil.png", "/etc/evil.png", "..\\evil.png")),
+        *(
+            (name, "leads out")
+            for name in (
+                "../evil.png",
+                "cat/../../evil.png",
+                "/etc/evil.png",
+                "..\\evil.png",
+            )
+        ),
         ("C:\\evil.png", "leads out"),
         ("dog/1.png/2.png", "got both"),
     ],
 )
-def test_names_that_lead_out_or_contradict_are_refused(name: str, match: str, suffix: str, tmp_path: Path) -> None:
-    path = write_archive(tmp_path / f"slip{suffix}", {"cat/1.png": PNG, "dog/1.png": PNG, name: PNG})
+def test_names_that_lead_out_or_contradict_are_refused(
+    name: str, match: str, suffix: str, tmp_path: Path
+) -> None:
+    path = write_archive(
+        tmp_path / f"slip{suffix}", {"cat/1.png": PNG, "dog/1.png": PNG, name: PNG}
+    )
     with pytest.raises(FileFormatError, match=match):
         load_data(path)
 
@@ -117,7 +155,10 @@ def test_names_that_lead_out_or_contradict_are_refused(name: str, match: str, su
 def test_links_and_devices_are_left_out_and_said(tmp_path: Path) -> None:
     tar = write_archive(tmp_path / "links.tar", {"cat/1.png": PNG, "dog/1.png": PNG})
     with tarfile.open(tar, "a") as archive:
-        for name, kind in (("cat/passwd.png", tarfile.SYMTYPE), ("dog/2.png", tarfile.LNKTYPE)):
+        for name, kind in (
+            ("cat/passwd.png", tarfile.SYMTYPE),
+            ("dog/2.png", tarfile.LNKTYPE),
+        ):
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname = kind, "/etc/passwd"
             archive.addfile(entry)
@@ -136,11 +177,17 @@ def test_links_and_devices_are_left_out_and_said(tmp_path: Path) -> None:
         assert len(read_parts(path).train) == 2
 
 
-def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bombs_are_refused_before_they_are_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archives, "ROOM", 2**16)
     zeros = bytes(2**22)
-    path = write_archive(tmp_path / "bomb.zip", {"cat/1.png": zeros, "dog/1.png": zeros})
-    with pytest.raises(FileFormatError, match="must unpack to at most 100 times its size"):
+    path = write_archive(
+        tmp_path / "bomb.zip", {"cat/1.png": zeros, "dog/1.png": zeros}
+    )
+    with pytest.raises(
+        FileFormatError, match="must unpack to at most 100 times its size"
+    ):
         load_data(path)
     tar = write_archive(tmp_path / "bomb.tar.gz", {"cat/1.png": zeros})
     before = set(Path(archives.tempfile.gettempdir()).glob("evergrow-*.tar"))
@@ -152,25 +199,67 @@ def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch:
         load_data(write_archive(tmp_path / "large.zip", {"cat/1.png": os.urandom(200)}))
     monkeypatch.setattr(archives, "MOST_FILES", 3)
     with pytest.raises(FileFormatError, match="at most 3 files"):
-        load_data(write_archive(tmp_path / "many.zip", {f"cat/{n}.png": b"x" for n in range(5)}))
+        load_data(
+            write_archive(
+                tmp_path / "many.zip", {f"cat/{n}.png": b"x" for n in range(5)}
+            )
+        )
 
 
-def crowded_zip(path: Path, entries: int, stated: int, *, zip64: bool, name: bytes = b"a") -> Path:
+def crowded_zip(
+    path: Path, entries: int, stated: int, *, zip64: bool, name: bytes = b"a"
+) -> Path:
     """Write a zip whose directory has so many entries, whatever number its end states."""
-    entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name
+    entry = (
+        struct.pack(
+            "<4s6H3L5H2L",
+            b"PK\1\2",
+            20,
+            20,
+            0,
+            0,
+            0,
+            33,
+            0,
+            0,
+            0,
+            len(name),
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
+        + name
+    )
     size = entries * len(entry)
-    far = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, stated, stated, size, 0)
+    far = struct.pack(
+        "<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, stated, stated, size, 0
+    )
     far += struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
-    counts = (0xFFFF, 0xFFFF, 0xFFFFFFFF) if zip64 else (stated & 0xFFFF, stated & 0xFFFF, size)
-    end = (far if zip64 else b"") + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, *counts, 0, 0)
+    counts = (
+        (0xFFFF, 0xFFFF, 0xFFFFFFFF)
+        if zip64
+        else (stated & 0xFFFF, stated & 0xFFFF, size)
+    )
+    end = (far if zip64 else b"") + struct.pack(
+        "<4s4H2LH", b"PK\5\6", 0, 0, *counts, 0, 0
+    )
     path.write_bytes(entry * entries + end)
     return path
 
 
 @pytest.mark.parametrize("zip64", [False, True])
-@pytest.mark.parametrize(("entries", "stated"), [(1_000_000, 1_000_000), (1_000_000, 1), (40, 60_000)])
+@pytest.mark.parametrize(
+    ("entries", "stated"), [(1_000_000, 1_000_000), (1_000_000, 1), (40, 60_000)]
+)
 def test_a_zip_of_a_million_entries_is_refused_before_its_directory_is_parsed(
-    entries: int, stated: int, zip64: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entries: int,
+    stated: int,
+    zip64: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def parse(*_: object) -> None:
         raise AssertionError("the directory was parsed")
@@ -182,8 +271,12 @@ def test_a_zip_of_a_million_entries_is_refused_before_its_directory_is_parsed(
             load_data(crowded_zip(tmp_path / name, entries, stated, zip64=zip64))
 
 
-def test_long_names_fill_a_directory_and_are_no_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_archive(tmp_path / "long.zip", {f"cat/{'x' * 200}{n}.png": PNG for n in range(12)})
+def test_long_names_fill_a_directory_and_are_no_crowd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_archive(
+        tmp_path / "long.zip", {f"cat/{'x' * 200}{n}.png": PNG for n in range(12)}
+    )
     monkeypatch.setattr(archives, "MOST_FILES", 12)
     assert len(load_data(path, test_size=0).train) == 12
     monkeypatch.setattr(archives, "MOST_FILES", 11)
@@ -202,13 +295,17 @@ def test_a_temporary_file_goes_with_its_archive(tree: Tree, tmp_path: Path) -> N
 
 def test_damage_is_a_typed_error(tree: Tree, tmp_path: Path) -> None:
     for suffix in (".zip", ".tar", ".tar.gz"):
-        path = pack(tree({f"{suffix}cat": 6, f"{suffix}dog": 7}), tmp_path / f"pets{suffix}")
+        path = pack(
+            tree({f"{suffix}cat": 6, f"{suffix}dog": 7}), tmp_path / f"pets{suffix}"
+        )
         body = path.read_bytes()
         for damaged in (b"", b"junk" * 40, body[: len(body) // 2]):
             path.write_bytes(damaged)
             with pytest.raises((FileFormatError, InputError)):
                 load_data(path)
-    path = write_archive(tmp_path / "middle.tar", {"cat/1.png": PNG, "cat/2.png": PNG, "dog/1.png": PNG})
+    path = write_archive(
+        tmp_path / "middle.tar", {"cat/1.png": PNG, "cat/2.png": PNG, "dog/1.png": PNG}
+    )
     body = path.read_bytes()
     path.write_bytes(body[:1024] + b"\xff" * 300 + body[1324:])  # the second header
     with pytest.raises(FileFormatError, match="whole tar"):
@@ -229,14 +326,22 @@ def test_a_damaged_image_in_a_zip_is_one_that_can_be_skipped(tmp_path: Path) -> 
 
 
 def test_encrypted_and_repeated_members_are_said(tmp_path: Path) -> None:
-    path = write_archive(tmp_path / "x.zip", {"cat/1.png": PNG, "dog/1.png": PNG, "dog/2.png": PNG})
-    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:
+    path = write_archive(
+        tmp_path / "x.zip", {"cat/1.png": PNG, "dog/1.png": PNG, "dog/2.png": PNG}
+    )
+    with (
+        pytest.warns(UserWarning, match="Duplicate"),
+        zipfile.ZipFile(path, "a") as archive,
+    ):
         archive.writestr("cat/1.png", b"later")
     body = bytearray(path.read_bytes())
     at = body.rindex(b"PK\x01\x02", 0, body.rindex(b"dog/2.png"))
     body[at + 8] |= 1  # the flag of an encrypted file, in the directory
     path.write_bytes(bytes(body))
-    with pytest.warns(DataWarning, match="encrypted files: 1, files replaced by a later one of the same name: 1"):
+    with pytest.warns(
+        DataWarning,
+        match="encrypted files: 1, files replaced by a later one of the same name: 1",
+    ):
         data = read_parts(path)
     assert data.train.items.raw(0) == b"later"
     assert len(data.train) == 2

@@ -18,20 +18,36 @@ def features(X: np.ndarray, labels: list[str]) -> Samples:
 
 
 def test_same_content_in_texts_and_images(tmp_path: Path) -> None:
-    train = read_labelled((Texts(("a b", "c", "A  b", "c", "d")), ["x", "y", "y", "y", "x"]), "train")
+    train = read_labelled(
+        (Texts(("a b", "c", "A  b", "c", "d")), ["x", "y", "y", "y", "x"]), "train"
+    )
     test = read_labelled((Texts(("D", "new")), ["x", "x"]), "train")
     found = check_samples(train, test)
     assert [(finding.kind, finding.rows) for finding in found.findings] == [
         ("two labels", (0, 2)),
         ("training and test", (4, 5)),
     ]
-    assert (found.repeated, found.n_samples, found.n_test, found.clean) == (1, 7, 2, False)
+    assert (found.repeated, found.n_samples, found.n_test, found.clean) == (
+        1,
+        7,
+        2,
+        False,
+    )
     pixels = np.zeros((3, 4, 4), np.uint8)
     pixels[2] = 1
-    assert len(check_samples(read_labelled((Images(pixels), ["x", "y", "y"]), "train")).findings) == 1
+    assert (
+        len(
+            check_samples(
+                read_labelled((Images(pixels), ["x", "y", "y"]), "train")
+            ).findings
+        )
+        == 1
+    )
     (tmp_path / "a.png").write_bytes(b"1")
     files = Images(("a.png", "gone.png"), root=tmp_path)
-    assert check_samples(read_labelled((files, ["x", "y"]), "train")).unread == ("gone.png",)
+    assert check_samples(read_labelled((files, ["x", "y"]), "train")).unread == (
+        "gone.png",
+    )
 
 
 def test_near_pairs_are_those_of_a_comparison_of_all() -> None:
@@ -48,7 +64,9 @@ def test_near_pairs_are_those_of_a_comparison_of_all() -> None:
         for j in range(i + 1, 60)
         if close[i, j] and (y[i] != y[j] or j >= 45)
     }
-    assert {(*pair.rows, pair.kind) for pair in found.findings if pair.kind != "misplaced"} == expected
+    assert {
+        (*pair.rows, pair.kind) for pair in found.findings if pair.kind != "misplaced"
+    } == expected
     assert len(expected) == 10
 
 

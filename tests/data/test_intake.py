@@ -8,7 +8,13 @@ import torch
 from PIL import Image
 from tests.learner.toys import image, write_folder
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    DataWarning,
+    FileFormatError,
+    InputError,
+    LabelError,
+)
 from evergrow.data import Dataset, FeatureSet, load_data
 from evergrow.data.intake import as_names, read_items, read_labelled, read_unknown
 from evergrow.data.items import Images, Texts
@@ -23,36 +29,58 @@ def test_a_folder_without_a_test_set_is_taken_whole(
     folder = write_folder(tmp_path / "pets", {"red": 0, "blue": 1}, n=10)
     monkeypatch.setenv("EVERGROW_DATA", str(tmp_path))
     for source in (folder, "pets", load_data(folder, test_size=0)):
-        assert sorted(read_labelled(source, part).required_labels().tolist()) == ["blue"] * 10 + ["red"] * 10
-    assert len(read_labelled(load_data(folder), part)) == {"train": 16, "test": 4, "all": 20}[part]
+        assert (
+            sorted(read_labelled(source, part).required_labels().tolist())
+            == ["blue"] * 10 + ["red"] * 10
+        )
+    assert (
+        len(read_labelled(load_data(folder), part))
+        == {"train": 16, "test": 4, "all": 20}[part]
+    )
 
 
 def test_a_folder_with_parts_gives_the_part(tmp_path: Path) -> None:
     write_folder(tmp_path / "d" / "train", {"red": 0, "blue": 1}, n=4)
     write_folder(tmp_path / "d" / "test", {"red": 0, "blue": 1}, n=2)
-    assert [len(read_labelled(tmp_path / "d", part)) for part in ("train", "test", "all")] == [8, 4, 12]
+    assert [
+        len(read_labelled(tmp_path / "d", part)) for part in ("train", "test", "all")
+    ] == [8, 4, 12]
 
 
 def test_the_test_part_of_a_table_may_have_classes_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label,split\na,x,train\nb,x,test\nc,y,test\n")
-    assert read_labelled(tmp_path / "t.csv", "test").required_labels().tolist() == ["x", "y"]
+    assert read_labelled(tmp_path / "t.csv", "test").required_labels().tolist() == [
+        "x",
+        "y",
+    ]
 
 
 def test_one_image_is_enough_and_what_is_odd_is_said_once(tmp_path: Path) -> None:
     write_folder(tmp_path / "all", {"red": 0}, n=1)
     assert read_labelled(str(tmp_path / "all"), "train").names() == ["red/0.png"]
     (tmp_path / "all" / "red" / "drawing.psd").write_bytes(b"x")
-    with pytest.warns(DataWarning, match="'all' can be used but: .*PSD images left out: 1") as said:
+    with pytest.warns(
+        DataWarning, match="'all' can be used but: .*PSD images left out: 1"
+    ) as said:
         read_labelled(tmp_path / "all", "train")
     assert len(said) == 1
 
 
 def test_data_sets_in_memory() -> None:
     y = np.array([0, 1])
-    raw = Dataset.of(Texts(("a", "b")), y, Texts(("c", "d")), y, names=("one", "two"), name="r")
+    raw = Dataset.of(
+        Texts(("a", "b")), y, Texts(("c", "d")), y, names=("one", "two"), name="r"
+    )
     assert read_labelled(raw, "test").raw_items().raw(0) == "c"
-    assert read_labelled(raw, "all").required_labels().tolist() == ["one", "two", "one", "two"]
-    features = FeatureSet("f", np.eye(2, dtype=np.float16), y, np.eye(2, dtype=np.float16), y)
+    assert read_labelled(raw, "all").required_labels().tolist() == [
+        "one",
+        "two",
+        "one",
+        "two",
+    ]
+    features = FeatureSet(
+        "f", np.eye(2, dtype=np.float16), y, np.eye(2, dtype=np.float16), y
+    )
     samples = read_labelled(features, "train")
     assert samples.features is not None
     assert samples.features.dtype == np.float32
@@ -92,7 +120,12 @@ def test_kinds_of_items(items: object, kind: str | None, expected: str) -> None:
 
 def test_items_on_disk(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "deep", {"red": 0, "blue": 1}, n=2)
-    assert read_items(folder).names() == ["blue/0.png", "blue/1.png", "red/0.png", "red/1.png"]
+    assert read_items(folder).names() == [
+        "blue/0.png",
+        "blue/1.png",
+        "red/0.png",
+        "red/1.png",
+    ]
     paths = [folder / "red/1.png", folder / "blue/0.png"]
     for given in (paths, [str(path) for path in paths]):
         samples = read_items(given)
@@ -142,8 +175,18 @@ def test_files_of_no_texts(tmp_path: Path, name: str, body: str, message: str) -
         (np.zeros((0, 5)), None, InputError, "at least one item"),
         (np.full((2, 2), np.nan), None, InputError, "finite.*row 0"),
         (np.zeros((2, 3, 4)), None, InputError, "shape"),
-        (["nowhere/a.png", "nowhere/b.jpg"], None, DatasetNotFoundError, "nowhere/a.png.*1 more"),
-        (["one", "more"], "image", DatasetNotFoundError, "got 'one' and 1 more; texts need a backbone of texts"),
+        (
+            ["nowhere/a.png", "nowhere/b.jpg"],
+            None,
+            DatasetNotFoundError,
+            "nowhere/a.png.*1 more",
+        ),
+        (
+            ["one", "more"],
+            "image",
+            DatasetNotFoundError,
+            "got 'one' and 1 more; texts need a backbone of texts",
+        ),
         (["a/b.jpg"], "image", DatasetNotFoundError, r"got 'a/b\.jpg'$"),
         ([Path("a.png"), "b"], "text", DatasetNotFoundError, "a.png"),
         ([1.0, "a"], None, InputError, "float, str"),
@@ -151,7 +194,9 @@ def test_files_of_no_texts(tmp_path: Path, name: str, body: str, message: str) -
         (5, None, InputError, "int"),
     ],
 )
-def test_bad_items(items: object, kind: str | None, error: type[Exception], message: str) -> None:
+def test_bad_items(
+    items: object, kind: str | None, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         read_items(items, kind)
 
@@ -186,7 +231,10 @@ def test_labels_become_names() -> None:
 
 def test_images_in_memory_are_told_apart_by_what_they_show() -> None:
     first, second = Image.fromarray(image(0, 0)), Image.fromarray(image(0, 1))
-    stamps = [read_items([image]).raw_items().stamp() for image in (first, first.copy(), second)]
+    stamps = [
+        read_items([image]).raw_items().stamp()
+        for image in (first, first.copy(), second)
+    ]
     assert stamps[0] == stamps[1] != stamps[2]
 
 

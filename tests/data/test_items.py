@@ -13,7 +13,9 @@ from evergrow.core.errors import InputError
 from evergrow.data.items import Images, Texts, check_widths, concat_items, join_blocks
 
 
-def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(tmp_path: Path) -> None:
+def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(
+    tmp_path: Path,
+) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "ä.jpg").write_bytes(b"abc")
@@ -43,7 +45,10 @@ def test_the_stamp_of_texts_sees_where_one_ends() -> None:
     assert Texts(("ab", "c")).stamp() != Texts(("a", "bc")).stamp()
 
 
-@pytest.mark.parametrize("pixels", [np.zeros((2, 4, 4, 3)), np.zeros((2, 4), "u1"), np.zeros((2, 4, 4, 4), "u1")])
+@pytest.mark.parametrize(
+    "pixels",
+    [np.zeros((2, 4, 4, 3)), np.zeros((2, 4), "u1"), np.zeros((2, 4, 4, 4), "u1")],
+)
 def test_other_arrays_are_refused(pixels: np.ndarray) -> None:
     with pytest.raises(InputError, match="pixels must be uint8"):
         Images(pixels)
@@ -53,20 +58,33 @@ def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
     parts = []
     for number, folder in enumerate(("a", "b")):
         (tmp_path / folder).mkdir()
-        Image.fromarray(np.full((4, 4, 3), number, dtype=np.uint8)).save(tmp_path / folder / "x.png")
+        Image.fromarray(np.full((4, 4, 3), number, dtype=np.uint8)).save(
+            tmp_path / folder / "x.png"
+        )
         parts.append(Images(("x.png",), root=tmp_path / folder))
     whole = concat_items(parts)
     assert isinstance(whole, Images)
-    assert [Image.open(whole.raw(row)).getpixel((0, 0))[0] for row in range(2)] == [0, 1]
+    assert [Image.open(whole.raw(row)).getpixel((0, 0))[0] for row in range(2)] == [
+        0,
+        1,
+    ]
     assert concat_items(parts[:1]) is parts[0]
-    arrays = concat_items([Images(np.zeros((2, 4, 4, 3), np.uint8)), Images(np.ones((1, 4, 4, 3), np.uint8))])
+    arrays = concat_items(
+        [
+            Images(np.zeros((2, 4, 4, 3), np.uint8)),
+            Images(np.ones((1, 4, 4, 3), np.uint8)),
+        ]
+    )
     assert len(arrays) == 3
 
 
 def test_texts_go_together_and_other_mixtures_do_not() -> None:
     assert concat_items([Texts(("a",)), Texts(("b", "c"))]) == Texts(("a", "b", "c"))
     small, large = (Images(np.zeros((1, side, side), np.uint8)) for side in (4, 5))
-    assert [image.shape for image in concat_items([small, large]).values] == [(4, 4), (5, 5)]
+    assert [image.shape for image in concat_items([small, large]).values] == [
+        (4, 4),
+        (5, 5),
+    ]
     with pytest.raises(InputError, match="one kind"):
         concat_items([small, Texts(("a",))])
     with pytest.raises(InputError, match="at least one"):
@@ -94,7 +112,9 @@ def test_every_row_and_block_is_joined_as_it_would_be_by_hand() -> None:
     X[:20, :3] = np.abs(X[:20, :3])
     X[5, 3:5] = 0.0
     joined = join_blocks(X, WIDTHS)
-    np.testing.assert_allclose(joined, [by_hand(row) for row in X], rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        joined, [by_hand(row) for row in X], rtol=1e-12, atol=1e-15
+    )
     full = np.delete(np.arange(50), 5)
     np.testing.assert_allclose(np.linalg.norm(joined[full], axis=1), 1.0)
 
@@ -103,7 +123,9 @@ def test_a_row_does_not_depend_on_others_and_float32_stays() -> None:
     X = np.random.default_rng(1).normal(size=(9, 9)).astype(np.float32)
     whole = join_blocks(X, WIDTHS)
     assert whole.dtype == np.float32
-    np.testing.assert_array_equal(whole, np.concatenate([join_blocks(X[i : i + 1], WIDTHS) for i in range(9)]))
+    np.testing.assert_array_equal(
+        whole, np.concatenate([join_blocks(X[i : i + 1], WIDTHS) for i in range(9)])
+    )
     assert join_blocks(X.astype(np.float16), WIDTHS).dtype == np.float32
 
 

@@ -9,8 +9,21 @@ import numpy as np
 import pytest
 from tests.data.conftest import PNG, Tree
 
-from evergrow.core.errors import DataWarning, FileFormatError, LabelError, ParameterError, UnknownNameError
-from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, load_features
+from evergrow.core.errors import (
+    DataWarning,
+    FileFormatError,
+    LabelError,
+    ParameterError,
+    UnknownNameError,
+)
+from evergrow.data import (
+    DataOptions,
+    Dataset,
+    FeatureSet,
+    inspect_data,
+    load_data,
+    load_features,
+)
 from evergrow.data.items import Images, Texts
 from evergrow.lab.bench.data import fingerprint_of
 
@@ -18,7 +31,12 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 PIXELS = np.random.default_rng(0).integers(0, 256, size=(12, 4, 5, 3), dtype=np.uint8)
 LABELS = np.arange(12) % 2
-IMAGES = {"X_train": PIXELS, "y_train": LABELS, "X_test": PIXELS[:4], "y_test": LABELS[:4]}
+IMAGES = {
+    "X_train": PIXELS,
+    "y_train": LABELS,
+    "X_test": PIXELS[:4],
+    "y_test": LABELS[:4],
+}
 
 
 # -- arrays -----------------------------------------------------------------------------------------------
@@ -34,21 +52,32 @@ def test_bytes_are_images_and_floats_are_features(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="which are read by load_data"):
         load_features(tmp_path / "images.npz")
     flat = {
-        key: value.reshape(len(value), -1).astype(np.float32) if key[0] == "X" else value
+        key: value.reshape(len(value), -1).astype(np.float32)
+        if key[0] == "X"
+        else value
         for key, value in IMAGES.items()
     }
     np.savez(tmp_path / "features.npz", **flat)
     features = load_data(tmp_path / "features.npz")
     assert isinstance(features, FeatureSet)
-    assert fingerprint_of(features) == fingerprint_of(load_features(tmp_path / "features.npz"))
+    assert fingerprint_of(features) == fingerprint_of(
+        load_features(tmp_path / "features.npz")
+    )
 
 
 def test_grey_images_and_labels_without_names(tmp_path: Path) -> None:
-    grey = {key: value[..., 0] if key[0] == "X" else value + 7 for key, value in IMAGES.items()}
+    grey = {
+        key: value[..., 0] if key[0] == "X" else value + 7
+        for key, value in IMAGES.items()
+    }
     np.savez(tmp_path / "grey.npz", **grey)
     data = load_data(tmp_path / "grey.npz")
     assert data.class_names == ("7", "8")
-    words = {**grey, "y_train": np.array(["b", "a"])[LABELS], "y_test": np.array(["b", "a"])[LABELS[:4]]}
+    words = {
+        **grey,
+        "y_train": np.array(["b", "a"])[LABELS],
+        "y_test": np.array(["b", "a"])[LABELS[:4]],
+    }
     np.savez(tmp_path / "words.npz", **words)
     assert load_data(tmp_path / "words.npz").y_train.tolist() == (1 - LABELS).tolist()
 
@@ -58,12 +87,17 @@ def test_grey_images_and_labels_without_names(tmp_path: Path) -> None:
     [
         ({"y_train": LABELS[:5]}, "12 integers or strings"),
         ({"y_train": LABELS + 0.5}, "integers or strings"),
-        ({"y_train": LABELS * 9, "classes": np.array(["a", "b"])}, "labels must be among the 2 that it names, got 9"),
+        (
+            {"y_train": LABELS * 9, "classes": np.array(["a", "b"])},
+            "labels must be among the 2 that it names, got 9",
+        ),
         ({"X_test": PIXELS[:4].astype(np.float32)}, "bytes of images"),
         ({"X_train": PIXELS[..., :2]}, "must be uint8 of shape"),
     ],
 )
-def test_bad_image_arrays(changes: dict[str, np.ndarray], match: str, tmp_path: Path) -> None:
+def test_bad_image_arrays(
+    changes: dict[str, np.ndarray], match: str, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "bad.npz", **{**IMAGES, **changes})
     with pytest.raises(FileFormatError, match=match):
         load_data(tmp_path / "bad.npz")
@@ -101,7 +135,9 @@ def test_settings_go_on_top_of_options(tree: Tree) -> None:
 # -- raw sets ---------------------------------------------------------------------------------------------
 
 
-def test_fingerprint_follows_files_and_labels_but_not_the_place(tree: Tree, tmp_path: Path) -> None:
+def test_fingerprint_follows_files_and_labels_but_not_the_place(
+    tree: Tree, tmp_path: Path
+) -> None:
     root = tree({"train/a": 5, "train/b": 5, "test/a": 1, "test/b": 1})
     before = fingerprint_of(load_data(root))
     moved = root.rename(tmp_path / "moved")
@@ -112,13 +148,17 @@ def test_fingerprint_follows_files_and_labels_but_not_the_place(tree: Tree, tmp_
     assert fingerprint_of(load_data(moved)) != before
     (moved / "train/a/000.png").write_bytes(PNG)
     items, test = same.train.items, same.test.items
-    swapped = Dataset.of(items, 1 - same.y_train, test, same.y_test, names=same.class_names)
+    swapped = Dataset.of(
+        items, 1 - same.y_train, test, same.y_test, names=same.class_names
+    )
     assert fingerprint_of(swapped) != fingerprint_of(same)
     again = Dataset.of(items, same.y_train, test, same.y_test, names=same.class_names)
     assert fingerprint_of(again) == fingerprint_of(same)
 
 
-def test_fingerprint_reads_no_image(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_reads_no_image(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = load_data(tree({"train/a": 5, "test/a": 2}))
 
     def refuse(*_: object, **__: object) -> None:
@@ -134,12 +174,25 @@ def test_labels_of_a_data_set_are_one_per_sample() -> None:
         Dataset.of(Texts(("a", "b", "c")), [0, 1])
     mixed = Dataset.of(Texts(("a", "b", "c")), [10, "9", 9])
     assert (mixed.class_names, mixed.y_train.tolist()) == (("10", "9"), [0, 1, 1])
-    numbers = Dataset.of(Texts(("a", "b", "c")), np.array([10, 9, 9]), names={9: "nine"})
+    numbers = Dataset.of(
+        Texts(("a", "b", "c")), np.array([10, 9, 9]), names={9: "nine"}
+    )
     assert numbers.class_names == ("nine", "10")
 
 
 def test_report_names_small_and_large_classes(tree: Tree) -> None:
-    data = load_data(tree({"train/a": 9, "train/b": 6, "train/c": 30, "test/a": 1, "test/b": 2, "test/c": 3}))
+    data = load_data(
+        tree(
+            {
+                "train/a": 9,
+                "train/b": 6,
+                "train/c": 30,
+                "test/a": 1,
+                "test/b": 2,
+                "test/c": 3,
+            }
+        )
+    )
     report = inspect_data(data, most=2)
     assert report.smallest == [("b", 6, 2), ("a", 9, 1)]
     assert report.largest == [("c", 30, 3), ("a", 9, 1)]
@@ -150,5 +203,8 @@ def test_classes_alike_and_classes_with_few(tree: Tree) -> None:
     root = tree({"Apple": 6, "apple": 3})
     if len(list(root.iterdir())) < 2:
         pytest.skip("needs another file system: this one makes no difference")
-    with pytest.warns(DataWarning, match=r"only in spelling: 'Apple / apple'; .*fewer than 5 .* 1 of 2"):
+    with pytest.warns(
+        DataWarning,
+        match=r"only in spelling: 'Apple / apple'; .*fewer than 5 .* 1 of 2",
+    ):
         load_data(root)

@@ -9,14 +9,23 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from evergrow.core.errors import DatasetNotFoundError, EngineError, MissingExtraError, ParameterError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    EngineError,
+    MissingExtraError,
+    ParameterError,
+)
 from evergrow.data import read
 from evergrow.data.storage import Tree
 
 
 @pytest.fixture(params=["disk", "memory"])
 def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
-    return Tree(tmp_path if request.param == "disk" else f"memory://{tmp_path.name}-{os.getpid()}")
+    return Tree(
+        tmp_path
+        if request.param == "disk"
+        else f"memory://{tmp_path.name}-{os.getpid()}"
+    )
 
 
 def test_files_are_listed_and_read(tree: Tree) -> None:
@@ -43,14 +52,21 @@ def test_what_is_not_there(tree: Tree) -> None:
 
 
 def test_an_address_with_a_password_is_refused_without_repeating_it() -> None:
-    for address in ("s3://me:hunter2@bucket/x", "https://host/x.npz?X-Amz-Signature=hunter2"):
+    for address in (
+        "s3://me:hunter2@bucket/x",
+        "https://host/x.npz?X-Amz-Signature=hunter2",
+    ):
         with pytest.raises(ParameterError, match="address must hold no") as caught:
             read(address)
         assert "hunter2" not in str(caught.value)
 
 
-def test_an_address_of_no_known_scheme_or_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ParameterError, match="address must be one that fsspec knows, got nowhere://x"):
+def test_an_address_of_no_known_scheme_or_without_its_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(
+        ParameterError, match="address must be one that fsspec knows, got nowhere://x"
+    ):
         read("nowhere://x")
     with pytest.raises(ParameterError, match="address must be a path"):
         read(" ")
@@ -66,5 +82,8 @@ def test_a_listing_that_is_refused_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError("Access\nDenied")
 
     monkeypatch.setattr(MemoryFileSystem, "ls", refuse)
-    with pytest.raises(EngineError, match=r"memory://mine must be within reach, .*: Access Denied; credentials"):
+    with pytest.raises(
+        EngineError,
+        match=r"memory://mine must be within reach, .*: Access Denied; credentials",
+    ):
         read("memory://mine")

@@ -14,7 +14,9 @@ OPTIONS = {"n_units": 20}
 SMALL = {"shard_rows": 40}
 
 
-def points(seed: int = 0, n: int = 300, classes: int = 6) -> tuple[np.ndarray, np.ndarray]:
+def points(
+    seed: int = 0, n: int = 300, classes: int = 6
+) -> tuple[np.ndarray, np.ndarray]:
     """Return float32 points around a centre per class, and class numbers."""
     centres = np.random.default_rng(7).normal(size=(12, 10)) * 2
     rng = np.random.default_rng(seed)
@@ -24,7 +26,12 @@ def points(seed: int = 0, n: int = 300, classes: int = 6) -> tuple[np.ndarray, n
 
 def write_points(path: Path, **settings: int) -> Path:
     X, y = points(**settings)
-    np.savez(path, X_train=X, y_train=y, classes=np.array([f"class {code}" for code in range(12)]))
+    np.savez(
+        path,
+        X_train=X,
+        y_train=y,
+        classes=np.array([f"class {code}" for code in range(12)]),
+    )
     return path
 
 
@@ -50,5 +57,11 @@ def scores(model: Learner) -> np.ndarray:
 
 def leftovers(folder: Path) -> list[str]:
     """Return what a finished job should not leave in its folder."""
-    stages = [name for name in ("first", "statistics", "merged") if (folder / name).exists()]
-    return [*stages, *(path.name for path in folder.rglob(f"*{PARTIAL}")), *map(str, folder.glob("*template*"))]
+    stages = [
+        name for name in ("first", "statistics", "merged") if (folder / name).exists()
+    ]
+    return [
+        *stages,
+        *(path.name for path in folder.rglob(f"*{PARTIAL}")),
+        *map(str, folder.glob("*template*")),
+    ]

@@ -58,7 +58,9 @@ def data(tmp_path: Path) -> Path:
 
 @contextmanager
 def killing(
-    workers: Callable[[], Sequence[int]], moments: Sequence[float], progress: Callable[[], object] = object
+    workers: Callable[[], Sequence[int]],
+    moments: Sequence[float],
+    progress: Callable[[], object] = object,
 ) -> Iterator[list[int]]:
     """Kill a worker after each of some times, until the block ends, and yield the list of those that were.
 
@@ -70,7 +72,11 @@ def killing(
     def kill() -> None:
         seen = None
         for number, moment in enumerate(moments):
-            wait_until(lambda seen=seen: over.is_set() or (bool(workers()) and progress() != seen))
+            wait_until(
+                lambda seen=seen: (
+                    over.is_set() or (bool(workers()) and progress() != seen)
+                )
+            )
             if over.wait(moment):
                 return
             for pid in workers()[number % 2 :][:1]:

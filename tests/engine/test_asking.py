@@ -35,22 +35,31 @@ def model(data: Path) -> Learner:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of two classes with nine images each, and one that is none."""
-    folder = write_folder(tmp_path_factory.mktemp("images") / "insects", {"ant": 0, "bee": 1}, n=9)
+    folder = write_folder(
+        tmp_path_factory.mktemp("images") / "insects", {"ant": 0, "bee": 1}, n=9
+    )
     (folder / "ant" / "none.png").write_bytes(b"no image")
     return folder
 
 
-def test_an_evaluation_by_shards_is_the_plain_one(model: Learner, tmp_path: Path) -> None:
+def test_an_evaluation_by_shards_is_the_plain_one(
+    model: Learner, tmp_path: Path
+) -> None:
     strange = write_points(tmp_path / "strange.npz", seed=5, n=160, classes=8)
     plain = model.evaluate(strange)
     found, tally = LocalEngine(**SMALL).evaluate(model, strange)
     assert (found.confusion == plain.confusion).all()
-    assert (found.accuracy, found.unknown_classes) == (plain.accuracy, plain.unknown_classes)
+    assert (found.accuracy, found.unknown_classes) == (
+        plain.accuracy,
+        plain.unknown_classes,
+    )
     assert found.unknown == plain.unknown
     assert tally.to_values()["rows"] == 160
 
 
-def test_an_evaluation_counts_every_shard_once(model: Learner, data: Path, tmp_path: Path) -> None:
+def test_an_evaluation_counts_every_shard_once(
+    model: Learner, data: Path, tmp_path: Path
+) -> None:
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     found, _ = engine.evaluate(model, data)
     one, other = sorted((tmp_path / "job" / "evaluate").iterdir())[2:4]
@@ -67,12 +76,17 @@ def test_answers_are_one_table(model: Learner, data: Path, tmp_path: Path) -> No
     table = pq.read_table(tmp_path / "job" / "predict").to_pydict()
     asked = model.ask(points()[0], false_alarm=0.05)
     labels = asked.classes[asked.ranked(1)[:, 0]]
-    assert table["label"] == [None if strange else label for label, strange in zip(labels, asked.unknown, strict=True)]
+    assert table["label"] == [
+        None if strange else label
+        for label, strange in zip(labels, asked.unknown, strict=True)
+    ]
     np.testing.assert_array_equal(table["novelty"], asked.novelty)
     assert [len(row) for row in table["top"]] == [2] * 300
 
 
-def test_a_table_that_was_damaged_is_written_again(model, data, tmp_path, monkeypatch) -> None:
+def test_a_table_that_was_damaged_is_written_again(
+    model, data, tmp_path, monkeypatch
+) -> None:
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     engine.predict(model, data)
     files = sorted((tmp_path / "job" / "predict").iterdir())
@@ -89,7 +103,9 @@ def test_a_table_that_was_damaged_is_written_again(model, data, tmp_path, monkey
     monkeypatch.setattr("evergrow.engine.worker_tasks.write_answers", write)
     engine.predict(model, data)
     assert written == [files[place].name for place in (3, 5, 6)]
-    assert [path.read_bytes() for path in files] == bodies  # a retry overwrites with the same bytes
+    assert [
+        path.read_bytes() for path in files
+    ] == bodies  # a retry overwrites with the same bytes
 
 
 def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> None:
@@ -106,13 +122,23 @@ def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> Non
     assert table["label"] == ["ant"] * 9 + ["bee"] * 9
     from evergrow.features import encode
 
-    plain = encode(backbone, Images(tuple(table["name"]), root=images), cache=False, join=False).X
-    np.testing.assert_allclose(np.array(table["feature"]), plain, rtol=0, atol=1e-5)  # batches are others
+    plain = encode(
+        backbone, Images(tuple(table["name"]), root=images), cache=False, join=False
+    ).X
+    np.testing.assert_allclose(
+        np.array(table["feature"]), plain, rtol=0, atol=1e-5
+    )  # batches are others
     assert read(tmp_path / "job" / "features").kind == "features"
 
 
 def test_a_model_of_images_is_learned_by_shards(images: Path, tmp_path: Path) -> None:
-    settings = {"backbone": "test_resnet", "weights": "random", "device": "cpu", "options": OPTIONS, "cache": False}
+    settings = {
+        "backbone": "test_resnet",
+        "weights": "random",
+        "device": "cpu",
+        "options": OPTIONS,
+        "cache": False,
+    }
     plain = Learner(**settings, extract={"on_error": "skip"})
     with pytest.warns(match="could not be read"):
         plain.fit(images)
@@ -121,27 +147,53 @@ def test_a_model_of_images_is_learned_by_shards(images: Path, tmp_path: Path) ->
     assert [name for name, _ in tally.samples_left_out()] == ["ant/none.png"]
     assert mine.n_samples_ == plain.n_samples_ == {"ant": 9, "bee": 9}
     assert mine.spec_ == plain.spec_
-    sampled = Learner(**settings, extract={"on_error": "skip"})  # some features come from the sample, some do not
-    assert len(LocalEngine(shard_rows=8, first_rows=10).fit(sampled, images).samples_left_out()) == 1
+    sampled = Learner(
+        **settings, extract={"on_error": "skip"}
+    )  # some features come from the sample, some do not
+    assert (
+        len(
+            LocalEngine(shard_rows=8, first_rows=10)
+            .fit(sampled, images)
+            .samples_left_out()
+        )
+        == 1
+    )
     assert sampled.n_samples_ == plain.n_samples_
 
 
-def test_a_class_without_a_readable_image_is_named(images: Path, tmp_path: Path) -> None:
+def test_a_class_without_a_readable_image_is_named(
+    images: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "images"
     shutil.copytree(images, folder)
     (folder / "cat").mkdir()
     (folder / "cat" / "0.png").write_bytes(b"no image")
-    mine = Learner("test_resnet", weights="random", device="cpu", options=OPTIONS, extract={"on_error": "skip"})
-    with pytest.raises(ValueError, match="every class must keep a sample that can be read, got none of 'cat'"):
+    mine = Learner(
+        "test_resnet",
+        weights="random",
+        device="cpu",
+        options=OPTIONS,
+        extract={"on_error": "skip"},
+    )
+    with pytest.raises(
+        ValueError,
+        match="every class must keep a sample that can be read, got none of 'cat'",
+    ):
         mine.fit(folder, engine=LocalEngine(shard_rows=30))
 
 
-def test_what_cannot_be_asked_is_refused(model: Learner, data: Path, images: Path) -> None:
+def test_what_cannot_be_asked_is_refused(
+    model: Learner, data: Path, images: Path
+) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
-    with pytest.raises(ParameterError, match="data must be images for test_resnet, got features"):
+    with pytest.raises(
+        ParameterError, match="data must be images for test_resnet, got features"
+    ):
         LocalEngine(folder="job").features(backbone, data)
     with pytest.raises(ParameterError, match="folder must be given"):
         LocalEngine().predict(model, data)
     module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
-    with pytest.raises(ParameterError, match="must be one that workers can load by its name"):
+    with pytest.raises(
+        ParameterError, match="must be one that workers can load by its name"
+    ):
         Learner(module, features="final").fit(images, engine=LocalEngine())

@@ -10,10 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.data.sources.samples import labelled, write_tar
-from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scores, write_parts, write_points
+from tests.engine.clouds import (
+    SMALL,
+    learned,
+    learner,
+    leftovers,
+    points,
+    scores,
+    write_parts,
+    write_points,
+)
 
 from evergrow import Learner
-from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError
+from evergrow.core.errors import (
+    BusyError,
+    EngineError,
+    FileFormatError,
+    InputError,
+    ParameterError,
+)
 from evergrow.core.files import locked
 from evergrow.data import Samples, Shard
 from evergrow.data.arrays import ArraySource
@@ -31,7 +46,11 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 @pytest.fixture(scope="module")
 def fifteen(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Return the scores of a model that learned the same in fifteen."""
-    return scores(learned(write_points(tmp_path_factory.mktemp("data") / "points.npz"), shard_rows=20))
+    return scores(
+        learned(
+            write_points(tmp_path_factory.mktemp("data") / "points.npz"), shard_rows=20
+        )
+    )
 
 
 @pytest.fixture
@@ -40,30 +59,54 @@ def parts(tmp_path: Path) -> Path:
 
 
 def test_a_first_update_by_shards_is_the_plain_fit(data: Path) -> None:
-    plain, mine = learner().fit(data), learner().partial_fit(data, engine=LocalEngine(**SMALL))
+    plain, mine = (
+        learner().fit(data),
+        learner().partial_fit(data, engine=LocalEngine(**SMALL)),
+    )
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
     assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
     (change,), (other,) = mine.history_, plain.history_
-    assert (change.what, change.samples, change.classes, change.data) == ("fit", 300, other.classes, other.data)
+    assert (change.what, change.samples, change.classes, change.data) == (
+        "fit",
+        300,
+        other.classes,
+        other.data,
+    )
 
 
-def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(data: Path, tmp_path: Path) -> None:
+def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(
+    data: Path, tmp_path: Path
+) -> None:
     sizes = {"shard_rows": 40, "first_rows": 100}
-    options = {"n_units": 20, "alpha": 0.1, "readout": "ridge"}  # nothing is chosen from the data of a moment
-    mine = Learner(options=options).fit(data, engine=LocalEngine(**sizes, folder=tmp_path / "job"))
+    options = {
+        "n_units": 20,
+        "alpha": 0.1,
+        "readout": "ridge",
+    }  # nothing is chosen from the data of a moment
+    mine = Learner(options=options).fit(
+        data, engine=LocalEngine(**sizes, folder=tmp_path / "job")
+    )
     first = list(read_job(tmp_path / "job").manifest.first)
     X, y = points()
     names = np.array([f"class {code}" for code in y])
     rest = np.setdiff1d(np.arange(len(X)), first)
-    plain = Learner(options=options).fit(X[first], names[first]).partial_fit(X[rest], names[rest])
+    plain = (
+        Learner(options=options)
+        .fit(X[first], names[first])
+        .partial_fit(X[rest], names[rest])
+    )
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
     assert mine.n_samples_ == plain.n_samples_
     assert len(mine.history_[0].data) == 8  # a fingerprint per shard
 
 
-def test_the_result_is_the_same_to_the_last_bit_in_any_order(data, eight, monkeypatch) -> None:
+def test_the_result_is_the_same_to_the_last_bit_in_any_order(
+    data, eight, monkeypatch
+) -> None:
     run = LocalRunner.run
-    monkeypatch.setattr(LocalRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1]))
+    monkeypatch.setattr(
+        LocalRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1])
+    )
     assert (scores(learned(data)) == eight).all()
 
 
@@ -80,7 +123,9 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
     engine, twice = LocalEngine(**SMALL, folder=tmp_path / "job"), learner()
     nothing = {"failed": {}, "left_out": [], "unreadable": {}}
     assert engine.fit(twice, data).to_values() == {"rows": 300, "shards": 8, **nothing}
-    assert twice.history_ == mine.history_  # it is the model of before, and nothing was done twice
+    assert (
+        twice.history_ == mine.history_
+    )  # it is the model of before, and nothing was done twice
     (tmp_path / "job" / "model.evg").unlink()
     assert (scores(learned(data, folder=tmp_path / "job")) == scores(mine)).all()
 
@@ -104,7 +149,9 @@ def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) ->
     assert start.copy().partial_fit(more, engine=engine).history_ == first.history_
     assert leftovers(tmp_path / "job") == []
     (tmp_path / "job" / "model.evg").unlink()
-    assert (scores(start.copy().partial_fit(more, engine=engine)) == scores(first)).all()
+    assert (
+        scores(start.copy().partial_fit(more, engine=engine)) == scores(first)
+    ).all()
     with pytest.raises(EngineError, match="differs in model"):
         first.partial_fit(more, engine=engine)
 
@@ -112,7 +159,9 @@ def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) ->
 # -- interruptions and failures ---------------------------------------------------------------------------------
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Exception) -> list[int]:
+def failing(
+    monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Exception
+) -> list[int]:
     """Let a kind of work fail after some tasks, once; return the list of shards that it is asked for."""
     original, asked = worker_tasks.TASKS[work], []
 
@@ -126,7 +175,14 @@ def failing(monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Excep
     return asked
 
 
-def stop(monkeypatch: pytest.MonkeyPatch, work: str, after: int, data: Path, folder: Path, **sizes: int) -> list[int]:
+def stop(
+    monkeypatch: pytest.MonkeyPatch,
+    work: str,
+    after: int,
+    data: Path,
+    folder: Path,
+    **sizes: int,
+) -> list[int]:
     """Interrupt a job after some tasks of a kind."""
     asked = failing(monkeypatch, work, after, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -135,7 +191,9 @@ def stop(monkeypatch: pytest.MonkeyPatch, work: str, after: int, data: Path, fol
 
 
 @pytest.mark.parametrize("work", ["first", "statistics", "merge"])
-def test_a_job_goes_on_where_it_stopped(data, fifteen, tmp_path, monkeypatch, work) -> None:
+def test_a_job_goes_on_where_it_stopped(
+    data, fifteen, tmp_path, monkeypatch, work
+) -> None:
     sizes = {"shard_rows": 20}  # 15 shards, two levels of sums
     asked = stop(monkeypatch, work, 1, data, tmp_path / "job", **sizes)
     mine = learned(data, **sizes, folder=tmp_path / "job")
@@ -145,43 +203,73 @@ def test_a_job_goes_on_where_it_stopped(data, fifteen, tmp_path, monkeypatch, wo
     assert leftovers(tmp_path / "job") == []
 
 
-def test_a_full_disk_stops_the_job_and_loses_nothing(data, eight, tmp_path, monkeypatch) -> None:
-    failing(monkeypatch, "statistics", 3, OSError(errno.ENOSPC, "No space left on device"))
-    mine = learner(extract={"on_error": "skip"})  # a full disk is no reason to leave a shard out
+def test_a_full_disk_stops_the_job_and_loses_nothing(
+    data, eight, tmp_path, monkeypatch
+) -> None:
+    failing(
+        monkeypatch, "statistics", 3, OSError(errno.ENOSPC, "No space left on device")
+    )
+    mine = learner(
+        extract={"on_error": "skip"}
+    )  # a full disk is no reason to leave a shard out
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
-    with pytest.raises(EngineError, match=r"statistics of shard 3 failed: OSError.*No space left.*kept in"):
+    with pytest.raises(
+        EngineError,
+        match=r"statistics of shard 3 failed: OSError.*No space left.*kept in",
+    ):
         mine.fit(data, engine=engine)
     assert engine.fit(mine, data).failed == {}
     assert (scores(mine) == eight).all()
 
 
-@pytest.mark.parametrize(("stage", "done", "number"), [("first", 0, 4), ("statistics", 5, 1), ("statistics", 5, 4)])
+@pytest.mark.parametrize(
+    ("stage", "done", "number"),
+    [("first", 0, 4), ("statistics", 5, 1), ("statistics", 5, 4)],
+)
 @pytest.mark.parametrize("harm", ["cut", "altered", "another"])
-def test_a_result_that_is_none_is_computed_again(data, eight, tmp_path, monkeypatch, stage, done, number, harm) -> None:
+def test_a_result_that_is_none_is_computed_again(
+    data, eight, tmp_path, monkeypatch, stage, done, number, harm
+) -> None:
     """Of a file under another shard's name, which is whole and has as many rows, only what it says gives it away."""
     stop(monkeypatch, "statistics", done, data, tmp_path / "job")
-    three, path = (next((tmp_path / "job" / stage).glob(f"*-{n:06d}.evg")) for n in (3, number))
+    three, path = (
+        next((tmp_path / "job" / stage).glob(f"*-{n:06d}.evg")) for n in (3, number)
+    )
     body = path.read_bytes()
-    wrong = {"cut": body[:100], "altered": body[:-1] + bytes([body[-1] ^ 1]), "another": three.read_bytes()}
+    wrong = {
+        "cut": body[:100],
+        "altered": body[:-1] + bytes([body[-1] ^ 1]),
+        "another": three.read_bytes(),
+    }
     path.write_bytes(wrong[harm])
     assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
 
 
-def test_a_first_file_swapped_while_the_job_runs_is_noticed(data, tmp_path, monkeypatch) -> None:
+def test_a_first_file_swapped_while_the_job_runs_is_noticed(
+    data, tmp_path, monkeypatch
+) -> None:
     def swap(*_: object) -> None:
-        three, four = ((job / "first" / f"{read_job(job).key}-{n:06d}.evg") for n in (3, 4))
+        three, four = (
+            (job / "first" / f"{read_job(job).key}-{n:06d}.evg") for n in (3, 4)
+        )
         four.write_bytes(three.read_bytes())
 
     job = tmp_path / "job"
     monkeypatch.setattr("evergrow.engine.fitting._check_counted", swap)
-    with pytest.raises(EngineError, match=r"-000004\.evg is gone, damaged or of another shard"):
+    with pytest.raises(
+        EngineError, match=r"-000004\.evg is gone, damaged or of another shard"
+    ):
         learned(data, folder=job)
 
 
-def read_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[Shard, Samples], Samples]) -> None:
+def read_otherwise(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Shard, Samples], Samples]
+) -> None:
     """Let samples be read as something else makes them."""
     original = ArraySource.read
-    monkeypatch.setattr(ArraySource, "read", lambda self, shard: change(shard, original(self, shard)))
+    monkeypatch.setattr(
+        ArraySource, "read", lambda self, shard: change(shard, original(self, shard))
+    )
 
 
 def damaged(shard: Shard, found: Samples) -> Samples:
@@ -190,10 +278,15 @@ def damaged(shard: Shard, found: Samples) -> Samples:
     return found
 
 
-def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(parts, tmp_path, monkeypatch) -> None:
+def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(
+    parts, tmp_path, monkeypatch
+) -> None:
     sizes = {"shard_rows": 50}
     read_otherwise(monkeypatch, damaged)
-    with pytest.raises(EngineError, match=r"shard 2 \(part-2\.npz\) cannot be read: its bytes are damaged"):
+    with pytest.raises(
+        EngineError,
+        match=r"shard 2 \(part-2\.npz\) cannot be read: its bytes are damaged",
+    ):
         learned(parts, **sizes)
     engine = LocalEngine(**sizes, folder=tmp_path / "job")
     mine = learner(extract={"on_error": "skip"})
@@ -205,7 +298,9 @@ def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(parts, tmp_pat
     X, y = (np.concatenate(values) for values in zip(*others, strict=True))
     plain = learner().fit(X, np.array([f"class {code}" for code in y]))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
-    assert engine.fit(mine, parts).failed == tally.failed  # as its folder tells it later
+    assert (
+        engine.fit(mine, parts).failed == tally.failed
+    )  # as its folder tells it later
 
 
 def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path) -> None:
@@ -232,7 +327,9 @@ def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
     assert {shard.where["file"] for shard in manifest.shards} == {"0.tar", "2.tar"}
 
 
-def test_a_shard_that_was_skipped_is_tried_again(data, fifteen, tmp_path, monkeypatch) -> None:
+def test_a_shard_that_was_skipped_is_tried_again(
+    data, fifteen, tmp_path, monkeypatch
+) -> None:
     engine = LocalEngine(shard_rows=20, folder=tmp_path / "job")
     mine = learner(extract={"on_error": "skip"})
     with monkeypatch.context() as patch:
@@ -250,7 +347,9 @@ def interrupted(*_: object) -> None:
 
 
 def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
-    read_otherwise(monkeypatch, lambda shard, found: damaged(replace(shard, number=2), found))
+    read_otherwise(
+        monkeypatch, lambda shard, found: damaged(replace(shard, number=2), found)
+    )
     with pytest.raises(InputError, match="at least one sample that can be read"):
         learner(extract={"on_error": "skip"}).fit(parts, engine=LocalEngine())
 
@@ -264,16 +363,26 @@ def test_shards_of_the_same_content_all_count(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("units", [1500, 5000])
-def test_few_rows_of_wide_layers_keep_the_form_of_a_plain_fit(data: Path, units: int) -> None:
+def test_few_rows_of_wide_layers_keep_the_form_of_a_plain_fit(
+    data: Path, units: int
+) -> None:
     plain, mine = (Learner(device="cpu", options={"n_units": units}) for _ in range(2))
     plain.fit(data)
     mine.fit(str(data), engine=LocalEngine(**SMALL))
-    assert all(learner.head_.model_.state.basis is not None for learner in (mine, plain))
-    np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9 * np.abs(scores(plain)).max())
+    assert all(
+        learner.head_.model_.state.basis is not None for learner in (mine, plain)
+    )
+    np.testing.assert_allclose(
+        scores(mine), scores(plain), rtol=0, atol=1e-9 * np.abs(scores(plain)).max()
+    )
 
 
 def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(fitting.JobReport, "see", lambda self, outcome: self.shards.update({"0": outcome.report}))
+    monkeypatch.setattr(
+        fitting.JobReport,
+        "see",
+        lambda self, outcome: self.shards.update({"0": outcome.report}),
+    )
     with pytest.raises(EngineError, match="every sample must be counted once"):
         learned(data, folder=tmp_path / "job")
 
@@ -284,9 +393,13 @@ def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> 
 def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
     learned(data, folder=tmp_path / "job")
     with pytest.raises(EngineError, match="differs in options"):
-        Learner(options={"n_units": 30}).fit(data, engine=LocalEngine(**SMALL, folder=tmp_path / "job"))
+        Learner(options={"n_units": 30}).fit(
+            data, engine=LocalEngine(**SMALL, folder=tmp_path / "job")
+        )
     with pytest.raises(EngineError, match="differs in work"):
-        LocalEngine(**SMALL, folder=tmp_path / "job").evaluate(learner().fit(data), data)
+        LocalEngine(**SMALL, folder=tmp_path / "job").evaluate(
+            learner().fit(data), data
+        )
 
 
 def test_what_an_engine_cannot_take_is_refused(data: Path, tmp_path: Path) -> None:
@@ -304,7 +417,11 @@ def test_what_an_engine_cannot_take_is_refused(data: Path, tmp_path: Path) -> No
 def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> None:
     read_otherwise(
         monkeypatch,
-        lambda shard, found: replace(found, features=found.features[:, : 10 if shard.number < 4 else 9]),
+        lambda shard, found: replace(
+            found, features=found.features[:, : 10 if shard.number < 4 else 9]
+        ),
     )
-    with pytest.raises(EngineError, match="of one width, got 10 in shard 0 and 9 in shard 4"):
+    with pytest.raises(
+        EngineError, match="of one width, got 10 in shard 0 and 9 in shard 4"
+    ):
         learned(parts, shard_rows=50)

@@ -30,7 +30,9 @@ def runner() -> Iterator[LocalRunner]:
     runner.close()
 
 
-def test_every_task_has_an_outcome_and_workers_are_kept(runner: LocalRunner, tmp_path: Path) -> None:
+def test_every_task_has_an_outcome_and_workers_are_kept(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
     for _ in range(2):
         found = list(runner.run(tasks(tmp_path, 9)))
         assert sorted(outcome.task.number for outcome in found) == list(range(9))
@@ -40,14 +42,24 @@ def test_every_task_has_an_outcome_and_workers_are_kept(runner: LocalRunner, tmp
     assert (tmp_path / "3.bin").read_bytes() == expected_bytes(3)
 
 
-def test_a_task_whose_worker_died_is_run_again(runner: LocalRunner, tmp_path: Path) -> None:
-    found = list(runner.run([Task("die_once", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]))
+def test_a_task_whose_worker_died_is_run_again(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
+    found = list(
+        runner.run(
+            [Task("die_once", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]
+        )
+    )
     assert [outcome.state for outcome in found] == ["done"] * 6
     assert Counter(number for number, _ in begun(tmp_path))[9] == 2
 
 
-def test_a_task_that_kills_every_worker_fails_alone(runner: LocalRunner, tmp_path: Path) -> None:
-    found = list(runner.run([Task("die", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]))
+def test_a_task_that_kills_every_worker_fails_alone(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
+    found = list(
+        runner.run([Task("die", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)])
+    )
     (failed,) = [outcome for outcome in found if outcome.state == "failed"]
     assert (failed.task.number, failed.error) == (9, f"its worker died {TRIES} times")
     assert len(found) == 6
@@ -55,13 +67,21 @@ def test_a_task_that_kills_every_worker_fails_alone(runner: LocalRunner, tmp_pat
 
 
 def test_a_failure_is_an_outcome(runner: LocalRunner, tmp_path: Path) -> None:
-    found = {outcome.task.number: outcome for outcome in runner.run(tasks(tmp_path, 2, "refuse"))}
+    found = {
+        outcome.task.number: outcome
+        for outcome in runner.run(tasks(tmp_path, 2, "refuse"))
+    }
     assert {outcome.state for outcome in found.values()} == {"failed"}
     assert found[1].error == "sample 1 must be finite, got NaN"
 
 
 def test_closing_ends_what_still_runs(runner: LocalRunner, tmp_path: Path) -> None:
-    outcomes = runner.run([*tasks(tmp_path, 1), *(Task("sums", 1, {"folder": str(tmp_path), "seconds": 60}),) * 3])
+    outcomes = runner.run(
+        [
+            *tasks(tmp_path, 1),
+            *(Task("sums", 1, {"folder": str(tmp_path), "seconds": 60}),) * 3,
+        ]
+    )
     next(outcomes)
     busy = pids(runner)
     outcomes.close()  # hangs for a minute if it waits
@@ -79,7 +99,9 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         "tasks = [Task('sums', n, {**about, 'seconds': 60 * n}) for n in range(3)]; outcomes = runner.run(tasks)\n"
         "next(outcomes); print(*pids(runner), flush=True); next(outcomes)"
     )
-    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     left = [int(word) for word in driver.stdout.readline().split()]
     assert left
     driver.kill()
@@ -94,10 +116,15 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> None:
     about = {"folder": "/nowhere", "key": "", "device": "cpu", "versions": versions()}
-    with pytest.raises(EngineError, match=r"^node \S+: folder must be one that every worker can write to, got /no"):
+    with pytest.raises(
+        EngineError,
+        match=r"^node \S+: folder must be one that every worker can write to, got /no",
+    ):
         next(LocalRunner(shard_task).run([Task("first", 0, about)]))
     runner = LocalRunner(shard_task, 2)
-    with pytest.raises(EngineError, match=r"^node \S+: versions must be {.torch.: .0\.1"):
+    with pytest.raises(
+        EngineError, match=r"^node \S+: versions must be {.torch.: .0\.1"
+    ):
         next(runner.run([Task("first", 0, {**about, "versions": {"torch": "0.1"}})]))
     runner.close()
     with pytest.raises(ParameterError, match="workers must be"):
@@ -105,7 +132,9 @@ def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_job_under_the_alias_of_newer_numpy_comes_to_the_same(data: Path, tmp_path: Path) -> None:
+def test_a_job_under_the_alias_of_newer_numpy_comes_to_the_same(
+    data: Path, tmp_path: Path
+) -> None:
     """From NumPy 2.5 on NDArray is a type alias, and files of arrays are still known as such."""
     code = (
         "from typing import Any, TypeVar; import numpy as np, numpy.typing\n"
@@ -115,7 +144,13 @@ def test_a_job_under_the_alias_of_newer_numpy_comes_to_the_same(data: Path, tmp_
         "from tests.engine.clouds import learned, scores\n"
         f"print(scores(learned(Path({str(data)!r}), folder=Path({str(tmp_path / 'job')!r}))).tobytes().hex())"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == scores(learned(data)).tobytes().hex()
 
 
@@ -124,7 +159,9 @@ def test_a_job_under_the_alias_of_newer_numpy_comes_to_the_same(data: Path, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(5))
-def test_a_worker_killed_at_any_moment_changes_nothing(data: Path, tmp_path: Path, monkeypatch, moment: int) -> None:
+def test_a_worker_killed_at_any_moment_changes_nothing(
+    data: Path, tmp_path: Path, monkeypatch, moment: int
+) -> None:
     sizes = {"shard_rows": 10, "first_rows": 150}  # 30 shards
     expected = scores(learned(data, **sizes))
     runners: list[LocalRunner] = []
@@ -135,7 +172,10 @@ def test_a_worker_killed_at_any_moment_changes_nothing(data: Path, tmp_path: Pat
         runners.append(self)
 
     monkeypatch.setattr(LocalRunner, "__init__", kept)
-    draws = [derive_seed(0, "kill", moment, number) % 1000 / 500 for number in range(TRIES - 1)]
+    draws = [
+        derive_seed(0, "kill", moment, number) % 1000 / 500
+        for number in range(TRIES - 1)
+    ]
     with killing(lambda: pids(runners[0]) if runners else [], draws) as killed:
         mine = learned(data, **sizes, workers=2, folder=tmp_path / "job")
     assert killed
@@ -145,14 +185,18 @@ def test_a_worker_killed_at_any_moment_changes_nothing(data: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_driver_killed_and_started_again_comes_to_the_same(data: Path, tmp_path: Path) -> None:
+def test_a_driver_killed_and_started_again_comes_to_the_same(
+    data: Path, tmp_path: Path
+) -> None:
     expected = scores(learned(data))
     code = (
         "from pathlib import Path; from tests.engine.clouds import learned\n"
         f"learned(Path({str(data)!r}), workers=2, folder=Path({str(tmp_path / 'job')!r}))"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    while not list((tmp_path / "job").glob("statistics/*.evg")) and driver.poll() is None:
+    while (
+        not list((tmp_path / "job").glob("statistics/*.evg")) and driver.poll() is None
+    ):
         time.sleep(0.02)
     driver.kill()
     driver.wait()
@@ -166,12 +210,18 @@ def test_a_driver_killed_and_started_again_comes_to_the_same(data: Path, tmp_pat
 @pytest.mark.slow
 def test_interrupting_ends_the_workers(data: Path, tmp_path: Path, monkeypatch) -> None:
     runners: list[LocalRunner] = []
-    monkeypatch.setattr(LocalRunner, "close", lambda self, close=LocalRunner.close: (runners.append(self), close(self)))
+    monkeypatch.setattr(
+        LocalRunner,
+        "close",
+        lambda self, close=LocalRunner.close: (runners.append(self), close(self)),
+    )
 
     def see(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("evergrow.engine.job.JobReport.see", see)
     with pytest.raises(KeyboardInterrupt):
-        learner().fit(data, engine=LocalEngine(workers=2, **SMALL, folder=tmp_path / "job"))
+        learner().fit(
+            data, engine=LocalEngine(workers=2, **SMALL, folder=tmp_path / "job")
+        )
     assert pids(runners[0]) == []

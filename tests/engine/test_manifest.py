@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 from tests.engine.clouds import write_points
 
-from evergrow.core.errors import EngineError, FileFormatError, NewerSchemaError, ParameterError
+from evergrow.core.errors import (
+    EngineError,
+    FileFormatError,
+    NewerSchemaError,
+    ParameterError,
+)
 from evergrow.data import read
 from evergrow.engine import LocalEngine
 from evergrow.engine.fitting import FAN_IN, merge_tree
@@ -21,7 +26,13 @@ def test_shards_cover_all_rows_once(data: Path) -> None:
     assert [shard.rows for shard in manifest.shards] == [70, 70, 70, 70, 20]
     assert manifest.rows == 300
     assert manifest.first is None  # few rows are all first
-    assert [len(manifest.first_of(shard)) for shard in manifest.shards] == [70, 70, 70, 70, 20]
+    assert [len(manifest.first_of(shard)) for shard in manifest.shards] == [
+        70,
+        70,
+        70,
+        70,
+        20,
+    ]
 
 
 def test_a_manifest_is_read_as_it_was_written(data: Path, tmp_path: Path) -> None:
@@ -40,7 +51,10 @@ def test_the_first_samples_are_drawn_once_and_for_all(data: Path) -> None:
     assert len(manifest.first) == 50
     assert list(manifest.first) == sorted(set(manifest.first))
     starts = np.cumsum([0, *(shard.rows for shard in manifest.shards)])
-    found = [start + manifest.first_of(shard) for start, shard in zip(starts, manifest.shards, strict=False)]
+    found = [
+        start + manifest.first_of(shard)
+        for start, shard in zip(starts, manifest.shards, strict=False)
+    ]
     assert np.concatenate(found).tolist() == list(manifest.first)
 
 
@@ -55,10 +69,18 @@ def test_the_key_is_of_the_data_not_of_their_place(data: Path, tmp_path: Path) -
 
 def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> None:
     more = read(write_points(tmp_path / "more.npz", n=310))
-    begin_job(Job(tmp_path / "job", plan(read(data), shard_rows=70, first_rows=20), "fit"))
+    begin_job(
+        Job(tmp_path / "job", plan(read(data), shard_rows=70, first_rows=20), "fit")
+    )
     for other, message in (
-        (plan(more, shard_rows=70), r"differs in data \(300 samples of kind features, \w{8}\)"),
-        (plan(read(data), shard_rows=80, first_rows=20), r"differs in shard_rows \(70\)"),
+        (
+            plan(more, shard_rows=70),
+            r"differs in data \(300 samples of kind features, \w{8}\)",
+        ),
+        (
+            plan(read(data), shard_rows=80, first_rows=20),
+            r"differs in shard_rows \(70\)",
+        ),
         (plan(read(data), shard_rows=70, first_rows=20, seed=1), "differs in the seed"),
     ):
         with pytest.raises(EngineError, match=message):
@@ -77,7 +99,9 @@ def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> 
         ({"shard_rows": 71}, "key is not that"),
     ],
 )
-def test_a_manifest_from_a_stranger_is_checked(data: Path, tmp_path: Path, change: dict, message: str) -> None:
+def test_a_manifest_from_a_stranger_is_checked(
+    data: Path, tmp_path: Path, change: dict, message: str
+) -> None:
     begin_job(Job(tmp_path, plan(read(data), shard_rows=70), "fit"))
     values = json.loads((tmp_path / "job.json").read_text())
     values["manifest"].update(change)
@@ -86,12 +110,19 @@ def test_a_manifest_from_a_stranger_is_checked(data: Path, tmp_path: Path, chang
         read_job(tmp_path)
 
 
-def test_a_job_that_is_damaged_altered_or_not_there_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_job_that_is_damaged_altered_or_not_there_is_refused(
+    data: Path, tmp_path: Path
+) -> None:
     with pytest.raises(EngineError, match="is no folder of a job"):
         read_job(tmp_path)
     begin_job(Job(tmp_path, plan(read(data)), "fit", {"on_error": "raise"}))
     body = (tmp_path / "job.json").read_text()
-    for text in ("{", "[]", body.replace('"version": 1', '"version": "x"'), body.replace('"raise"', '"skip"')):
+    for text in (
+        "{",
+        "[]",
+        body.replace('"version": 1', '"version": "x"'),
+        body.replace('"raise"', '"skip"'),
+    ):
         (tmp_path / "job.json").write_text(text)
         with pytest.raises(FileFormatError):
             read_job(tmp_path)
@@ -100,7 +131,9 @@ def test_a_job_that_is_damaged_altered_or_not_there_is_refused(data: Path, tmp_p
 def test_a_newer_job_says_what_it_needs(data: Path, tmp_path: Path) -> None:
     begin_job(Job(tmp_path, plan(read(data)), "fit"))
     path = tmp_path / "job.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99, "evergrow": "9.0"}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "version": 99, "evergrow": "9.0"})
+    )
     with pytest.raises(NewerSchemaError, match=r"newer evergrow \(9\.0\)"):
         read_job(tmp_path)
 
@@ -119,4 +152,6 @@ def test_every_shard_is_added_once(n: int) -> None:
         for number, node in enumerate(level):
             assert node.number == number
             assert 1 <= len(node.children) <= FAN_IN
-            assert [leaf for child in node.children for leaf in child.leaves] == list(node.leaves)
+            assert [leaf for child in node.children for leaf in child.leaves] == list(
+                node.leaves
+            )

@@ -19,14 +19,23 @@ from evergrow.learner.answers import Answers
 
 def answers(*, novelty: bool) -> Answers:
     values = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
-    found = Answers(np.array(["ant", "bee", "cat"]), values, "probability", np.array([0, 2]))
-    more = {"novelty": np.array([0.5, 3.0]), "unknown": np.array([False, True]), "threshold": np.ones(2)}
+    found = Answers(
+        np.array(["ant", "bee", "cat"]), values, "probability", np.array([0, 2])
+    )
+    more = {
+        "novelty": np.array([0.5, 3.0]),
+        "unknown": np.array([False, True]),
+        "threshold": np.ones(2),
+    }
     return replace(found, **more) if novelty else found
 
 
 def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
-    names, labels = [f"{row}.jpg" for row in range(9)], np.array([f"class {row % 2}" for row in range(9)])
+    names, labels = (
+        [f"{row}.jpg" for row in range(9)],
+        np.array([f"class {row % 2}" for row in range(9)]),
+    )
     write_features(tmp_path / "0.parquet", names=names, features=X, labels=labels)
     source = read(tmp_path, layout="parquet")
     data = [source.read(shard) for shard in source.shards(4, 1 << 30)]
@@ -37,25 +46,41 @@ def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "message"), [((2, 4), "must add up to the 5"), ("2 3", "must be positive integers")]
+    ("stated", "message"),
+    [((2, 4), "must add up to the 5"), ("2 3", "must be positive integers")],
 )
-def test_blocks_are_stated_and_checked(tmp_path: Path, stated: object, message: str) -> None:
+def test_blocks_are_stated_and_checked(
+    tmp_path: Path, stated: object, message: str
+) -> None:
     X = np.ones((4, 5), dtype=np.float32)
-    write_features(tmp_path / "0.parquet", names=list("abcd"), features=X, widths=(2, 3))
+    write_features(
+        tmp_path / "0.parquet", names=list("abcd"), features=X, widths=(2, 3)
+    )
     assert read(tmp_path, layout="parquet").widths == (2, 3)
-    table = pq.read_table(tmp_path / "0.parquet").replace_schema_metadata({WIDTHS: json.dumps(stated)})
+    table = pq.read_table(tmp_path / "0.parquet").replace_schema_metadata(
+        {WIDTHS: json.dumps(stated)}
+    )
     pq.write_table(table, tmp_path / "0.parquet")
     with pytest.raises(FileFormatError, match=message):
         read(tmp_path, layout="parquet").widths  # noqa: B018
 
 
 @pytest.mark.parametrize("widths", [(3, 2), ()])
-def test_files_of_other_blocks_are_refused(tmp_path: Path, widths: tuple[int, ...]) -> None:
+def test_files_of_other_blocks_are_refused(
+    tmp_path: Path, widths: tuple[int, ...]
+) -> None:
     X = np.ones((4, 5), dtype=np.float32)
     for number, stated in enumerate([(2, 3), widths]):
-        write_features(tmp_path / f"{number}.parquet", names=list("abcd"), features=X, widths=stated)
+        write_features(
+            tmp_path / f"{number}.parquet",
+            names=list("abcd"),
+            features=X,
+            widths=stated,
+        )
     source = read(tmp_path, layout="parquet")
-    with pytest.raises(FileFormatError, match=r"got blocks \(2, 3\) in 0\.parquet and .* in 1\.parquet"):
+    with pytest.raises(
+        FileFormatError, match=r"got blocks \(2, 3\) in 0\.parquet and .* in 1\.parquet"
+    ):
         list(source.shards(4, 1 << 30))
 
 
@@ -71,7 +96,13 @@ def test_the_same_input_gives_the_same_bytes_and_no_other_files(tmp_path: Path) 
 def test_answers(tmp_path: Path) -> None:
     names = ["a", "unreadable", "c"]
     truth = np.array(["ant", "ant", "bee"])
-    write_answers(tmp_path / "0.parquet", names=names, answers=answers(novelty=True), labels=truth, top=2)
+    write_answers(
+        tmp_path / "0.parquet",
+        names=names,
+        answers=answers(novelty=True),
+        labels=truth,
+        top=2,
+    )
     assert pq.read_table(tmp_path / "0.parquet").to_pylist() == [
         {
             "name": "a", "label": "ant", "probability": 0.7, "unknown": False, "novelty": 0.5, "threshold": 1.0,
@@ -83,20 +114,38 @@ def test_answers(tmp_path: Path) -> None:
         },
     ]  # fmt: skip
     write_answers(tmp_path / "1.parquet", names=names, answers=answers(novelty=False))
-    assert pq.read_schema(tmp_path / "1.parquet").names == ["name", "label", "probability"]
+    assert pq.read_schema(tmp_path / "1.parquet").names == [
+        "name",
+        "label",
+        "probability",
+    ]
 
 
 def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path: Path) -> None:
-    write_features(tmp_path / "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2)))
-    found = replace(answers(novelty=True), classes=np.array(["caf\udce9", "bee", "cat"]))
-    write_answers(tmp_path / "b.parquet", names=list("abc"), answers=found, labels=np.array(["caf\udce9"] * 3), top=2)
-    assert pq.read_table(tmp_path / "a.parquet")["name"].to_pylist() == ["caf\\udce9.jpg"]
+    write_features(
+        tmp_path / "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2))
+    )
+    found = replace(
+        answers(novelty=True), classes=np.array(["caf\udce9", "bee", "cat"])
+    )
+    write_answers(
+        tmp_path / "b.parquet",
+        names=list("abc"),
+        answers=found,
+        labels=np.array(["caf\udce9"] * 3),
+        top=2,
+    )
+    assert pq.read_table(tmp_path / "a.parquet")["name"].to_pylist() == [
+        "caf\\udce9.jpg"
+    ]
     table = pq.read_table(tmp_path / "b.parquet").to_pydict()
     assert table["label"] == ["caf\\udce9", None]
     assert table["true_label"] == ["caf\\udce9"] * 2
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_features(tmp_path / "a.parquet", names=["a"], features=np.ones((1, 2)))
     before = (tmp_path / "a.parquet").read_bytes()
 

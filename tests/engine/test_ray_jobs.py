@@ -39,7 +39,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     y = draws.permutation(np.arange(3000) % 12)
     X = draws.normal(size=(12, 64))[y] + draws.normal(size=(3000, 64))
     path = tmp_path_factory.mktemp("data") / "vectors.npz"
-    np.savez(path, X=X.astype(np.float32), y=np.array([f"class {label:02d}" for label in y]))
+    np.savez(
+        path, X=X.astype(np.float32), y=np.array([f"class {label:02d}" for label in y])
+    )
     return path
 
 
@@ -70,22 +72,34 @@ def workers_here() -> list[int]:
     found = []
     for pid in descendants(os.getpid()):
         with suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::task_result") and alive(pid):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(
+                b"ray::task_result"
+            ) and alive(pid):
                 found.append(pid)
     return sorted(found)
 
 
 def files(folder: Path) -> int:
-    return sum(path.suffix == ".evg" for stage in ("statistics", "merged") for path in (folder / stage).glob("*"))
+    return sum(
+        path.suffix == ".evg"
+        for stage in ("statistics", "merged")
+        for path in (folder / stage).glob("*")
+    )
 
 
-def test_a_model_of_a_cluster_is_that_of_one_process(cluster: Any, data: Path, logits: np.ndarray) -> None:
+def test_a_model_of_a_cluster_is_that_of_one_process(
+    cluster: Any, data: Path, logits: np.ndarray
+) -> None:
     for workers in (1, 3):
-        there = learned(data, RayEngine(address=cluster.address, workers=workers, **SIZES))
+        there = learned(
+            data, RayEngine(address=cluster.address, workers=workers, **SIZES)
+        )
         np.testing.assert_array_equal(answers(there, data), logits)
 
 
-def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path: Path) -> None:
+def test_features_of_images_are_the_same_to_the_last_bit(
+    cluster: Any, tmp_path: Path
+) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     write_folder(tmp_path / "images", {"ant": 0, "bee": 1, "cat": 2}, n=20)
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
@@ -94,7 +108,13 @@ def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path:
         "one": LocalEngine(folder=tmp_path / "one", shard_rows=16),
         "two": LocalEngine(folder=tmp_path / "two", shard_rows=16, workers=2),
         "ray": RayEngine(folder=tmp_path / "ray", shard_rows=16, **there, workers=2),
-        "decoding": RayEngine(folder=tmp_path / "decoding", shard_rows=16, **there, workers=1, cpus_per_worker=2),
+        "decoding": RayEngine(
+            folder=tmp_path / "decoding",
+            shard_rows=16,
+            **there,
+            workers=1,
+            cpus_per_worker=2,
+        ),
     }
     found = {}
     for name, engine in engines.items():
@@ -104,14 +124,21 @@ def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path:
         assert found[name] == found["one"], name
 
 
-def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(cluster: Any, data: Path, tmp_path: Path) -> None:
+def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(
+    cluster: Any, data: Path, tmp_path: Path
+) -> None:
     with np.load(data) as arrays:
         X, y = arrays["X"], arrays["y"]
-    known = Learner(device="cpu", options=OPTIONS).fit((X[y < "class 06"], y[y < "class 06"]))
+    known = Learner(device="cpu", options=OPTIONS).fit(
+        (X[y < "class 06"], y[y < "class 06"])
+    )
     known.save(tmp_path / "known.evg")
     np.savez(tmp_path / "more.npz", X=X[y >= "class 06"], y=y[y >= "class 06"])
     told = []
-    for engine in (LocalEngine(**SIZES), RayEngine(address=cluster.address, workers=2, **SIZES)):
+    for engine in (
+        LocalEngine(**SIZES),
+        RayEngine(address=cluster.address, workers=2, **SIZES),
+    ):
         learner = Learner.load(tmp_path / "known.evg", device="cpu")
         learner.partial_fit(str(tmp_path / "more.npz"), engine=engine)
         evaluation, tally = engine.evaluate(learner, str(data))
@@ -124,15 +151,22 @@ def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(cluster: An
 def test_workers_killed_at_random_moments_change_nothing(
     cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path
 ) -> None:
-    waits = (torch.rand(KILLS, generator=generator(17, "moments to kill")) * 0.8).tolist()
+    waits = (
+        torch.rand(KILLS, generator=generator(17, "moments to kill")) * 0.8
+    ).tolist()
     with killing(workers_here, waits, lambda: files(tmp_path)) as killed:
-        there = learned(data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2))
+        there = learned(
+            data,
+            RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2),
+        )
     np.testing.assert_array_equal(answers(there, data), logits)
     check_left(tmp_path)
     assert len(killed) >= KILLS // 2, "it was over before the workers were killed"
 
 
-def test_a_lost_node_changes_nothing(cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path) -> None:
+def test_a_lost_node_changes_nothing(
+    cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path
+) -> None:
     extra = cluster.add_node(num_cpus=2, **SMALL)
     cluster.wait_for_nodes()
 
@@ -167,12 +201,21 @@ def test_a_driver_that_was_killed_goes_on_from_there(
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     for done in (2, 6):  # twice, at other places
         driver = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        wait_until(lambda done=done, driver=driver: files(tmp_path) >= done or driver.poll() is not None)
+        wait_until(
+            lambda done=done, driver=driver: (
+                files(tmp_path) >= done or driver.poll() is not None
+            )
+        )
         driver.kill()
         assert driver.wait() == -signal.SIGKILL
         assert read_job(tmp_path).finished() is None
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "statistics").glob("*.evg")}
-    there = learned(data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2))
+    before = {
+        path.name: path.stat().st_mtime_ns
+        for path in (tmp_path / "statistics").glob("*.evg")
+    }
+    there = learned(
+        data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2)
+    )
     assert before
     np.testing.assert_array_equal(answers(there, data), logits)
     check_left(tmp_path)
@@ -183,6 +226,12 @@ def test_another_version_on_a_node_is_said_before_any_work(
     cluster: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evergrow.engine.fitting.versions", lambda: {"torch": "0.1"})
-    with pytest.raises(EngineError, match=r"^node \S+: versions must be {'torch': '0.1'} as where the job was begun"):
-        learned(data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2))
+    with pytest.raises(
+        EngineError,
+        match=r"^node \S+: versions must be {'torch': '0.1'} as where the job was begun",
+    ):
+        learned(
+            data,
+            RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2),
+        )
     assert not list((tmp_path / "first").glob("*"))

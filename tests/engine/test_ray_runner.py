@@ -50,36 +50,63 @@ def check_files(folder: Path, n: int, outcomes: list[TaskResult]) -> None:
         assert (folder / f"{number}.bin").read_bytes() == expected_bytes(number)
 
 
-reads_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux: /proc")
+reads_proc = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="needs Linux: /proc"
+)
 
 
-def test_all_tasks_run_in_bounded_windows_on_both_nodes(runner_of, tmp_path: Path) -> None:
+def test_all_tasks_run_in_bounded_windows_on_both_nodes(
+    runner_of, tmp_path: Path
+) -> None:
     runner = runner_of(None)
     assert runner.workers == 4  # one for each core; the head has none
-    check_files(tmp_path, 30, list(runner.run(tasks(tmp_path, 30, seconds=0.4))))  # time for the last worker to begin
+    check_files(
+        tmp_path, 30, list(runner.run(tasks(tmp_path, 30, seconds=0.4)))
+    )  # time for the last worker to begin
     assert len({pid for _, pid in begun(tmp_path)}) == 4
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["begun", *(f"{n}.bin" for n in range(30))])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["begun", *(f"{n}.bin" for n in range(30))]
+    )
     first = {pid for _, pid in begun(tmp_path)}
     list(runner.run(tasks(tmp_path, 8)))
-    assert {pid for _, pid in begun(tmp_path)} == first, "workers, and what they hold, are kept between calls"
+    assert {pid for _, pid in begun(tmp_path)} == first, (
+        "workers, and what they hold, are kept between calls"
+    )
 
 
-def test_a_task_that_raises_fails_and_the_others_go_on(runner_of, tmp_path: Path) -> None:
-    outcomes = {outcome.task.number: outcome for outcome in runner_of().run(tasks(tmp_path, 2, "refuse"))}
+def test_a_task_that_raises_fails_and_the_others_go_on(
+    runner_of, tmp_path: Path
+) -> None:
+    outcomes = {
+        outcome.task.number: outcome
+        for outcome in runner_of().run(tasks(tmp_path, 2, "refuse"))
+    }
     assert outcomes[1].state == "failed"
     assert outcomes[1].error == "sample 1 must be finite, got NaN"
     assert outcomes[0].error == "KeyError: 0"
 
 
-def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(runner_of, tmp_path: Path) -> None:
-    outcomes = {outcome.task.number: outcome for outcome in runner_of().run(tasks(tmp_path, 4, "die_if_odd"))}
-    assert [outcomes[number].state for number in range(4)] == ["done", "failed", "done", "failed"]
+def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(
+    runner_of, tmp_path: Path
+) -> None:
+    outcomes = {
+        outcome.task.number: outcome
+        for outcome in runner_of().run(tasks(tmp_path, 4, "die_if_odd"))
+    }
+    assert [outcomes[number].state for number in range(4)] == [
+        "done",
+        "failed",
+        "done",
+        "failed",
+    ]
     assert f"its worker died {runners.TRIES} times" in outcomes[3].error
     assert Counter(number for number, _ in begun(tmp_path))[3] == runners.TRIES
 
 
 @reads_proc
-def test_whoever_stops_early_leaves_nothing_running(cluster: Any, runner_of, tmp_path: Path) -> None:
+def test_whoever_stops_early_leaves_nothing_running(
+    cluster: Any, runner_of, tmp_path: Path
+) -> None:
     runner = runner_of()
     outcomes = runner.run(tasks(tmp_path, 20, seconds=0.5))
     next(outcomes)
@@ -88,13 +115,17 @@ def test_whoever_stops_early_leaves_nothing_running(cluster: Any, runner_of, tmp
     stopped = len(begun(tmp_path))
     time.sleep(1.5)
     assert len(begun(tmp_path)) == stopped < 20
-    check_files(tmp_path, 3, list(runner.run(tasks(tmp_path, 3))))  # it can go on to other work
+    check_files(
+        tmp_path, 3, list(runner.run(tasks(tmp_path, 3)))
+    )  # it can go on to other work
     runner.close()
     wait_until(lambda: not any(alive(pid) for _, pid in begun(tmp_path)))
 
 
 def test_more_than_any_node_has_is_said_at_once(cluster: Any) -> None:
-    with pytest.raises(EngineError, match=r"No node of the Ray at .* has 1 CPU and 1 GPU for a worker"):
+    with pytest.raises(
+        EngineError, match=r"No node of the Ray at .* has 1 CPU and 1 GPU for a worker"
+    ):
         RayRunner(perform, cluster.address, gpus_per_worker=1)
 
 
@@ -107,7 +138,10 @@ def test_a_ray_of_the_user_stays(cluster: Any, tmp_path: Path) -> None:
         check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2))))
         runner.close()
         assert ray.is_initialized()
-        with pytest.raises(EngineError, match=r"This process is connected to the Ray at .* already, not to 10.0.0.1:1"):
+        with pytest.raises(
+            EngineError,
+            match=r"This process is connected to the Ray at .* already, not to 10.0.0.1:1",
+        ):
             RayRunner(perform, "10.0.0.1:1")
     finally:
         ray.shutdown()
@@ -128,10 +162,17 @@ finally:
 
 
 @reads_proc
-def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(
+    tmp_path: Path,
+) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+    }
     command = [sys.executable, "-c", DRIVER, str(tmp_path)]
-    driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_until(lambda: len(begun(tmp_path)) >= 2 or driver.poll() is not None)
         family = descendants(driver.pid)
@@ -141,7 +182,9 @@ def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(tmp_path: Path)
     finally:
         driver.kill()
     assert said.strip().endswith("KeyboardInterrupt")
-    assert said.count("Traceback") == 1, "nothing but the interrupt itself, and none of Ray's log"
+    assert said.count("Traceback") == 1, (
+        "nothing but the interrupt itself, and none of Ray's log"
+    )
     wait_until(lambda: not any(map(alive, family)))
 
 
@@ -155,7 +198,9 @@ def test_an_address_that_nobody_answers_is_one_line(
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
-        with pytest.raises(EngineError, match=rf"Nobody answers at {address}: ") as caught:
+        with pytest.raises(
+            EngineError, match=rf"Nobody answers at {address}: "
+        ) as caught:
             RayRunner(perform, address)
         assert "\n" not in str(caught.value)
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -164,25 +209,38 @@ def test_an_address_that_nobody_answers_is_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_another_version_of_ray_is_said_with_both(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_ray_is_said_with_both(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
     there = ray.__version__
     monkeypatch.setattr(ray, "__version__", "1.0.0")
-    with pytest.raises(EngineError, match=rf"Version mismatch: .* Ray: {there} .* Ray: 1\.0\.0 .* same Ray") as caught:
+    with pytest.raises(
+        EngineError,
+        match=rf"Version mismatch: .* Ray: {there} .* Ray: 1\.0\.0 .* same Ray",
+    ) as caught:
         RayRunner(perform, cluster.address)
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
     RayRunner(perform, cluster.address, 1).close()  # and nothing of it stays
 
 
-@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:port", "head:99999", "ray://", "http://head:80/x"])
+@pytest.mark.parametrize(
+    "address",
+    ["head", "head:", ":6379", "head:port", "head:99999", "ray://", "http://head:80/x"],
+)
 def test_what_is_no_address_is_said(address: str) -> None:
-    with pytest.raises(ParameterError, match="address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got"):
+    with pytest.raises(
+        ParameterError,
+        match="address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got",
+    ):
         RayRunner(perform, address)
 
 
-def test_auto_without_a_cluster_starts_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_auto_without_a_cluster_starts_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     runner = RayRunner(perform, workers=1)
     check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2))))
@@ -191,9 +249,15 @@ def test_auto_without_a_cluster_starts_one(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.mark.parametrize(
     ("reply", "message"),
-    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no Ray"), (b"", "is no Ray"), (None, "Nobody answers .*timed out")],
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no Ray"),
+        (b"", "is no Ray"),
+        (None, "Nobody answers .*timed out"),
+    ],
 )
-def test_something_that_is_no_ray_is_one_line(reply: bytes | None, message: str) -> None:
+def test_something_that_is_no_ray_is_one_line(
+    reply: bytes | None, message: str
+) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     silent = []
 

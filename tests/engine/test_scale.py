@@ -28,8 +28,17 @@ def test_a_file_of_statistics_has_the_bytes_of_the_formula(tmp_path: Path) -> No
 
     width, units, classes = 160, 300, 40
     draws = np.random.default_rng(0)
-    X, y = draws.normal(size=(400, width)).astype(np.float32), np.array([f"{n % classes:02d}" for n in range(400)])
+    X, y = (
+        draws.normal(size=(400, width)).astype(np.float32),
+        np.array([f"{n % classes:02d}" for n in range(400)]),
+    )
     template = Learner(device="cpu", options={"n_units": units}).fit((X, y)).spawn()
-    write_part(tmp_path / "part.evg", learn_shard(template, Block(X, y)), {"0": ShardReport(400, "0")})
+    write_part(
+        tmp_path / "part.evg",
+        learn_shard(template, Block(X, y)),
+        {"0": ShardReport(400, "0")},
+    )
     found = (tmp_path / "part.evg").stat().st_size
-    assert found == pytest.approx(file_bytes(units, width, classes, 400 / classes), rel=0.02)
+    assert found == pytest.approx(
+        file_bytes(units, width, classes, 400 / classes), rel=0.02
+    )

@@ -44,10 +44,15 @@ def expected_bytes(number: int, rows: int = 2000) -> bytes:
     return (X.T @ X).tobytes()
 
 
-def _sums(number: int, folder: str, seconds: float = 0.0, rows: int = 2000) -> dict[str, Any]:
+def _sums(
+    number: int, folder: str, seconds: float = 0.0, rows: int = 2000
+) -> dict[str, Any]:
     with open(Path(folder, "begun"), "a") as log:
         log.write(f"{number} {os.getpid()}\n")
-    with atomic_path(Path(folder, f"{number}.bin")) as temporary, open(temporary, "wb") as file:
+    with (
+        atomic_path(Path(folder, f"{number}.bin")) as temporary,
+        open(temporary, "wb") as file,
+    ):
         data = expected_bytes(number, rows)
         file.write(data[: len(data) // 2])
         file.flush()
@@ -71,7 +76,11 @@ def _die(number: int, folder: str) -> dict[str, Any]:
 
 def _die_once(number: int, folder: str) -> dict[str, Any]:
     log = Path(folder, "begun")
-    return _sums(number, folder) if log.exists() and f"{number} " in log.read_text() else _die(number, folder)
+    return (
+        _sums(number, folder)
+        if log.exists() and f"{number} " in log.read_text()
+        else _die(number, folder)
+    )
 
 
 def _die_if_odd(number: int, folder: str) -> dict[str, Any]:

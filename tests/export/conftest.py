@@ -19,4 +19,6 @@ def exporter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export by the quicker of the two exporters."""
-    monkeypatch.setattr("evergrow.export.onnx_backbone.exporters", lambda: ["torchscript"])
+    monkeypatch.setattr(
+        "evergrow.export.onnx_backbone.exporters", lambda: ["torchscript"]
+    )

@@ -33,10 +33,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("needs npm")
     place = tmp_path_factory.mktemp("page")
-    shutil.copytree(PAGE, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("node_modules", "ort*"))
-    lines = [line[2:] for line in (PAGE / "README.md").read_text(encoding="utf-8").splitlines() if line[:2] == "$ "]
-    install, copy = (next(line for line in lines if line.startswith(word)) for word in ("npm ", "cp "))
-    found = subprocess.run(install, shell=True, cwd=place, capture_output=True, text=True, check=False)
+    shutil.copytree(
+        PAGE,
+        place,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("node_modules", "ort*"),
+    )
+    lines = [
+        line[2:]
+        for line in (PAGE / "README.md").read_text(encoding="utf-8").splitlines()
+        if line[:2] == "$ "
+    ]
+    install, copy = (
+        next(line for line in lines if line.startswith(word))
+        for word in ("npm ", "cp ")
+    )
+    found = subprocess.run(
+        install, shell=True, cwd=place, capture_output=True, text=True, check=False
+    )
     if found.returncode:
         pytest.skip(f"needs a network: no onnxruntime-web, {found.stderr[-300:]}")
     subprocess.run(copy, shell=True, cwd=place, check=True)
@@ -46,7 +60,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Iterator[Any]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        extensions_map: ClassVar = {**http.server.SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}
+        extensions_map: ClassVar = {
+            **http.server.SimpleHTTPRequestHandler.extensions_map,
+            ".mjs": "text/javascript",
+        }
 
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
@@ -62,7 +79,9 @@ def page(folder: Path) -> Iterator[Any]:
             opened.on("request", lambda request: asked.append(request.url))
             opened.goto(address)
             yield opened
-            assert all(url.startswith((address, "blob:", "data:")) for url in asked), asked  # no CDN
+            assert all(url.startswith((address, "blob:", "data:")) for url in asked), (
+                asked
+            )  # no CDN
         server.shutdown()
 
 
@@ -71,8 +90,14 @@ def drawn(number: int) -> Image.Image:
     rng = np.random.default_rng(number)
     digit = load_digits().images[number] / 16.0
     tint = rng.uniform(0.3, 1.0, 3)
-    pixels = np.kron(digit, np.ones((20 + number % 23, 17 + number % 31)))[..., None] * 220 * tint
-    return Image.fromarray((pixels + rng.integers(0, 35, pixels.shape)).clip(0, 255).astype(np.uint8))
+    pixels = (
+        np.kron(digit, np.ones((20 + number % 23, 17 + number % 31)))[..., None]
+        * 220
+        * tint
+    )
+    return Image.fromarray(
+        (pixels + rng.integers(0, 35, pixels.shape)).clip(0, 255).astype(np.uint8)
+    )
 
 
 RESIZED = """async ([images, how]) => {
@@ -94,22 +119,43 @@ def rows_first(image: Image.Image, how: Preprocessing) -> Image.Image:
     """
     height, width = how._resized_size(image.height, image.width)
     filtered = Image.Resampling[how.interpolation.upper()]
-    resized = image.resize((width, image.height), filtered).resize((width, height), filtered)
-    assert how._resized_size(height, width) == (height, width)  # it is only cropped from here on
+    resized = image.resize((width, image.height), filtered).resize(
+        (width, height), filtered
+    )
+    assert how._resized_size(height, width) == (
+        height,
+        width,
+    )  # it is only cropped from here on
     return resized
 
 
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "box", "hamming"])
-def test_images_are_resized_to_the_byte(page: Any, folder: Path, interpolation: str) -> None:
+@pytest.mark.parametrize(
+    "interpolation", ["bicubic", "bilinear", "lanczos", "box", "hamming"]
+)
+def test_images_are_resized_to_the_byte(
+    page: Any, folder: Path, interpolation: str
+) -> None:
     """Made smaller, larger, along one side, and padded: in each mode as in Python."""
     rng = np.random.default_rng(0)
     sizes = [(97, 61), (33, 140), (20, 24), (48, 48), (13, 9)]
-    images = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
+    images = [
+        Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+        for size in sizes
+    ]
     for number, image in enumerate(images):
         image.save(folder / f"random{number}.png")
-    for mode, resize in (("center", (40, 40)), ("center", (36, 44)), ("squash", (37, 41)), ("border", (32, 32))):
-        how = Preprocessing((32, 32), resize, mode, interpolation, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0))
-        found = page.evaluate(RESIZED, [[f"random{n}.png" for n in range(len(images))], how.to_dict()])
+    for mode, resize in (
+        ("center", (40, 40)),
+        ("center", (36, 44)),
+        ("squash", (37, 41)),
+        ("border", (32, 32)),
+    ):
+        how = Preprocessing(
+            (32, 32), resize, mode, interpolation, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0)
+        )
+        found = page.evaluate(
+            RESIZED, [[f"random{n}.png" for n in range(len(images))], how.to_dict()]
+        )
         for image, pixels in zip(images, found, strict=True):
             expected = how.pixels(rows_first(image, how)).numpy()
             made = np.array(pixels).reshape(expected.shape)
@@ -137,16 +183,22 @@ def test_a_hundred_images_have_the_labels_of_python(page: Any, folder: Path) -> 
         drawn(number).save(folder / name)
     taught = [drawn(number) for number in range(200, 320)]
     labels = [f"<i>{label}</i>" for label in load_digits().target[200:320]]
-    learner = Learner("tf_efficientnet_lite0", options={"n_units": 200}, cache=False).fit(taught, labels)
+    learner = Learner(
+        "tf_efficientnet_lite0", options={"n_units": 200}, cache=False
+    ).fit(taught, labels)
     export_learner(learner, folder / "model.onnx")
     found = page.evaluate(ASKED, names)
     paths = [str(folder / name) for name in names]
     assert [answer["label"] for answer in found] == learner.predict(paths).tolist()
     probabilities = learner.predict_proba(paths)
     for row, answer in enumerate(found):
-        ours = dict(zip(learner.classes_.tolist(), probabilities[row].tolist(), strict=True))
+        ours = dict(
+            zip(learner.classes_.tolist(), probabilities[row].tolist(), strict=True)
+        )
         theirs = {entry["label"]: entry["value"] for entry in answer["ranked"]}
-        assert max(abs(ours[name] - theirs[name]) for name in ours) < 1e-3, json.dumps(answer)
+        assert max(abs(ours[name] - theirs[name]) for name in ours) < 1e-3, json.dumps(
+            answer
+        )
     # And by hand, as a visitor does it: names are shown as text.
     page.reload()
     page.get_by_text("10 classes.").wait_for()

@@ -53,10 +53,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "evergrow",
         {"layer": GuidedLayer(max_units=400, direct_link=True), "blocks": (6, 4)},
     ),
-    "scl-mgsm, tanh": ("scl-mgsm", {"activation": "tanh", "scales": "auto", "n_units": 60}),
-    "scl-mgsm, gelu": ("scl-mgsm", {"activation": "gelu", "scales": "auto", "n_units": 60}),
-    "evergrow, raw, link": ("evergrow", {"n_units": 60, "normalize": "none", "readout": "ridge"}),
-    "evergrow, l2": ("evergrow", {"n_units": 80, "normalize": "l2", "readout": "ridge"}),
+    "scl-mgsm, tanh": (
+        "scl-mgsm",
+        {"activation": "tanh", "scales": "auto", "n_units": 60},
+    ),
+    "scl-mgsm, gelu": (
+        "scl-mgsm",
+        {"activation": "gelu", "scales": "auto", "n_units": 60},
+    ),
+    "evergrow, raw, link": (
+        "evergrow",
+        {"n_units": 60, "normalize": "none", "readout": "ridge"},
+    ),
+    "evergrow, l2": (
+        "evergrow",
+        {"n_units": 80, "normalize": "l2", "readout": "ridge"},
+    ),
     "scl-discriminant": ("scl-discriminant", {"n_units": 60}),
     "ri": ("ri", {"n_units": 200, "alpha": 1.0}),
     "scsm": ("scsm", {"n_units": 60, "alpha": 1.0}),
@@ -81,14 +93,22 @@ def fitted(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> Any:
     names = np.array([f"class {label}" for label in range(6)])[y]
     first = y < 3
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConstructionWarning)  # a capped construction is not what is tested here
+        warnings.simplefilter(
+            "ignore", ConstructionWarning
+        )  # a capped construction is not what is tested here
         return head.fit(X[first], names[first]).partial_fit(X[~first], names[~first])
 
 
 def outputs(path: Path, inputs: np.ndarray) -> dict[str, np.ndarray]:
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, {session.get_inputs()[0].name: inputs}), strict=True))
+    return dict(
+        zip(
+            names,
+            session.run(names, {session.get_inputs()[0].name: inputs}),
+            strict=True,
+        )
+    )
 
 
 def agree(path: Path, inputs: np.ndarray, ours: np.ndarray) -> dict[str, np.ndarray]:
@@ -103,13 +123,18 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_head_answers_the_same(name: str, blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_a_head_answers_the_same(
+    name: str, blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     head, path = fitted(name, blobs), tmp_path / "head.onnx"
     report = export_onnx(None, head, path)
     X = np.random.default_rng(1).normal(size=(50, 10)).astype(np.float32) * 2
     ours = head.class_scores(X)
     answers = agree(path, X, ours)
-    assert answers["scores"].dtype == np.float32 or np.abs(ours).max() > 80 * np.ptp(ours, axis=1).max()
+    assert (
+        answers["scores"].dtype == np.float32
+        or np.abs(ours).max() > 80 * np.ptp(ours, axis=1).max()
+    )
     labels = json.loads(metadata(path)["evergrow.labels"])
     top = np.sort(ours, axis=1)
     clear = top[:, -1] - top[:, -2] > 1e-4 * np.ptp(ours, axis=1).max()
@@ -123,10 +148,15 @@ def test_a_head_answers_the_same(name: str, blobs: tuple[np.ndarray, np.ndarray]
     assert report.nbytes == path.stat().st_size
 
 
-def many_classes(n_classes: int, rows: int, width: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def many_classes(
+    n_classes: int, rows: int, width: int = 12
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows of classes that differ in shape, with one class of a single row, and other rows to ask about."""
     rng = np.random.default_rng(7)
-    means, spreads = rng.normal(size=(n_classes, width)), rng.uniform(0.3, 2.0, size=(n_classes, width))
+    means, spreads = (
+        rng.normal(size=(n_classes, width)),
+        rng.uniform(0.3, 2.0, size=(n_classes, width)),
+    )
     y = np.append(np.repeat(np.arange(n_classes - 1), rows), n_classes - 1)
     X = means[y] + spreads[y] * rng.normal(size=(len(y), width))
     return X, y, 2.0 * rng.normal(size=(300, width)).astype(np.float32)
@@ -134,14 +164,23 @@ def many_classes(n_classes: int, rows: int, width: int = 12) -> tuple[np.ndarray
 
 @pytest.mark.parametrize("opset", [17, 20])
 @pytest.mark.parametrize("n_classes", [1 + LIKELIEST // 2, 3 * LIKELIEST])
-def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path: Path) -> None:
+def test_shapes_of_classes_are_in_the_graph(
+    n_classes: int, opset: int, tmp_path: Path
+) -> None:
     X, y, rest = many_classes(n_classes, 20)
     head = Classifier(n_units=40, random_state=0, normalize="none").fit(X, y)
-    plain = map_scores(dataclasses.replace(head.linear_map(), shapes=None), torch.from_numpy(rest).double()).numpy()
+    plain = map_scores(
+        dataclasses.replace(head.linear_map(), shapes=None),
+        torch.from_numpy(rest).double(),
+    ).numpy()
     ours = head.class_scores(rest)
     assert np.abs(ours - plain).max() > 1.0
     report = export_onnx(None, head, tmp_path / "m.onnx", opset=opset)
-    assert [entry.version for entry in onnx.load(str(tmp_path / "m.onnx")).opset_import] == [opset] == [report.opset]
+    assert (
+        [entry.version for entry in onnx.load(str(tmp_path / "m.onnx")).opset_import]
+        == [opset]
+        == [report.opset]
+    )
     answers = agree(tmp_path / "m.onnx", rest, ours)
     assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
     agree(tmp_path / "m.onnx", rest[:1], ours[:1])
@@ -149,7 +188,11 @@ def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path
 
 def test_every_registered_head_is_among_them() -> None:
     exported = {method for method, _ in VARIANTS.values()}
-    heads = {name for name in HEADS.names() if HEADS[name].__module__.startswith(("evergrow.head", "evergrow.lab"))}
+    heads = {
+        name
+        for name in HEADS.names()
+        if HEADS[name].__module__.startswith(("evergrow.head", "evergrow.lab"))
+    }
     assert heads - {"anacp"} == exported
 
 
@@ -170,7 +213,9 @@ def scene() -> tuple[Any, Any, np.ndarray]:
     pixels = rng.integers(0, 256, (24, *backbone.transform.size, 3), dtype=np.uint8)
     pixels[::2, :40] //= 4
     features = encoded(backbone, pixels)
-    head = Classifier(n_units=60, random_state=0).fit(features, np.array(["dark", "light"] * 12))
+    head = Classifier(n_units=60, random_state=0).fit(
+        features, np.array(["dark", "light"] * 12)
+    )
     return backbone, head, pixels
 
 
@@ -180,21 +225,36 @@ def encoded(backbone: Any, pixels: np.ndarray) -> np.ndarray:
 
 def as_input(backbone: Any, images: Any) -> np.ndarray:
     """Return images as the graph takes them: resized and cropped, nothing else."""
-    return torch.stack([backbone.transform.pixels(decode_image(image)) for image in images]).numpy()
+    return torch.stack(
+        [backbone.transform.pixels(decode_image(image)) for image in images]
+    ).numpy()
 
 
-def test_pixels_to_labels(exporter: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
+def test_pixels_to_labels(
+    exporter: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path
+) -> None:
     backbone, head, pixels = scene
     report = export_onnx(backbone, head, tmp_path / "m.onnx")
     assert report.exporter == exporter
-    assert report.inputs[0] == {"name": "pixels", "type": "uint8", "shape": ["n", 3, *backbone.transform.size]}
+    assert report.inputs[0] == {
+        "name": "pixels",
+        "type": "uint8",
+        "shape": ["n", 3, *backbone.transform.size],
+    }
     ours = head.class_scores(encoded(backbone, pixels))
     for rows in (slice(0, 1), slice(0, 24)):
-        answers = agree(tmp_path / "m.onnx", as_input(backbone, pixels[rows]), ours[rows])
+        answers = agree(
+            tmp_path / "m.onnx", as_input(backbone, pixels[rows]), ours[rows]
+        )
     proba = head.predict_proba(encoded(backbone, pixels))
     assert np.abs(answers["probabilities"] - proba).max() < 1e-4
-    assert (head.classes_[answers["label_index"]] == head.predict(encoded(backbone, pixels))).all()
-    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.preprocessing"]) == backbone.transform.to_dict()
+    assert (
+        head.classes_[answers["label_index"]] == head.predict(encoded(backbone, pixels))
+    ).all()
+    assert (
+        json.loads(metadata(tmp_path / "m.onnx")["evergrow.preprocessing"])
+        == backbone.transform.to_dict()
+    )
 
 
 def test_an_architecture_that_no_exporter_can_do_is_refused(tmp_path: Path) -> None:
@@ -225,7 +285,9 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(ParameterError, match="existing folder"):
         export_onnx(None, head, tmp_path / "nowhere" / "m.onnx")
     for opset in (12, 900):
-        with pytest.raises(ParameterError, match="opset must be an integer >= 17 and <= "):
+        with pytest.raises(
+            ParameterError, match="opset must be an integer >= 17 and <= "
+        ):
             export_onnx(None, head, tmp_path / "m.onnx", opset=opset)
 
 
@@ -245,11 +307,19 @@ def test_missing_packages_are_named(
 # -- learners ---------------------------------------------------------------------------------------------------
 
 
-def adapted(tuner: str | None, backbone: Any = None, **settings: Any) -> tuple[Learner, Images]:
+def adapted(
+    tuner: str | None, backbone: Any = None, **settings: Any
+) -> tuple[Learner, Images]:
     """Return a learner of images of stripes whose network has a tuner on it, and the images."""
     items, y = stripes(3, 8)
     config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
-    learner = Learner(backbone or tiny_vit(), adapt=config, options={"n_units": 30}, cache=False, **settings)
+    learner = Learner(
+        backbone or tiny_vit(),
+        adapt=config,
+        options={"n_units": 30},
+        cache=False,
+        **settings,
+    )
     return learner.fit((items, y)), items
 
 
@@ -269,7 +339,12 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
         agree(tmp_path / "m.onnx", images[rows], ours[rows])
     assert np.array_equal(loaded.features(items).X, before)
     assert loaded.backbone_().tuner.enabled
-    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.backbone"])["options"]["tuner"]["tuner"] == tuner
+    assert (
+        json.loads(metadata(tmp_path / "m.onnx")["evergrow.backbone"])["options"][
+            "tuner"
+        ]["tuner"]
+        == tuner
+    )
 
 
 @pytest.mark.usefixtures("traced")
@@ -283,20 +358,41 @@ def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_tuner_on_attention_that_adds_the_bias_itself_is_traced(tmp_path: Path) -> None:
-    small = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
-    beit = create_backbone("beit_base_patch16_224", "random", "pilot", device="cpu", **small)
+def test_a_tuner_on_attention_that_adds_the_bias_itself_is_traced(
+    tmp_path: Path,
+) -> None:
+    small = {
+        "img_size": 16,
+        "patch_size": 8,
+        "embed_dim": 24,
+        "depth": 1,
+        "num_heads": 2,
+    }
+    beit = create_backbone(
+        "beit_base_patch16_224", "random", "pilot", device="cpu", **small
+    )
     learner, items = adapted("ssf", beit)
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
     agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))
 
 
-def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_a_learner_of_texts_gives_its_head_alone(
+    blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     from evergrow.features.base import BackboneSpec
 
     X, y = blobs
-    spec = BackboneSpec("sentence:/home/me/model", "text", 10, "file:/home/me/model", "0" * 32, "", {}, {})
+    spec = BackboneSpec(
+        "sentence:/home/me/model",
+        "text",
+        10,
+        "file:/home/me/model",
+        "0" * 32,
+        "",
+        {},
+        {},
+    )
 
     class Texts:
         """A learner of texts whose backbone must not be asked for."""
@@ -309,9 +405,19 @@ def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.nda
     assert b"/home/me" not in (tmp_path / "m.onnx").read_bytes()
 
 
-@pytest.mark.parametrize(("name", "options"), [("anacp", {"n_units": 50}), ("klda", {"n_units": 50, "n_ensembles": 2})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("anacp", {"n_units": 50}), ("klda", {"n_units": 50, "n_ensembles": 2})],
+)
 def test_what_is_no_single_layer_is_refused(
-    name: str, options: dict[str, Any], blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
+    name: str,
+    options: dict[str, Any],
+    blobs: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(UnsupportedError, match="cannot be written as plain matrices"):
-        export_onnx(None, create_method(name, random_state=0, **options).fit(*blobs), tmp_path / "m.onnx")
+        export_onnx(
+            None,
+            create_method(name, random_state=0, **options).fit(*blobs),
+            tmp_path / "m.onnx",
+        )

@@ -30,21 +30,31 @@ pandas = pytest.importorskip("pandas")
 from evergrow.export.mlflow import answered, log_model, save_model  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+]
 
 
 @pytest.fixture
 def frame() -> Any:
-    X = np.random.default_rng(0).normal(size=(90, 4)) + 4.0 * np.eye(4)[np.arange(90) % 3]
+    X = (
+        np.random.default_rng(0).normal(size=(90, 4))
+        + 4.0 * np.eye(4)[np.arange(90) % 3]
+    )
     return pandas.DataFrame(X, columns=["a", "b", "c", "d"])
 
 
 @pytest.fixture
 def learner(frame: Any) -> Learner:
-    return Learner(None, options={"n_units": 20}).fit(frame, np.array(["x", "y", "z"])[np.arange(90) % 3])
+    return Learner(None, options={"n_units": 20}).fit(
+        frame, np.array(["x", "y", "z"])[np.arange(90) % 3]
+    )
 
 
-def test_a_saved_model_answers_as_the_learner(learner: Learner, frame: Any, tmp_path: Path) -> None:
+def test_a_saved_model_answers_as_the_learner(
+    learner: Learner, frame: Any, tmp_path: Path
+) -> None:
     save_model(learner, tmp_path / "model")
     files = {path.suffix for path in (tmp_path / "model").rglob("*") if path.is_file()}
     assert ".pkl" not in files
@@ -52,17 +62,23 @@ def test_a_saved_model_answers_as_the_learner(learner: Learner, frame: Any, tmp_
     loaded = mlflow.load_model(str(tmp_path / "model"))
     found = loaded.predict(frame)
     assert found["class"].tolist() == learner.predict(frame).tolist()
-    np.testing.assert_array_equal(found["probability"], learner.predict_proba(frame).max(axis=1))
+    np.testing.assert_array_equal(
+        found["probability"], learner.predict_proba(frame).max(axis=1)
+    )
     more = loaded.predict(frame, params={"top": 2, "false_alarm": 0.05})
     assert {"class_2", "probability_2", "unknown", "novelty"} <= set(more.columns)
     assert (more["unknown"] == learner.is_unknown(frame)).all()
-    shuffled = loaded.predict(frame[["d", "c", "b", "a"]])  # MLflow puts columns into the order of the signature
+    shuffled = loaded.predict(
+        frame[["d", "c", "b", "a"]]
+    )  # MLflow puts columns into the order of the signature
     assert shuffled["class"].tolist() == found["class"].tolist()
     with pytest.raises(Exception, match="schema"):
         loaded.predict(frame.rename(columns={"a": "q"}))
 
 
-def test_a_logged_model_is_loaded_from_its_run(frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logged_model_is_loaded_from_its_run(
+    frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mlflow as tracking
 
     X = frame.to_numpy()  # an array has no names of columns
@@ -74,7 +90,10 @@ def test_a_logged_model_is_loaded_from_its_run(frame: Any, tmp_path: Path, monke
         with tracking.start_run():
             logged = log_model(learner)
         assert logged.metadata["classes"] == 3
-        assert mlflow.load_model(logged.model_uri).predict(X)["class"].tolist() == learner.predict(X).tolist()
+        assert (
+            mlflow.load_model(logged.model_uri).predict(X)["class"].tolist()
+            == learner.predict(X).tolist()
+        )
     finally:
         tracking.set_tracking_uri(None)
 
@@ -87,7 +106,9 @@ def png(number: int) -> bytes:
 
 def test_images_come_as_bytes_and_never_as_paths(tmp_path: Path) -> None:
     pixels = [image(number % 2, number) for number in range(10)]
-    learner = Learner("test_vit.r160_in1k", weights="random", options={"n_units": 10}, cache=False)
+    learner = Learner(
+        "test_vit.r160_in1k", weights="random", options={"n_units": 10}, cache=False
+    )
     learner.fit(pixels, ["red", "blue"] * 5)
     save_model(learner, tmp_path / "model")
     sent = pandas.DataFrame({"image": [png(number) for number in range(4)]})
@@ -108,7 +129,9 @@ def test_images_come_as_bytes_and_never_as_paths(tmp_path: Path) -> None:
 
 def ask(address: str, values: dict[str, Any]) -> Any:
     request = urllib.request.Request(
-        f"{address}/invocations", json.dumps(values).encode(), {"Content-Type": "application/json"}
+        f"{address}/invocations",
+        json.dumps(values).encode(),
+        {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)["predictions"]
@@ -119,10 +142,20 @@ def test_it_is_served_by_mlflow(learner: Learner, frame: Any, tmp_path: Path) ->
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    line = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(tmp_path / "model")]
+    line = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "models",
+        "serve",
+        "-m",
+        str(tmp_path / "model"),
+    ]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        ),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     address = f"http://127.0.0.1:{port}"
@@ -137,9 +170,20 @@ def test_it_is_served_by_mlflow(learner: Learner, frame: Any, tmp_path: Path) ->
         try:
             wait_for(server, address, tmp_path / "log.txt")
             rows = frame[:5].to_dict("split")
-            found = ask(address, {"dataframe_split": {"columns": rows["columns"], "data": rows["data"]}})
-            assert [row["class"] for row in found] == learner.predict(frame[:5]).tolist()
-            found = ask(address, {"dataframe_records": frame[:1].to_dict("records"), "params": {"false_alarm": 0.05}})
+            found = ask(
+                address,
+                {"dataframe_split": {"columns": rows["columns"], "data": rows["data"]}},
+            )
+            assert [row["class"] for row in found] == learner.predict(
+                frame[:5]
+            ).tolist()
+            found = ask(
+                address,
+                {
+                    "dataframe_records": frame[:1].to_dict("records"),
+                    "params": {"false_alarm": 0.05},
+                },
+            )
             assert found[0]["unknown"] in (False, True)
             with pytest.raises(urllib.error.HTTPError):
                 ask(address, {"dataframe_records": [{"a": 1.0}]})

@@ -33,7 +33,17 @@ from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
 
 DOCS = Path(__file__).parents[2] / "docs"
-EVERYTHING = ["final", "mean@-1", "max@-1", "cls@-1", "spread@-1", "mean@-3", "spread@-2", "cls@-3", "max@-2"]
+EVERYTHING = [
+    "final",
+    "mean@-1",
+    "max@-1",
+    "cls@-1",
+    "spread@-1",
+    "mean@-3",
+    "spread@-2",
+    "cls@-3",
+    "max@-2",
+]
 
 
 class Stranger:
@@ -42,15 +52,28 @@ class Stranger:
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
 
-        self.session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        how = json.loads(self.session.get_modelmeta().custom_metadata_map["evergrow.tokenizer"])
-        self.prompt, self.tokenizer = how["prompt"], Tokenizer.from_file(str(path.parent / how["file"]))
+        self.session = ort.InferenceSession(
+            str(path), providers=["CPUExecutionProvider"]
+        )
+        how = json.loads(
+            self.session.get_modelmeta().custom_metadata_map["evergrow.tokenizer"]
+        )
+        self.prompt, self.tokenizer = (
+            how["prompt"],
+            Tokenizer.from_file(str(path.parent / how["file"])),
+        )
 
     def __call__(self, texts: list[str]) -> dict[str, np.ndarray]:
         rows = self.tokenizer.encode_batch([self.prompt + text for text in texts])
-        parts = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        parts = {
+            "input_ids": "ids",
+            "attention_mask": "attention_mask",
+            "token_type_ids": "type_ids",
+        }
         given = {
-            value.name: np.array([getattr(row, parts[value.name]) for row in rows], dtype=np.int64)
+            value.name: np.array(
+                [getattr(row, parts[value.name]) for row in rows], dtype=np.int64
+            )
             for value in self.session.get_inputs()
         }
         names = [output.name for output in self.session.get_outputs()]
@@ -59,18 +82,29 @@ class Stranger:
 
 def taught(backbone: Any, features: Any = "rich") -> Learner:
     texts = [f"{first} {second}" for first in WORDS[:18] for second in WORDS[3:6]]
-    labels = ["weather" if WORDS.index(text.split()[0]) >= 9 else "money" for text in texts]
-    return Learner(backbone, features=features, options={"n_units": 30}, device="cpu", cache=False).fit((texts, labels))
+    labels = [
+        "weather" if WORDS.index(text.split()[0]) >= 9 else "money" for text in texts
+    ]
+    return Learner(
+        backbone, features=features, options={"n_units": 30}, device="cpu", cache=False
+    ).fit((texts, labels))
 
 
 def agrees(learner: Learner, path: Path) -> None:
     """Ask for texts of mixed lengths together, backwards and alone."""
     stranger, proba = Stranger(path), learner.predict_proba(TEXTS)
     scores = learner.head_.class_scores(learner.features(TEXTS).X)
-    for order in (range(len(TEXTS)), range(len(TEXTS) - 1, -1, -1), *([row] for row in range(len(TEXTS)))):
+    for order in (
+        range(len(TEXTS)),
+        range(len(TEXTS) - 1, -1, -1),
+        *([row] for row in range(len(TEXTS))),
+    ):
         rows = list(order)
         found = stranger([TEXTS[row] for row in rows])
-        assert np.abs(found["scores"] - scores[rows]).max() <= 1e-4 * np.ptp(scores, axis=1).max()
+        assert (
+            np.abs(found["scores"] - scores[rows]).max()
+            <= 1e-4 * np.ptp(scores, axis=1).max()
+        )
         assert np.abs(found["probabilities"] - proba[rows]).max() < 1e-4
 
 
@@ -81,12 +115,22 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("features", ["final", EVERYTHING], ids=["final", "everything"])
 @pytest.mark.usefixtures("traced")
-def test_tokens_to_labels_after_a_round_trip(bert: Path, features: Any, tmp_path: Path) -> None:
+def test_tokens_to_labels_after_a_round_trip(
+    bert: Path, features: Any, tmp_path: Path
+) -> None:
     taught(f"sentence:{bert}", features).save(tmp_path / "m.evg")
     learner = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
     report = export_learner(learner, tmp_path / "m.onnx")
-    assert [entry["name"] for entry in report.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
-    assert report.inputs[0] == {"name": "input_ids", "type": "int64", "shape": ["n", "length"]}
+    assert [entry["name"] for entry in report.inputs] == [
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+    ]
+    assert report.inputs[0] == {
+        "name": "input_ids",
+        "type": "int64",
+        "shape": ["n", "length"],
+    }
     assert report.beside == (str(tmp_path / "m.tokenizer.json"),)
     assert report.check is not None
     assert (report.check.rows, report.check.samples) == (5, "texts of mixed lengths")
@@ -105,12 +149,18 @@ def test_tokens_to_labels_after_a_round_trip(bert: Path, features: Any, tmp_path
         pytest.param("bert", "lasttoken", "right", marks=pytest.mark.slow),
     ],
 )
-def test_other_encoders_and_paddings(family: str, pooling: str, padding: str, exporter: str, tmp_path: Path) -> None:
+def test_other_encoders_and_paddings(
+    family: str, pooling: str, padding: str, exporter: str, tmp_path: Path
+) -> None:
     folder = save_encoder(tmp_path, family, pooling=pooling, padding=padding)
-    learner = taught(f"sentence:{folder}", ["final", "mean@-2", "cls@-2", "max@-3", "spread@-3"])
+    learner = taught(
+        f"sentence:{folder}", ["final", "mean@-2", "cls@-2", "max@-3", "spread@-3"]
+    )
     report = export_learner(learner, tmp_path / "m.onnx")
     assert report.exporter == exporter
-    assert ("token_type_ids" in [entry["name"] for entry in report.inputs]) == (family == "bert")
+    assert ("token_type_ids" in [entry["name"] for entry in report.inputs]) == (
+        family == "bert"
+    )
     agrees(learner, tmp_path / "m.onnx")
 
 
@@ -128,7 +178,10 @@ def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_w
     export_learner(learned, tmp_path / "m.onnx", check=False)
     assert np.array_equal(learned.features(TEXTS).X, before)
     assert json.loads(tokenizer.to_str())["model"] == state
-    held = {entry.key: entry.value for entry in onnx.load(str(tmp_path / "m.onnx")).metadata_props}
+    held = {
+        entry.key: entry.value
+        for entry in onnx.load(str(tmp_path / "m.onnx")).metadata_props
+    }
     file = (tmp_path / "m.tokenizer.json").read_bytes()
     assert json.loads(held["evergrow.tokenizer"]) == {
         "file": "m.tokenizer.json",
@@ -136,10 +189,16 @@ def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_w
         "max_length": 24,
         "prompt": "",
     }
-    assert [entry["name"] for entry in json.loads(held["evergrow.inputs"])][:2] == ["input_ids", "attention_mask"]
+    assert [entry["name"] for entry in json.loads(held["evergrow.inputs"])][:2] == [
+        "input_ids",
+        "attention_mask",
+    ]
     assert json.loads(held["evergrow.labels"]) == ["money", "weather"]
     backbone = json.loads(held["evergrow.backbone"])
-    assert (backbone["weights"], backbone["recipe"]["blocks"]) == ("file:encoder", list(learned.spec_.recipe.blocks))
+    assert (backbone["weights"], backbone["recipe"]["blocks"]) == (
+        "file:encoder",
+        list(learned.spec_.recipe.blocks),
+    )
     for data in (file, (tmp_path / "m.onnx").read_bytes()):
         assert str(bert.parent).encode() not in data
 
@@ -153,7 +212,10 @@ def test_a_prompt_is_told_and_counts(bert: Path, tmp_path: Path) -> None:
     export_learner(learner, tmp_path / "m.onnx")
     agrees(learner, tmp_path / "m.onnx")
     encoder[1].include_prompt = False
-    with pytest.raises(ExportError, match=r"must count all tokens .* which leaves out those of its prompt; head_only"):
+    with pytest.raises(
+        ExportError,
+        match=r"must count all tokens .* which leaves out those of its prompt; head_only",
+    ):
         export_learner(learner, tmp_path / "n.onnx")
     assert not (tmp_path / "n.onnx").exists()
 
@@ -165,7 +227,11 @@ def test_a_graph_that_computes_something_else_leaves_both_files(
     for name in ("m.onnx", "m.tokenizer.json"):
         (tmp_path / name).write_text("precious")
     whole = onnx_backbone.join_equally
-    monkeypatch.setattr(onnx_backbone, "join_equally", lambda blocks: whole([blocks[0] + 0.1, *blocks[1:]]))
+    monkeypatch.setattr(
+        onnx_backbone,
+        "join_equally",
+        lambda blocks: whole([blocks[0] + 0.1, *blocks[1:]]),
+    )
     with pytest.raises(ExportError, match="must equal ours"):
         export_learner(learned, tmp_path / "m.onnx")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
@@ -190,26 +256,52 @@ def test_tokenizers_that_cannot_go_alone_are_refused(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = create_backbone(f"sentence:{bert}", device="cpu")
-    kept: Any = backbone.module.preprocess if hasattr(backbone.module, "preprocess") else backbone.module.tokenize
+    kept: Any = (
+        backbone.module.preprocess
+        if hasattr(backbone.module, "preprocess")
+        else backbone.module.tokenize
+    )
     shouting = lambda texts, **more: kept([f"the {text}" for text in texts], **more)  # noqa: E731
     with monkeypatch.context() as patch:
         patch.setattr(backbone.module, kept.__name__, shouting)
-        refused(backbone, "must give the same tokens alone as in its library to be exported, got other inp", tmp_path)
+        refused(
+            backbone,
+            "must give the same tokens alone as in its library to be exported, got other inp",
+            tmp_path,
+        )
     monkeypatch.setattr(type(backbone.module.tokenizer), "backend_tokenizer", None)
-    refused(backbone, r"must be one of the tokenizers library to be exported, got \w+ of sentence:", tmp_path)
+    refused(
+        backbone,
+        r"must be one of the tokenizers library to be exported, got \w+ of sentence:",
+        tmp_path,
+    )
 
 
 def test_text_backbones_of_other_kinds_are_refused(bert: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import StaticEmbedding
 
-    tokenizer = create_backbone(f"sentence:{bert}", device="cpu").module.tokenizer.backend_tokenizer
-    encoder = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu")
+    tokenizer = create_backbone(
+        f"sentence:{bert}", device="cpu"
+    ).module.tokenizer.backend_tokenizer
+    encoder = SentenceTransformer(
+        modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu"
+    )
     spec = BackboneSpec("sentence:static", "text", 4, "module", "0" * 32, "", {}, {})
     static = TextBackbone(encoder, spec, torch.device("cpu"))
-    np.testing.assert_allclose(static.encode(TEXTS).numpy(), encoder.encode(TEXTS), atol=1e-6)
-    refused(static, "must take input_ids and attention_mask of texts to be exported, got sentence:static", tmp_path)
-    refused(LetterCounter(), "must be one of images, or a sentence encoder, to be exported, got a text", tmp_path)
+    np.testing.assert_allclose(
+        static.encode(TEXTS).numpy(), encoder.encode(TEXTS), atol=1e-6
+    )
+    refused(
+        static,
+        "must take input_ids and attention_mask of texts to be exported, got sentence:static",
+        tmp_path,
+    )
+    refused(
+        LetterCounter(),
+        "must be one of images, or a sentence encoder, to be exported, got a text",
+        tmp_path,
+    )
 
 
 # -- as users meet it -------------------------------------------------------------------------------------------
@@ -229,13 +321,30 @@ def test_the_command_and_the_example_of_the_manual(
     assert not Path("intents.onnx").exists()
     done = evergrow("export", "intents.evg", "-o", "intents.onnx", "--force")
     assert done.exit_code == 0, done.output
-    assert "input_ids, attention_mask, token_type_ids, int64 (n, length), to 2 classes" in done.stdout
+    assert (
+        "input_ids, attention_mask, token_type_ids, int64 (n, length), to 2 classes"
+        in done.stdout
+    )
     assert "intents.tokenizer.json: its tokenizer" in done.stdout
     assert "of their spread (5 texts of mixed lengths)" in done.stdout
     page = (DOCS / "export.md").read_text(encoding="utf-8")
-    (example,) = (body for body in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "tokenizers" in body)
+    (example,) = (
+        body
+        for body in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+        if "tokenizers" in body
+    )
     strangers = "\nimport sys\nassert not {'torch', 'transformers', 'evergrow'} & set(sys.modules)\n"
-    ran = subprocess.run([sys.executable, "-c", example + strangers], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", example + strangers],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     said = [line.rsplit(" ", 2)[1] for line in ran.stdout.splitlines()]
-    assert said == learned.predict(re.findall(r'"([^"]+)"', example.split("texts = ")[1].split("\n")[0])).tolist()
+    assert (
+        said
+        == learned.predict(
+            re.findall(r'"([^"]+)"', example.split("texts = ")[1].split("\n")[0])
+        ).tolist()
+    )

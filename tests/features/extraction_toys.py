@@ -17,7 +17,9 @@ SIDE = 8
 
 def pixels_of(image: Any) -> torch.Tensor:
     """Resize to 8 x 8 and scale to [0, 1]."""
-    small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32)
+    small = np.asarray(
+        image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32
+    )
     return torch.from_numpy(small / 255).permute(2, 0, 1).contiguous()
 
 
@@ -62,7 +64,9 @@ class LetterCounter(Backbone):
 
     def encode(self, batch: Any) -> torch.Tensor:
         self.seen.append(list(batch))
-        rows = [[len(t), sum(c in "aeiou" for c in t), ord(t[0]) if t else 0] for t in batch]
+        rows = [
+            [len(t), sum(c in "aeiou" for c in t), ord(t[0]) if t else 0] for t in batch
+        ]
         return torch.tensor(rows, dtype=torch.float32)
 
     def to(self, device: Any) -> LetterCounter:
@@ -77,7 +81,9 @@ def synthetic(n: int) -> Images:
 
 def write_images(folder: Path, n: int) -> Images:
     """Write small images of random colours into two folders."""
-    colours = np.random.default_rng(0).integers(0, 256, size=(n, 12, 10, 3), dtype=np.uint8)
+    colours = np.random.default_rng(0).integers(
+        0, 256, size=(n, 12, 10, 3), dtype=np.uint8
+    )
     names = []
     for row, colour in enumerate(colours):
         name = f"{'even' if row % 2 == 0 else 'odd'}/{row:03d}.png"
@@ -92,8 +98,19 @@ def expected_features(items: Items, rows: Any = None) -> np.ndarray:
     found = []
     for row in range(len(items)) if rows is None else rows:
         source = items.raw(row)
-        image = Image.fromarray(source) if isinstance(source, np.ndarray) else Image.open(source).convert("RGB")
-        small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float64) / 255
+        image = (
+            Image.fromarray(source)
+            if isinstance(source, np.ndarray)
+            else Image.open(source).convert("RGB")
+        )
+        small = (
+            np.asarray(
+                image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float64
+            )
+            / 255
+        )
         mean = small.mean(axis=(0, 1))
-        found.append(np.concatenate([mean, mean @ Toy.mixing.numpy().astype(np.float64)]))
+        found.append(
+            np.concatenate([mean, mean @ Toy.mixing.numpy().astype(np.float64)])
+        )
     return np.array(found)

@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.features.extraction_toys import LetterCounter, Toy, expected_features, write_images
+from tests.features.extraction_toys import (
+    LetterCounter,
+    Toy,
+    expected_features,
+    write_images,
+)
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning
@@ -53,7 +58,9 @@ def chunk_files(root: Path) -> list[Path]:
 
 
 def check(result: Features, images: Images) -> None:
-    np.testing.assert_allclose(result.X, expected_features(images), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        result.X, expected_features(images), rtol=1e-5, atol=1e-6
+    )
 
 
 def destroy(images: Images) -> None:
@@ -73,7 +80,9 @@ def test_a_second_run_touches_no_image_and_writes_nothing(
 ) -> None:
     first = encode(Toy(), images, cache=root, **SMALL)
     destroy(images)
-    monkeypatch.setattr("filelock.FileLock", None)  # a disk that can only be read is enough
+    monkeypatch.setattr(
+        "filelock.FileLock", None
+    )  # a disk that can only be read is enough
     toy = Toy()
     second = encode(toy, images, cache=root, **SMALL)
     assert (first.computed, second.computed, toy.batches) == (15, 0, [])
@@ -86,15 +95,31 @@ def test_texts_are_kept_too_and_their_words_are_not(root: Path) -> None:
     first = encode(LetterCounter(), texts, cache=root)
     assert encode(LetterCounter(), texts, cache=root).computed == 0
     assert first.X[:, 0].tolist() == [6, 13, 1, 8, 1]
-    assert not any(b"secret" in path.read_bytes() for path in the_folder(root).iterdir())
+    assert not any(
+        b"secret" in path.read_bytes() for path in the_folder(root).iterdir()
+    )
 
 
-def test_what_does_not_change_features_does_not_miss(images: Images, root: Path, tmp_path: Path) -> None:
+def test_what_does_not_change_features_does_not_miss(
+    images: Images, root: Path, tmp_path: Path
+) -> None:
     encode(Toy(), images, cache=root, **SMALL)
-    assert encode(Toy(), images, cache=root, workers=1, batch_size=5, on_error="skip").computed == 0
-    assert encode(Toy(weights="file"), images, cache=root).computed == 0  # the same weights from elsewhere
+    assert (
+        encode(
+            Toy(), images, cache=root, workers=1, batch_size=5, on_error="skip"
+        ).computed
+        == 0
+    )
+    assert (
+        encode(Toy(weights="file"), images, cache=root).computed == 0
+    )  # the same weights from elsewhere
     shutil.move(images.root, tmp_path / "moved")
-    assert encode(Toy(), Images(images.names, root=tmp_path / "moved"), cache=root, **SMALL).computed == 0
+    assert (
+        encode(
+            Toy(), Images(images.names, root=tmp_path / "moved"), cache=root, **SMALL
+        ).computed
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +132,9 @@ def test_what_does_not_change_features_does_not_miss(images: Images, root: Path,
         {"options": {"seed": 1}},
     ],
 )
-def test_another_backbone_misses(images: Images, root: Path, changes: dict[str, Any]) -> None:
+def test_another_backbone_misses(
+    images: Images, root: Path, changes: dict[str, Any]
+) -> None:
     encode(Toy(), images, cache=root)
     assert encode(Toy(**changes), images, cache=root).computed == 15
 
@@ -122,17 +149,28 @@ def test_other_images_miss(images: Images, root: Path) -> None:
     assert encode(Toy(), images, cache=root, precision="float32").computed
 
 
-def test_an_entry_tells_people_what_it_is_and_nothing_of_this_machine(images: Images, root: Path) -> None:
+def test_an_entry_tells_people_what_it_is_and_nothing_of_this_machine(
+    images: Images, root: Path
+) -> None:
     (images.root / "odd/001.png").write_text("no image")
     with pytest.warns(DataWarning):
-        encode(Toy(name=f"sentence:{root}/encoder"), images, cache=root, on_error="skip")
+        encode(
+            Toy(name=f"sentence:{root}/encoder"), images, cache=root, on_error="skip"
+        )
     meta = json.loads((the_folder(root) / "meta.json").read_text())
     assert (meta["n_items"], meta["backbone"]) == (15, "sentence:encoder")
-    assert read_archive(chunk_files(root)[0]).meta["failures"][0]["name"] == "odd/001.png"
-    assert not any(os.fsencode(root.parent) in path.read_bytes() for path in the_folder(root).iterdir())
+    assert (
+        read_archive(chunk_files(root)[0]).meta["failures"][0]["name"] == "odd/001.png"
+    )
+    assert not any(
+        os.fsencode(root.parent) in path.read_bytes()
+        for path in the_folder(root).iterdir()
+    )
 
 
-def test_no_cache_writes_nothing(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cache_writes_nothing(
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EVERGROW_CACHE", str(root))
     check(encode(Toy(), images, cache=False), images)
     assert not root.exists()
@@ -151,9 +189,13 @@ def test_default_roots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_root() == tmp_path / "named"
 
 
-def test_a_handful_leaves_nothing_behind(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handful_leaves_nothing_behind(
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = encode(Toy(), images, cache=False).X
-    monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("a handful went to disk"))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: pytest.fail("a handful went to disk")
+    )
     for count in (1, 4):
         few = encode(Toy(), images.take(range(count)), cache=root)
         np.testing.assert_array_equal(few.X, whole[:count])
@@ -165,10 +207,15 @@ def test_a_handful_leaves_nothing_behind(images: Images, root: Path, monkeypatch
 # -- recipes --------------------------------------------------------------------------------------------
 
 
-def test_what_is_stored_is_raw_and_what_is_handed_on_is_joined(images: Images, root: Path) -> None:
+def test_what_is_stored_is_raw_and_what_is_handed_on_is_joined(
+    images: Images, root: Path
+) -> None:
     network = create_backbone("test_resnet", weights="random", device="cpu")
     backbone = network.with_recipe(["final", "mean@-2", "mean@-3", "max@-1"])
-    joined, raw = encode(backbone, images, cache=root), encode(backbone, images, cache=root, join=False)
+    joined, raw = (
+        encode(backbone, images, cache=root),
+        encode(backbone, images, cache=root, join=False),
+    )
     assert joined.widths == raw.widths == backbone.spec.recipe.widths
     assert raw.computed == 0
     np.testing.assert_array_equal(joined.X, join_blocks(raw.X, raw.widths))
@@ -185,25 +232,36 @@ def cut(path: Path) -> None:
 def rewrite(path: Path, **changes: Any) -> None:
     """Write other values into a chunk, with a checksum that is right."""
     old = read_archive(path)
-    tensors = {name: changes.pop(name.removeprefix("blocks."), tensor) for name, tensor in old.tensors.items()}
+    tensors = {
+        name: changes.pop(name.removeprefix("blocks."), tensor)
+        for name, tensor in old.tensors.items()
+    }
     kind, version = changes.pop("kind", old.kind), changes.pop("version", old.version)
-    write_archive(path, Archive(kind, {**old.meta, **changes}, tensors, version=version))
+    write_archive(
+        path, Archive(kind, {**old.meta, **changes}, tensors, version=version)
+    )
 
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
     "cut": cut,
     "other kind": lambda path: rewrite(path, kind="tuner"),
     "other shape": lambda path: rewrite(path, final=torch.zeros(3, 6)),
-    "other type": lambda path: rewrite(path, final=torch.zeros(4, 6, dtype=torch.float64)),
+    "other type": lambda path: rewrite(
+        path, final=torch.zeros(4, 6, dtype=torch.float64)
+    ),
     "not finite": lambda path: rewrite(path, final=torch.full((4, 6), torch.nan)),
     "strange precision": lambda path: rewrite(path, precision="float8"),
-    "failures of other rows": lambda path: rewrite(path, failures=[{"row": 99, "name": "a", "reason": "b"}] * 2),
+    "failures of other rows": lambda path: rewrite(
+        path, failures=[{"row": 99, "name": "a", "reason": "b"}] * 2
+    ),
 }
 """Ways to spoil a chunk, by accident or on purpose; tests/hostile tries bytes at random, links, folders and pipes."""
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
-def test_a_damaged_chunk_is_noticed_and_made_again_alone(images: Images, root: Path, kind: str) -> None:
+def test_a_damaged_chunk_is_noticed_and_made_again_alone(
+    images: Images, root: Path, kind: str
+) -> None:
     encode(Toy(), images, cache=root, **SMALL)
     path = chunk_files(root)[1]
     DAMAGE[kind](path)
@@ -259,7 +317,9 @@ def interrupted(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return the_folder(root)
 
 
-def test_an_unfinished_entry_is_taken_up(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_entry_is_taken_up(
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = interrupted(images, root, monkeypatch)
     (folder / ".000000008.safetensors.abc.part").write_text("half")
     expected = expected_features(images)
@@ -267,7 +327,10 @@ def test_an_unfinished_entry_is_taken_up(images: Images, root: Path, monkeypatch
     result = encode(Toy(), images, cache=root, **SMALL)
     assert result.computed == 7
     np.testing.assert_allclose(result.X, expected, rtol=1e-5, atol=1e-6)
-    assert sorted(path.suffix for path in folder.iterdir()) == [".json", *[".safetensors"] * 4]
+    assert sorted(path.suffix for path in folder.iterdir()) == [
+        ".json",
+        *[".safetensors"] * 4,
+    ]
     assert encode(Toy(), images, cache=root, **SMALL).computed == 0
 
 
@@ -301,14 +364,19 @@ def test_a_write_that_fails_at_any_point_loses_nothing(
 
 def test_a_cache_that_cannot_be_a_folder(images: Images, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(CacheWarning, match=r"features are kept in memory only: .*(Not a directory|File exists)"):
+    with pytest.warns(
+        CacheWarning,
+        match=r"features are kept in memory only: .*(Not a directory|File exists)",
+    ):
         check(encode(Toy(), images, cache=tmp_path / "file" / "cache"), images)
 
 
 # -- several processes ----------------------------------------------------------------------------------
 
 
-def test_two_threads_decode_every_image_once(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_decode_every_image_once(
+    images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Locks are on open files, so that threads wait for each other as processes do."""
     decode, seen = decoding.decode_image, []
     begun, go_on = threading.Event(), threading.Event()
@@ -325,7 +393,9 @@ def test_two_threads_decode_every_image_once(images: Images, root: Path, monkeyp
         first = pool.submit(encode, Toy(), images, cache=root, **SMALL)
         assert begun.wait(60)
         (folder,) = (path for path in root.iterdir() if path.is_dir())
-        with pytest.raises(BusyError, match="another process"):  # what is in use is not removed
+        with pytest.raises(
+            BusyError, match="another process"
+        ):  # what is in use is not removed
             FeatureCache(root).remove(folder.name)
         second = pool.submit(encode, Toy(), images, cache=root, **SMALL)
         results = [first.result(60), second.result(60)]

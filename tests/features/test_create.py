@@ -12,7 +12,13 @@ import timm
 import torch
 from torch import nn
 
-from evergrow.core.errors import FileFormatError, InputError, ParameterError, UnknownNameError, WeightsError
+from evergrow.core.errors import (
+    FileFormatError,
+    InputError,
+    ParameterError,
+    UnknownNameError,
+    WeightsError,
+)
 from evergrow.features import (
     BackboneSpec,
     ImageBackbone,
@@ -54,17 +60,26 @@ def test_every_family_gives_its_pooled_features(name: str) -> None:
 @pytest.mark.parametrize("item", list_backbones("image"), ids=lambda item: item.name)
 def test_recommended_backbones_are_as_wide_as_they_are_listed(item: Any) -> None:
     options = {"img_size": 224} if "dinov2" in item.name else {}
-    assert image_backbone(item.name, weights="random", **options).n_features == item.n_features
+    assert (
+        image_backbone(item.name, weights="random", **options).n_features
+        == item.n_features
+    )
 
 
 def test_dinov2_takes_its_own_image_size_unless_told() -> None:
     name = "vit_base_patch14_dinov2.lvd142m"
     assert image_backbone(name, weights="random", depth=1).transform.size == (518, 518)
-    assert image_backbone(name, weights="random", depth=1, img_size=98).transform.size == (98, 98)
-    assert image_backbone("test_resnet", weights="random", img_size=64).transform.size == (64, 64)
+    assert image_backbone(
+        name, weights="random", depth=1, img_size=98
+    ).transform.size == (98, 98)
+    assert image_backbone(
+        "test_resnet", weights="random", img_size=64
+    ).transform.size == (64, 64)
 
 
-def test_random_weights_depend_on_the_seed_and_leave_the_global_generator_alone() -> None:
+def test_random_weights_depend_on_the_seed_and_leave_the_global_generator_alone() -> (
+    None
+):
     state = torch.random.get_rng_state()
     first = image_backbone("test_vit", weights="random", seed=1)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -90,7 +105,11 @@ def test_features_agree_on_every_device(device: torch.device) -> None:
 
 def test_encode_evaluates_whatever_the_mode_and_leaves_it() -> None:
     module = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Dropout(0.5),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
     )
     module.train()
     module[1].eval()
@@ -117,14 +136,20 @@ def test_a_users_module() -> None:
 
     preset = Preprocessing.pilot(20)
     backbone = image_backbone(Mean(), preset=preset)
-    assert (backbone.spec.name, backbone.spec.weights, backbone.spec.preset) == ("Mean", "module", "custom")
+    assert (backbone.spec.name, backbone.spec.weights, backbone.spec.preset) == (
+        "Mean",
+        "module",
+        "custom",
+    )
     assert backbone.n_features == 3
     batch = torch.rand(4, 3, 20, 20)
     torch.testing.assert_close(backbone.encode(batch), batch.mean(dim=(2, 3)))
     same = backbone_from_spec(backbone.spec, weights=Mean(), device="cpu")
     assert same.spec == backbone.spec
     assert image_backbone(Mean()).transform == Preprocessing()
-    with pytest.raises(WeightsError, match="must be the module that the backbone Mean was made from"):
+    with pytest.raises(
+        WeightsError, match="must be the module that the backbone Mean was made from"
+    ):
         backbone_from_spec(backbone.spec, device="cpu")
     with pytest.raises(ParameterError, match="must be left out for a module"):
         create_backbone(Mean(), weights="random")
@@ -153,7 +178,12 @@ def test_modules_that_are_no_backbones(module: nn.Module, message: str) -> None:
 
 @pytest.mark.parametrize(
     "batch",
-    [torch.rand(3, 32, 32), torch.rand(1, 1, 32, 32), torch.zeros(1, 3, 8, 8, dtype=torch.uint8), ["a text"]],
+    [
+        torch.rand(3, 32, 32),
+        torch.rand(1, 1, 32, 32),
+        torch.zeros(1, 3, 8, 8, dtype=torch.uint8),
+        ["a text"],
+    ],
 )
 def test_batches_that_are_none(batch: object) -> None:
     with pytest.raises(InputError, match="batch must be a floating-point tensor"):
@@ -161,7 +191,9 @@ def test_batches_that_are_none(batch: object) -> None:
 
 
 def test_descriptions_survive_json_and_give_the_backbone_back() -> None:
-    backbone = image_backbone("test_vit", weights="random", preset="pilot", seed=3, img_size=64, recipe="rich")
+    backbone = image_backbone(
+        "test_vit", weights="random", preset="pilot", seed=3, img_size=64, recipe="rich"
+    )
     spec = BackboneSpec.from_dict(json.loads(json.dumps(backbone.spec.to_dict())))
     assert spec == backbone.spec
     again = backbone_from_spec(spec, device="cpu")
@@ -172,14 +204,24 @@ def test_descriptions_survive_json_and_give_the_backbone_back() -> None:
     assert "recipe" not in backbone.with_recipe("final").spec.to_dict()
 
 
-def test_a_description_does_not_take_other_weights_and_says_where_its_file_was() -> None:
+def test_a_description_does_not_take_other_weights_and_says_where_its_file_was() -> (
+    None
+):
     spec = image_backbone("test_vit", weights="random", seed=3).spec
     for changes, message in (
-        ({"options": {"seed": 4}}, f"must be those that the model was made with.*{spec.weights_hash}"),
-        ({"weights": "file:/no/such/file.pth", "options": {}}, r"/no/such/file\.pth does not exist: give weights="),
+        (
+            {"options": {"seed": 4}},
+            f"must be those that the model was made with.*{spec.weights_hash}",
+        ),
+        (
+            {"weights": "file:/no/such/file.pth", "options": {}},
+            r"/no/such/file\.pth does not exist: give weights=",
+        ),
     ):
         with pytest.raises(WeightsError, match=message):
-            backbone_from_spec(BackboneSpec.from_dict(spec.to_dict() | changes), device="cpu")
+            backbone_from_spec(
+                BackboneSpec.from_dict(spec.to_dict() | changes), device="cpu"
+            )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +234,9 @@ def test_a_description_does_not_take_other_weights_and_says_where_its_file_was()
     ],
 )
 def test_unknown_names_come_with_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(UnknownNameError, match=f"There is no backbone '{name}'; .*{near}"):
+    with pytest.raises(
+        UnknownNameError, match=f"There is no backbone '{name}'; .*{near}"
+    ):
         create_backbone(name)
 
 
@@ -227,24 +271,36 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"embed_dim": 4096, "depth": 200, "num_heads": 4}, "must leave it a network of its size"),
+        (
+            {"embed_dim": 4096, "depth": 200, "num_heads": 4},
+            "must leave it a network of its size",
+        ),
         ({"depth": 10**9}, "'depth' of test_vit must be at most 256"),
         ({"img_size": 10**6}, "'img_size' of test_vit must be at most 4096"),
-        ({"img_size": 4096, "patch_size": 1, "embed_dim": 64}, "must leave it a network of its size"),
+        (
+            {"img_size": 4096, "patch_size": 1, "embed_dim": 64},
+            "must leave it a network of its size",
+        ),
         ({"img_size": float("nan")}, "'img_size' of test_vit must be at most 4096"),
         ({"mlp_ratio": [1.0] * 300}, "must have at most 256 parts"),
     ],
 )
-def test_a_network_far_larger_than_its_architecture_is_refused(options: dict[str, Any], message: str) -> None:
+def test_a_network_far_larger_than_its_architecture_is_refused(
+    options: dict[str, Any], message: str
+) -> None:
     spec = create_backbone("test_vit", weights="random", device="cpu").spec
     with pytest.raises(FileFormatError, match=message):
         backbone_from_spec(replace(spec, options=options), device="cpu")
 
 
-def test_a_network_that_cannot_be_counted_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_counted_is_not_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def create(*_: object, **__: object) -> object:
         raise RuntimeError("Tensor.item() cannot be called on meta tensors")
 
     monkeypatch.setattr(timm, "create_model", create)
-    with pytest.raises(FileFormatError, match="must be such that its size is known before it is built"):
+    with pytest.raises(
+        FileFormatError, match="must be such that its size is known before it is built"
+    ):
         check_buildable("test_vit", {"embed_dim": 4096})

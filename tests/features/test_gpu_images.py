@@ -29,7 +29,9 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2, shape, dtype=np.uint8) * 255
 
 
-def both(items: Images, own: Preprocessing, device: torch.device = CPU) -> tuple[object, object]:
+def both(
+    items: Images, own: Preprocessing, device: torch.device = CPU
+) -> tuple[object, object]:
     """Return a batch that the device prepares, and Pillow's."""
     rows = range(len(items))
     (ours,) = GpuPreparation(own, device)([RawReader(items, own).__getitems__(rows)])
@@ -37,24 +39,46 @@ def both(items: Images, own: Preprocessing, device: torch.device = CPU) -> tuple
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("shape", [(90, 120), (40, 33), (72, 72), (1, 1), (300, 210), (64, 500), (383, 190)])
+@pytest.mark.parametrize(
+    "shape", [(90, 120), (40, 33), (72, 72), (1, 1), (300, 210), (64, 500), (383, 190)]
+)
 def test_pixels_are_those_of_pillow(shape: tuple[int, int], interpolation: str) -> None:
-    own = view_sheet(Preprocessing((64, 64), (72, 72), "center", interpolation), (None, (80, 80), (64, 96)))
+    own = view_sheet(
+        Preprocessing((64, 64), (72, 72), "center", interpolation),
+        (None, (80, 80), (64, 96)),
+    )
     ours, plain = both(Images(noise(3, *shape, 3)), own)
     assert torch.equal(ours.batch, plain.batch)
     assert ours.batch.is_contiguous(memory_format=torch.channels_last)
     assert ours.rows.tolist() == [0, 1, 2]
 
 
-def test_images_of_all_sizes_and_kinds_go_through_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_all_sizes_and_kinds_go_through_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("evergrow.features.gpu_images._SLICE", 2)
     monkeypatch.setattr("evergrow.features.gpu_images.LARGEST_RAW", 3 * 200 * 200)
-    shapes = [(90, 120), (150, 70), (90, 120), (400, 300), (90, 120), (3, 2000)]  # large ones and strips go to Pillow
+    shapes = [
+        (90, 120),
+        (150, 70),
+        (90, 120),
+        (400, 300),
+        (90, 120),
+        (3, 2000),
+    ]  # large ones and strips go to Pillow
     for number, shape in enumerate(shapes):
         Image.fromarray(noise(*shape, 3, seed=number)).save(tmp_path / f"{number}.png")
     Image.fromarray(noise(50, 60)).save(tmp_path / "grey.png")
     (tmp_path / "broken.png").write_bytes(b"no image")
-    names = [*(f"{number}.png" for number in range(3)), "broken.png", "3.png", "grey.png", "4.png", "gone.png", "5.png"]
+    names = [
+        *(f"{number}.png" for number in range(3)),
+        "broken.png",
+        "3.png",
+        "grey.png",
+        "4.png",
+        "gone.png",
+        "5.png",
+    ]
     ours, plain = both(Images(tuple(names), root=tmp_path), VIEWS)
     order = np.argsort(ours.rows)  # images of one shape lie together
     assert torch.equal(ours.batch[order], plain.batch)
@@ -82,11 +106,17 @@ def test_all_calls_start_networks_in_one_thread() -> None:
         begun.append(batch)
         return lambda: batch
 
-    runner: Any = SimpleNamespace(backbone=SimpleNamespace(device=torch.device("cuda")), start=start)
+    runner: Any = SimpleNamespace(
+        backbone=SimpleNamespace(device=torch.device("cuda")), start=start
+    )
     for _ in range(2):
         begun.clear()
         batches = (LoadedBatch(np.arange(1), number, []) for number in range(9))
-        assert [features for _, features in encoding._encoded(batches, runner)] == begun == list(range(9))
+        assert (
+            [features for _, features in encoding._encoded(batches, runner)]
+            == begun
+            == list(range(9))
+        )
     assert set(threads) == {threads[0]} - {threading.current_thread()}
     batches = (LoadedBatch(np.arange(1), number, []) for number in range(9))
     some = encoding._encoded(batches, runner)
@@ -99,10 +129,14 @@ def test_all_calls_start_networks_in_one_thread() -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("tf32", [False, True])
-def test_a_gpu_gives_the_same_bytes(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_gives_the_same_bytes(
+    tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
     for number, shape in enumerate([(90, 120), (333, 500), (40, 33)]):
-        ours, plain = both(Images(noise(5, *shape, 3, seed=number)), VIEWS, torch.device("cuda"))
+        ours, plain = both(
+            Images(noise(5, *shape, 3, seed=number)), VIEWS, torch.device("cuda")
+        )
         assert torch.equal(ours.batch.cpu(), plain.batch)
 
 
@@ -110,13 +144,24 @@ def test_a_gpu_gives_the_same_bytes(tf32: bool, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_features_of_a_gpu_are_those_of_a_cpu(tmp_path: Path) -> None:
     for number in range(20):
-        Image.fromarray(noise(100 + 3 * (number % 4), 130, 3, seed=number)).save(tmp_path / f"{number:02d}.jpg")
-    items = Images(tuple(sorted(path.name for path in tmp_path.iterdir())), root=tmp_path)
+        Image.fromarray(noise(100 + 3 * (number % 4), 130, 3, seed=number)).save(
+            tmp_path / f"{number:02d}.jpg"
+        )
+    items = Images(
+        tuple(sorted(path.name for path in tmp_path.iterdir())), root=tmp_path
+    )
     found = []
     for device in ("cpu", "cuda"):
-        backbone = create_backbone("test_resnet", weights="random", device=device, recipe="best")
+        backbone = create_backbone(
+            "test_resnet", weights="random", device=device, recipe="best"
+        )
         for workers in (0, 2):
-            settings = {"cache": False, "precision": "float32", "batch_size": 8, "workers": workers}
+            settings = {
+                "cache": False,
+                "precision": "float32",
+                "batch_size": 8,
+                "workers": workers,
+            }
             found.append(encode(backbone, items, **settings).X)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-3, atol=1e-4)

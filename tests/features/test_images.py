@@ -20,7 +20,9 @@ from evergrow.features import decode_image
 
 PILLOW = tuple(int(part) for part in PIL.__version__.split(".")[:1])
 
-GRADIENT = np.stack([np.add.outer(np.arange(40) * 3, np.arange(60)) % 256] * 3, axis=2).astype(np.uint8)
+GRADIENT = np.stack(
+    [np.add.outer(np.arange(40) * 3, np.arange(60)) % 256] * 3, axis=2
+).astype(np.uint8)
 GRADIENT[..., 1] //= 2
 
 
@@ -32,7 +34,13 @@ def pixels(image: Image.Image) -> np.ndarray:
 def test_the_same_image_from_a_path_bytes_an_image_and_an_array(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(GRADIENT).save(path)
-    for source in (path, str(path), path.read_bytes(), Image.fromarray(GRADIENT), GRADIENT):
+    for source in (
+        path,
+        str(path),
+        path.read_bytes(),
+        Image.fromarray(GRADIENT),
+        GRADIENT,
+    ):
         np.testing.assert_array_equal(pixels(decode_image(source)), GRADIENT)
 
 
@@ -68,7 +76,9 @@ def test_damaged_exif_does_not_spoil_the_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "LA", "RGBA", "CMYK", "YCbCr"])
-def test_other_modes_become_what_pillow_converts_them_to(tmp_path: Path, mode: str) -> None:
+def test_other_modes_become_what_pillow_converts_them_to(
+    tmp_path: Path, mode: str
+) -> None:
     image = Image.fromarray(GRADIENT).convert(mode)
     path = tmp_path / ("a.tif" if mode in ("CMYK", "YCbCr") else "a.png")
     image.save(path)
@@ -77,7 +87,9 @@ def test_other_modes_become_what_pillow_converts_them_to(tmp_path: Path, mode: s
             expected = np.asarray(opened.convert("RGB"))
         except OSError:
             assert PILLOW < (13,), "Pillow 13 reads every file that it wrote"
-            pytest.skip("needs another version: this Pillow does not read what it wrote")
+            pytest.skip(
+                "needs another version: this Pillow does not read what it wrote"
+            )
     np.testing.assert_array_equal(pixels(decode_image(path)), expected)
 
 
@@ -89,11 +101,15 @@ def test_cmyk_jpeg(tmp_path: Path) -> None:
     assert max(green, blue) < 15
 
 
-def test_palette_with_transparency_keeps_its_colours_and_does_not_warn(tmp_path: Path, recwarn: object) -> None:
+def test_palette_with_transparency_keeps_its_colours_and_does_not_warn(
+    tmp_path: Path, recwarn: object
+) -> None:
     image = Image.fromarray(GRADIENT).convert("P", palette=Image.Palette.ADAPTIVE)
     path = tmp_path / "a.png"
     image.save(path, transparency=bytes([0, 128] + [255] * 200))
-    np.testing.assert_array_equal(pixels(decode_image(path)), np.asarray(image.convert("RGB")))
+    np.testing.assert_array_equal(
+        pixels(decode_image(path)), np.asarray(image.convert("RGB"))
+    )
     assert not list(recwarn)  # type: ignore[call-overload]
 
 
@@ -109,7 +125,9 @@ def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path, suffix: str) -> N
 def test_floating_point_grey(tmp_path: Path) -> None:
     path = tmp_path / "float.tif"
     Image.fromarray(np.array([[0.0, 0.5], [0.25, 1.0]], dtype=np.float32)).save(path)
-    np.testing.assert_array_equal(pixels(decode_image(path))[..., 1], [[0, 128], [64, 255]])
+    np.testing.assert_array_equal(
+        pixels(decode_image(path))[..., 1], [[0, 128], [64, 255]]
+    )
     Image.fromarray(np.array([[0.0, np.nan]], dtype=np.float32)).save(path)
     with pytest.raises(ImageError, match=r"float\.tif"):
         decode_image(path)
@@ -117,9 +135,17 @@ def test_floating_point_grey(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".png"])
 def test_the_first_frame_of_an_animation(tmp_path: Path, suffix: str) -> None:
-    frames = [Image.new("RGB", (16, 12), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    frames = [
+        Image.new("RGB", (16, 12), colour)
+        for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))
+    ]
     path = tmp_path / f"moving{suffix}"
-    frames[0].save(path, save_all=True, append_images=frames[1:], **({"lossless": True} if suffix == ".webp" else {}))
+    frames[0].save(
+        path,
+        save_all=True,
+        append_images=frames[1:],
+        **({"lossless": True} if suffix == ".webp" else {}),
+    )
     assert decode_image(path).getpixel((5, 5)) == (255, 0, 0)
 
 
@@ -148,10 +174,15 @@ def test_truncated_files_are_named(tmp_path: Path, suffix: str) -> None:
         (lambda path: None, ""),
         (lambda path: path.touch(), ""),
         (lambda path: path.mkdir(), ""),
-        (lambda path: path.write_text("not an image"), "its content is of no known image"),
+        (
+            lambda path: path.write_text("not an image"),
+            "its content is of no known image",
+        ),
     ],
 )
-def test_files_that_are_no_image(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
+def test_files_that_are_no_image(
+    tmp_path: Path, make: Callable[[Path], object], reason: str
+) -> None:
     make(tmp_path / "x.jpg")
     with pytest.raises(ImageError, match=rf"got .*x\.jpg.*{reason}"):
         decode_image(tmp_path / "x.jpg")
@@ -161,16 +192,31 @@ def bomb(width: int, height: int) -> bytes:
     """Return the head of a PNG of this size, without any pixels: decoding it fails in another way."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body))
+            + kind
+            + body
+            + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(b"\0"))
+        + chunk(b"IEND", b"")
+    )
 
 
-def test_bombs_are_refused_before_they_are_decoded(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_bombs_are_refused_before_they_are_decoded(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     path = tmp_path / "bomb.png"
     path.write_bytes(bomb(20_000, 10_000))
-    with pytest.raises(ImageError, match=r"bomb\.png.*200000000 pixels\) exceeds limit of 178956970 pixels"):
+    with pytest.raises(
+        ImageError,
+        match=r"bomb\.png.*200000000 pixels\) exceeds limit of 178956970 pixels",
+    ):
         decode_image(path)
     with pytest.raises(ImageError, match="at most 100 pixels"):
         decode_image(io.BytesIO(bomb(11, 10)).getvalue(), max_pixels=100)
@@ -193,10 +239,14 @@ def test_arrays_that_are_no_image(array: np.ndarray) -> None:
 
 def test_arrays_of_one_and_four_channels() -> None:
     grey = GRADIENT[..., :1]
-    np.testing.assert_array_equal(pixels(decode_image(grey)), np.repeat(grey, 3, axis=2))
+    np.testing.assert_array_equal(
+        pixels(decode_image(grey)), np.repeat(grey, 3, axis=2)
+    )
     alpha = np.concatenate([GRADIENT, np.zeros_like(grey)], axis=2)
     np.testing.assert_array_equal(pixels(decode_image(alpha)), GRADIENT)
-    np.testing.assert_array_equal(pixels(decode_image(GRADIENT[:, ::-1])), GRADIENT[:, ::-1])
+    np.testing.assert_array_equal(
+        pixels(decode_image(GRADIENT[:, ::-1])), GRADIENT[:, ::-1]
+    )
 
 
 def test_names_in_messages_and_other_types() -> None:
@@ -215,12 +265,17 @@ def test_heic_is_read_as_a_file_and_as_bytes(tmp_path: Path) -> None:
     heif = pytest.importorskip("pillow_heif")
     path = tmp_path / "photo.heic"
     heif.from_pillow(Image.fromarray(GRADIENT)).save(path, quality=90)
-    for image in (decode_image(path), decode_image(path.read_bytes(), name="photo.heic")):
+    for image in (
+        decode_image(path),
+        decode_image(path.read_bytes(), name="photo.heic"),
+    ):
         assert (image.mode, image.size) == ("RGB", (60, 40))
         assert np.abs(np.asarray(image).astype(int) - GRADIENT.astype(int)).mean() < 8
 
 
-@pytest.mark.parametrize(("name", "extra"), [("photo.heic", "heic"), ("photo.NEF", "raw")])
+@pytest.mark.parametrize(
+    ("name", "extra"), [("photo.heic", "heic"), ("photo.NEF", "raw")]
+)
 def test_without_the_plugin_the_error_says_what_to_install(
     name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +302,9 @@ class _Raw:
         return GRADIENT
 
 
-def test_raw_goes_through_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_goes_through_its_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("evergrow.features.images.has_plugin", lambda extra: True)
     opened: list[object] = []
 

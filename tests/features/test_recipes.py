@@ -11,39 +11,72 @@ import torch
 from torch import nn
 
 from evergrow.adapt.tuners import create_tuner
-from evergrow.core.errors import FileFormatError, InputError, ParameterError, WeightsError
+from evergrow.core.errors import (
+    FileFormatError,
+    InputError,
+    ParameterError,
+    WeightsError,
+)
 from evergrow.data.items import block_slices
-from evergrow.features import BackboneSpec, FeatureRecipe, ImageBackbone, backbone_from_spec, create_backbone
+from evergrow.features import (
+    BackboneSpec,
+    FeatureRecipe,
+    ImageBackbone,
+    backbone_from_spec,
+    create_backbone,
+)
 from evergrow.features.encoding import _Runner
 
 
 def backbone_of(name: str, recipe: Any = "rich", **options: Any) -> ImageBackbone:
-    made = create_backbone(name, weights="random", device="cpu", recipe=recipe, **options)
+    made = create_backbone(
+        name, weights="random", device="cpu", recipe=recipe, **options
+    )
     assert isinstance(made, ImageBackbone)
     return made
 
 
 def images(backbone: ImageBackbone, n: int = 3) -> torch.Tensor:
-    return torch.rand(n, 3, *backbone.transform.size, generator=torch.Generator().manual_seed(0))
+    return torch.rand(
+        n, 3, *backbone.transform.size, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def blocks_of(backbone: ImageBackbone, batch: torch.Tensor) -> dict[str, torch.Tensor]:
     features, recipe = backbone.encode(batch), backbone.spec.blocks
-    return {name: features[:, columns] for name, columns in zip(recipe.blocks, block_slices(recipe.widths))}
+    return {
+        name: features[:, columns]
+        for name, columns in zip(recipe.blocks, block_slices(recipe.widths))
+    }
 
 
 # -- what is read -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["test_vit", pytest.param("eva02_tiny_patch14_224", marks=pytest.mark.slow)])
-def test_tokens_are_those_of_timms_intermediates_after_the_final_norm(name: str) -> None:
-    recipe = ["final", *(f"{pooling}@-{depth}" for depth in (1, 2, 3) for pooling in ("cls", "mean", "max", "spread"))]
+@pytest.mark.parametrize(
+    "name", ["test_vit", pytest.param("eva02_tiny_patch14_224", marks=pytest.mark.slow)]
+)
+def test_tokens_are_those_of_timms_intermediates_after_the_final_norm(
+    name: str,
+) -> None:
+    recipe = [
+        "final",
+        *(
+            f"{pooling}@-{depth}"
+            for depth in (1, 2, 3)
+            for pooling in ("cls", "mean", "max", "spread")
+        ),
+    ]
     backbone = backbone_of(name, recipe)
     batch = images(backbone)
     read = blocks_of(backbone, batch)
     with torch.inference_mode():
-        _, found = backbone.module.forward_intermediates(batch, norm=True, output_fmt="NLC", return_prefix_tokens=True)
-        torch.testing.assert_close(read["final"], backbone.module(batch), rtol=0, atol=0)
+        _, found = backbone.module.forward_intermediates(
+            batch, norm=True, output_fmt="NLC", return_prefix_tokens=True
+        )
+        torch.testing.assert_close(
+            read["final"], backbone.module(batch), rtol=0, atol=0
+        )
     for depth in (1, 2, 3):
         patches, prefix = found[-depth]
         expected = {
@@ -53,7 +86,9 @@ def test_tokens_are_those_of_timms_intermediates_after_the_final_norm(name: str)
             "spread": patches.std(1, correction=0),
         }
         for pooling, values in expected.items():
-            torch.testing.assert_close(read[f"{pooling}@-{depth}"], values, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                read[f"{pooling}@-{depth}"], values, rtol=1e-4, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize(
@@ -69,14 +104,27 @@ def test_stages_are_those_of_timms_intermediates(name: str) -> None:
     read = blocks_of(backbone, batch)
     with torch.inference_mode():
         _, found = backbone.module.forward_intermediates(batch, output_fmt="NCHW")
-        torch.testing.assert_close(read["final"], backbone.module(batch), rtol=0, atol=0)
-    torch.testing.assert_close(read["mean@-2"], found[-2].mean((2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(read["max@-2"], found[-2].amax((2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(read["spread@-3"], found[-3].flatten(2).std(2, correction=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            read["final"], backbone.module(batch), rtol=0, atol=0
+        )
+    torch.testing.assert_close(
+        read["mean@-2"], found[-2].mean((2, 3)), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        read["max@-2"], found[-2].amax((2, 3)), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        read["spread@-3"],
+        found[-3].flatten(2).std(2, correction=0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_what_goes_into_the_pooling_layer_is_the_final_map() -> None:
-    backbone = backbone_of("tf_efficientnet_lite0", ["final", "mean@final", "max@final", "mean@-2"])
+    backbone = backbone_of(
+        "tf_efficientnet_lite0", ["final", "mean@final", "max@final", "mean@-2"]
+    )
     read = blocks_of(backbone, images(backbone, 2))
     torch.testing.assert_close(read["mean@final"], read["final"])
     assert (read["max@final"] >= read["final"]).all()
@@ -90,17 +138,32 @@ def test_named_recipes_follow_the_structure_and_leave_out_what_is_said_twice() -
     assert backbone_of("tf_efficientnet_lite0").spec.blocks == FeatureRecipe(
         ("final", "mean@-1", "mean@-2", "mean@-3"), (1280, 320, 192, 112)
     )
-    assert backbone_of("test_resnet").spec.blocks.blocks == ("final", "mean@-2", "mean@-3")
-    assert backbone_of("test_vit", "final").spec.recipe is backbone_of("test_vit", "fast").spec.recipe is None
+    assert backbone_of("test_resnet").spec.blocks.blocks == (
+        "final",
+        "mean@-2",
+        "mean@-3",
+    )
+    assert (
+        backbone_of("test_vit", "final").spec.recipe
+        is backbone_of("test_vit", "fast").spec.recipe
+        is None
+    )
 
 
 @pytest.mark.parametrize("tuner", ["vpt-shallow", "vpt-deep", "ssf", "lora", "adapter"])
-def test_a_tuner_on_the_network_is_seen_at_every_depth_and_its_prompts_never_count(tuner: str) -> None:
+def test_a_tuner_on_the_network_is_seen_at_every_depth_and_its_prompts_never_count(
+    tuner: str,
+) -> None:
     backbone = backbone_of("test_vit")
     batch = images(backbone)
-    plain, made = blocks_of(backbone, batch), create_tuner(tuner, backbone.module, seed=0)
+    plain, made = (
+        blocks_of(backbone, batch),
+        create_tuner(tuner, backbone.module, seed=0),
+    )
     for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(1))
+        torch.nn.init.normal_(
+            parameter, std=0.5, generator=torch.Generator().manual_seed(1)
+        )
     made.eval()
     tuned = blocks_of(backbone, batch)
     kept: dict[int, torch.Tensor] = {}
@@ -117,8 +180,12 @@ def test_a_tuner_on_the_network_is_seen_at_every_depth_and_its_prompts_never_cou
         patches = 1 + backbone.module.patch_embed.num_patches
         for depth in (2, 3):
             expected = backbone.module.norm(kept[depth][:, :patches])
-            torch.testing.assert_close(tuned[f"mean@-{depth}"], expected[:, 1:].mean(1), rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(tuned[f"cls@-{depth}"], expected[:, 0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                tuned[f"mean@-{depth}"], expected[:, 1:].mean(1), rtol=1e-4, atol=1e-5
+            )
+            torch.testing.assert_close(
+                tuned[f"cls@-{depth}"], expected[:, 0], rtol=1e-4, atol=1e-5
+            )
     assert not torch.allclose(plain["mean@-3"], tuned["mean@-3"])
 
 
@@ -129,7 +196,10 @@ def test_nothing_stays_in_the_network_and_threads_do_not_hear_each_other() -> No
     with ThreadPoolExecutor(4) as pool:
         for found, expected in zip(pool.map(backbone.encode, batches * 5), alone * 5):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in backbone.module.modules())
+    assert not any(
+        part._forward_hooks or part._forward_pre_hooks
+        for part in backbone.module.modules()
+    )
 
 
 # -- the user's own modules -------------------------------------------------------------------------------
@@ -156,15 +226,21 @@ class Pair(nn.Module):
 
 def test_submodules_of_the_users_module_are_blocks_by_name() -> None:
     module = Own().eval()
-    backbone = create_backbone(module, device="cpu", recipe=["final", "mean@low", "max@high", "mean@project"])
-    assert backbone.spec.recipe == FeatureRecipe(("final", "mean@low", "max@high", "mean@project"), (5, 4, 6, 5))
+    backbone = create_backbone(
+        module, device="cpu", recipe=["final", "mean@low", "max@high", "mean@project"]
+    )
+    assert backbone.spec.recipe == FeatureRecipe(
+        ("final", "mean@low", "max@high", "mean@project"), (5, 4, 6, 5)
+    )
     batch = torch.rand(2, 3, 224, 224)
     features = backbone.encode(batch)
     with torch.inference_mode():
         low = module.low(batch)
         high = module.high(low.relu())
     torch.testing.assert_close(features[:, 5:9], low.mean((2, 3)), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(features[:, 9:15], high.amax((2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        features[:, 9:15], high.amax((2, 3)), rtol=1e-4, atol=1e-5
+    )
     torch.testing.assert_close(features[:, :5], features[:, 15:])
     again = backbone_from_spec(backbone.spec, weights=module, device="cpu")
     torch.testing.assert_close(again.encode(batch), features)
@@ -174,7 +250,10 @@ def test_submodules_of_the_users_module_are_blocks_by_name() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (["mean@pair"], r"block 'mean@pair' must be read at a submodule that returns a tensor .* got tuple from pair"),
+        (
+            ["mean@pair"],
+            r"block 'mean@pair' must be read at a submodule that returns a tensor .* got tuple from pair",
+        ),
         (["mean@twice"], "must be computed once in a pass"),
         (["mean@idle"], "its place was never reached"),
         (["mean@hihg"], "got 'mean@hihg'; nearest: 'high'"),
@@ -195,14 +274,20 @@ def test_what_a_module_lacks_is_said_in_one_line(recipe: Any, message: str) -> N
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("riche", "recipe must be 'auto', 'fast', 'rich', 'best' or blocks such as 'final,mean@-2', got 'riche'"),
+        (
+            "riche",
+            "recipe must be 'auto', 'fast', 'rich', 'best' or blocks such as 'final,mean@-2', got 'riche'",
+        ),
         ([], "recipe must be a list of 1 to 256 blocks"),
         (["final", "final"], "blocks of recipe must differ, got 'final' twice"),
         (["median@-1"], "with a pooling of cls, mean, max, spread"),
         (["mean@"], "block must be 'final' or POOLING@PLACE"),
         (["mean"], "block must be 'final' or POOLING@PLACE"),
         ([3], "block must be 'final' or POOLING@PLACE"),
-        (["mean@-7"], r"got 'mean@-7': VisionTransformer has -1 \(blocks.5\) to -6 \(blocks.0\)"),
+        (
+            ["mean@-7"],
+            r"got 'mean@-7': VisionTransformer has -1 \(blocks.5\) to -6 \(blocks.0\)",
+        ),
         (5, "recipe must be a list"),
     ],
 )
@@ -214,9 +299,14 @@ def test_bad_recipes_are_refused(recipe: Any, message: str) -> None:
 
 def test_a_network_without_a_class_token_says_so() -> None:
     assert backbone_of("test_vit3").spec.blocks.blocks[:2] == ("final", "mean@-1")
-    with pytest.raises(ParameterError, match="VisionTransformer has no class token, got 'cls@-3'"):
+    with pytest.raises(
+        ParameterError, match="VisionTransformer has no class token, got 'cls@-3'"
+    ):
         backbone_of("test_vit3", ["cls@-3"])  # its first token is a register
-    with pytest.raises(ParameterError, match="EfficientNet has no class token, got 'cls@-1': there are mean, max and"):
+    with pytest.raises(
+        ParameterError,
+        match="EfficientNet has no class token, got 'cls@-1': there are mean, max and",
+    ):
         backbone_of("test_efficientnet", ["cls@-1"])
 
 
@@ -226,7 +316,10 @@ def test_a_backbone_without_depths_takes_its_own_vector_only() -> None:
     toy = Toy()
     assert toy.with_recipe("auto") is toy
     assert toy.with_recipe("final") is toy
-    with pytest.raises(ParameterError, match="recipe must be 'fast' for Toy, which has no depths, got 'rich'"):
+    with pytest.raises(
+        ParameterError,
+        match="recipe must be 'fast' for Toy, which has no depths, got 'rich'",
+    ):
         toy.with_recipe("rich")
 
 
@@ -254,7 +347,12 @@ def test_a_damaged_recipe_in_a_file_is_refused(recipe: Any) -> None:
 
 def test_a_recipe_whose_widths_the_network_does_not_have_is_refused() -> None:
     spec = backbone_of("test_vit", ["final", "mean@-2"]).spec
-    other = BackboneSpec.from_dict({**spec.to_dict(), "recipe": {"blocks": ["final", "mean@-2"], "widths": [100, 28]}})
+    other = BackboneSpec.from_dict(
+        {
+            **spec.to_dict(),
+            "recipe": {"blocks": ["final", "mean@-2"], "widths": [100, 28]},
+        }
+    )
     with pytest.raises(WeightsError, match=r"must be 64 \+ 64 wide, got 100 \+ 28"):
         backbone_from_spec(other, device="cpu").encode(torch.zeros(1, 3, 160, 160))
 
@@ -274,9 +372,29 @@ def test_half_precision_is_judged_block_by_block() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("pvt_v2_b0", "mvitv2_tiny", "regnetx_002", "densenet121", "hiera_tiny_224", "mobilevit_xxs", "levit_128s"),
-        *("deit_tiny_distilled_patch16_224", "xcit_nano_12_p16_224", "mixer_s32_224", "poolformer_s12", "davit_tiny"),
-        *("vit_tiny_r_s16_p8_224", "maxvit_rmlp_pico_rw_256", "tiny_vit_5m_224", "pit_ti_224", "edgenext_xx_small"),
+        *(
+            "pvt_v2_b0",
+            "mvitv2_tiny",
+            "regnetx_002",
+            "densenet121",
+            "hiera_tiny_224",
+            "mobilevit_xxs",
+            "levit_128s",
+        ),
+        *(
+            "deit_tiny_distilled_patch16_224",
+            "xcit_nano_12_p16_224",
+            "mixer_s32_224",
+            "poolformer_s12",
+            "davit_tiny",
+        ),
+        *(
+            "vit_tiny_r_s16_p8_224",
+            "maxvit_rmlp_pico_rw_256",
+            "tiny_vit_5m_224",
+            "pit_ti_224",
+            "edgenext_xx_small",
+        ),
     ],
 )
 def test_every_family_has_a_rich_recipe(name: str) -> None:

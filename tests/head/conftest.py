@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the transcriptions live in benchmarks/
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # the transcriptions live in benchmarks/
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class SmallStream:
     def teach(self, learner: Any) -> Any:
         """Let a head or a transcription learn every task."""
         for X, y in self.tasks:
-            (learner.partial_fit if hasattr(learner, "partial_fit") else learner.learn)(X, y)
+            (learner.partial_fit if hasattr(learner, "partial_fit") else learner.learn)(
+                X, y
+            )
         return learner
 
 

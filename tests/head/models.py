@@ -20,20 +20,34 @@ SOLVERS = ("auto", "dense", "compact", "recursive")
 
 def small(solver: str = "auto", **settings: Any) -> Classifier:
     """Return a small classifier; ``solver`` is the form of its statistics, which its users do not choose."""
-    return with_solver(Classifier(**{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings}), solver)
+    return with_solver(
+        Classifier(
+            **{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings}
+        ),
+        solver,
+    )
 
 
 def with_solver(model: Classifier, solver: str) -> Classifier:
     """Return a classifier whose statistics are kept in one form."""
 
     def empty_state(width: int, floor: float, device: torch.device) -> RidgeStatistics:
-        return create_state(solver, width, 0, alpha=model._fixed_alpha() or floor, floor=floor, device=device)
+        return create_state(
+            solver,
+            width,
+            0,
+            alpha=model._fixed_alpha() or floor,
+            floor=floor,
+            device=device,
+        )
 
     model._empty_state = empty_state
     return model
 
 
-def assert_same(one: Classifier, other: Classifier, X: np.ndarray, rtol: float = 1e-7) -> None:
+def assert_same(
+    one: Classifier, other: Classifier, X: np.ndarray, rtol: float = 1e-7
+) -> None:
     """Fail unless both give the same answers once everything is chosen for their statistics."""
     one.settle()
     other.settle()
@@ -55,16 +69,28 @@ def rows_in_blocks() -> tuple[np.ndarray, np.ndarray]:
         rng.normal(size=(len(y), 12)),
         0.4 * rng.normal(size=(6, 5))[y] + rng.normal(size=(len(y), 5)),
     ]
-    return np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1) / 3**0.5, y
+    return np.concatenate(
+        [part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1
+    ) / 3**0.5, y
 
 
 def create_state(
-    solver: str, n_features: int, n_targets: int, *, alpha: float, floor: float, device: torch.device | str = "cpu"
+    solver: str,
+    n_features: int,
+    n_targets: int,
+    *,
+    alpha: float,
+    floor: float,
+    device: torch.device | str = "cpu",
 ) -> RidgeStatistics:
     """Return statistics of no rows in any form."""
     if solver == "recursive":
-        return RecursiveState.of(RidgeStatistics.create(n_features, n_targets, device=device), alpha)
-    return RidgeStatistics.create(n_features, n_targets, solver, floor=floor, device=device)
+        return RecursiveState.of(
+            RidgeStatistics.create(n_features, n_targets, device=device), alpha
+        )
+    return RidgeStatistics.create(
+        n_features, n_targets, solver, floor=floor, device=device
+    )
 
 
 def map_scores(found: LayerMap, Z: Tensor) -> Tensor:
@@ -76,4 +102,8 @@ def map_scores(found: LayerMap, Z: Tensor) -> Tensor:
         total = total + found.units.transform(Z) @ found.readout
     if found.linear is not None:
         total = total + Z @ found.linear
-    return total if found.shapes is None else found.shapes.add(found.shapes.shapes.rows(Z), total)
+    return (
+        total
+        if found.shapes is None
+        else found.shapes.add(found.shapes.shapes.rows(Z), total)
+    )

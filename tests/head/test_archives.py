@@ -23,7 +23,9 @@ from evergrow.lab.heads import SimpleCILClassifier
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_head_is_written_under_the_name_that_users_know(name: str, tmp_path: Path) -> None:
+def test_a_head_is_written_under_the_name_that_users_know(
+    name: str, tmp_path: Path
+) -> None:
     head = fitted(name).settle()
     archive = head.to_archive()
     assert archive.kind == f"head/{name}"
@@ -31,7 +33,9 @@ def test_a_head_is_written_under_the_name_that_users_know(name: str, tmp_path: P
     assert not any(type(head).__name__ in kind for kind in kinds)
     head.save(tmp_path / "a")
     back = HEADS[name].load(tmp_path / "a")
-    np.testing.assert_array_equal(back.class_scores(data()[0]), head.class_scores(data()[0]))
+    np.testing.assert_array_equal(
+        back.class_scores(data()[0]), head.class_scores(data()[0])
+    )
     for one in (head, back):  # answering changes no file
         one.save(tmp_path / "b")
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -50,9 +54,13 @@ def test_a_field_of_a_later_version_is_kept(name: str) -> None:
 def test_a_newer_layout_and_another_head_are_refused(name: str) -> None:
     archive = fitted(name).to_archive()
     with pytest.raises(NewerSchemaError, match="upgrade with"):
-        HEADS[name].from_archive(dataclasses.replace(archive, version=archive.version + 1))
+        HEADS[name].from_archive(
+            dataclasses.replace(archive, version=archive.version + 1)
+        )
     other = "ri" if name != "ri" else "acil"
-    with pytest.raises(FileFormatError, match=f"holds 'head/{name}', not 'head/{other}'"):
+    with pytest.raises(
+        FileFormatError, match=f"holds 'head/{name}', not 'head/{other}'"
+    ):
         HEADS[other].from_archive(archive)
 
 
@@ -69,7 +77,9 @@ def set_meta(*path: str, **values: Any) -> Callable[[Archive], None]:
     return lambda archive: inside(archive, *path).meta.update(values)
 
 
-def set_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor], *path: str) -> Callable[[Archive], None]:
+def set_tensor(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor], *path: str
+) -> Callable[[Archive], None]:
     def edit(archive: Archive) -> None:
         tensors = inside(archive, *path).tensors
         tensors[name] = change(tensors[name])
@@ -95,70 +105,153 @@ def construction(archive: Archive) -> dict[str, Any]:
 STATE = ("model", "state")
 LAYER = ("model", "layer")
 CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
-    "labels mixed": (set_meta(labels={"kind": "i", "values": [0, "1", 2]}), "of their kind"),
-    "labels too large": (set_meta(labels={"kind": "i", "values": [0, 1, 2**70]}), "out of range"),
-    "labels of no kind": (set_meta(labels={"kind": "O", "values": [0, 1, 2]}), "'kind' should be one of"),
-    "a label too few": (set_meta(labels={"kind": "i", "values": [0, 1]}), "another number of classes"),
+    "labels mixed": (
+        set_meta(labels={"kind": "i", "values": [0, "1", 2]}),
+        "of their kind",
+    ),
+    "labels too large": (
+        set_meta(labels={"kind": "i", "values": [0, 1, 2**70]}),
+        "out of range",
+    ),
+    "labels of no kind": (
+        set_meta(labels={"kind": "O", "values": [0, 1, 2]}),
+        "'kind' should be one of",
+    ),
+    "a label too few": (
+        set_meta(labels={"kind": "i", "values": [0, 1]}),
+        "another number of classes",
+    ),
     "no labels": (lambda archive: archive.meta.pop("labels"), "'labels'"),
     "another width": (set_meta(n_features=7), "features of another width"),
     "no width": (set_meta(n_features=0), "'n_features'"),
-    "names of features": (set_meta(feature_names=["a"]), "number of features than names"),
-    "a setting out of range": (lambda archive: archive.meta["params"].update(alpha=-1.0), "alpha must be"),
-    "a setting of no kind": (lambda archive: archive.meta["params"].update(block_size=[1]), "block_size must be"),
+    "names of features": (
+        set_meta(feature_names=["a"]),
+        "number of features than names",
+    ),
+    "a setting out of range": (
+        lambda archive: archive.meta["params"].update(alpha=-1.0),
+        "alpha must be",
+    ),
+    "a setting of no kind": (
+        lambda archive: archive.meta["params"].update(block_size=[1]),
+        "block_size must be",
+    ),
     "a setting that only learning looks at": (
         lambda archive: archive.meta["params"].update(verbose=[0]),
         "verbose must be",
     ),
-    "an unknown setting": (lambda archive: archive.meta["params"].update(alfa=1.0), "nearest: 'alpha'"),
-    "no device": (lambda archive: archive.meta["params"].update(device="toaster"), "must name a device"),
+    "an unknown setting": (
+        lambda archive: archive.meta["params"].update(alfa=1.0),
+        "nearest: 'alpha'",
+    ),
+    "no device": (
+        lambda archive: archive.meta["params"].update(device="toaster"),
+        "must name a device",
+    ),
     "a seed": (set_meta(seed="x"), "'seed'"),
-    "negative counts": (set_tensor("counts", scaled(-1, 0), "model"), "no or too many samples"),
-    "too many counts": (set_tensor("counts", scaled(99, 0), "model"), "more samples than were learned"),
-    "too few samples": (set_meta(*STATE, sq_targets=3.0), "targets are not those of its classes"),
+    "negative counts": (
+        set_tensor("counts", scaled(-1, 0), "model"),
+        "no or too many samples",
+    ),
+    "too many counts": (
+        set_tensor("counts", scaled(99, 0), "model"),
+        "more samples than were learned",
+    ),
+    "too few samples": (
+        set_meta(*STATE, sq_targets=3.0),
+        "targets are not those of its classes",
+    ),
     "fewer counts": (set_tensor("counts", lambda t: t[:2], "model"), "'masses'"),
     "another rule": (set_meta("model", normalization="l3"), "'normalization'"),
     "lineage": (set_meta("model", lineage=[3]), "'lineage'"),
     "statistics of another width": (
         lambda archive: inside(archive, *STATE).tensors.update(
-            gram=torch.ones(6, dtype=torch.float64), cross=torch.ones(3, 3, dtype=torch.float64)
+            gram=torch.ones(6, dtype=torch.float64),
+            cross=torch.ones(3, 3, dtype=torch.float64),
         ),
         "another width than its layer",
     ),
-    "no triangle": (set_tensor("gram", lambda t: t[1:], *STATE), "'gram' should be the lower triangle"),
-    "a square": (set_tensor("gram", lambda t: t[:4].view(2, 2), *STATE), "'gram' should be the lower triangle"),
-    "a smaller triangle": (set_tensor("gram", lambda t: t[:3], *STATE), "'cross' should be a tensor of shape"),
-    "a negative square": (set_tensor("gram", scaled(-5.0, 0), *STATE), "negative diagonal"),
+    "no triangle": (
+        set_tensor("gram", lambda t: t[1:], *STATE),
+        "'gram' should be the lower triangle",
+    ),
+    "a square": (
+        set_tensor("gram", lambda t: t[:4].view(2, 2), *STATE),
+        "'gram' should be the lower triangle",
+    ),
+    "a smaller triangle": (
+        set_tensor("gram", lambda t: t[:3], *STATE),
+        "'cross' should be a tensor of shape",
+    ),
+    "a negative square": (
+        set_tensor("gram", scaled(-5.0, 0), *STATE),
+        "negative diagonal",
+    ),
     "no number": (set_tensor("cross", scaled(float("nan"), 0, 0), *STATE), "finite"),
     "single precision": (set_tensor("gram", lambda t: t.float(), *STATE), "'gram'"),
-    "no statistics": (lambda archive: inside(archive, "model").parts.pop("state"), "lacks 'state'"),
-    "no layer": (lambda archive: inside(archive, "model").parts.pop("layer"), "model lacks 'layer'"),
+    "no statistics": (
+        lambda archive: inside(archive, "model").parts.pop("state"),
+        "lacks 'state'",
+    ),
+    "no layer": (
+        lambda archive: inside(archive, "model").parts.pop("layer"),
+        "model lacks 'layer'",
+    ),
     "layer and statistics exchanged": (
-        lambda archive: inside(archive, "model").parts.update(layer=inside(archive, *STATE)),
+        lambda archive: inside(archive, "model").parts.update(
+            layer=inside(archive, *STATE)
+        ),
         "holds 'ridge-statistics', not 'dense-map' or 'fourier-map'",
     ),
     "an unknown activation": (set_meta(*LAYER, activation="bend"), "no activation"),
-    "units without inputs": (set_tensor("weights", lambda t: t[:0], *LAYER), "no inputs"),
+    "units without inputs": (
+        set_tensor("weights", lambda t: t[:0], *LAYER),
+        "no inputs",
+    ),
     "a bias too few": (set_tensor("bias", lambda t: t[1:], *LAYER), "'bias'"),
-    "units of integers": (set_tensor("weights", lambda t: t.to(torch.int64), *LAYER), "floating-point"),
-    "a construction that never was": (lambda archive: construction(archive).update(status="lost"), "'status'"),
-    "more guided units than units": (lambda archive: construction(archive).update(n_guided=10_000), "more units"),
-    "a log of no records": (lambda archive: construction(archive).update(log=[[1, 2]]), "log"),
-    "a log of words": (lambda archive: construction(archive)["log"][0].update(rmse="x"), "'rmse'"),
+    "units of integers": (
+        set_tensor("weights", lambda t: t.to(torch.int64), *LAYER),
+        "floating-point",
+    ),
+    "a construction that never was": (
+        lambda archive: construction(archive).update(status="lost"),
+        "'status'",
+    ),
+    "more guided units than units": (
+        lambda archive: construction(archive).update(n_guided=10_000),
+        "more units",
+    ),
+    "a log of no records": (
+        lambda archive: construction(archive).update(log=[[1, 2]]),
+        "log",
+    ),
+    "a log of words": (
+        lambda archive: construction(archive)["log"][0].update(rmse="x"),
+        "'rmse'",
+    ),
 }
 
 
 def test_a_file_of_drawn_weights_is_refused_with_one_line(tmp_path: Path) -> None:
     archive = without_constants(fitted("evergrow").to_archive())
     archive.parts["model"] = dataclasses.replace(archive.parts["model"], version=1)
-    with pytest.raises(FileFormatError, match="model was written by an older evergrow, whose files are not read"):
+    with pytest.raises(
+        FileFormatError,
+        match="model was written by an older evergrow, whose files are not read",
+    ):
         Classifier.from_archive(archive)
 
 
 def without_constants(archive: Archive) -> Archive:
     """Return a deep copy whose parts can be changed."""
     parts = {name: without_constants(part) for name, part in archive.parts.items()}
-    config = {key: dict(value) if isinstance(value, dict) else value for key, value in archive.meta.items()}
-    return dataclasses.replace(archive, meta=config, tensors=dict(archive.tensors), parts=parts)
+    config = {
+        key: dict(value) if isinstance(value, dict) else value
+        for key, value in archive.meta.items()
+    }
+    return dataclasses.replace(
+        archive, meta=config, tensors=dict(archive.tensors), parts=parts
+    )
 
 
 @pytest.mark.parametrize("what", list(CHANGES))
@@ -178,8 +271,14 @@ REST: dict[str, list[tuple[Callable[[Archive], Any], str]]] = {
     ],
     "klda": [
         (lambda archive: archive.parts.pop("members.1"), "1 members of 2"),
-        (lambda archive: archive.meta["params"].update(n_ensembles=3), "2 members of 3"),
-        (set_tensor("counts", lambda t: t + torch.tensor([1, -1, 0]), "members.1"), "other samples"),
+        (
+            lambda archive: archive.meta["params"].update(n_ensembles=3),
+            "2 members of 3",
+        ),
+        (
+            set_tensor("counts", lambda t: t + torch.tensor([1, -1, 0]), "members.1"),
+            "other samples",
+        ),
         (set_meta(gamma=-1.0), "'gamma'"),
     ],
     "anacp": [
@@ -207,7 +306,10 @@ REST: dict[str, list[tuple[Callable[[Archive], Any], str]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "place"), [(name, i) for name, several in REST.items() for i in range(len(several))])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [(name, i) for name, several in REST.items() for i in range(len(several))],
+)
 def test_what_does_not_fit_a_rival_is_a_file_error(name: str, place: int) -> None:
     change, match = REST[name][place]
     archive = without_constants(fitted(name).to_archive())
@@ -231,4 +333,7 @@ def test_a_device_that_a_machine_lacks_is_the_cpu(tmp_path: Path) -> None:
         write_archive(tmp_path / "m.evg", archive)
         back = SimpleCILClassifier.load(tmp_path / "m.evg")
         assert back.device_.type == "cpu" or device == "mps"
-        assert SimpleCILClassifier.load(tmp_path / "m.evg", device="cpu").device_.type == "cpu"
+        assert (
+            SimpleCILClassifier.load(tmp_path / "m.evg", device="cpu").device_.type
+            == "cpu"
+        )

@@ -5,10 +5,22 @@ import pytest
 import torch
 
 from evergrow import Classifier, SCLClassifier
-from evergrow.core.errors import DeviceError, InputError, LabelError, NotFittedError, ParameterError
+from evergrow.core.errors import (
+    DeviceError,
+    InputError,
+    LabelError,
+    NotFittedError,
+    ParameterError,
+)
 from evergrow.head.ridge_model import RidgeModel
 
-SMALL = {"n_units": 30, "block_size": 10, "random_state": 0, "scales": "auto", "alpha": 0.05}
+SMALL = {
+    "n_units": 30,
+    "block_size": 10,
+    "random_state": 0,
+    "scales": "auto",
+    "alpha": 0.05,
+}
 
 
 @pytest.fixture
@@ -29,18 +41,42 @@ BATCHES = {
     "wrong width": (lambda X, y: (X[:, :4], y), InputError, "4 features.*10 features"),
     "empty batch": (lambda X, y: (X[:0], y[:0]), InputError, "0 sample"),
     "one dimension": (lambda X, y: (X[0], y), InputError, "2D array"),
-    "labels too short": (lambda X, y: (X, y[:-1]), LabelError, r"one label per row of X \(100\), got 99"),
-    "labels of another kind": (lambda X, y: (X, y.astype(str)), LabelError, "must be integers as before, got strings"),
+    "labels too short": (
+        lambda X, y: (X, y[:-1]),
+        LabelError,
+        r"one label per row of X \(100\), got 99",
+    ),
+    "labels of another kind": (
+        lambda X, y: (X, y.astype(str)),
+        LabelError,
+        "must be integers as before, got strings",
+    ),
     "continuous labels": (lambda X, y: (X, y + 0.5), LabelError, "class labels"),
     "two-dimensional labels": (lambda X, y: (X, np.eye(6)[y]), LabelError, "1-D"),
     "no labels": (lambda X, y: (X, None), LabelError, "got None"),
     "mixed labels": (lambda X, y: (X, [1, "a"] * 50), LabelError, "label"),
     "complex": (lambda X, y: (X + 1j, y), InputError, "Complex"),
     "text": (lambda X, y: (np.full(X.shape, "a"), y), InputError, "X must be"),
-    "nan tensor": (lambda X, y: (torch.from_numpy(spoiled(X, np.nan)), y), InputError, "row 7"),
-    "narrow tensor": (lambda X, y: (torch.from_numpy(X[:, :4].copy()), y), InputError, "10 columns, got 4"),
-    "empty tensor": (lambda X, y: (torch.zeros(0, 10), y[:0]), InputError, "at least one row"),
-    "complex tensor": (lambda X, y: (torch.from_numpy(X) + 1j, y), InputError, "must be real"),
+    "nan tensor": (
+        lambda X, y: (torch.from_numpy(spoiled(X, np.nan)), y),
+        InputError,
+        "row 7",
+    ),
+    "narrow tensor": (
+        lambda X, y: (torch.from_numpy(X[:, :4].copy()), y),
+        InputError,
+        "10 columns, got 4",
+    ),
+    "empty tensor": (
+        lambda X, y: (torch.zeros(0, 10), y[:0]),
+        InputError,
+        "at least one row",
+    ),
+    "complex tensor": (
+        lambda X, y: (torch.from_numpy(X) + 1j, y),
+        InputError,
+        "must be real",
+    ),
 }
 
 
@@ -56,11 +92,18 @@ def test_bad_batches_raise_and_change_nothing(name, model, blobs):
     assert model.classes_.tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("name", ["nan", "wrong width", "one dimension", "narrow tensor"])
+@pytest.mark.parametrize(
+    "name", ["nan", "wrong width", "one dimension", "narrow tensor"]
+)
 def test_bad_queries(name, model, blobs):
     make, error, message = BATCHES[name]
     X, _ = make(blobs[0][:100], blobs[1][:100])
-    for ask in (model.predict, model.predict_proba, model.decision_function, model.novelty_score):
+    for ask in (
+        model.predict,
+        model.predict_proba,
+        model.decision_function,
+        model.novelty_score,
+    ):
         with pytest.raises(error, match=message):
             ask(X)
 
@@ -145,7 +188,10 @@ OF_THE_CLASSIFIER = [
 @pytest.mark.parametrize(
     ("kind", "setting", "message"),
     [
-        *((SCLClassifier, {**SMALL, **setting}, message) for setting, message in PARAMETERS),
+        *(
+            (SCLClassifier, {**SMALL, **setting}, message)
+            for setting, message in PARAMETERS
+        ),
         *((Classifier, setting, message) for setting, message in OF_THE_CLASSIFIER),
     ],
 )

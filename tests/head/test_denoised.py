@@ -21,14 +21,18 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return centres[y] + 0.8 * spread[y] * rng.normal(size=(len(y), 12)), y
 
 
-def by_hand(model: Classifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray, shared: float) -> np.ndarray:
+def by_hand(
+    model: Classifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray, shared: float
+) -> np.ndarray:
     """Return the scores from rows, with every matrix formed and inverted; blocks have ridges of their own."""
     classes = np.unique(y)
     Zn, Zq = (model.model_.inputs(torch.from_numpy(rows)) for rows in (X, queries))
     H, Q = model.layer_.transform(Zn).numpy(), model.layer_.transform(Zq).numpy()
     ridge = np.full(H.shape[1], model.alpha_)
     if model.blocks is not None:
-        ridge[model.n_units_ :] /= np.repeat(np.square(model._solved.choice.weights), model.blocks)
+        ridge[model.n_units_ :] /= np.repeat(
+            np.square(model._solved.choice.weights), model.blocks
+        )
     M = np.stack([H[y == c].mean(axis=0) for c in classes])
     n = np.array([(y == c).sum() for c in classes], dtype=float)
     W = sum((H[y == c] - m).T @ (H[y == c] - m) for c, m in zip(classes, M))
@@ -51,17 +55,29 @@ def by_hand(model: Classifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray
     K = f * D @ B @ D.T
     t = spread(np.diag(K))
     values, vectors = np.linalg.eigh(K / np.sqrt(np.outer(v, v)))
-    prior = shared * np.sqrt(np.outer(v, v)) * (vectors @ np.diag(np.maximum(values - 1, 0)) @ vectors.T)
+    prior = (
+        shared
+        * np.sqrt(np.outer(v, v))
+        * (vectors @ np.diag(np.maximum(values - 1, 0)) @ vectors.T)
+    )
     prior = prior + (1 - shared) * t * np.eye(len(n))
     F = prior @ np.linalg.inv(prior + np.diag(v))
-    energy = np.diag(F @ K @ F.T) - F**2 @ v - 0.1 * (t / (t + v)) ** 2 * (np.diag(K) - v - t)
+    energy = (
+        np.diag(F @ K @ F.T)
+        - F**2 @ v
+        - 0.1 * (t / (t + v)) ** 2 * (np.diag(K) - v - t)
+    )
     scores = f * (Q - w @ M) @ B @ D.T @ F.T - 0.5 * energy
     return scores + shapes_by_hand(model, Zn.numpy(), y, Zq.numpy())
 
 
-def shapes_by_hand(model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.ndarray) -> np.ndarray:
+def shapes_by_hand(
+    model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.ndarray
+) -> np.ndarray:
     shapes, nu = model._model.shapes, model._solved.choice.strength
-    P, Q = ((rows - shapes.centre.numpy()) @ shapes.basis.numpy() for rows in (Z, queries))
+    P, Q = (
+        (rows - shapes.centre.numpy()) @ shapes.basis.numpy() for rows in (Z, queries)
+    )
     groups = [P[y == c] for c in np.unique(y)]
     scatters = [(g - g.mean(axis=0)).T @ (g - g.mean(axis=0)) for g in groups]
     common = sum(scatters) / (len(y) - len(groups))
@@ -72,20 +88,30 @@ def shapes_by_hand(model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.
         own = (S + nu * common) / (m + nu)
         d = Q - g.mean(axis=0)
         gap = np.linalg.inv(common) - np.linalg.inv(own)
-        ratio = np.einsum("ni,ij,nj->n", d, gap, d) + np.linalg.slogdet(common)[1] - np.linalg.slogdet(own)[1]
-        known = min(max((m + 1 - 10) / 20, 0.0), 1.0)  # of so few rows the shape is hardly known
+        ratio = (
+            np.einsum("ni,ij,nj->n", d, gap, d)
+            + np.linalg.slogdet(common)[1]
+            - np.linalg.slogdet(own)[1]
+        )
+        known = min(
+            max((m + 1 - 10) / 20, 0.0), 1.0
+        )  # of so few rows the shape is hardly known
         columns.append(known * m / (m + nu) * np.maximum(ratio / 2, -20.0))
     return np.stack(columns, axis=1)
 
 
 @pytest.mark.parametrize("blocks", [None, (5, 4, 3)])
-@pytest.mark.parametrize(("limit", "shared"), [(8, 0.5), (7, 0.0)])  # means of many classes are shrunk one by one
+@pytest.mark.parametrize(
+    ("limit", "shared"), [(8, 0.5), (7, 0.0)]
+)  # means of many classes are shrunk one by one
 def test_scores_against_plain_matrices(data, blocks, limit, shared, monkeypatch):
     X, y = data
     monkeypatch.setattr("evergrow.head.linalg.scatter.MAX_SHARED_CLASSES", limit)
     model = small(blocks=blocks).fit(X, y)
     scores = model.class_scores(X[:50])
-    np.testing.assert_allclose(scores, by_hand(model, X, y, X[:50], shared), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        scores, by_hand(model, X, y, X[:50], shared), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_answers_without_settling_are_those_of_the_last_choice(data):
@@ -98,7 +124,9 @@ def test_answers_without_settling_are_those_of_the_last_choice(data):
     assert model._solved.choice == choice
     fresh = small().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
     fresh._solved.choice = choice
-    np.testing.assert_allclose(followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(
+        followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8
+    )
 
 
 def test_a_class_of_five_is_recognised():
@@ -130,16 +158,29 @@ CASES = {
         np.repeat(np.random.default_rng(0).normal(size=(4, 5)), 3, axis=0),
         np.repeat(np.arange(4), 3),
     ),
-    "one class has a second row": (np.random.default_rng(0).normal(size=(6, 4)), np.array([0, 0, 1, 2, 3, 4])),
+    "one class has a second row": (
+        np.random.default_rng(0).normal(size=(6, 4)),
+        np.array([0, 0, 1, 2, 3, 4]),
+    ),
     "one feature": (np.random.default_rng(0).normal(size=(30, 1)), np.arange(30) % 3),
     "equal means": (np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 2),
-    "huge features": (1e12 * np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4),
-    "tiny features": (1e-12 * np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4),
+    "huge features": (
+        1e12 * np.random.default_rng(0).normal(size=(40, 5)),
+        np.arange(40) % 4,
+    ),
+    "tiny features": (
+        1e-12 * np.random.default_rng(0).normal(size=(40, 5)),
+        np.arange(40) % 4,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"normalize": "none"}], ids=["", "link", "unnormalised"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"n_units": 0}, {"normalize": "none"}],
+    ids=["", "link", "unnormalised"],
+)
 def test_degenerate_data_gets_finite_answers(case, settings):
     X, y = CASES[case]
     model = small(**settings).fit(X, y)

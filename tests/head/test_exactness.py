@@ -39,9 +39,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
-def test_parts_merged_and_unlearned_are_the_whole(data: tuple[np.ndarray, np.ndarray], name: str) -> None:
+def test_parts_merged_and_unlearned_are_the_whole(
+    data: tuple[np.ndarray, np.ndarray], name: str
+) -> None:
     X, y = data
-    tolerance = 1e-6 if "blocks" in name else 1e-7  # weights of blocks are found by a search
+    tolerance = (
+        1e-6 if "blocks" in name else 1e-7
+    )  # weights of blocks are found by a search
     first, rest = np.flatnonzero(y < 3), np.flatnonzero(y >= 3)
     start = small(**SETTINGS[name]).fit(X[first], y[first])
     whole = start.branch().partial_fit(X[rest], y[rest])
@@ -54,12 +58,17 @@ def test_parts_merged_and_unlearned_are_the_whole(data: tuple[np.ndarray, np.nda
     merged = start.branch().partial_fit(X[rest[40:]], y[rest[40:]]).merge(worker)
     assert_same(merged, whole, X, tolerance)
     left = whole.branch().unlearn(X[rest[:9]], y[rest[:9]])
-    assert_same(left, start.branch().partial_fit(X[rest[9:]], y[rest[9:]]), X, tolerance)
+    assert_same(
+        left, start.branch().partial_fit(X[rest[9:]], y[rest[9:]]), X, tolerance
+    )
 
 
 def test_noise_counts_less_and_accuracy_gains(data):
     X, y = data
-    model, plain = make().fit(X[::2], y[::2]), make(blocks=None, normalize="none").fit(X[::2], y[::2])
+    model, plain = (
+        make().fit(X[::2], y[::2]),
+        make(blocks=None, normalize="none").fit(X[::2], y[::2]),
+    )
     weights = model.block_weights_
     assert weights[0] > 2 * weights[1]
     assert np.mean(weights**2) == pytest.approx(1.0)
@@ -121,7 +130,9 @@ def test_nonsense_in_a_file_is_refused(data, change):
         Classifier.from_archive(archive)
 
 
-@pytest.mark.parametrize("weights", [[1.0, float("inf"), 1.0], [1.0, 1e9, 1.0], [1.0, 1.0], [0.0, 1.0, 1.0]])
+@pytest.mark.parametrize(
+    "weights", [[1.0, float("inf"), 1.0], [1.0, 1e9, 1.0], [1.0, 1.0], [0.0, 1.0, 1.0]]
+)
 def test_nonsense_weights_of_a_solution_are_refused(data, weights):
     X, y = data
     model = make().fit(X, y)
@@ -133,7 +144,9 @@ def test_nonsense_weights_of_a_solution_are_refused(data, weights):
 
 
 def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
-    rows = torch.randn(300, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = torch.randn(
+        300, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     rows = rows * torch.logspace(0, -2, 200, dtype=torch.float64)
     exact = ClassShapes.first(rows, 6).basis
     monkeypatch.setattr("evergrow.head.linalg.class_shapes._WIDE", 100)
@@ -141,11 +154,19 @@ def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
 
 
 def test_directions_of_few_rows_are_those_of_the_whole_decomposition():
-    rows = torch.randn(9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rows = torch.cat([rows, rows[:3]])  # of rank 8 once they are centred, whatever their number
+    rows = torch.randn(
+        9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    rows = torch.cat(
+        [rows, rows[:3]]
+    )  # of rank 8 once they are centred, whatever their number
     found = ClassShapes.first(rows, 128).basis
     centred = rows - rows.mean(dim=0)
     values, vectors = torch.linalg.eigh(centred.T @ centred)
     assert found.shape == (40, int((values > 1e-10 * values.max()).sum()))
     expected = vectors.flip(1)[:, : found.shape[1]]
-    assert torch.allclose((found.T @ expected).abs(), torch.eye(found.shape[1], dtype=torch.float64), atol=1e-9)
+    assert torch.allclose(
+        (found.T @ expected).abs(),
+        torch.eye(found.shape[1], dtype=torch.float64),
+        atol=1e-9,
+    )

@@ -46,16 +46,29 @@ def losses_by_hand(scores: np.ndarray, codes: np.ndarray) -> np.ndarray:
     for warmth in TEMPERATURES:
         scaled = scores / warmth
         scaled = scaled - scaled.max(axis=1, keepdims=True)
-        found.append(np.mean(np.log(np.exp(scaled).sum(axis=1)) - scaled[np.arange(len(codes)), codes]))
+        found.append(
+            np.mean(
+                np.log(np.exp(scaled).sum(axis=1))
+                - scaled[np.arange(len(codes)), codes]
+            )
+        )
     return np.array(found)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"solver": "dense"}, {"solver": "compact"}, {"shape_directions": 0}, {"alpha": 0.5}, {"blocks": (5, 4, 3)}],
+    [
+        {"solver": "dense"},
+        {"solver": "compact"},
+        {"shape_directions": 0},
+        {"alpha": 0.5},
+        {"blocks": (5, 4, 3)},
+    ],
     ids=str,
 )
-def test_rows_are_scored_as_by_a_model_that_never_saw_them(data: Data, settings: dict[str, Any]) -> None:
+def test_rows_are_scored_as_by_a_model_that_never_saw_them(
+    data: Data, settings: dict[str, Any]
+) -> None:
     X, y = data
     model = make(X, y, **settings)
     folds = np.where(np.arange(len(y)) % 3 == 0, np.arange(len(y)) % 4, -1)
@@ -63,14 +76,21 @@ def test_rows_are_scored_as_by_a_model_that_never_saw_them(data: Data, settings:
     found = model.fold_outs(X[chosen], y[chosen], folds[chosen])
     scores, terms = np.empty((chosen.sum(), 6)), np.empty((chosen.sum(), 6))
     for fold in np.unique(folds[chosen]):
-        rest, mine = without(model, X[folds != fold], y[folds != fold]), folds[chosen] == fold
+        rest, mine = (
+            without(model, X[folds != fold], y[folds != fold]),
+            folds[chosen] == fold,
+        )
         scores[mine] = rest.decision_function(X[folds == fold])
         terms[mine] = rest.novelty_terms(X[folds == fold])
-    np.testing.assert_allclose(found.log_losses, losses_by_hand(scores, y[chosen]), rtol=1e-6)
+    np.testing.assert_allclose(
+        found.log_losses, losses_by_hand(scores, y[chosen]), rtol=1e-6
+    )
     np.testing.assert_allclose(found.terms, terms, rtol=1e-6, atol=1e-8)
 
 
-def test_small_batches_factor_nothing_of_the_order_of_the_layer(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_factor_nothing_of_the_order_of_the_layer(
+    data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     X, y = data
     model = make(X[5:], y[5:])
     model.novelty_score(X)
@@ -91,14 +111,20 @@ def test_little_to_go_by(data: Data, solver: str) -> None:
     whole = make(X, y, solver=solver)
     first = np.array([np.flatnonzero(y == c)[0] for c in range(6)])
     one_each = whole.spawn().partial_fit(X[first], y[first])
-    copies = whole.spawn().partial_fit(np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4))
+    copies = whole.spawn().partial_fit(
+        np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4)
+    )
     one_class = whole.spawn().partial_fit(X[y == 3], y[y == 3])
     one_row = whole.spawn().partial_fit(X[:1], y[:1])
     for model in (one_each, copies, one_class, one_row):
-        assert np.isfinite(model.novelty_score(np.concatenate([X, 1e3 * np.eye(12)]))).all()
+        assert np.isfinite(
+            model.novelty_score(np.concatenate([X, 1e3 * np.eye(12)]))
+        ).all()
         assert np.isfinite(model.predict_proba(X)).all()
         assert model.temperature_ >= 1.0
-    found = copies.fold_outs(np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4), np.arange(24) % 4)
+    found = copies.fold_outs(
+        np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4), np.arange(24) % 4
+    )
     assert np.isfinite(found.terms).all()
     assert np.isfinite(found.log_losses).all()
 
@@ -107,7 +133,9 @@ def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
     X, y = data
     model = make(X[y < 5], y[y < 5])
     before = model.novelty_score(X)
-    standard = dataclasses.replace(model._solved.standard, spread=2.0 * model._solved.standard.spread)
+    standard = dataclasses.replace(
+        model._solved.standard, spread=2.0 * model._solved.standard.spread
+    )
     assert model.calibrate(temperature=3.0, novelty=standard).temperature_ == 3.0
     assert not np.allclose(model.novelty_score(X), before)
     back = Classifier.from_archive(model.to_archive())
@@ -120,9 +148,14 @@ def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
         model.calibrate(temperature=0.0)
 
 
-def test_the_ridge_readout_has_the_same_novelty_and_a_temperature_of_its_own(data: Data) -> None:
+def test_the_ridge_readout_has_the_same_novelty_and_a_temperature_of_its_own(
+    data: Data,
+) -> None:
     X, y = data
-    model, denoised = make(X, y, readout="ridge", shape_directions=0), make(X, y, shape_directions=0)
+    model, denoised = (
+        make(X, y, readout="ridge", shape_directions=0),
+        make(X, y, shape_directions=0),
+    )
     np.testing.assert_allclose(model.novelty_terms(X), denoised.novelty_terms(X))
     for alpha in (1e-6, 1e3):  # the ridge of the readout plays no part
         fixed = make(X, y, readout="ridge", shape_directions=0, alpha=alpha)
@@ -136,7 +169,9 @@ def test_losses_have_their_minimum_at_the_right_temperature() -> None:
     source = torch.Generator().manual_seed(0)
     scores = torch.randn(4000, 5, generator=source, dtype=torch.float64)
     codes = torch.multinomial(torch.softmax(scores, dim=1), 1, generator=source)[:, 0]
-    assert best_temperature(mean_log_losses(7.0 * scores, codes)) == pytest.approx(7.0, rel=0.1)
+    assert best_temperature(mean_log_losses(7.0 * scores, codes)) == pytest.approx(
+        7.0, rel=0.1
+    )
     falling = [float(-k) for k in range(len(TEMPERATURES))]
     assert best_temperature(falling) == TEMPERATURES[-1]
     assert best_temperature(falling[::-1]) == TEMPERATURES[0]

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from tests.head.models import rows_in_blocks, small
 
 from evergrow import Classifier, SCLClassifier
-from evergrow.core.errors import LabelError, MergeError, ParameterError, UnsupportedError
+from evergrow.core.errors import (
+    LabelError,
+    MergeError,
+    ParameterError,
+    UnsupportedError,
+)
 from evergrow.head.guesses import row_marks
 
 Rows = tuple[NDArray[Any], NDArray[Any]]
@@ -30,7 +35,9 @@ def data() -> tuple[Rows, Rows, Rows]:
     return drawn(3), drawn(30), drawn(40)
 
 
-def guessed(data: tuple[Rows, Rows, Rows], rows: slice = slice(None), **settings: Any) -> Classifier:
+def guessed(
+    data: tuple[Rows, Rows, Rows], rows: slice = slice(None), **settings: Any
+) -> Classifier:
     (X, y), (U, _), _ = data
     model = small(**settings).fit(X, y)
     assert model.learn_unlabelled(U[rows]).used
@@ -41,13 +48,19 @@ def weighted(model: Classifier, U: NDArray[Any]) -> Classifier:
     """Return the labelled rows and the guesses of a model, learned as rows with weights."""
     guesses = model._guesses
     assert guesses is not None
-    places = {mark: row for row, mark in enumerate(row_marks(torch.from_numpy(U)).tolist())}
+    places = {
+        mark: row for row, mark in enumerate(row_marks(torch.from_numpy(U)).tolist())
+    }
     rows = [places[mark] for mark in guesses.marks.tolist()]
     plain = model.branch().forget_unlabelled()
-    return plain.partial_fit(U[rows], plain.classes_[guesses.codes], sample_weight=guesses.weights.numpy())
+    return plain.partial_fit(
+        U[rows], plain.classes_[guesses.codes], sample_weight=guesses.weights.numpy()
+    )
 
 
-def same(one: Classifier, other: Classifier, X: NDArray[Any], atol: float = 1e-9) -> None:
+def same(
+    one: Classifier, other: Classifier, X: NDArray[Any], atol: float = 1e-9
+) -> None:
     mine, theirs = one.settle().class_scores(X), other.settle().class_scores(X)
     np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol * np.abs(theirs).max())
 
@@ -81,7 +94,9 @@ def test_counts_shapes_novelty_and_calibration_are_those_of_labelled_rows(data):
     plain, model = small().fit(X, y), guessed(data)
     assert model.class_counts_.tolist() == plain.class_counts_.tolist()
     assert np.array_equal(model.novelty_score(T), plain.novelty_score(T))
-    assert np.array_equal(model.fold_outs(X[:6], y[:6]).terms, plain.fold_outs(X[:6], y[:6]).terms)
+    assert np.array_equal(
+        model.fold_outs(X[:6], y[:6]).terms, plain.fold_outs(X[:6], y[:6]).terms
+    )
     assert model.model_.shapes is not None
     assert torch.equal(model.model_.shapes.moments, plain.model_.shapes.moments)
 
@@ -90,7 +105,9 @@ def test_forgotten_guesses_leave_nothing(data):
     (X, y), _, (T, _) = data
     plain, model = small().fit(X, y), guessed(data)
     assert not np.array_equal(model.class_scores(T), plain.class_scores(T))
-    assert np.array_equal(model.forget_unlabelled().class_scores(T), plain.class_scores(T))
+    assert np.array_equal(
+        model.forget_unlabelled().class_scores(T), plain.class_scores(T)
+    )
     assert model.n_guesses_ == 0
 
 
@@ -100,9 +117,13 @@ def test_labels_replace_guesses(data):
     whole = model.n_guesses_
     model.partial_fit(U[:10], u[:10])
     assert model.n_guesses_ < whole
-    assert set(model._guesses.marks.tolist()).isdisjoint(row_marks(torch.from_numpy(U[:10])).tolist())
+    assert set(model._guesses.marks.tolist()).isdisjoint(
+        row_marks(torch.from_numpy(U[:10])).tolist()
+    )
     same(model, weighted(model, U), T)
-    new = model.partial_fit(np.concatenate([U[10:60], U[10:20]]), [*u[10:60], *[9] * 10])  # the last are a new class
+    new = model.partial_fit(
+        np.concatenate([U[10:60], U[10:20]]), [*u[10:60], *[9] * 10]
+    )  # the last are a new class
     assert new.n_guesses_ == 0
     assert new._guesses is None
 
@@ -120,7 +141,9 @@ def test_edits_keep_guesses_in_step(data):
     (X, y), (U, _), (T, _) = data
     swapped = guessed(data).rename_classes({0: 9, 5: 0})
     plain = guessed(data).class_scores(T)
-    np.testing.assert_allclose(swapped.class_scores(T), plain[:, [5, 1, 2, 3, 4, 0]], rtol=1e-9)
+    np.testing.assert_allclose(
+        swapped.class_scores(T), plain[:, [5, 1, 2, 3, 4, 0]], rtol=1e-9
+    )
     merged = guessed(data, shape_directions=0).merge_classes([1, 4], 1)
     same(merged, weighted(merged, U), T, 1e-8)
     left = guessed(data).forget_classes([2])
@@ -153,7 +176,9 @@ def test_guesses_of_a_common_base_count_once(data):
     both = one.branch().merge(two, base)
     assert both.n_guesses_ == one.n_guesses_
     same(both, weighted(both, U), T, 1e-8)
-    labelled = base.branch().partial_fit(U[:30], u[:30])  # which replaces guesses of the base
+    labelled = base.branch().partial_fit(
+        U[:30], u[:30]
+    )  # which replaces guesses of the base
     with pytest.raises(MergeError, match=r"forget_unlabelled\(\) on both"):
         one.branch().merge(labelled, base)
 
@@ -166,7 +191,10 @@ def test_a_file_holds_them(data, tmp_path):
     loaded = Classifier.load(tmp_path / "head.evg")
     assert np.array_equal(loaded.predict_proba(T), expected)
     assert loaded.n_guesses_ == model.n_guesses_
-    assert np.array_equal(loaded.forget_unlabelled().class_scores(T), model.forget_unlabelled().class_scores(T))
+    assert np.array_equal(
+        loaded.forget_unlabelled().class_scores(T),
+        model.forget_unlabelled().class_scores(T),
+    )
 
 
 def test_what_cannot_be_guessed_is_said(data):
@@ -200,7 +228,13 @@ def test_guesses_fade_with_samples_and_unlearning_takes_the_faded_weight(data):
     (X, y), (U, u), (T, _) = data
     model = guessed(data).fade(0.5)
     same(model, weighted(model, U), T, 1e-8)
-    plain = small().fit(X, y).partial_fit(U[:6], u[:6]).fade(0.5).unlearn(U[:6], u[:6], sample_weight=np.full(6, 0.5))
+    plain = (
+        small()
+        .fit(X, y)
+        .partial_fit(U[:6], u[:6])
+        .fade(0.5)
+        .unlearn(U[:6], u[:6], sample_weight=np.full(6, 0.5))
+    )
     same(plain, small().fit(X, y).fade(0.5), T)
 
 

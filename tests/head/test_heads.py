@@ -29,7 +29,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "joint-lp": {"n_epochs": 2},
     "simplecil": {},
 }
-OURS = [name for name in HEADS.names() if HEADS[name].__module__.startswith(("evergrow.head", "evergrow.lab"))]
+OURS = [
+    name
+    for name in HEADS.names()
+    if HEADS[name].__module__.startswith(("evergrow.head", "evergrow.lab"))
+]
 
 
 def data(classes: tuple[int, ...] = (0, 1, 2)) -> tuple[np.ndarray, np.ndarray]:
@@ -55,10 +59,14 @@ def test_a_branch_learns_on_its_own_and_as_the_head_would(name: str) -> None:
     twin = head.branch().partial_fit(*more)
     assert (len(head.classes_), len(twin.classes_)) == (3, 5)
     np.testing.assert_array_equal(head.class_scores(X), fitted(name).class_scores(X))
-    np.testing.assert_array_equal(twin.class_scores(X), fitted(name).partial_fit(*more).class_scores(X))
+    np.testing.assert_array_equal(
+        twin.class_scores(X), fitted(name).partial_fit(*more).class_scores(X)
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name not in ("anacp", "klda")])
+@pytest.mark.parametrize(
+    "name", [name for name in OURS if name not in ("anacp", "klda")]
+)
 def test_plain_matrices_compute_what_the_head_does(name: str) -> None:
     head, X = fitted(name), data()[0]
     found = map_scores(head.linear_map(), torch.from_numpy(X)).numpy()
@@ -68,15 +76,21 @@ def test_plain_matrices_compute_what_the_head_does(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_settling_changes_no_answer(name: str) -> None:
     X = data()[0]
-    np.testing.assert_array_equal(fitted(name).settle().class_scores(X), fitted(name).class_scores(X))
+    np.testing.assert_array_equal(
+        fitted(name).settle().class_scores(X), fitted(name).class_scores(X)
+    )
 
 
-def test_settling_cheaply_leaves_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settling_cheaply_leaves_what_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     head = fitted("scl-mgsm")
     monkeypatch.setattr(SCLClassifier, "_solve_order", lambda self: EASY_ORDER + 1)
     assert "solution" not in head.settle(cheap_only=True).to_archive().parts
     assert "solution" in head.settle().to_archive().parts
-    assert "solution" not in head.spawn().settle().to_archive().parts  # it knows nothing
+    assert (
+        "solution" not in head.spawn().settle().to_archive().parts
+    )  # it knows nothing
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -89,7 +103,9 @@ def test_what_a_head_cannot_do_is_one_typed_error(name: str) -> None:
             assert callable(getattr(head, method))
             continue
         assert not hasattr(type(head), method)
-        with pytest.raises(UnsupportedError, match=f"method '{name}' cannot {lacking.ability}"):
+        with pytest.raises(
+            UnsupportedError, match=f"method '{name}' cannot {lacking.ability}"
+        ):
             getattr(head, method)
     with pytest.raises(AttributeError, match="no attribute 'spwan'"):
         head.spwan()
@@ -115,19 +131,33 @@ def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda meta, part: part.tensors.update(weights=part.tensors["weights"][:, :2]), "'offset' should be"),
         (
-            lambda meta, part: part.tensors.update(offset=part.tensors["offset"] * float("nan")),
+            lambda meta, part: part.tensors.update(
+                weights=part.tensors["weights"][:, :2]
+            ),
+            "'offset' should be",
+        ),
+        (
+            lambda meta, part: part.tensors.update(
+                offset=part.tensors["offset"] * float("nan")
+            ),
             "'offset' should have finite",
         ),
         (lambda meta, part: part.tensors.pop("offset"), "'offset'"),
-        (lambda meta, part: part.tensors.update(weights=part.tensors["weights"].float()), "'weights'"),
+        (
+            lambda meta, part: part.tensors.update(
+                weights=part.tensors["weights"].float()
+            ),
+            "'weights'",
+        ),
         (lambda meta, part: part.meta.update(alpha=-1.0), "'alpha'"),
         (lambda meta, part: meta.update(temperature=0.0), "temperature"),
         (lambda meta, part: meta.update(temperature="warm"), "'temperature'"),
     ],
 )
-def test_a_solution_that_does_not_fit_is_refused(change: Callable[[Any, Any], Any], match: str) -> None:
+def test_a_solution_that_does_not_fit_is_refused(
+    change: Callable[[Any, Any], Any], match: str
+) -> None:
     archive = without_solution().settle().to_archive()
     solution = archive.parts["solution"]
     change(solution.meta, solution.parts["readout"])

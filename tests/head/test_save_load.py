@@ -22,10 +22,19 @@ VARIANTS = {
 LAYERS = {
     "default": {"n_units": 40, "random_state": 0},
     "link alone": {"n_units": 0},
-    "guided and linked": {"layer": GuidedLayer(scales=(0.5, 1.0), n_units=30, direct_link=True), "random_state": 0},
+    "guided and linked": {
+        "layer": GuidedLayer(scales=(0.5, 1.0), n_units=30, direct_link=True),
+        "random_state": 0,
+    },
     "blocks": {"n_units": 40, "blocks": (6, 4), "random_state": 0},
     "blocks alone": {"n_units": 0, "blocks": (6, 4)},
-    "by name": {"layer": "fourier", "n_units": 30, "readout": "ridge", "alpha": 0.1, "random_state": 0},
+    "by name": {
+        "layer": "fourier",
+        "n_units": 30,
+        "readout": "ridge",
+        "alpha": 0.1,
+        "random_state": 0,
+    },
 }
 
 
@@ -33,7 +42,11 @@ LAYERS = {
 def test_loaded_equals_saved_and_goes_on_learning(name, blobs, tmp_path):
     X, y = blobs
     kind = Classifier if name in LAYERS else SCLClassifier
-    model = kind(**LAYERS[name]) if name in LAYERS else SCLClassifier(**SMALL, **VARIANTS[name])
+    model = (
+        kind(**LAYERS[name])
+        if name in LAYERS
+        else SCLClassifier(**SMALL, **VARIANTS[name])
+    )
     model.fit(X[:200], y[:200])
     path = tmp_path / "model.evg"
     model.save(path)
@@ -48,11 +61,15 @@ def test_loaded_equals_saved_and_goes_on_learning(name, blobs, tmp_path):
         learner.partial_fit(X[200:], y[200:] + 1)
     assert np.array_equal(back.decision_function(X), model.decision_function(X))
     back.save(path)
-    assert np.array_equal(kind.load(path).decision_function(X), model.decision_function(X))
+    assert np.array_equal(
+        kind.load(path).decision_function(X), model.decision_function(X)
+    )
     assert os.listdir(tmp_path) == ["model.evg"]
 
 
-@pytest.mark.parametrize("labels", [[3, 70], ["böse", "gut"], [False, True], [1.0, 2.0]])
+@pytest.mark.parametrize(
+    "labels", [[3, 70], ["böse", "gut"], [False, True], [1.0, 2.0]]
+)
 def test_label_kinds_survive(labels, blobs, tmp_path):
     X, y = blobs
     y = np.array(labels)[(y > 2).astype(int)]
@@ -75,9 +92,14 @@ def test_same_seed_same_file(blobs, tmp_path):
 
 def test_random_state_objects_are_saved_by_what_they_gave(blobs, tmp_path):
     X, y = blobs
-    model = SCLClassifier(n_units=20, scales="auto", random_state=np.random.RandomState(3)).fit(X, y)
+    model = SCLClassifier(
+        n_units=20, scales="auto", random_state=np.random.RandomState(3)
+    ).fit(X, y)
     model.save(tmp_path / "m.evg")
-    assert np.array_equal(SCLClassifier.load(tmp_path / "m.evg").decision_function(X), model.decision_function(X))
+    assert np.array_equal(
+        SCLClassifier.load(tmp_path / "m.evg").decision_function(X),
+        model.decision_function(X),
+    )
 
 
 def test_file_is_plain_json_and_numbers(blobs, tmp_path):
@@ -85,5 +107,10 @@ def test_file_is_plain_json_and_numbers(blobs, tmp_path):
     data = (tmp_path / "m.evg").read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    assert json.loads(json.loads(header["__metadata__"]["evergrow"])["archive"])["version"] >= 1
-    assert {entry["dtype"] for name, entry in header.items() if name != "__metadata__"} <= {"F64", "F32", "I64"}
+    assert (
+        json.loads(json.loads(header["__metadata__"]["evergrow"])["archive"])["version"]
+        >= 1
+    )
+    assert {
+        entry["dtype"] for name, entry in header.items() if name != "__metadata__"
+    } <= {"F64", "F32", "I64"}

@@ -18,7 +18,10 @@ SMALL = {"n_units": 40, "block_size": 10, "random_state": 0, "scales": "auto"}
 
 def joint_logits(model, X, y, X_test):
     """Ridge on the model's own hidden rows by plain numpy least squares."""
-    H, T = model.layer_.transform(torch.from_numpy(X)).numpy(), model.layer_.transform(torch.from_numpy(X_test)).numpy()
+    H, T = (
+        model.layer_.transform(torch.from_numpy(X)).numpy(),
+        model.layer_.transform(torch.from_numpy(X_test)).numpy(),
+    )
     Y = (y[:, None] == model.classes_[None]).astype(float)
     A = np.vstack([H, np.sqrt(model.alpha_) * np.eye(H.shape[1])])
     B = np.vstack([Y, np.zeros((H.shape[1], Y.shape[1]))])
@@ -108,13 +111,17 @@ def test_the_ridge_is_chosen_from_the_statistics(blobs):
     X, y = blobs
     chosen = SCLClassifier(alpha="gcv", **SMALL).fit(X[:30], y[:30])
     first = chosen.alpha_
-    assert chosen.partial_fit(X[30:], y[30:]).alpha_ != first  # chosen anew after every update
+    assert (
+        chosen.partial_fit(X[30:], y[30:]).alpha_ != first
+    )  # chosen anew after every update
 
 
 @pytest.mark.parametrize("readout", ["ridge", "denoised"])
 def test_probabilities_are_about_right(readout):
     X, y = load_digits(return_X_y=True)
-    model = Classifier(n_units=200, random_state=0, readout=readout).fit(X[:900], y[:900])
+    model = Classifier(n_units=200, random_state=0, readout=readout).fit(
+        X[:900], y[:900]
+    )
     P = model.predict_proba(X[900:])
     assert np.allclose(P.sum(axis=1), 1.0)
     assert np.array_equal(model.classes_[P.argmax(axis=1)], model.predict(X[900:]))
@@ -128,13 +135,17 @@ def test_novelty_finds_unknown_classes():
     X, y = load_digits(return_X_y=True)
     train = np.arange(len(y)) < 1000
     known = y < 7
-    model = Classifier(n_units=300, random_state=0).fit(X[train & known], y[train & known])
+    model = Classifier(n_units=300, random_state=0).fit(
+        X[train & known], y[train & known]
+    )
     assert roc_auc_score(~known[~train], model.novelty_score(X[~train])) > 0.85
 
 
 def test_log_and_status(blobs):
     X, y = blobs
-    model = SCLClassifier(alpha=0.01, scales=(1.0, 3.0), block_size=10, tol=0.05, random_state=0).fit(X, y)
+    model = SCLClassifier(
+        alpha=0.01, scales=(1.0, 3.0), block_size=10, tol=0.05, random_state=0
+    ).fit(X, y)
     assert model.status_ == "converged"
     assert model.construction_log_[-1].n_units == model.n_units_
     assert 0 < model.model_.state.order <= model.n_units_
@@ -142,8 +153,15 @@ def test_log_and_status(blobs):
 
 
 # The construction warns when its scales are exhausted, which the suite's tiny data does on purpose.
-@pytest.mark.filterwarnings("ignore::evergrow.core.errors.ConstructionWarning", "ignore::FutureWarning")
-@parametrize_with_checks([SCLClassifier(random_state=0, max_units=2000), Classifier(n_units=50, random_state=0)])
+@pytest.mark.filterwarnings(
+    "ignore::evergrow.core.errors.ConstructionWarning", "ignore::FutureWarning"
+)
+@parametrize_with_checks(
+    [
+        SCLClassifier(random_state=0, max_units=2000),
+        Classifier(n_units=50, random_state=0),
+    ]
+)
 def test_scikit_learn_conformance(estimator, check):
     check(estimator)
 
@@ -177,11 +195,15 @@ def class_incremental(shared, name, model, increment=10, seed=1993):
     ],
 )
 def test_the_recommended_classifier(shared, name, units, bar):
-    assert class_incremental(shared, name, Classifier(n_units=units, random_state=0)) > bar
+    assert (
+        class_incremental(shared, name, Classifier(n_units=units, random_state=0)) > bar
+    )
 
 
 @pytest.mark.slow
 def test_paper_settings_on_birds(shared):
     """In the printed range of scales the layer is affine, so it cannot pass affine ridge (68.9)."""
     model = SCLClassifier(n_units=3000, random_state=0)
-    assert class_incremental(shared, "cub200_efficientnet_lite0", model) == pytest.approx(0.686, abs=0.01)
+    assert class_incremental(
+        shared, "cub200_efficientnet_lite0", model
+    ) == pytest.approx(0.686, abs=0.01)

@@ -17,7 +17,11 @@ from evergrow.head import HEADS
 from evergrow.head.layers.feature_map import normalize
 from evergrow.lab.heads import SimpleCILClassifier
 
-OPTIONS: dict[str, dict[str, Any]] = {**SMALL, "scl-mgsm": {"n_units": 40, "scales": (0.1, 0.2)}, "joint-lp": {}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **SMALL,
+    "scl-mgsm": {"n_units": 40, "scales": (0.1, 0.2)},
+    "joint-lp": {},
+}
 RECOMMENDED = {"normalize": "none", "n_units": 40, "random_state": 0}
 
 
@@ -35,7 +39,9 @@ def accuracy(model: Any, size: float) -> float:
     return float((model.predict(test * size) == truth).mean())
 
 
-@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e-100, 1e-30, 1e-15, 1e30, 1e100, 1e155, 1e200, 1e300])
+@pytest.mark.parametrize(
+    "size", [1e-300, 1e-200, 1e-100, 1e-30, 1e-15, 1e30, 1e100, 1e155, 1e200, 1e300]
+)
 @pytest.mark.parametrize("name", OURS)
 def test_no_head_falls_to_chance_in_silence(name: str, size: float) -> None:
     options = dict(OPTIONS[name])
@@ -51,7 +57,9 @@ def test_normalised_features_may_be_of_any_size(size: float) -> None:
     usual = Classifier(n_units=40, random_state=0).fit(X, y)
     scaled = Classifier(n_units=40, random_state=0).fit(X * size, y)
     np.testing.assert_array_equal(scaled.predict(X * size), usual.predict(X))
-    np.testing.assert_allclose(scaled.novelty_score(X * size), usual.novelty_score(X), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        scaled.novelty_score(X * size), usual.novelty_score(X), rtol=1e-6, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e155])
@@ -62,10 +70,16 @@ def test_the_error_says_that_the_size_is_the_trouble(size: float) -> None:
 
 
 @pytest.mark.parametrize("rule", ["l2", "sqrt-l2"])
-@pytest.mark.parametrize("size", [5e-324, 1e-308, 1e-160, 1e-20, 1.0, 1e20, 1e160, 1e308])
-def test_rows_of_any_size_have_length_one_once_normalised(rule: str, size: float) -> None:
+@pytest.mark.parametrize(
+    "size", [5e-324, 1e-308, 1e-160, 1e-20, 1.0, 1e20, 1e160, 1e308]
+)
+def test_rows_of_any_size_have_length_one_once_normalised(
+    rule: str, size: float
+) -> None:
     Z = size * torch.tensor([[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
-    wanted = normalize(torch.tensor([[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]], dtype=torch.float64), rule)
+    wanted = normalize(
+        torch.tensor([[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]], dtype=torch.float64), rule
+    )
     assert torch.allclose(normalize(Z, rule), wanted, rtol=1e-12, atol=0)
     assert not normalize(torch.zeros(1, 3, dtype=torch.float64), rule).any()
 
@@ -101,7 +115,9 @@ def test_sums_that_overflow_change_nothing() -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("size", [1e-160, 1e160])
-def test_statistics_refuse_rows_whose_squares_say_nothing(solver: str, size: float) -> None:
+def test_statistics_refuse_rows_whose_squares_say_nothing(
+    solver: str, size: float
+) -> None:
     state = create_state(solver, 4, 1, alpha=0.1, floor=0.1)
     with pytest.raises(InputError, match="H must have numbers between"):
         state.update(torch.full((2, 4), size, dtype=torch.float64), torch.ones(2, 1))
@@ -121,9 +137,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("size", [1e3, 1e7, 1e9, 1e12])
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_large_samples_are_taken_out_or_refused_and_answers_go_on(name: str, size: float) -> None:
+def test_large_samples_are_taken_out_or_refused_and_answers_go_on(
+    name: str, size: float
+) -> None:
     if name == "recursive" and size > 1e7:
-        pytest.skip("a recursion at so small a ridge does not get over learning such samples")
+        pytest.skip(
+            "a recursion at so small a ridge does not get over learning such samples"
+        )
     X, y = data()
     solver = name if name in ("recursive", "compact") else "auto"
     model = with_solver(Classifier(**RECOMMENDED, **VARIANTS[name]), solver)
@@ -142,7 +162,9 @@ def test_large_samples_are_taken_out_or_refused_and_answers_go_on(name: str, siz
 def test_a_class_of_large_samples_is_forgotten_or_refused_and_answers_go_on() -> None:
     X, y = data()
     model = Classifier(**RECOMMENDED).fit(X, y)
-    model.partial_fit(1e11 * np.random.default_rng(3).normal(size=(10, 10)), np.full(10, 9))
+    model.partial_fit(
+        1e11 * np.random.default_rng(3).normal(size=(10, 10)), np.full(10, 9)
+    )
     with contextlib.suppress(UnlearnError):
         model.forget_classes([9])
     assert np.isfinite(model.predict_proba(X)).all()

@@ -34,15 +34,25 @@ def test_integer_weights_are_copies(data: Data, solver: str, readout: str) -> No
     times = np.random.default_rng(1).integers(0, 4, size=150)
     rows, labels = X[100:250], y[100:250]
     weighed = first.branch().partial_fit(rows, labels, sample_weight=times).settle()
-    copied = first.branch().partial_fit(np.repeat(rows, times, axis=0), np.repeat(labels, times)).settle()
+    copied = (
+        first.branch()
+        .partial_fit(np.repeat(rows, times, axis=0), np.repeat(labels, times))
+        .settle()
+    )
     assert weighed.alpha_ == pytest.approx(copied.alpha_, rel=1e-9)
     for ask in ("decision_function", "predict_proba", "novelty_score", "novelty_terms"):
-        np.testing.assert_allclose(getattr(weighed, ask)(X), getattr(copied, ask)(X), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(
+            getattr(weighed, ask)(X), getattr(copied, ask)(X), rtol=1e-6, atol=1e-7
+        )
     assert weighed.class_counts_.sum() == 100 + (times > 0).sum()
 
 
-@pytest.mark.parametrize("rows", [30, 250])  # few rows are followed, many are solved for anew
-def test_what_was_weighed_can_be_taken_out(data: Data, rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rows", [30, 250]
+)  # few rows are followed, many are solved for anew
+def test_what_was_weighed_can_be_taken_out(
+    data: Data, rows: int, tmp_path: Path
+) -> None:
     X, y = data
     weights = np.random.default_rng(2).uniform(0.1, 4.0, size=300)
     first = head(alpha=0.5).fit(X[:50], y[:50])
@@ -53,9 +63,16 @@ def test_what_was_weighed_can_be_taken_out(data: Data, rows: int, tmp_path: Path
     learned.decision_function(X[:1])
     learned.unlearn(X[gone], y[gone], sample_weight=weights[gone])
     rest = slice(50 + rows // 2, 50 + rows)
-    never = head(alpha=0.5).fit(X[:50], y[:50]).partial_fit(X[rest], y[rest], sample_weight=weights[rest])
+    never = (
+        head(alpha=0.5)
+        .fit(X[:50], y[:50])
+        .partial_fit(X[rest], y[rest], sample_weight=weights[rest])
+    )
     np.testing.assert_allclose(
-        learned.settle().decision_function(X), never.settle().decision_function(X), rtol=1e-6, atol=1e-6
+        learned.settle().decision_function(X),
+        never.settle().decision_function(X),
+        rtol=1e-6,
+        atol=1e-6,
     )
     learned.save(tmp_path / "head.evg")
     again = Classifier.load(tmp_path / "head.evg")
@@ -69,8 +86,15 @@ def test_rows_are_scored_as_if_their_weight_had_not_been_learned(data: Data) -> 
     learned = head(alpha=0.5).partial_fit(X, y, sample_weight=weights)
     rows = slice(0, 20)
     found = learned.fold_outs(X[rows], y[rows], sample_weight=weights[rows])
-    rest = head(alpha=0.5).fit(X, y).spawn().partial_fit(X[20:], y[20:], sample_weight=weights[20:])
-    np.testing.assert_allclose(found.terms, rest.novelty_terms(X[rows]), rtol=1e-6, atol=1e-7)
+    rest = (
+        head(alpha=0.5)
+        .fit(X, y)
+        .spawn()
+        .partial_fit(X[20:], y[20:], sample_weight=weights[20:])
+    )
+    np.testing.assert_allclose(
+        found.terms, rest.novelty_terms(X[rows]), rtol=1e-6, atol=1e-7
+    )
 
 
 def test_masses_of_merged_heads_add_up(data: Data) -> None:
@@ -88,12 +112,20 @@ def test_refusals(data: Data) -> None:
     learned = head().partial_fit(X, y, sample_weight=np.full(300, 2.0))
     with pytest.raises(UnlearnError, match="weights that they were learned with"):
         learned.unlearn(X, y)
-    with pytest.raises(InputError, match=r"sample_weight must be one number per row \(300\)"):
+    with pytest.raises(
+        InputError, match=r"sample_weight must be one number per row \(300\)"
+    ):
         learned.partial_fit(X, y, sample_weight=np.ones(299))
     with pytest.raises(InputError, match="numbers"):
         learned.partial_fit(X, y, sample_weight=["a"] * 300)
-    assert [name for name in HEADS.names() if HEADS[name].takes_weights] == ["evergrow", "scl-mgsm"]
-    with pytest.raises(UnsupportedError, match="'simplecil' cannot let samples count for more or less than one"):
+    assert [name for name in HEADS.names() if HEADS[name].takes_weights] == [
+        "evergrow",
+        "scl-mgsm",
+    ]
+    with pytest.raises(
+        UnsupportedError,
+        match="'simplecil' cannot let samples count for more or less than one",
+    ):
         SimpleCILClassifier().partial_fit(X, y, sample_weight=np.full(300, 2.0))
 
 
@@ -122,4 +154,6 @@ def test_targets_of_many_classes_have_columns_of_their_own(monkeypatch):
     monkeypatch.setattr("evergrow.head.ridge_model.MANY_CLASSES", 1)
     many.partial_fit(X, y, sample_weight=weights).unlearn(X[:7], y[:7], weights[:7])
     many.partial_fit(X[:7], y[:7], sample_weight=weights[:7])
-    assert torch.allclose(many.model_.state.cross, plain.model_.state.cross, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(
+        many.model_.state.cross, plain.model_.state.cross, rtol=1e-10, atol=1e-12
+    )

@@ -38,7 +38,16 @@ DTYPES = {
 }
 """Types of a safetensors file: what torch calls them, and bytes of a number."""
 
-NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+}
 """Those that numpy has too."""
 
 WORDS = re.findall(
@@ -53,7 +62,17 @@ WORDS = re.findall(
 )
 """Words that mean something in some place, and are wrong in most."""
 
-SIZES = (30_000_000, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**31))
+SIZES = (
+    30_000_000,
+    2**31 - 1,
+    2**31,
+    2**40,
+    2**63 - 1,
+    2**63,
+    2**64,
+    -(2**63),
+    -(2**31),
+)
 """Numbers that, where they decide how much is allocated or looped over, do harm."""
 
 SIGNED = ("needs", "archive")
@@ -82,7 +101,11 @@ class Tensor:
     def of(cls, array: np.ndarray, dtype: str) -> Tensor:
         """Return numbers as a tensor of a type that numpy has."""
         with np.errstate(all="ignore"):
-            return cls(dtype, array.shape, np.ascontiguousarray(array).astype(NUMPY[dtype]).tobytes())
+            return cls(
+                dtype,
+                array.shape,
+                np.ascontiguousarray(array).astype(NUMPY[dtype]).tobytes(),
+            )
 
 
 @dataclass(frozen=True)
@@ -146,14 +169,27 @@ def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes
     """
     text = dump(parts.meta) if meta_text is None else meta_text
     first, second = SIGNED
-    head = {"schema": parts.schema, first: parts.kind, second: text, "digest": sign(parts.kind, text, parts.tensors)}
-    head = {key: value for key, value in {**head, **changes}.items() if value is not None}
+    head = {
+        "schema": parts.schema,
+        first: parts.kind,
+        second: text,
+        "digest": sign(parts.kind, text, parts.tensors),
+    }
+    head = {
+        key: value for key, value in {**head, **changes}.items() if value is not None
+    }
     header: dict[str, Any] = {"__metadata__": {"evergrow": dump(head)}}
     body = b""
-    for name in sorted(parts.tensors, key=lambda name: (-DTYPES[parts.tensors[name].dtype][1], name)):
+    for name in sorted(
+        parts.tensors, key=lambda name: (-DTYPES[parts.tensors[name].dtype][1], name)
+    ):
         tensor = parts.tensors[name]
         offsets = [len(body), len(body) + len(tensor.data)]
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
         body += tensor.data
     return frame(dump(header).encode("utf-8", "surrogatepass"), body)
 
@@ -165,7 +201,11 @@ def sign(kind: Any, meta_text: str, tensors: dict[str, Tensor]) -> str:
     digest.update(meta_text.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):
         tensor = tensors[name]
-        digest.update(f"{name}:{DTYPES[tensor.dtype][0]}:{tensor.shape}".encode("utf-8", "surrogatepass"))
+        digest.update(
+            f"{name}:{DTYPES[tensor.dtype][0]}:{tensor.shape}".encode(
+                "utf-8", "surrogatepass"
+            )
+        )
         digest.update(tensor.data)
     return digest.hexdigest()
 
@@ -186,7 +226,11 @@ def dump(value: Any) -> str:
             return f"@raw {len(raw) - 1} raw@"
         if isinstance(item, dict):
             return {key: marked(inner) for key, inner in item.items()}
-        return [marked(inner) for inner in item] if isinstance(item, (list, tuple)) else item
+        return (
+            [marked(inner) for inner in item]
+            if isinstance(item, (list, tuple))
+            else item
+        )
 
     text = json.dumps(marked(value), sort_keys=True)
     for number, inner in enumerate(raw):
@@ -203,7 +247,13 @@ Path = tuple[Any, ...]
 def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield all places in a description with what is there, the whole first."""
     yield path, node
-    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    entries = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for key, value in entries:
         yield from walk(value, (*path, key))
 
@@ -270,7 +320,10 @@ def _tensors(group: str, words: str, new: dict[str, Tensor | None]) -> Change:
 
     def edit(parts: Parts) -> Parts:
         merged = {**parts.tensors, **new}
-        return dataclasses.replace(parts, tensors={name: item for name, item in merged.items() if item is not None})
+        return dataclasses.replace(
+            parts,
+            tensors={name: item for name, item in merged.items() if item is not None},
+        )
 
     return Change(group, words, edit)
 
@@ -282,7 +335,27 @@ def _head(words: str, **changes: Any) -> Change:
 
 def replacements(value: Any) -> Iterator[tuple[str, str, Any]]:
     """Yield what to put in the place of a value: the sort of change, what it is in words, and the new value."""
-    for other in (None, True, False, 0, 1, 2, -1, 0.5, -0.5, 1e308, -1e308, 1e-320, "", "x", "0", "1", "nan", [], {}):
+    for other in (
+        None,
+        True,
+        False,
+        0,
+        1,
+        2,
+        -1,
+        0.5,
+        -0.5,
+        1e308,
+        -1e308,
+        1e-320,
+        "",
+        "x",
+        "0",
+        "1",
+        "nan",
+        [],
+        {},
+    ):
         if type(other) is not type(value) or other != value:
             yield "leaf", repr(other), other
     yield "leaf", "itself in a list", [value]
@@ -301,7 +374,12 @@ def replacements(value: Any) -> Iterator[tuple[str, str, Any]]:
         yield "size", str(size), size
     yield "size", "30000000.0", 30_000_000.0
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        for words, other in (("more", value + 1), ("less", value - 1), ("negative", -value), ("twice", value * 2)):
+        for words, other in (
+            ("more", value + 1),
+            ("less", value - 1),
+            ("negative", -value),
+            ("twice", value * 2),
+        ):
             yield "number", f"{other!r} ({words})", other
     if isinstance(value, str):
         yield from (("word", repr(word), word) for word in WORDS if word != value)
@@ -315,7 +393,12 @@ def description_changes(parts: Parts) -> Iterator[Change]:
     for path, value in walk(parts.meta):
         whole = isinstance(value, (dict, list))
         for group, words, other in replacements(None if whole else value):
-            yield _meta("container" if whole and group == "leaf" else group, path, f"becomes {words}", other)
+            yield _meta(
+                "container" if whole and group == "leaf" else group,
+                path,
+                f"becomes {words}",
+                other,
+            )
         if isinstance(value, dict):
             yield from _key_changes(path, value)
         if isinstance(value, list):
@@ -327,7 +410,12 @@ def _key_changes(path: Path, value: dict[str, Any]) -> Iterator[Change]:
         rest = {name: item for name, item in value.items() if name != key}
         yield _meta("key", path, f"loses {key}", rest)
         yield _meta("key", path, f"has {key} renamed", {**rest, f"{key}_": value[key]})
-        yield _meta("key", path, f"has {key} in capitals", {**rest, key.upper() + " ": value[key]})
+        yield _meta(
+            "key",
+            path,
+            f"has {key} in capitals",
+            {**rest, key.upper() + " ": value[key]},
+        )
         for other in list(value)[:3]:
             if other != key:
                 exchanged = {**value, key: value[other], other: value[key]}
@@ -348,7 +436,9 @@ def _list_changes(path: Path, value: list[Any]) -> Iterator[Change]:
         "is backwards": value[::-1],
         "has mixed kinds": [*value[:-1], "mixed", 3, None],
         "is very long": (value or [0]) * MANY,
-        "has numbers for texts": [zlib.crc32(str(item).encode()) % 97 for item in value],
+        "has numbers for texts": [
+            zlib.crc32(str(item).encode()) % 97 for item in value
+        ],
         "has texts for numbers": [str(item) for item in value],
         "has lists in it": [[item] for item in value],
         "has truth values in it": [True for _ in value],
@@ -367,14 +457,26 @@ def tensor_changes(parts: Parts) -> Iterator[Change]:
     for name, tensor in sorted(tensors.items()):
         short = name[name.find(".") + 1 :]
         yield _tensors("tensors", f"{name} is removed", {name: None})
-        yield _tensors("tensors", f"{name} is renamed", {name: None, f"{name}2": tensor})
-        yield _tensors("tensors", f"{name} loses its prefix", {name: None, short: tensor})
+        yield _tensors(
+            "tensors", f"{name} is renamed", {name: None, f"{name}2": tensor}
+        )
+        yield _tensors(
+            "tensors", f"{name} loses its prefix", {name: None, short: tensor}
+        )
         for other in sorted(tensors)[:4]:
             if other != name:
                 yield _tensors("tensors", f"{name} is {other}", {name: tensors[other]})
         for group, words, new in _tensor_variants(tensor):
             yield _tensors(group, f"{name} {words}", {name: new})
-    for extra in ("surprise", "state.surprise", "", "head.head.head", "moments.99", "projection.", "a" * 5000):
+    for extra in (
+        "surprise",
+        "state.surprise",
+        "",
+        "head.head.head",
+        "moments.99",
+        "projection.",
+        "a" * 5000,
+    ):
         more = Tensor("F64", (2,), np.ones(2).tobytes())
         yield _tensors("tensors", f"there is {extra[:20]!r} too", {extra: more})
 
@@ -382,15 +484,25 @@ def tensor_changes(parts: Parts) -> Iterator[Change]:
 def _tensor_variants(tensor: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     """Yield what to put in the place of a tensor: the sort of change, what it is in words, and the new tensor."""
     array = tensor.array()
-    yield from (("shape", words, Tensor.of(new, tensor.dtype)) for words, new in _shapes(array))
+    yield from (
+        ("shape", words, Tensor.of(new, tensor.dtype)) for words, new in _shapes(array)
+    )
     for dtype in NUMPY:
         if dtype != tensor.dtype:
             yield "dtype", f"is of type {dtype}", Tensor.of(array, dtype)
     flags = (array != 0).astype("u1")
     yield "dtype", "is of type BOOL", Tensor("BOOL", array.shape, flags.tobytes())
     bits = np.ascontiguousarray(array.astype("<f4")).view("<u4") >> 16
-    yield "dtype", "is of type BF16", Tensor("BF16", array.shape, bits.astype("<u2").tobytes())
-    yield "dtype", "is of type F8_E4M3", Tensor("F8_E4M3", array.shape, bytes([56]) * array.size)
+    yield (
+        "dtype",
+        "is of type BF16",
+        Tensor("BF16", array.shape, bits.astype("<u2").tobytes()),
+    )
+    yield (
+        "dtype",
+        "is of type F8_E4M3",
+        Tensor("F8_E4M3", array.shape, bytes([56]) * array.size),
+    )
     for words, new in _fillings(array) if array.size else ():
         yield "filling", words, Tensor.of(new, tensor.dtype)
 
@@ -409,14 +521,22 @@ def _shapes(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         ("has one row less", array[:-1]),
         ("has its last row twice", np.concatenate([array, array[-1:]])),
         ("is there twice", np.concatenate([array, array])),
-        ("is 2,000 times as long", np.concatenate([array] * 2000) if array.size < 50 else np.concatenate([array] * 50)),
+        (
+            "is 2,000 times as long",
+            np.concatenate([array] * 2000)
+            if array.size < 50
+            else np.concatenate([array] * 50),
+        ),
     ]
     if array.ndim == 2:
         changes += [
             ("is transposed", array.T),
             ("has one column less", array[:, :-1]),
             ("has no columns", array[:, :0]),
-            ("has its last column twice", np.concatenate([array, array[:, -1:]], axis=1)),
+            (
+                "has its last column twice",
+                np.concatenate([array, array[:, -1:]], axis=1),
+            ),
         ]
     for words, new in changes:
         if new.shape != array.shape:
@@ -432,22 +552,40 @@ def _fillings(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     for words, number in {"zero": 0, "one": 1, "minus one": -1}.items():
         yield f"is {words}", np.full_like(array, number)
     yield "is negative", -array
-    yield "is shuffled", np.random.default_rng(0).permutation(array.reshape(-1)).reshape(array.shape)
+    yield (
+        "is shuffled",
+        np.random.default_rng(0).permutation(array.reshape(-1)).reshape(array.shape),
+    )
     if array.dtype.kind == "f":
         largest = float(np.finfo(array.dtype).max)
-        odd = {"NaN": np.nan, "infinite": np.inf, "minus infinity": -np.inf, "huge": largest, "tiny": 5e-324}
+        odd = {
+            "NaN": np.nan,
+            "infinite": np.inf,
+            "minus infinity": -np.inf,
+            "huge": largest,
+            "tiny": 5e-324,
+        }
         for words, value in odd.items():
             yield f"is {words}", np.full_like(array, value)
             if array.size > 1:
                 yield f"has one number that is {words}", one(array.size // 2, value)
         yield "is a thousand times as large", array * 1000
-        yield "is 1e200 times as large", array * (1e200 if array.dtype.itemsize == 8 else 1e30)
+        yield (
+            "is 1e200 times as large",
+            array * (1e200 if array.dtype.itemsize == 8 else 1e30),
+        )
         if array.ndim == 2:
-            yield "is not symmetric", one(array.shape[1] - 1, array[0, -1] + 1 + abs(array[0, -1]))
+            yield (
+                "is not symmetric",
+                one(array.shape[1] - 1, array[0, -1] + 1 + abs(array[0, -1])),
+            )
         return
     bounds = np.iinfo(array.dtype)
     for number in (30_000_000, 2**31, 2**62, -(2**62), 1000):
-        yield f"is {number}", np.full_like(array, np.clip(number, bounds.min, bounds.max))
+        yield (
+            f"is {number}",
+            np.full_like(array, np.clip(number, bounds.min, bounds.max)),
+        )
     if array.size:
         yield "has one negative number", one(0, -5)
         yield "has one zero", one(-1, 0)
@@ -456,13 +594,47 @@ def _fillings(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 def head_changes(parts: Parts) -> Iterator[Change]:
     """Yield changes to what a file says of itself before its description."""
-    texts_and_numbers: tuple[Any, ...] = (0, -1, 2, 99, 2**70, 1.0, 1.5, math.nan, True, False, "1", "")
+    texts_and_numbers: tuple[Any, ...] = (
+        0,
+        -1,
+        2,
+        99,
+        2**70,
+        1.0,
+        1.5,
+        math.nan,
+        True,
+        False,
+        "1",
+        "",
+    )
     for value in (*texts_and_numbers, [1], {"a": 1}, OVERFLOW):
-        yield from (_head(f"{key} is {value!r}", **{key: value}) for key in ("schema", "digest", SIGNED[1]))
-    for kind in ("", "Learner", "SCLClassifier", "Tuner", "Training", "object", 3, ["Learner"], {"a": 1}, "\0"):
+        yield from (
+            _head(f"{key} is {value!r}", **{key: value})
+            for key in ("schema", "digest", SIGNED[1])
+        )
+    for kind in (
+        "",
+        "Learner",
+        "SCLClassifier",
+        "Tuner",
+        "Training",
+        "object",
+        3,
+        ["Learner"],
+        {"a": 1},
+        "\0",
+    ):
         if kind != parts.kind:
-            yield Change("head", f"kind is {kind!r}", functools.partial(dataclasses.replace, kind=kind))
-    yield from (_head(f"{key} is missing", **{key: None}) for key in ("schema", "digest", *SIGNED))
+            yield Change(
+                "head",
+                f"kind is {kind!r}",
+                functools.partial(dataclasses.replace, kind=kind),
+            )
+    yield from (
+        _head(f"{key} is missing", **{key: None})
+        for key in ("schema", "digest", *SIGNED)
+    )
     whole = dump(parts.meta)
     texts = {
         "empty": "",
@@ -476,7 +648,10 @@ def head_changes(parts: Parts) -> Iterator[Change]:
         "a lone surrogate": '{"a": "\ud800"}',
     }
     if isinstance(parts.meta, dict):
-        texts |= {f"{key} twice": f"{whole[:-1]}, {json.dumps(key)}: null}}" for key in parts.meta}
+        texts |= {
+            f"{key} twice": f"{whole[:-1]}, {json.dumps(key)}: null}}"
+            for key in parts.meta
+        }
     for words, text in texts.items():
         yield _head(f"the description is {words}", meta_text=str(text))
 
@@ -488,13 +663,43 @@ def raw_changes(data: bytes) -> Iterator[Change]:
     for position in range(0, len(data), max(1, len(data) // 150)):
         for bit in (0, 3, 7):
             words = f"bit {bit} of byte {position} is flipped"
-            yield Change("bits", words, functools.partial(_flipped, data, position, bit))
-    for size in sorted({0, 1, 7, 8, 9, 8 + length // 2, 8 + length, 8 + length + 1, len(data) // 2, len(data) - 1}):
+            yield Change(
+                "bits", words, functools.partial(_flipped, data, position, bit)
+            )
+    for size in sorted(
+        {
+            0,
+            1,
+            7,
+            8,
+            9,
+            8 + length // 2,
+            8 + length,
+            8 + length + 1,
+            len(data) // 2,
+            len(data) - 1,
+        }
+    ):
         yield Change("raw", f"cut to {size} bytes", lambda _, s=size: data[:s])
     for extra in (b"\0", b"x" * 1000):
         yield Change("raw", f"{len(extra)} bytes more", lambda _, e=extra: data + e)
-    for lie in (0, 1, length - 1, length + 1, length + 8, len(data), 2**31, 2**40, 2**63, 2**64 - 1):
-        yield Change("raw", f"the header's length is {lie}", lambda _, v=lie: frame(header, body, v))
+    for lie in (
+        0,
+        1,
+        length - 1,
+        length + 1,
+        length + 8,
+        len(data),
+        2**31,
+        2**40,
+        2**63,
+        2**64 - 1,
+    ):
+        yield Change(
+            "raw",
+            f"the header's length is {lie}",
+            lambda _, v=lie: frame(header, body, v),
+        )
     deep, deep_keys = DEEPEST.encode(), DEEPEST_KEYS.encode()
     texts = {
         "nothing": b"",
@@ -504,15 +709,27 @@ def raw_changes(data: bytes) -> Iterator[Change]:
         "not UTF-8": header.replace(b"evergrow", b"everg\xff\xfew", 1),
         "a list nested too deep": deep,
         "a dictionary nested too deep": deep_keys,
-        "nested too deep beside the rest": header.rstrip()[:-1] + b',"x":' + deep + b"}",
-        "twice the same key": header.rstrip()[:-1] + b',"__metadata__":{"evergrow":"{}"}}',
+        "nested too deep beside the rest": header.rstrip()[:-1]
+        + b',"x":'
+        + deep
+        + b"}",
+        "twice the same key": header.rstrip()[:-1]
+        + b',"__metadata__":{"evergrow":"{}"}}',
         "no metadata": header.replace(b"__metadata__", b"__metadata_", 1),
         "metadata that is a list": b'{"__metadata__": []}',
         "metadata that is null": b'{"__metadata__": null}',
         "metadata of numbers": b'{"__metadata__": {"evergrow": 3}}',
     }
-    heads = {"a list": b"[]", "null": b"null", "nested too deep": deep, "of digits": b"1" * 5000}
-    texts |= {f"a head {words}": b'{"__metadata__": {"evergrow": "' + text + b'"}}' for words, text in heads.items()}
+    heads = {
+        "a list": b"[]",
+        "null": b"null",
+        "nested too deep": deep,
+        "of digits": b"1" * 5000,
+    }
+    texts |= {
+        f"a head {words}": b'{"__metadata__": {"evergrow": "' + text + b'"}}'
+        for words, text in heads.items()
+    }
     texts |= _offset_lies(header)
     for words, text in texts.items():
         yield Change("raw", f"the header is {words}", lambda _, t=text: frame(t, body))
@@ -545,7 +762,9 @@ def _offset_lies(header: bytes) -> dict[str, bytes]:
             "is BOOL": {"dtype": "BOOL", "shape": [stop - start]},
         }
         for words, lie in lies.items():
-            found[f"one where {name} {words}"] = json.dumps({**entries, name: {**entry, **lie}}).encode()
+            found[f"one where {name} {words}"] = json.dumps(
+                {**entries, name: {**entry, **lie}}
+            ).encode()
     return found
 
 
@@ -556,7 +775,12 @@ def changes(data: bytes) -> dict[str, list[Change]]:
     """Return all single changes to a file, by their sort."""
     parts = split(data)
     found: dict[str, list[Change]] = {}
-    sources = (description_changes(parts), tensor_changes(parts), head_changes(parts), raw_changes(data))
+    sources = (
+        description_changes(parts),
+        tensor_changes(parts),
+        head_changes(parts),
+        raw_changes(data),
+    )
     for change in itertools.chain(*sources):
         found.setdefault(change.group, []).append(change)
     return found
@@ -590,9 +814,16 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     """
     rng = np.random.default_rng(seed)
     parts, waiting = split(data), changes(data)
-    editing = [one for group, several in waiting.items() if group not in ("head", "raw", "bits") for one in several]
+    editing = [
+        one
+        for group, several in waiting.items()
+        if group not in ("head", "raw", "bits")
+        for one in several
+    ]
     for group in sorted(waiting):
-        waiting[group] = [waiting[group][i] for i in rng.permutation(len(waiting[group]))]
+        waiting[group] = [
+            waiting[group][i] for i in rng.permutation(len(waiting[group]))
+        ]
     turns = [*sorted(waiting), "several"]
     made = 0
     while made < n:
@@ -606,7 +837,9 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
             made += 1
 
 
-def _several(rng: np.random.Generator, editing: list[Change], parts: Parts) -> tuple[str, bytes]:
+def _several(
+    rng: np.random.Generator, editing: list[Change], parts: Parts
+) -> tuple[str, bytes]:
     """Return a file with two or three changes that can be made one after the other."""
     words: list[str] = []
     for index in rng.integers(len(editing), size=int(rng.integers(2, 4))):

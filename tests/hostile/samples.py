@@ -59,7 +59,16 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Heads by name: the method and its options."""
 
-LEARNERS = ("features", "updated", "edited", "blocks", "guesses", "ranpac", "empty", "one-class")
+LEARNERS = (
+    "features",
+    "updated",
+    "edited",
+    "blocks",
+    "guesses",
+    "ranpac",
+    "empty",
+    "one-class",
+)
 NAMES = [
     *(f"head/{name}" for name in [*HEADS, "names"]),
     *(f"learner/{name}" for name in LEARNERS),
@@ -77,9 +86,18 @@ def rows() -> dict[str, np.ndarray]:
     """
     rng = np.random.default_rng(2024)
     centres = rng.normal(size=(5, 8)) * 1.5
-    first, later, query = np.repeat([0, 1, 2], [12, 6, 4]), np.repeat([2, 3], 4), np.arange(5)
-    found = {name: centres[y] + rng.normal(size=(len(y), 8)) for name, y in (("first", first), ("later", later))}
-    found["query"] = centres[query] * np.where(query == 4, 4.0, 1.0)[:, None] + rng.normal(size=(len(query), 8))
+    first, later, query = (
+        np.repeat([0, 1, 2], [12, 6, 4]),
+        np.repeat([2, 3], 4),
+        np.arange(5),
+    )
+    found = {
+        name: centres[y] + rng.normal(size=(len(y), 8))
+        for name, y in (("first", first), ("later", later))
+    }
+    found["query"] = centres[query] * np.where(query == 4, 4.0, 1.0)[
+        :, None
+    ] + rng.normal(size=(len(query), 8))
     return {**found, "y_first": first, "y_later": later}
 
 
@@ -89,11 +107,21 @@ def pictures() -> dict[str, np.ndarray]:
     looks = rng.uniform(20, 200, size=(4, 16, 1, 3))
 
     def drawn(y: np.ndarray) -> np.ndarray:
-        noise = rng.uniform(0, 40, size=(len(y), 4, 4, 3)).repeat(4, axis=1).repeat(4, axis=2)
+        noise = (
+            rng.uniform(0, 40, size=(len(y), 4, 4, 3))
+            .repeat(4, axis=1)
+            .repeat(4, axis=2)
+        )
         return (looks[y] + noise).astype(np.uint8)
 
     first, later, query = np.repeat([0, 1, 2], 5), np.repeat([2, 3], 3), np.arange(4)
-    return {"first": drawn(first), "later": drawn(later), "query": drawn(query), "y_first": first, "y_later": later}
+    return {
+        "first": drawn(first),
+        "later": drawn(later),
+        "query": drawn(query),
+        "y_first": first,
+        "y_later": later,
+    }
 
 
 def write_subjects(folder: Path) -> list[Subject]:
@@ -107,7 +135,11 @@ def _heads(folder: Path) -> list[Subject]:
     data, made = rows(), []
     cases = {**HEADS, "names": ("evergrow", {"shape_directions": 8})}
     for name, (method, options) in cases.items():
-        chosen = {key: value for key, value in {**SMALL, **options}.items() if value is not None}
+        chosen = {
+            key: value
+            for key, value in {**SMALL, **options}.items()
+            if value is not None
+        }
         maker = CLASSES_OF[method]
         if method != "simplecil":
             chosen["random_state"] = 0
@@ -120,13 +152,20 @@ def _heads(folder: Path) -> list[Subject]:
 
 def _learners(folder: Path) -> list[Subject]:
     data = rows()
-    first, later = ((data[part], CLASSES[data[f"y_{part}"]]) for part in ("first", "later"))
+    first, later = (
+        (data[part], CLASSES[data[f"y_{part}"]]) for part in ("first", "later")
+    )
     small: dict[str, Any] = {"device": "cpu", "cache": False}
     options = {**SMALL, "shape_directions": 8}
     width = data["first"].shape[1]
 
     def learner(method: str = "evergrow", **more: Any) -> Learner:
-        return Learner(None, method, options={**options, **more} if method == "evergrow" else SMALL, **small)
+        return Learner(
+            None,
+            method,
+            options={**options, **more} if method == "evergrow" else SMALL,
+            **small,
+        )
 
     edited = learner().fit(first).partial_fit(later)
     with measured_change(edited, first):
@@ -152,7 +191,9 @@ def _learners(folder: Path) -> list[Subject]:
     found = []
     for name, model in made.items():
         model.save(folder / f"learner-{name}.evg")
-        found.append(Subject(f"learner/{name}", "learner", str(folder / f"learner-{name}.evg")))
+        found.append(
+            Subject(f"learner/{name}", "learner", str(folder / f"learner-{name}.evg"))
+        )
     made["features"].save(folder / "command.evg")
     return [*found, Subject("command", "command", str(folder / "command.evg"))]
 
@@ -161,7 +202,11 @@ def _trained(folder: Path) -> list[Subject]:
     data = pictures()
     first = data["first"], CLASSES[data["y_first"]]
     settings: dict[str, Any] = {"options": SMALL, "device": "cpu", "cache": False}
-    pictured = Learner(tiny_vit(), adapt={"tuner": "ssf", "train": {"epochs": 1, "lr": 0.1}}, **settings).fit(first)
+    pictured = Learner(
+        tiny_vit(),
+        adapt={"tuner": "ssf", "train": {"epochs": 1, "lr": 0.1}},
+        **settings,
+    ).fit(first)
     pictured.save(folder / "pictures.evg")
     found = [Subject("pictures", "pictures", str(folder / "pictures.evg"))]
     backbone = tiny_vit()

@@ -19,7 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::evergrow.core.errors.EvergrowWa
 
 OPTIONS = ("--backbone", "test_resnet", "--set", "weights=random", "--units", "10")
 CLASSES = ("ant", "bee", "cat")
-SAMPLES = [(name, number, jpeg(3 * number + code)) for number in range(4) for code, name in enumerate(CLASSES)]
+SAMPLES = [
+    (name, number, jpeg(3 * number + code))
+    for number in range(4)
+    for code, name in enumerate(CLASSES)
+]
 
 
 def write_tar(path: Path) -> None:
@@ -30,25 +34,52 @@ def write_tar(path: Path) -> None:
 
 
 def write_class_folders(path: Path) -> None:
-    write_archive(path, {f"{name}/{number}.jpg": body for name, number, body in SAMPLES})
+    write_archive(
+        path, {f"{name}/{number}.jpg": body for name, number, body in SAMPLES}
+    )
 
 
 def write_parquet(path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrow, parquet = (
+        pytest.importorskip("pyarrow"),
+        pytest.importorskip("pyarrow.parquet"),
+    )
     names, _, bodies = zip(*SAMPLES, strict=True)
-    parquet.write_table(arrow.table({"image": list(bodies), "label": list(names)}), path, row_group_size=5)
+    parquet.write_table(
+        arrow.table({"image": list(bodies), "label": list(names)}),
+        path,
+        row_group_size=5,
+    )
 
 
-FORMS = {"shards.tar": write_tar, "folders.tar.gz": write_class_folders, "table.parquet": write_parquet}
+FORMS = {
+    "shards.tar": write_tar,
+    "folders.tar.gz": write_class_folders,
+    "table.parquet": write_parquet,
+}
 
 
 def damages(body: bytes, n: int) -> Iterator[tuple[str, bytes]]:
     """Yield what accidents, and people, make of a file."""
     draws = np.random.default_rng(n)
-    for size in (0, 1, 100, 512, *draws.integers(0, len(body), n).tolist(), len(body) - 1):
+    for size in (
+        0,
+        1,
+        100,
+        512,
+        *draws.integers(0, len(body), n).tolist(),
+        len(body) - 1,
+    ):
         yield f"cut at {size}", body[:size]
-    for place, bit in zip(draws.integers(0, len(body), n).tolist(), draws.integers(0, 8, n).tolist(), strict=True):
-        yield f"bit {bit} of {place} flipped", body[:place] + bytes([body[place] ^ 1 << bit]) + body[place + 1 :]
+    for place, bit in zip(
+        draws.integers(0, len(body), n).tolist(),
+        draws.integers(0, 8, n).tolist(),
+        strict=True,
+    ):
+        yield (
+            f"bit {bit} of {place} flipped",
+            body[:place] + bytes([body[place] ^ 1 << bit]) + body[place + 1 :],
+        )
     for place in draws.integers(0, len(body) - 64, n).tolist():
         yield f"zeros at {place}", body[:place] + bytes(64) + body[place + 64 :]
         yield f"noise at {place}", body[:place] + draws.bytes(64) + body[place + 64 :]
@@ -61,7 +92,15 @@ def damages(body: bytes, n: int) -> Iterator[tuple[str, bytes]]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_class_folders(folder / "whole.tar.gz")
-    result = evergrow("fit", folder / "whole.tar.gz", "-m", folder / "m.evg", *OPTIONS, "--set", "cache=false")
+    result = evergrow(
+        "fit",
+        folder / "whole.tar.gz",
+        "-m",
+        folder / "m.evg",
+        *OPTIONS,
+        "--set",
+        "cache=false",
+    )
     assert result.exit_code == 0, result.output
     return folder / "m.evg"
 
@@ -70,7 +109,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("engine", [(), ("--engine", "local", "--set", "shard_rows=5")])
 @pytest.mark.parametrize("form", FORMS)
 def test_damaged_data_give_one_line_or_finite_answers(
-    form: str, engine: tuple[str, ...], n: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str,
+    engine: tuple[str, ...],
+    n: int,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EVERGROW_CACHE", str(tmp_path / "cache"))
     if form == "folders.tar.gz" and engine:
@@ -83,7 +127,14 @@ def test_damaged_data_give_one_line_or_finite_answers(
         skip = ("--on-error", ("raise", "skip")[number % 2])
         for command in (
             ("fit", path, "-m", made, *OPTIONS, *skip, *engine),
-            ("predict", model, path, *skip, *engine, *(("--out", tmp_path / f"{number}.out") if engine else ())),
+            (
+                "predict",
+                model,
+                path,
+                *skip,
+                *engine,
+                *(("--out", tmp_path / f"{number}.out") if engine else ()),
+            ),
         ):
             with limited(120):
                 result = evergrow(*command, "--set", "cache=false")
@@ -91,13 +142,19 @@ def test_damaged_data_give_one_line_or_finite_answers(
             assert "Traceback" not in result.output, words
             assert "nan" not in result.stdout.lower().replace("finance", ""), words
             if result.exit_code == 2:
-                (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+                (line,) = [
+                    line
+                    for line in result.stderr.splitlines()
+                    if line.startswith("error: ")
+                ]
                 assert not made.exists() or command[0] == "predict", words
                 assert len(line) < 2000, words
         if made.exists():
             learner = open_model(made)
             with suppress(FileNotFoundError):
                 values = learner.head_.decision_function(
-                    np.random.default_rng(0).normal(size=(5, learner.head_.n_features_in_))
+                    np.random.default_rng(0).normal(
+                        size=(5, learner.head_.n_features_in_)
+                    )
                 )
                 assert np.isfinite(values).all(), words

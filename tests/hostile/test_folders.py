@@ -22,7 +22,9 @@ from evergrow.data.items import Images
 from evergrow.features import encode
 from evergrow.features.cache import FeatureCache
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and pipes")
+pytestmark = pytest.mark.skipif(
+    os.name != "posix", reason="needs a POSIX system: links and pipes"
+)
 
 ODD: dict[str, Callable[[Path, Path], None]] = {
     "folder": lambda path, outside: path.mkdir(),
@@ -42,7 +44,9 @@ def outside(tmp_path: Path) -> Any:
     place.mkdir()
     (place / "precious").write_bytes(b"precious")
     yield place
-    assert [(path.name, path.read_bytes()) for path in place.iterdir()] == [("precious", b"precious")]
+    assert [(path.name, path.read_bytes()) for path in place.iterdir()] == [
+        ("precious", b"precious")
+    ]
 
 
 def placed(path: Path, kind: str, outside: Path) -> None:
@@ -60,7 +64,11 @@ class Cached:
     """Features of a few pictures in a cache, and what they must be."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.backbone, self.items = root, tiny_vit(), Images(pictures()["first"])
+        self.root, self.backbone, self.items = (
+            root,
+            tiny_vit(),
+            Images(pictures()["first"]),
+        )
         self.features = self.encoded()
         (self.chunk,) = root.rglob("*.safetensors")
 
@@ -83,7 +91,9 @@ def test_damaged_chunks_are_computed_again(tmp_path: Path) -> None:
         cached.check(words)
 
 
-def test_whatever_a_description_says_the_cache_is_listed_and_used(tmp_path: Path) -> None:
+def test_whatever_a_description_says_the_cache_is_listed_and_used(
+    tmp_path: Path,
+) -> None:
     cached = Cached(tmp_path)
     meta = cached.chunk.with_name("meta.json")
     body = json.loads(meta.read_text())
@@ -95,10 +105,14 @@ def test_whatever_a_description_says_the_cache_is_listed_and_used(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("name", ["chunk", "meta.json", "entry"])
-def test_odd_things_in_a_cache(name: str, kind: str, tmp_path: Path, outside: Path) -> None:
+def test_odd_things_in_a_cache(
+    name: str, kind: str, tmp_path: Path, outside: Path
+) -> None:
     cached = Cached(tmp_path / "cache")
     entry = cached.chunk.parent
-    placed({"chunk": cached.chunk, "entry": entry}.get(name, entry / name), kind, outside)
+    placed(
+        {"chunk": cached.chunk, "entry": entry}.get(name, entry / name), kind, outside
+    )
     cached.check(f"{kind} as {name}")
 
 
@@ -106,18 +120,36 @@ def test_odd_things_in_a_cache(name: str, kind: str, tmp_path: Path, outside: Pa
 
 
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("name", ["odd.evg", "m.evg.history", "odd.evg.history", ".odd.evg.part"])
-def test_odd_things_among_the_models(name: str, kind: str, api: Any, folder: Path, outside: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "name", ["odd.evg", "m.evg.history", "odd.evg.history", ".odd.evg.part"]
+)
+def test_odd_things_among_the_models(
+    name: str,
+    kind: str,
+    api: Any,  # noqa: F811
+    folder: Path,  # noqa: F811
+    outside: Path,
+) -> None:
     api.taught()
     placed(folder / name, kind, outside)
     with limited(20):
         listed = api.client.get("/api/v1/models")
         assert listed.status_code == 200
         assert "m" in [entry["name"] for entry in listed.json()["models"]]
-        answers = [api.get(), api.post("teach", {"rows": rows()["query"][:1, :4].tolist(), "label": "0"})]
+        answers = [
+            api.get(),
+            api.post("teach", {"rows": rows()["query"][:1, :4].tolist(), "label": "0"}),
+        ]
         if name == "odd.evg":
             answers.append(api.get("odd"))
             assert answers[-1].status_code >= 400
-        for answer in (listed, *answers):  # a history that is none is named, until somebody mends it
+        for answer in (
+            listed,
+            *answers,
+        ):  # a history that is none is named, until somebody mends it
             assert answer.status_code < 500
-            assert not [word for word in (str(folder), str(outside), "precious") if word in answer.text]
+            assert not [
+                word
+                for word in (str(folder), str(outside), "precious")
+                if word in answer.text
+            ]

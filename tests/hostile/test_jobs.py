@@ -22,9 +22,20 @@ from evergrow.core.errors import EvergrowError
 from evergrow.engine import LocalEngine
 from evergrow.engine.job import read_job
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and pipes")
+pytestmark = pytest.mark.skipif(
+    os.name != "posix", reason="needs a POSIX system: links and pipes"
+)
 
-FILES = ("job.json", "template", "first", "statistics", "merged", "start.evg", "model.evg", "finished.json")
+FILES = (
+    "job.json",
+    "template",
+    "first",
+    "statistics",
+    "merged",
+    "start.evg",
+    "model.evg",
+    "finished.json",
+)
 """Every kind of file in the folder of a job."""
 
 
@@ -32,9 +43,16 @@ class Stopped:
     """Folders of jobs as an interruption leaves them, and what they must come to."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.data, self.more = root, write_points(root / "data.npz"), write_points(root / "more.npz", seed=1)
+        self.root, self.data, self.more = (
+            root,
+            write_points(root / "data.npz"),
+            write_points(root / "more.npz", seed=1),
+        )
         self.known = learner().fit(self.data)
-        self.expected = {work: scores(self.done(work, root / f"whole {work}")) for work in ("fit", "update")}
+        self.expected = {
+            work: scores(self.done(work, root / f"whole {work}"))
+            for work in ("fit", "update")
+        }
         for work in ("fit", "update"):
             with pytest.MonkeyPatch.context() as patch:
                 # Nine shards are one sum of eight, and one more: the second merge finds both.
@@ -52,11 +70,19 @@ class Stopped:
         """Return a copy of a folder that has such a file: its work, the folder, and the file."""
         work = "update" if file == "start.evg" else "fit"
         shutil.rmtree(where, ignore_errors=True)
-        shutil.copytree(self.root / (f"whole {work}" if file in ("model.evg", "finished.json") else work), where)
+        shutil.copytree(
+            self.root
+            / (f"whole {work}" if file in ("model.evg", "finished.json") else work),
+            where,
+        )
         if (where / file).is_file():
             return work, where, where / file
         key = read_job(where).key
-        found = where / f"{key}-template.evg" if file == "template" else sorted((where / file).iterdir())[0]
+        found = (
+            where / f"{key}-template.evg"
+            if file == "template"
+            else sorted((where / file).iterdir())[0]
+        )
         return work, where, found
 
     def check(self, work: str, folder: Path, words: str, *, same: bool = True) -> str:
@@ -79,38 +105,67 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 def damages(body: bytes) -> dict[str, bytes]:
     """Return what accidents make of a file."""
-    found = {f"cut at {size}": body[:size] for size in (0, 1, 9, len(body) // 2, len(body) - 1)}
+    found = {
+        f"cut at {size}": body[:size]
+        for size in (0, 1, 9, len(body) // 2, len(body) - 1)
+    }
     for place in (0, 8, 20, len(body) // 3, 2 * len(body) // 3, len(body) - 1):
-        found[f"flipped at {place}"] = body[:place] + bytes([body[place] ^ 4]) + body[place + 1 :]
-    return {**found, "longer": body + b"\0", "zeros": bytes(len(body)), "text": b"no file of ours" * 9}
+        found[f"flipped at {place}"] = (
+            body[:place] + bytes([body[place] ^ 4]) + body[place + 1 :]
+        )
+    return {
+        **found,
+        "longer": body + b"\0",
+        "zeros": bytes(len(body)),
+        "text": b"no file of ours" * 9,
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
-def test_damage_is_noticed_and_the_result_is_the_same(stopped: Stopped, file: str, tmp_path: Path) -> None:
+def test_damage_is_noticed_and_the_result_is_the_same(
+    stopped: Stopped, file: str, tmp_path: Path
+) -> None:
     said = {}
-    for words, hostile in damages(stopped.copy(file, tmp_path / "job")[2].read_bytes()).items():
+    for words, hostile in damages(
+        stopped.copy(file, tmp_path / "job")[2].read_bytes()
+    ).items():
         work, folder, path = stopped.copy(file, tmp_path / "job")
         path.write_bytes(hostile)
         said[words] = stopped.check(work, folder, f"{file}: {words}")
-    for words, text in said.items():  # the description of the job is named, all else is computed again
+    for (
+        words,
+        text,
+    ) in (
+        said.items()
+    ):  # the description of the job is named, all else is computed again
         assert ("job.json" in text) if text else True, f"{words}: {text}"
         assert file == "job.json" or not text, f"{words}: {text}"
 
 
 @pytest.mark.parametrize("n", [4, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("file", ["template", "first", "statistics", "merged", "start.evg", "model.evg"])
-def test_files_made_to_harm_give_numbers_or_one_line(stopped: Stopped, file: str, n: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "file", ["template", "first", "statistics", "merged", "start.evg", "model.evg"]
+)
+def test_files_made_to_harm_give_numbers_or_one_line(
+    stopped: Stopped, file: str, n: int, tmp_path: Path
+) -> None:
     """Whoever may write to the folder may change the result, but not end the job in any other way."""
-    for words, hostile in mutations(stopped.copy(file, tmp_path / "job")[2].read_bytes(), seed=n, n=n):
+    for words, hostile in mutations(
+        stopped.copy(file, tmp_path / "job")[2].read_bytes(), seed=n, n=n
+    ):
         work, folder, path = stopped.copy(file, tmp_path / "job")
         path.write_bytes(hostile)
         stopped.check(work, folder, f"{file}: {words}", same=False)
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "1e999", '{"key": 1}', "[" * 10**5, '"' + "x" * 10**6 + '"'])
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "1e999", '{"key": 1}', "[" * 10**5, '"' + "x" * 10**6 + '"']
+)
 @pytest.mark.parametrize("file", ["job.json", "finished.json"])
-def test_descriptions_that_are_none(stopped: Stopped, file: str, text: str, tmp_path: Path) -> None:
+def test_descriptions_that_are_none(
+    stopped: Stopped, file: str, text: str, tmp_path: Path
+) -> None:
     work, folder, path = stopped.copy(file, tmp_path / "job")
     path.write_text(text)
     stopped.check(work, folder, f"{file}: {text[:20]}")
@@ -121,7 +176,19 @@ def test_whatever_the_end_of_a_job_says(stopped: Stopped, tmp_path: Path) -> Non
     _, _, path = stopped.copy("finished.json", tmp_path / "job")
     body = json.loads(path.read_text())
     for key in body:
-        for value in (None, -1, 1.5, "x", [], {}, [[1]], {"x": "y"}, {"0": None}, [["a"]], [["a", "b", "c"]]):
+        for value in (
+            None,
+            -1,
+            1.5,
+            "x",
+            [],
+            {},
+            [[1]],
+            {"x": "y"},
+            {"0": None},
+            [["a"]],
+            [["a", "b", "c"]],
+        ):
             work, folder, path = stopped.copy("finished.json", tmp_path / "job")
             path.write_text(json.dumps({**body, key: value}))
             stopped.check(work, folder, f"{key} is {value!r}")
@@ -138,19 +205,33 @@ def test_odd_things_in_the_folder_of_a_job(
     outside: Path,  # noqa: F811
 ) -> None:
     if not file and kind == "link to a folder":
-        pytest.skip("needs no care: whoever names a link as the folder means where it leads")
+        pytest.skip(
+            "needs no care: whoever names a link as the folder means where it leads"
+        )
     work, folder, path = stopped.copy(file.strip("/") or "job.json", tmp_path / "job")
-    placed(folder if not file else path.parent if file.endswith("/") else path, kind, outside)
+    placed(
+        folder if not file else path.parent if file.endswith("/") else path,
+        kind,
+        outside,
+    )
     for _ in range(2):
         stopped.check(work, folder, f"{kind} as {file}")
 
 
 @pytest.mark.parametrize("kind", ["link to a file", "pipe", "folder"])
-def test_odd_things_in_the_place_of_answers(stopped: Stopped, kind: str, tmp_path: Path, outside: Path) -> None:  # noqa: F811
+def test_odd_things_in_the_place_of_answers(
+    stopped: Stopped,
+    kind: str,
+    tmp_path: Path,
+    outside: Path,  # noqa: F811
+) -> None:
     pytest.importorskip("pyarrow")
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     engine.predict(stopped.known, stopped.data)
-    bodies = {path.name: path.read_bytes() for path in (tmp_path / "job" / "predict").iterdir()}
+    bodies = {
+        path.name: path.read_bytes()
+        for path in (tmp_path / "job" / "predict").iterdir()
+    }
     name = sorted(bodies)[1]
     placed(tmp_path / "job" / "predict" / name, kind, outside)
     with limited(60):
@@ -160,6 +241,9 @@ def test_odd_things_in_the_place_of_answers(stopped: Stopped, kind: str, tmp_pat
             said = str(error)
         else:
             said = name
-            found: Any = {path.name: path.read_bytes() for path in (tmp_path / "job" / "predict").iterdir()}
+            found: Any = {
+                path.name: path.read_bytes()
+                for path in (tmp_path / "job" / "predict").iterdir()
+            }
             assert found == bodies
     assert name in said or "shard 1" in said

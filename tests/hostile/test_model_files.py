@@ -15,7 +15,9 @@ from tests.hostile.trial import Job, Result, summary, try_all
 ORDINARY, SLOW = 300, 5_200
 """Hostile files in an ordinary run and in a slow one."""
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: limits of memory")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="needs Linux: limits of memory"
+)
 
 
 SIZED = ("head/recommended", "head/recursive", "head/loranpac", "learner/updated")
@@ -60,11 +62,17 @@ def test_many_hostile_files(name: str, results: list[Result]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("results", ["sized"], indirect=True)
 @pytest.mark.parametrize("name", SIZED)
-def test_no_number_in_a_file_decides_how_much_memory_is_taken(name: str, results: list[Result]) -> None:
+def test_no_number_in_a_file_decides_how_much_memory_is_taken(
+    name: str, results: list[Result]
+) -> None:
     """Every whole number in its turn is 30,000,000, and 2**40."""
     found = [result for result in results if result.subject == name]
     assert any("n_features" in result.words for result in found)
-    starved = [result for result in found if result.outcome.startswith(("memory", "crash", "hang"))]
+    starved = [
+        result
+        for result in found
+        if result.outcome.startswith(("memory", "crash", "hang"))
+    ]
     assert not starved, "\n" + summary(starved)
 
 
@@ -76,7 +84,9 @@ def test_what_is_not_changed_is_signed_as_it_was(subjects: list[Subject]) -> Non
 
     def head(data: bytes) -> dict:
         (length,) = struct.unpack("<Q", data[:8])
-        return dict(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["evergrow"]))
+        return dict(
+            json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["evergrow"])
+        )
 
     for subject in subjects:
         data = Path(subject.file).read_bytes()

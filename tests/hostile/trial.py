@@ -120,7 +120,11 @@ class Job:
         """Yield all hostile files in a fixed order."""
         for place, subject in enumerate(self.subjects):
             data = Path(subject.file).read_bytes()
-            made = mutations(data, self.seed + place, self.each) if self.each else numbers_of(data)
+            made = (
+                mutations(data, self.seed + place, self.each)
+                if self.each
+                else numbers_of(data)
+            )
             for number, (words, hostile) in enumerate(made):
                 yield subject, number, words, hostile
 
@@ -182,7 +186,9 @@ class Bench:
             return self._judged(error, stage, early, late)
 
     @staticmethod
-    def _judged(error: BaseException, stage: str, early: tuple[Any, ...], late: tuple[Any, ...]) -> tuple[str, str]:
+    def _judged(
+        error: BaseException, stage: str, early: tuple[Any, ...], late: tuple[Any, ...]
+    ) -> tuple[str, str]:
         detail = f"{type(error).__name__}: {error}"[:300]
         if short_of_memory(error):
             return f"memory ({stage})", detail
@@ -190,7 +196,9 @@ class Bench:
             return "rejected", detail
         if stage == "asking" and isinstance(error, late):
             return "typed later", detail
-        if stage in ("changing", "asking again", "writing") and isinstance(error, errors.EvergrowError):
+        if stage in ("changing", "asking again", "writing") and isinstance(
+            error, errors.EvergrowError
+        ):
             return "typed on change", detail
         sort = "wrong error" if isinstance(error, errors.EvergrowError) else "untyped"
         return f"{sort} {type(error).__name__} ({stage})", detail
@@ -204,8 +212,14 @@ class Bench:
     def _ask(self, subject: Subject, thing: Any) -> bool:
         """Fail unless all answers are finite and consistent; return whether there was nothing to ask."""
         classes = np.asarray(thing.classes_)
-        items: Any = (self.pictures if subject.kind == "pictures" else self.rows)["query"]
-        if classes.ndim != 1 or len(np.unique(classes)) != len(classes) or (np.sort(classes) != classes).any():
+        items: Any = (self.pictures if subject.kind == "pictures" else self.rows)[
+            "query"
+        ]
+        if (
+            classes.ndim != 1
+            or len(np.unique(classes)) != len(classes)
+            or (np.sort(classes) != classes).any()
+        ):
             raise FaultError("classes that are no sorted set")
         if not len(classes):
             return True
@@ -221,7 +235,10 @@ class Bench:
             self._ask_more(thing, items, len(classes))
         if hasattr(thing, "info"):
             json.dumps([thing.info(), [change.to_dict() for change in thing.history_]])
-            if set(thing.n_samples_) != set(classes.tolist()) or min(thing.n_samples_.values()) < 0:
+            if (
+                set(thing.n_samples_) != set(classes.tolist())
+                or min(thing.n_samples_.values()) < 0
+            ):
                 raise FaultError("counts that contradict the classes")
         return False
 
@@ -229,7 +246,9 @@ class Bench:
     def _ask_more(thing: Any, items: Any, n_classes: int) -> None:
         shares = np.asarray(thing.predict_proba(items))
         finite("probabilities", shares)
-        if shares.shape != (len(items), n_classes) or not np.allclose(shares.sum(axis=1), 1, atol=1e-6):
+        if shares.shape != (len(items), n_classes) or not np.allclose(
+            shares.sum(axis=1), 1, atol=1e-6
+        ):
             raise FaultError("probabilities that are none")
         finite("novelty", thing.novelty_score(items))
         if hasattr(thing, "threshold") and thing.info()["novelty"] is not None:
@@ -246,7 +265,11 @@ class Bench:
             thing.partial_fit((X, CLASSES[codes]))
             return
         kind = np.asarray(thing.classes_).dtype.kind
-        labels = CLASSES[codes] if kind == "U" else codes.astype({"b": bool, "f": float}.get(kind, np.int64))
+        labels = (
+            CLASSES[codes]
+            if kind == "U"
+            else codes.astype({"b": bool, "f": float}.get(kind, np.int64))
+        )
         thing.partial_fit(X, labels)
 
     def _command(self) -> tuple[str, str]:
@@ -254,7 +277,11 @@ class Bench:
         result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json"])
         error = result.exception
         if error is not None and not isinstance(error, SystemExit):
-            raise error if short_of_memory(error) else FaultError(f"untyped {type(error).__name__}: {error}"[:300])
+            raise (
+                error
+                if short_of_memory(error)
+                else FaultError(f"untyped {type(error).__name__}: {error}"[:300])
+            )
         if result.exit_code == 2:
             return "rejected", result.stderr[:300]
         if result.exit_code != 0:
@@ -264,7 +291,9 @@ class Bench:
 
     def _tuner(self) -> tuple[str, str]:
         """Put a tuner on a backbone and take it off again."""
-        batch = torch.from_numpy(self.pictures["query"]).permute(0, 3, 1, 2).float() / 255
+        batch = (
+            torch.from_numpy(self.pictures["query"]).permute(0, 3, 1, 2).float() / 255
+        )
         tuner = restore_tuner(read_record(SavedTuner, self.path), self.backbone.module)
         try:
             finite("features", self.backbone.encode(batch).numpy())
@@ -284,7 +313,9 @@ def short_of_memory(error: BaseException | None) -> bool:
     """Return whether an error, or one that it came from, says that there is no more memory."""
     while error is not None:
         text = str(error)
-        if isinstance(error, MemoryError) or re.search(r"allocate memory|not enough memory|bad_alloc", text):
+        if isinstance(error, MemoryError) or re.search(
+            r"allocate memory|not enough memory|bad_alloc", text
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -326,7 +357,9 @@ def work(job: Job, start: int, told: Connection) -> None:
         for subject in job.subjects:  # what is loaded once and for all is loaded now
             outcome, detail = bench.try_file(subject, Path(subject.file).read_bytes())
             if outcome not in ("sound", "empty"):
-                raise SystemExit(f"{subject.name} must be sound as it is, got {outcome}: {detail}")
+                raise SystemExit(
+                    f"{subject.name} must be sound as it is, got {outcome}: {detail}"
+                )
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit = status("VmSize") + ROOM
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -336,13 +369,24 @@ def work(job: Job, start: int, told: Connection) -> None:
             result = Result(subject.name, number, words[:500])
             told.send(result)
             before = status("VmRSS")
-            with suppress(OSError):  # the mark of the largest memory starts anew, where the system can
+            with suppress(
+                OSError
+            ):  # the mark of the largest memory starts anew, where the system can
                 Path("/proc/self/clear_refs").write_text("5")
             outcome, detail = bench.try_file(subject, data)
             peak = status("VmHWM") - before
             if outcome in GOOD and peak > PEAK + TIMES * len(data):
-                outcome, detail = "memory (peak)", f"{peak / 2**20:.0f} MiB for {len(data)} bytes, {outcome}"
-            told.send(replace(result, outcome=outcome, detail=detail.encode("utf-8", "backslashreplace").decode()))
+                outcome, detail = (
+                    "memory (peak)",
+                    f"{peak / 2**20:.0f} MiB for {len(data)} bytes, {outcome}",
+                )
+            told.send(
+                replace(
+                    result,
+                    outcome=outcome,
+                    detail=detail.encode("utf-8", "backslashreplace").decode(),
+                )
+            )
 
 
 def try_all(job: Job) -> list[Result]:
@@ -352,7 +396,12 @@ def try_all(job: Job) -> list[Result]:
     while True:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=work, args=(job, len(found), theirs))
-        with mock.patch.dict(os.environ, OMP_NUM_THREADS="1", MALLOC_ARENA_MAX="2", CUDA_VISIBLE_DEVICES=""):
+        with mock.patch.dict(
+            os.environ,
+            OMP_NUM_THREADS="1",
+            MALLOC_ARENA_MAX="2",
+            CUDA_VISIBLE_DEVICES="",
+        ):
             process.start()
         theirs.close()
         trying, ended = None, "hang (killed)"
@@ -369,7 +418,9 @@ def try_all(job: Job) -> list[Result]:
         if process.exitcode == 0:
             return found
         if trying is None:
-            raise AssertionError(f"the process that tries files could not start: {ended}")
+            raise AssertionError(
+                f"the process that tries files could not start: {ended}"
+            )
         found.append(replace(trying, outcome=ended))
 
 
@@ -378,4 +429,7 @@ def summary(results: Iterable[Result]) -> str:
     faults = [result for result in results if not result.good]
     first = {result.outcome: result for result in reversed(faults)}
     counts = Counter(result.outcome for result in faults)
-    return "\n".join(f"{counts[outcome]} x {outcome}: {result!r:.500}" for outcome, result in first.items())
+    return "\n".join(
+        f"{counts[outcome]} x {outcome}: {result!r:.500}"
+        for outcome, result in first.items()
+    )

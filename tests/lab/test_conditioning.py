@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow.lab.conditioning import cosine_matrix, matrix_conditioning, mean_off_diagonal
+from evergrow.lab.conditioning import (
+    cosine_matrix,
+    matrix_conditioning,
+    mean_off_diagonal,
+)
 
 
 def known(shape: tuple[int, int], sigma: list[float]) -> torch.Tensor:
@@ -26,6 +30,11 @@ def test_rank_deficiency_shows_in_the_rank_not_only_in_the_ratio() -> None:
 
 def test_cosine_of_orthogonal_equal_and_empty_columns() -> None:
     columns = torch.tensor([[1.0, 0.0, -2.0, 0.0], [0.0, 3.0, 0.0, 0.0]])
-    expected = [[1.0, 0.0, -1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [-1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+    expected = [
+        [1.0, 0.0, -1.0, 0.0],
+        [0.0, 1.0, 0.0, 0.0],
+        [-1.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0],
+    ]
     assert cosine_matrix(columns).tolist() == expected
     assert mean_off_diagonal(cosine_matrix(columns)) == pytest.approx(2 / 12)

@@ -27,8 +27,12 @@ from evergrow.lab.records import (
 )
 
 
-@pytest.mark.parametrize("later", [{}, {"a_last_within": 0.5, "within_tasks": [0.75, None]}])
-def test_read_gives_back_what_was_written(later: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "later", [{}, {"a_last_within": 0.5, "within_tasks": [0.75, None]}]
+)
+def test_read_gives_back_what_was_written(
+    later: dict[str, Any], tmp_path: Path
+) -> None:
     original = run(results=later)
     write_record(tmp_path / "a.json", original)
     assert read_record(tmp_path / "a.json") == original
@@ -96,7 +100,9 @@ def test_what_is_no_record_is_a_file_error(content: bytes, tmp_path: Path) -> No
         ('"extra": ', f'"extra": {"[" * 50_000}, "was": '),
     ],
 )
-def test_hostile_records_end_in_a_file_error(old: str, new: str, tmp_path: Path) -> None:
+def test_hostile_records_end_in_a_file_error(
+    old: str, new: str, tmp_path: Path
+) -> None:
     text = run(seed=1993).to_json()
     assert old in text
     (tmp_path / "a.json").write_text(text.replace(old, new, 1))
@@ -106,7 +112,12 @@ def test_hostile_records_end_in_a_file_error(old: str, new: str, tmp_path: Path)
 
 
 def test_a_newer_record_names_the_evergrow_it_needs(tmp_path: Path) -> None:
-    newer = {**BODY, "schema_version": SCHEMA_VERSION + 1, "versions": {"evergrow": "7.0.0"}, "new": 1}
+    newer = {
+        **BODY,
+        "schema_version": SCHEMA_VERSION + 1,
+        "versions": {"evergrow": "7.0.0"},
+        "new": 1,
+    }
     (tmp_path / "newer.json").write_text(json.dumps(newer))
     with pytest.raises(NewerSchemaError, match=r"newer evergrow \(7\.0\.0\)"):
         read_record(tmp_path / "newer.json")
@@ -121,7 +132,13 @@ def test_errors_carry_a_traceback_without_machine_paths(tmp_path: Path) -> None:
     assert "gone.npz" in entry["message"]
     assert "Traceback" in entry["traceback"]
     assert "numpy/lib" in entry["traceback"]
-    for secret in (tmp_path, tmp_path.parent, Path.cwd(), Path(np.__file__).parents[1], f"{Path.home()}/"):
+    for secret in (
+        tmp_path,
+        tmp_path.parent,
+        Path.cwd(),
+        Path(np.__file__).parents[1],
+        f"{Path.home()}/",
+    ):
         assert str(secret) not in entry["message"] + entry["traceback"]
 
 
@@ -140,7 +157,9 @@ def test_scrub(text: str, clean: str) -> None:
 
 
 def test_a_record_names_neither_host_nor_user() -> None:
-    text = run(versions=versions(), environment=environment(torch.device("cpu"))).to_json()
+    text = run(
+        versions=versions(), environment=environment(torch.device("cpu"))
+    ).to_json()
     assert socket.gethostname() not in text
     if len(getpass.getuser()) > 3:
         assert getpass.getuser() not in text

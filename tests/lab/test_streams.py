@@ -26,7 +26,9 @@ PROTOCOLS = [
 ]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name + " disjoint" * p.disjoint)
+@pytest.mark.parametrize(
+    "protocol", PROTOCOLS, ids=lambda p: p.name + " disjoint" * p.disjoint
+)
 def test_samples_are_partitioned(protocol: Protocol) -> None:
     stream = make_stream(Y_TRAIN, Y_TEST, protocol, seed=3)
     train = np.concatenate([task.train for task in stream])
@@ -39,30 +41,47 @@ def test_samples_are_partitioned(protocol: Protocol) -> None:
         assert task.index == index
         assert present == set(task.classes.tolist())
         assert present - seen == set(task.new_classes.tolist())
-        assert set(Y_TEST[task.test].tolist()) == present - seen  # every class has test samples here
+        assert (
+            set(Y_TEST[task.test].tolist()) == present - seen
+        )  # every class has test samples here
         assert len(task.train)
         seen |= present
     assert seen == set(range(23))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name + " disjoint" * p.disjoint)
+@pytest.mark.parametrize(
+    "protocol", PROTOCOLS, ids=lambda p: p.name + " disjoint" * p.disjoint
+)
 def test_same_seed_same_stream_and_other_seed_another(protocol: Protocol) -> None:
-    one, two, other = (make_stream(Y_TRAIN, Y_TEST, protocol, seed=s) for s in (3, 3, 4))
+    one, two, other = (
+        make_stream(Y_TRAIN, Y_TEST, protocol, seed=s) for s in (3, 3, 4)
+    )
     np.random.random()  # noqa: NPY002 (the global generator must not matter)
-    assert all((a.train == b.train).all() and (a.test == b.test).all() for a, b in zip(one, two))
-    assert any(len(a.train) != len(b.train) or (a.train != b.train).any() for a, b in zip(one, other))
+    assert all(
+        (a.train == b.train).all() and (a.test == b.test).all()
+        for a, b in zip(one, two)
+    )
+    assert any(
+        len(a.train) != len(b.train) or (a.train != b.train).any()
+        for a, b in zip(one, other)
+    )
 
 
 def test_class_incremental_follows_the_order_with_a_remainder() -> None:
     stream = make_stream(Y_TRAIN, Y_TEST, Protocol(initial=10, increment=5), seed=1993)
     assert [len(task.classes) for task in stream] == [10, 5, 5, 3]
-    assert np.concatenate([task.classes for task in stream]).tolist() == class_order(23).tolist()
+    assert (
+        np.concatenate([task.classes for task in stream]).tolist()
+        == class_order(23).tolist()
+    )
     assert stream.order.tolist() == class_order(23).tolist()
 
 
 def test_labels_may_be_strings() -> None:
     names = np.array(["ant", "bee", "cat"])
-    stream = make_stream(names[[0, 1, 2, 0]], names[[2]], Protocol(increment=2, shuffle=False))
+    stream = make_stream(
+        names[[0, 1, 2, 0]], names[[2]], Protocol(increment=2, shuffle=False)
+    )
     assert [task.classes.tolist() for task in stream] == [["ant", "bee"], ["cat"]]
     assert [len(task.test) for task in stream] == [0, 1]
 
@@ -70,11 +89,17 @@ def test_labels_may_be_strings() -> None:
 def test_blur_moves_the_stated_share_of_the_blurry_classes_only() -> None:
     y = np.repeat(np.arange(40), 50)
     plain = make_stream(y, y, Protocol(increment=10), seed=2)
-    blurred = make_stream(y, y, Protocol(increment=10, blur=0.2, blurry_classes=0.5), seed=2)
+    blurred = make_stream(
+        y, y, Protocol(increment=10, blur=0.2, blurry_classes=0.5), seed=2
+    )
     home = {c: task.index for task in plain for c in task.classes.tolist()}
-    moved = [y[row] for task in blurred for row in task.train if home[y[row]] != task.index]
+    moved = [
+        y[row] for task in blurred for row in task.train if home[y[row]] != task.index
+    ]
     assert len(set(moved)) <= 20
-    assert len(moved) == pytest.approx(0.2 * 1000 * 3 / 4, rel=0.15)  # a quarter draws its own task again
+    assert len(moved) == pytest.approx(
+        0.2 * 1000 * 3 / 4, rel=0.15
+    )  # a quarter draws its own task again
 
 
 def test_repeat_shares_samples_evenly_and_never_before_the_first_visit() -> None:
@@ -101,7 +126,9 @@ def test_online_batches_are_the_task_cut_in_pieces() -> None:
 def test_rows_within_a_task_are_shuffled() -> None:
     y = np.repeat(np.arange(4), 100)
     task = make_stream(y, y, Protocol(increment=4)).tasks[0]
-    assert len(np.unique(y[task.train[-80:]])) == 4  # a hold-out of the last fifth has every class
+    assert (
+        len(np.unique(y[task.train[-80:]])) == 4
+    )  # a hold-out of the last fifth has every class
 
 
 def test_seen_test_numbers_the_tasks() -> None:
@@ -152,8 +179,13 @@ FINGERPRINTS = {
 }
 
 
-def disjoint_orders(n_classes: int, seeds: list[int], n_initial: int) -> list[np.ndarray]:
-    return [disjoint_order(n_classes, seed, seeds[:i], n_initial) for i, seed in enumerate(seeds)]
+def disjoint_orders(
+    n_classes: int, seeds: list[int], n_initial: int
+) -> list[np.ndarray]:
+    return [
+        disjoint_order(n_classes, seed, seeds[:i], n_initial)
+        for i, seed in enumerate(seeds)
+    ]
 
 
 @pytest.mark.parametrize(("n_classes", "first"), FINGERPRINTS.items())
@@ -174,9 +206,12 @@ def test_equals_the_global_legacy_generator_and_leaves_it_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_classes", "m", "seeds"), [(200, 10, [1993, 1994, 1995]), (9, 3, [5, 1, 3]), (6, 3, [0, 1])]
+    ("n_classes", "m", "seeds"),
+    [(200, 10, [1993, 1994, 1995]), (9, 3, [5, 1, 3]), (6, 3, [0, 1])],
 )
-def test_first_tasks_are_pairwise_disjoint_permutations(n_classes: int, m: int, seeds: list[int]) -> None:
+def test_first_tasks_are_pairwise_disjoint_permutations(
+    n_classes: int, m: int, seeds: list[int]
+) -> None:
     orders = disjoint_orders(n_classes, seeds, m)
     firsts = [set(order[:m].tolist()) for order in orders]
     assert sum(map(len, firsts)) == len(set.union(*firsts)) == m * len(seeds)
@@ -191,6 +226,9 @@ def test_first_seed_keeps_the_plain_order_and_later_seeds_do_not_matter() -> Non
 
 
 def test_the_rest_follows_in_plain_order() -> None:
-    order, plain = disjoint_order(30, 8, [1, 2], 4).tolist(), class_order(30, 8).tolist()
+    order, plain = (
+        disjoint_order(30, 8, [1, 2], 4).tolist(),
+        class_order(30, 8).tolist(),
+    )
     assert order[4:] == [c for c in plain if c not in order[:4]]
     assert order[:4] == [c for c in plain if c in order[:4]]

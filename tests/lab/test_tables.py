@@ -15,11 +15,30 @@ from evergrow.lab.records import Record
 from evergrow.lab.tables import Cell, Comparison, compare, render
 
 
-def record(method: str, seed: int, a_last: float, dataset: str = "Toy", **changes: Any) -> Record:
+def record(
+    method: str, seed: int, a_last: float, dataset: str = "Toy", **changes: Any
+) -> Record:
     results = {"a_avg": a_last + 0.1, "f_avg": 1 - a_last}
-    data = {"name": dataset.lower(), "label": dataset, "fingerprint": changes.pop("fingerprint", "f")}
-    protocol = {"name": "B-0 Inc-5", "increment": 5, "earlier_seeds": [7] * seed, **changes.pop("protocol", {})}
-    return run(method, seed, a_last, results=results, dataset=data, protocol=protocol, **changes)
+    data = {
+        "name": dataset.lower(),
+        "label": dataset,
+        "fingerprint": changes.pop("fingerprint", "f"),
+    }
+    protocol = {
+        "name": "B-0 Inc-5",
+        "increment": 5,
+        "earlier_seeds": [7] * seed,
+        **changes.pop("protocol", {}),
+    }
+    return run(
+        method,
+        seed,
+        a_last,
+        results=results,
+        dataset=data,
+        protocol=protocol,
+        **changes,
+    )
 
 
 A = [record("a", seed, value) for seed, value in enumerate([0.70, 0.72, 0.77])]
@@ -44,32 +63,52 @@ def test_best_and_second_are_marked_per_column() -> None:
     table = compare([*B, *A, *C], ["a_last", "f_avg"])
     assert [cell.method for cell in column(table)] == ["B", "A", "C"]
     assert [cell.rank for cell in column(table)] == [2, 1, 0]
-    assert [cell.rank for cell in column(table, "F_avg")] == [2, 1, 0]  # lower is better
+    assert [cell.rank for cell in column(table, "F_avg")] == [
+        2,
+        1,
+        0,
+    ]  # lower is better
 
 
 def test_ties_at_the_printed_precision_share_a_rank() -> None:
-    table = compare([record("a", 0, 0.70001), record("b", 0, 0.70002), record("c", 0, 0.6)], ["a_last"])
+    table = compare(
+        [record("a", 0, 0.70001), record("b", 0, 0.70002), record("c", 0, 0.6)],
+        ["a_last"],
+    )
     assert [cell.rank for cell in column(table)] == [1, 1, 2]
 
 
 def test_different_options_under_one_name_are_separate_rows() -> None:
     wide = [record("a", seed, 0.9, options={"n_units": 99}) for seed in range(3)]
     table = compare([*A, *wide])
-    assert [cell.method for cell in column(table)] == ["A (n_units=10)", "A (n_units=99)"]
+    assert [cell.method for cell in column(table)] == [
+        "A (n_units=10)",
+        "A (n_units=99)",
+    ]
     assert [cell.n for cell in column(table)] == [3, 3]
 
 
 @pytest.mark.parametrize(
     ("changes", "level", "titles"),
     [
-        ({"fingerprint": "g"}, "dataset", ["Toy (fingerprint=f)", "Toy (fingerprint=g)"]),
-        ({"protocol": {"disjoint": True}}, "protocol", ["B-0 Inc-5 (disjoint=None)", "B-0 Inc-5 (disjoint=True)"]),
+        (
+            {"fingerprint": "g"},
+            "dataset",
+            ["Toy (fingerprint=f)", "Toy (fingerprint=g)"],
+        ),
+        (
+            {"protocol": {"disjoint": True}},
+            "protocol",
+            ["B-0 Inc-5 (disjoint=None)", "B-0 Inc-5 (disjoint=True)"],
+        ),
     ],
 )
 def test_different_data_or_protocols_under_one_name_are_separate_columns(
     changes: dict[str, Any], level: str, titles: list[str]
 ) -> None:
-    table = compare([*A, *(record("a", seed, 0.9, **changes) for seed in range(3))], ["a_last"])
+    table = compare(
+        [*A, *(record("a", seed, 0.9, **changes) for seed in range(3))], ["a_last"]
+    )
     assert [getattr(cell, level) for cell in table.cells] == titles
 
 
@@ -80,10 +119,17 @@ def test_copies_of_a_run_count_once() -> None:
 
 
 def test_failed_runs_and_uneven_seeds_are_noted() -> None:
-    failed = record("b", 2, 0.0, status="failed", error={"type": "OSError", "message": "boom"})
+    failed = record(
+        "b", 2, 0.0, status="failed", error={"type": "OSError", "message": "boom"}
+    )
     table = compare([*A, *B[:2], failed])
-    assert any("seeds [0, 1] where others have [0, 1, 2]" in note for note in table.notes)
-    assert any("failed, not in the table: B, Toy, B-0 Inc-5, seed 2 (OSError: boom)" in note for note in table.notes)
+    assert any(
+        "seeds [0, 1] where others have [0, 1, 2]" in note for note in table.notes
+    )
+    assert any(
+        "failed, not in the table: B, Toy, B-0 Inc-5, seed 2 (OSError: boom)" in note
+        for note in table.notes
+    )
 
 
 def test_a_single_run_has_no_error_and_no_rank() -> None:
@@ -95,15 +141,31 @@ def test_a_single_run_has_no_error_and_no_rank() -> None:
 def test_holes_stay_holes() -> None:
     table = compare([*A, record("b", 0, 0.5, dataset="Other")], ["a_last"])
     wide = table.wide(lambda cell: cell.text)
-    assert [[text == "-" for text in row] for row in wide.to_numpy()] == [[False, True], [True, False]]
+    assert [[text == "-" for text in row] for row in wide.to_numpy()] == [
+        [False, True],
+        [True, False],
+    ]
 
 
 @pytest.mark.parametrize(
     ("format", "parts"),
     [
-        ("markdown", ["| A | **73.00 ± 2.08** |", "| B | <u>62.00 ± 1.53</u> |", "| C | 50.00 ± 0.00 |"]),
+        (
+            "markdown",
+            [
+                "| A | **73.00 ± 2.08** |",
+                "| B | <u>62.00 ± 1.53</u> |",
+                "| C | 50.00 ± 0.00 |",
+            ],
+        ),
         ("table", ["73.00 ± 2.08*", "62.00 ± 1.53+", "50.00 ± 0.00 "]),
-        ("html", ["<td><b>73.00</b><small> ± 2.08</small></td>", "<td><u>62.00</u><small> ± 1.53</small></td>"]),
+        (
+            "html",
+            [
+                "<td><b>73.00</b><small> ± 2.08</small></td>",
+                "<td><u>62.00</u><small> ± 1.53</small></td>",
+            ],
+        ),
         (
             "latex",
             [
@@ -129,7 +191,9 @@ def test_latex_has_the_papers_layout() -> None:
 
 
 def test_csv_is_full_precision() -> None:
-    rows = list(csv.DictReader(io.StringIO(render(compare([*A, *B], ["a_last"]), "csv"))))
+    rows = list(
+        csv.DictReader(io.StringIO(render(compare([*A, *B], ["a_last"]), "csv")))
+    )
     assert float(rows[0]["mean"]) == pytest.approx(73.0)
     assert rows[0]["n"] == "3"
     assert [row["method"] for row in rows] == ["A", "B"]
@@ -153,7 +217,10 @@ def test_unknown_metric_and_format() -> None:
 
 
 def test_joint_references_are_not_ranked() -> None:
-    table = compare([record("joint-ft", 0, 0.9), record("ranpac", 0, 0.8), record("klda", 0, 0.7)], ["a_last"])
+    table = compare(
+        [record("joint-ft", 0, 0.9), record("ranpac", 0, 0.8), record("klda", 0, 0.7)],
+        ["a_last"],
+    )
     assert [cell.rank for cell in column(table)] == [0, 1, 2]
 
 
@@ -163,7 +230,11 @@ def test_a_metric_that_some_records_lack_has_a_hole_or_a_note() -> None:
     text = render(compare([held, other, *older], ["a_last", "a_last_within"]), "table")
     assert "A_within" in text
     assert "80.00 ± 0.00" in text
-    assert next(line for line in text.splitlines() if "OLDER" in line).rstrip().endswith("-")
+    assert (
+        next(line for line in text.splitlines() if "OLDER" in line)
+        .rstrip()
+        .endswith("-")
+    )
     table = compare([held, run(seed=2)], ["a_last", "a_last_within"])
     assert [cell.n for cell in table.cells] == [2, 1]
     assert any("A_within is missing from seeds [2]" in line for line in table.notes)
@@ -172,8 +243,21 @@ def test_a_metric_that_some_records_lack_has_a_hole_or_a_note() -> None:
 # -- names from anywhere -------------------------------------------------------------------------------------
 
 
-HOSTILE = ("=1+1", "@x", "<script>a</script>", "a|b", "`code` [link](u)", "two\nlines", "\x1b[31m", "[red]x", "50% & $")
-TABLE = compare([run(label=name, options={"n": index}) for index, name in enumerate(HOSTILE)], ["a_last"])
+HOSTILE = (
+    "=1+1",
+    "@x",
+    "<script>a</script>",
+    "a|b",
+    "`code` [link](u)",
+    "two\nlines",
+    "\x1b[31m",
+    "[red]x",
+    "50% & $",
+)
+TABLE = compare(
+    [run(label=name, options={"n": index}) for index, name in enumerate(HOSTILE)],
+    ["a_last"],
+)
 
 
 def test_markdown_has_one_row_per_method_and_no_tag_link_or_code() -> None:

@@ -19,7 +19,10 @@ def made(tmp_path_factory: pytest.TempPathFactory, blobs: Data) -> Path:
     """A folder with a model that was fitted and updated twice: revisions 1, 2 and 3."""
     path = tmp_path_factory.mktemp("made") / "real" / "model.evg"
     path.parent.mkdir()
-    assert commit(path, Learner(None, options={"n_units": 20}).fit(part(blobs, 0, 1, 2))) == 1
+    assert (
+        commit(path, Learner(None, options={"n_units": 20}).fit(part(blobs, 0, 1, 2)))
+        == 1
+    )
     shutil.copy(path, path.parent.parent / "1.evg")
     for label in (3, 4):
         assert teach(path, part(blobs, label), f"class {label}") == label - 1

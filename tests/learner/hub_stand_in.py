@@ -27,11 +27,15 @@ DATE = "2026-01-02T03:04:05.000Z"
 @dataclass
 class Repository:
     private: bool = False
-    commits: list[tuple[str, dict[str, bytes]]] = field(default_factory=lambda: [("0" * 40, {})])
+    commits: list[tuple[str, dict[str, bytes]]] = field(
+        default_factory=lambda: [("0" * 40, {})]
+    )
     messages: list[str] = field(default_factory=list)
 
     def add(self, files: dict[str, bytes], message: str = "") -> str:
-        number = hashlib.sha1(f"{len(self.commits)}{sorted(files)}".encode()).hexdigest()
+        number = hashlib.sha1(
+            f"{len(self.commits)}{sorted(files)}".encode()
+        ).hexdigest()
         self.commits.append((number, {**self.commits[-1][1], **files}))
         self.messages.append(message)
         return number
@@ -56,14 +60,18 @@ class Hub:
     def files(self, name: str) -> dict[str, bytes]:
         return self.repositories["models", name].commits[-1][1]
 
-    def create_repo(self, api: HfApi, repo_id: str, private: bool | None = None, **_: Any) -> SimpleNamespace:
+    def create_repo(
+        self, api: HfApi, repo_id: str, private: bool | None = None, **_: Any
+    ) -> SimpleNamespace:
         """Stand for the client's method of this name."""
         if (api.token or get_token()) != TOKEN:
             raise PermissionError("401: invalid credentials")
         self.repository(repo_id).private |= bool(private)
         return SimpleNamespace(repo_id=repo_id)
 
-    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str, **_: Any) -> SimpleNamespace:
+    def upload_folder(
+        self, repo_id: str, folder_path: Path, commit_message: str, **_: Any
+    ) -> SimpleNamespace:
         """Stand for the client's method of this name."""
         files = {path.name: path.read_bytes() for path in folder_path.iterdir()}
         number = self.repository(repo_id).add(files, commit_message)
@@ -110,11 +118,19 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(json.dumps(values).encode())
 
     def _missing(self, what: str, **headers: str) -> None:
-        self._send(b"{}", 404, X_Error_Code=what, X_Error_Message=f"{what} not found", **headers)
+        self._send(
+            b"{}",
+            404,
+            X_Error_Code=what,
+            X_Error_Message=f"{what} not found",
+            **headers,
+        )
 
     # -- routes -----------------------------------------------------------------------------------------------
 
-    def _found(self, kind: str | None, name: str, revision: str | None) -> tuple[str, dict[str, bytes]] | None:
+    def _found(
+        self, kind: str | None, name: str, revision: str | None
+    ) -> tuple[str, dict[str, bytes]] | None:
         repository = self.hub.repositories.get(((kind or "models").rstrip("/"), name))
         if repository is None:
             self._missing("RepoNotFound")
@@ -128,17 +144,46 @@ class _Handler(BaseHTTPRequestHandler):
         found = self._found(kind, name, revision)
         if found is not None:
             siblings = [{"rfilename": path} for path in found[1]]
-            values = {"_id": "1", "id": name, "sha": found[0], "private": False, "gated": False, "disabled": False}
-            values |= {"siblings": siblings, "tags": [], "downloads": 0, "likes": 0, "lastModified": DATE}
+            values = {
+                "_id": "1",
+                "id": name,
+                "sha": found[0],
+                "private": False,
+                "gated": False,
+                "disabled": False,
+            }
+            values |= {
+                "siblings": siblings,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+                "lastModified": DATE,
+            }
             self._json(values)
 
     def _tree(self, kind: str, name: str, revision: str, below: str) -> None:
         found = self._found(kind, name, revision)
         if found is None:
             return
-        entries = [_entry(path, data) for path, data in found[1].items() if path.startswith(below)]
-        folders = {path.rpartition("/")[0] for path in found[1] if "/" in path and path.startswith(below)} - {below}
-        self._json([*entries, *({"type": "directory", "oid": "1" * 40, "size": 0, "path": item} for item in folders)])
+        entries = [
+            _entry(path, data)
+            for path, data in found[1].items()
+            if path.startswith(below)
+        ]
+        folders = {
+            path.rpartition("/")[0]
+            for path in found[1]
+            if "/" in path and path.startswith(below)
+        } - {below}
+        self._json(
+            [
+                *entries,
+                *(
+                    {"type": "directory", "oid": "1" * 40, "size": 0, "path": item}
+                    for item in folders
+                ),
+            ]
+        )
 
     def _resolve(self, kind: str | None, name: str, revision: str, path: str) -> None:
         found = self._found(kind, name, revision)
@@ -149,17 +194,34 @@ class _Handler(BaseHTTPRequestHandler):
             return
         data = found[1][path]
         etag = f'"{hashlib.sha256(data).hexdigest()}"'
-        headers = {"ETag": etag, "X_Repo_Commit": found[0], "Content_Type": "application/octet-stream"}
+        headers = {
+            "ETag": etag,
+            "X_Repo_Commit": found[0],
+            "Content_Type": "application/octet-stream",
+        }
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if wanted is None:
             self._send(data, **headers)
             return
-        first, last = int(wanted[1]), min(int(wanted[2] or len(data) - 1), len(data) - 1)
-        self._send(data[first : last + 1], 206, Content_Range=f"bytes {first}-{last}/{len(data)}", **headers)
+        first, last = (
+            int(wanted[1]),
+            min(int(wanted[2] or len(data) - 1), len(data) - 1),
+        )
+        self._send(
+            data[first : last + 1],
+            206,
+            Content_Range=f"bytes {first}-{last}/{len(data)}",
+            **headers,
+        )
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:
-    return {"type": "file", "oid": hashlib.sha1(data).hexdigest(), "size": len(data), "path": path}
+    return {
+        "type": "file",
+        "oid": hashlib.sha1(data).hexdigest(),
+        "size": len(data),
+        "path": path,
+    }
 
 
 @contextmanager

@@ -43,7 +43,12 @@ def quick(tuner: str = "ssf", **changes: Any) -> FsaConfig:
 
 
 def learner_of(tuner: str | None = "ssf", **settings: Any) -> Learner:
-    chosen = {"adapt": None if tuner is None else quick(tuner), "options": {"n_units": 20}, "cache": False, **settings}
+    chosen = {
+        "adapt": None if tuner is None else quick(tuner),
+        "options": {"n_units": 20},
+        "cache": False,
+        **settings,
+    }
     return Learner(chosen.pop("backbone", None) or tiny_vit(), **chosen)
 
 
@@ -87,20 +92,39 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
-def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, later: Part) -> None:
+def test_it_is_the_adapted_classifier_made_by_hand(
+    tuner: str, first: Part, later: Part
+) -> None:
     learner = learner_of(tuner, features="final").fit(first).partial_fit(later)
-    hand = FsaClassifier("evergrow", tiny_vit(), fsa=quick(tuner), n_units=20).fit(*first)
-    X = [encode(hand.backbone_, items, cache=False, join=False).X for items, _ in (first, later)]
+    hand = FsaClassifier("evergrow", tiny_vit(), fsa=quick(tuner), n_units=20).fit(
+        *first
+    )
+    X = [
+        encode(hand.backbone_, items, cache=False, join=False).X
+        for items, _ in (first, later)
+    ]
     assert learner.backbone_().spec == hand.backbone_.spec
     assert np.array_equal(learner.features(later[0]).X, X[1])
-    head = Classifier(n_units=20, random_state=0).fit(X[0], first[1]).partial_fit(X[1], later[1])
-    assert np.array_equal(learner.decision_function(later[0]), head.decision_function(X[1]))
-    np.testing.assert_allclose(learner.head_.novelty_terms(X[1]), head.novelty_terms(X[1]), rtol=1e-9)
+    head = (
+        Classifier(n_units=20, random_state=0)
+        .fit(X[0], first[1])
+        .partial_fit(X[1], later[1])
+    )
+    assert np.array_equal(
+        learner.decision_function(later[0]), head.decision_function(X[1])
+    )
+    np.testing.assert_allclose(
+        learner.head_.novelty_terms(X[1]), head.novelty_terms(X[1]), rtol=1e-9
+    )
     plain = tiny_vit()
-    assert not np.allclose(X[1], encode(plain, later[0], cache=False, join=False).X, atol=1e-4)
+    assert not np.allclose(
+        X[1], encode(plain, later[0], cache=False, join=False).X, atol=1e-4
+    )
 
 
-def test_a_name_is_the_protocol_and_a_dict_the_settings(monkeypatch: pytest.MonkeyPatch, first: Part) -> None:
+def test_a_name_is_the_protocol_and_a_dict_the_settings(
+    monkeypatch: pytest.MonkeyPatch, first: Part
+) -> None:
     asked = []
 
     def remember(*arguments: Any, **settings: Any) -> Any:
@@ -110,14 +134,23 @@ def test_a_name_is_the_protocol_and_a_dict_the_settings(monkeypatch: pytest.Monk
     monkeypatch.setattr("evergrow.adapt.fsa.adapt", remember)
     for given in ("lora", quick("lora", lr=0.5), quick("lora", lr=0.5).to_dict()):
         learner_of(adapt=given).fit(first)
-    assert asked == [FsaConfig.recipe(tuner="lora"), quick("lora", lr=0.5), quick("lora", lr=0.5)]
+    assert asked == [
+        FsaConfig.recipe(tuner="lora"),
+        quick("lora", lr=0.5),
+        quick("lora", lr=0.5),
+    ]
 
 
 def test_fitting_again_adapts_again(fitted: Learner, first: Part, later: Part) -> None:
-    loaded, fresh = Learner.load(fitted.to_archive(), backbone=tiny_vit(), cache=False), learner_of().fit(later)
+    loaded, fresh = (
+        Learner.load(fitted.to_archive(), backbone=tiny_vit(), cache=False),
+        learner_of().fit(later),
+    )
     for again in (fitted.fit(later), loaded.fit(later)):
         assert again.backbone_().spec == fresh.backbone_().spec
-        assert np.array_equal(again.decision_function(first[0]), fresh.decision_function(first[0]))
+        assert np.array_equal(
+            again.decision_function(first[0]), fresh.decision_function(first[0])
+        )
 
 
 def test_images_that_cannot_be_read(tmp_path: Path) -> None:
@@ -137,12 +170,32 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "data", "error", "message"),
     [
-        ({"backbone": Letters()}, (["aa", "bb"], ["x", "y"]), InputError, "adapted to images, and these are texts"),
-        ({}, (np.eye(24), np.arange(24)), InputError, "adapted to images, and these are feature vectors"),
+        (
+            {"backbone": Letters()},
+            (["aa", "bb"], ["x", "y"]),
+            InputError,
+            "adapted to images, and these are texts",
+        ),
+        (
+            {},
+            (np.eye(24), np.arange(24)),
+            InputError,
+            "adapted to images, and these are feature vectors",
+        ),
         ({}, images(1), LabelError, "at least 2 classes"),
-        ({"adapt": "ssh"}, images(0, 1), ParameterError, "adapt must be one of.*'ssf'.*got 'ssh'"),
+        (
+            {"adapt": "ssh"},
+            images(0, 1),
+            ParameterError,
+            "adapt must be one of.*'ssf'.*got 'ssh'",
+        ),
         ({"adapt": 5}, images(0, 1), ParameterError, "adapt must be None.*got int"),
-        ({"adapt": {"tunr": "ssf"}}, images(0, 1), UnknownNameError, "nearest: 'tuner'"),
+        (
+            {"adapt": {"tunr": "ssf"}},
+            images(0, 1),
+            UnknownNameError,
+            "nearest: 'tuner'",
+        ),
         (
             {"adapt": "adapter", "backbone": "test_resnet", "weights": "random"},
             images(0, 1),
@@ -152,10 +205,17 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_uses_are_told_before_anything_is_trained(
-    settings: dict[str, Any], data: Any, error: type[Exception], message: str, no_training: None, first: Part
+    settings: dict[str, Any],
+    data: Any,
+    error: type[Exception],
+    message: str,
+    no_training: None,
+    first: Part,
 ) -> None:
     given = {name: value for name, value in settings.items() if name != "adapt"}
-    learner = learner_of(None, **given).fit(data if isinstance(settings.get("backbone"), Letters) else first)
+    learner = learner_of(None, **given).fit(
+        data if isinstance(settings.get("backbone"), Letters) else first
+    )
     learner.adapt = settings.get("adapt", quick())
     with refused(learner, error, message):
         learner.fit(data)
@@ -172,7 +232,9 @@ def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
 ) -> None:
     with pytest.raises(ParameterError, match="must carry no tuner"):
         learner_of(backbone=fitted.backbone_()).fit(later)
-    with pytest.raises(ParameterError, match="must be a network for images to be adapted, got Toy"):
+    with pytest.raises(
+        ParameterError, match="must be a network for images to be adapted, got Toy"
+    ):
         learner_of(backbone=Toy()).fit(later)
 
 
@@ -180,7 +242,9 @@ def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
-def test_saved_and_loaded_is_the_same(tuner: str, first: Part, later: Part, tmp_path: Path) -> None:
+def test_saved_and_loaded_is_the_same(
+    tuner: str, first: Part, later: Part, tmp_path: Path
+) -> None:
     learner, path = learner_of(tuner).fit(first), tmp_path / "m.evg"
     learner.save(path)
     loaded = Learner.load(path, cache=False)
@@ -198,21 +262,32 @@ def test_loading_imports_nothing_that_trains(fitted: Learner, tmp_path: Path) ->
         f"Learner.load({str(tmp_path / 'm.evg')!r}).predict(np.zeros((1, {fitted.head_.n_features_in_})));"
         "print([name for name in sys.modules if name.startswith(('evergrow.adapt.loop', 'timm', 'torchvision'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
-def test_the_backbone_below_may_be_given(fitted: Learner, first: Part, tmp_path: Path) -> None:
+def test_the_backbone_below_may_be_given(
+    fitted: Learner, first: Part, tmp_path: Path
+) -> None:
     fitted.save(tmp_path / "m.evg")
     for backbone in (tiny_vit(), fitted.backbone_()):
         loaded = Learner.load(tmp_path / "m.evg", backbone=backbone, cache=False)
         assert same_answers(loaded, fitted, first[0])
-    for wrong in (tiny_vit(seed=1), create_backbone("test_resnet", weights="random", device="cpu")):
+    for wrong in (
+        tiny_vit(seed=1),
+        create_backbone("test_resnet", weights="random", device="cpu"),
+    ):
         with pytest.raises(WeightsError, match="hash"):
-            Learner.load(tmp_path / "m.evg", backbone=wrong, cache=False).predict(first[0])
+            Learner.load(tmp_path / "m.evg", backbone=wrong, cache=False).predict(
+                first[0]
+            )
 
 
-def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_path: Path) -> None:
+def test_a_tuner_that_was_changed_is_refused(
+    fitted: Learner, first: Part, tmp_path: Path
+) -> None:
     archive, path = fitted.to_archive(), tmp_path / "m.evg"
     adaptation = archive.parts["adaptation"]
     tuner = adaptation.parts["tuner"]
@@ -220,11 +295,18 @@ def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_p
     assert len(names) > 2
 
     def write(changed: Archive) -> None:
-        parts = {**archive.parts, "adaptation": replace(adaptation, parts={"tuner": changed})}
+        parts = {
+            **archive.parts,
+            "adaptation": replace(adaptation, parts={"tuner": changed}),
+        }
         write_archive(path, replace(archive, parts=parts))
 
-    write(replace(tuner, tensors={**tuner.tensors, names[0]: tuner.tensors[names[0]] + 1}))
-    with pytest.raises(WeightsError, match=r"tuner of vit_tiny_patch16_224\+ssf must be the one"):
+    write(
+        replace(tuner, tensors={**tuner.tensors, names[0]: tuner.tensors[names[0]] + 1})
+    )
+    with pytest.raises(
+        WeightsError, match=r"tuner of vit_tiny_patch16_224\+ssf must be the one"
+    ):
         Learner.load(path, cache=False).predict(first[0])
     write(replace(tuner, tensors={}))
     with pytest.raises(FileFormatError, match=r"tuner.*lacks 'tensors'"):
@@ -234,7 +316,9 @@ def test_a_tuner_that_was_changed_is_refused(fitted: Learner, first: Part, tmp_p
         Learner.load(path)
 
 
-def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later: Part, tmp_path: Path) -> None:
+def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(
+    first: Part, later: Part, tmp_path: Path
+) -> None:
     adapted = adapt(tiny_vit(), first[0], (first[1] == "bee").astype(np.int64), quick())
     learner = learner_of(None, backbone=adapted).fit(first)
     learner.save(tmp_path / "m.evg")
@@ -246,20 +330,35 @@ def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later
 # -- several sites ----------------------------------------------------------------------------------
 
 
-def test_a_spawned_learner_has_the_tuner_and_merges_back(fitted: Learner, later: Part, tmp_path: Path) -> None:
+def test_a_spawned_learner_has_the_tuner_and_merges_back(
+    fitted: Learner, later: Part, tmp_path: Path
+) -> None:
     fitted.spawn().save(tmp_path / "worker.evg")
-    worker = Learner.load(tmp_path / "worker.evg", device="cpu", cache=False).partial_fit(later)
+    worker = Learner.load(
+        tmp_path / "worker.evg", device="cpu", cache=False
+    ).partial_fit(later)
     alone = fitted.spawn()
     fitted.save(tmp_path / "m.evg")
-    at_once = Learner.load(tmp_path / "m.evg", device="cpu", cache=False).partial_fit(later)
+    at_once = Learner.load(tmp_path / "m.evg", device="cpu", cache=False).partial_fit(
+        later
+    )
     fitted.merge(worker)
     asked, _ = images(0, 1, 2, 3, seed=9)
-    assert np.allclose(fitted.decision_function(asked), at_once.decision_function(asked), rtol=1e-9, atol=1e-9)
+    assert np.allclose(
+        fitted.decision_function(asked),
+        at_once.decision_function(asked),
+        rtol=1e-9,
+        atol=1e-9,
+    )
     assert alone.info()["adaptation"] == fitted.info()["adaptation"]
 
 
-@pytest.mark.parametrize("other", [{"random_state": 1}, {"tuner": "lora"}, {"tuner": None}])
-def test_other_tuners_are_not_merged(fitted: Learner, later: Part, other: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "other", [{"random_state": 1}, {"tuner": "lora"}, {"tuner": None}]
+)
+def test_other_tuners_are_not_merged(
+    fitted: Learner, later: Part, other: dict[str, Any]
+) -> None:
     with refused(fitted, MergeError, r"one backbone.*weights_hash"):
         fitted.merge(learner_of(**other).fit(later))
 
@@ -270,8 +369,16 @@ def test_other_tuners_are_not_merged(fitted: Learner, later: Part, other: dict[s
 def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
     told = json.loads(json.dumps(fitted.info()))["adaptation"]
     assert told["tuner"] == "ssf"
-    assert told["n_parameters"] == sum(value.numel() for value in fitted.backbone_().tuner.parameters())
-    assert told["backbone"] == {"name": tiny_vit().spec.name, "weights_hash": tiny_vit().spec.weights_hash}
+    assert told["n_parameters"] == sum(
+        value.numel() for value in fitted.backbone_().tuner.parameters()
+    )
+    assert told["backbone"] == {
+        "name": tiny_vit().spec.name,
+        "weights_hash": tiny_vit().spec.weights_hash,
+    }
     assert FsaConfig.from_dict(told["config"]) == quick()
-    assert (told["training"]["epochs"], told["training"]["samples"]) == (1, len(first[1]))
+    assert (told["training"]["epochs"], told["training"]["samples"]) == (
+        1,
+        len(first[1]),
+    )
     assert learner_of(None).fit(first).info()["adaptation"] is None

@@ -31,35 +31,57 @@ def test_folds_leave_something_of_every_class() -> None:
 
 def test_large_batches_are_scored_in_part() -> None:
     y, shares = np.arange(4000) % 4, []
-    for seed in range(4):  # one threshold from a thousand scores is off by a percent as often as not
+    for seed in range(
+        4
+    ):  # one threshold from a thousand scores is off by a percent as often as not
         rng = np.random.default_rng(seed)
         X = rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]
         learner = Learner(None, options={"n_units": 20}, device="cpu").fit((X, y))
         assert ENOUGH <= learner.info()["novelty"]["calibrated_on"] < 2 * ENOUGH
-        shares.append(learner.is_unknown(rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]).mean())
+        shares.append(
+            learner.is_unknown(rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]).mean()
+        )
     assert abs(np.mean(shares) - 0.05) < 0.01
 
 
-def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned() -> None:
+def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned() -> (
+    None
+):
     X, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(y))  # as they lie, later ones are by other writers
+    order = np.random.default_rng(0).permutation(
+        len(y)
+    )  # as they lie, later ones are by other writers
     X, y = X[order], y[order]
-    learner = Learner(None, options={"n_units": 100}, device="cpu").fit((X[:300], y[:300]))
+    learner = Learner(None, options={"n_units": 100}, device="cpu").fit(
+        (X[:300], y[:300])
+    )
     head, calibration = learner.head_, learner._state().calibration
-    folds = assign_folds(np.searchsorted(head.classes_, y[:300].astype(str)), head.class_counts_, seed=0)
+    folds = assign_folds(
+        np.searchsorted(head.classes_, y[:300].astype(str)), head.class_counts_, seed=0
+    )
     found = head.fold_outs(X[:300], y[:300].astype(str), folds)
-    standard = from_units(calibration.pool().standard(), term_units(head.expected_terms()))
-    np.testing.assert_allclose(calibration.parts[0].points, Scores.of(standard.score(found.terms), 300).points)
+    standard = from_units(
+        calibration.pool().standard(), term_units(head.expected_terms())
+    )
+    np.testing.assert_allclose(
+        calibration.parts[0].points, Scores.of(standard.score(found.terms), 300).points
+    )
     ratios = []
     for seed in range(6):  # of one draw of units and rows the ratio varies by 0.3
-        rows = np.random.default_rng(seed).permutation(len(y))  # as they lie, later ones are by other writers
-        learner = Learner(None, options={"n_units": 100}, device="cpu", random_state=seed)
+        rows = np.random.default_rng(seed).permutation(
+            len(y)
+        )  # as they lie, later ones are by other writers
+        learner = Learner(
+            None, options={"n_units": 100}, device="cpu", random_state=seed
+        )
         learner.fit((X[rows[:300]], y[rows[:300]]))
         assert learner.info()["novelty"]["calibrated_on"] == 300
         points = learner._state().calibration.parts[0].points
         assert len(points) == 200
         assert np.median(learner.novelty_score(X[rows[:300]])) < 0.8 * np.median(points)
-        ratios.append(np.median(learner.novelty_score(X[rows[300:]])) / np.median(points))
+        ratios.append(
+            np.median(learner.novelty_score(X[rows[300:]])) / np.median(points)
+        )
     assert abs(np.mean(ratios) - 1) < 0.2
 
 
@@ -70,9 +92,13 @@ def test_false_alarms_with_few_samples_and_later_classes(per_class: int) -> None
     for seed in range(6):
         order = rng.permutation(len(y))
         A, b = X[order], y[order]
-        rows = np.concatenate([np.flatnonzero(b == digit)[:per_class] for digit in range(10)])
+        rows = np.concatenate(
+            [np.flatnonzero(b == digit)[:per_class] for digit in range(10)]
+        )
         rest = np.setdiff1d(np.arange(len(b)), rows)
-        learner = Learner(None, options={"n_units": 200}, device="cpu", random_state=seed)
+        learner = Learner(
+            None, options={"n_units": 200}, device="cpu", random_state=seed
+        )
         for group in ((0, 1, 2, 3, 4), (5, 6), (7, 8, 9)):
             part = rows[np.isin(b[rows], group)]
             learner.partial_fit((A[part], b[part]))
@@ -117,7 +143,12 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
     assert 0.02 < stream.is_unknown(test[0][known]).mean() < 0.09
     assert stream.is_unknown(test[0][~known]).mean() > 0.2
     # Features are brought to one length, so that far things are those of another direction.
-    assert small(normalize="none").fit(part(clouds(40), 0, 1, 2)).is_unknown(100.0 + test[0]).all()
+    assert (
+        small(normalize="none")
+        .fit(part(clouds(40), 0, 1, 2))
+        .is_unknown(100.0 + test[0])
+        .all()
+    )
 
 
 def test_merging_joins_both_sides_in_any_order() -> None:
@@ -125,17 +156,25 @@ def test_merging_joins_both_sides_in_any_order() -> None:
     base = small().fit(part(data, 0, 1, 2))
 
     def side(*labels: int) -> Learner:
-        return base.spawn().partial_fit(part(data, *labels)).partial_fit(part(data, labels[0] + 3))
+        return (
+            base.spawn()
+            .partial_fit(part(data, *labels))
+            .partial_fit(part(data, labels[0] + 3))
+        )
 
     one, other = side(3, 4), side(7, 8)
     forth, back = side(3, 4).merge(other), side(7, 8).merge(one)
     assert len(forth._state().calibration.parts) == 4
     assert len(forth._state().calibration.unknown) == 2
     assert forth.head_.temperature_ == pytest.approx(back.head_.temperature_)
-    np.testing.assert_allclose(forth.novelty_score(X), back.novelty_score(X), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        forth.novelty_score(X), back.novelty_score(X), rtol=1e-6, atol=1e-6
+    )
 
 
-def test_edits_leave_it_and_one_row_of_a_class_adds_only_to_the_unknown(stream: Learner) -> None:
+def test_edits_leave_it_and_one_row_of_a_class_adds_only_to_the_unknown(
+    stream: Learner,
+) -> None:
     data = clouds(40)
     learner = small().fit(part(data, 0, 1, 2))
     warmth = learner.head_.temperature_
@@ -159,7 +198,9 @@ def test_rows_without_doubt_leave_the_temperature_at_the_guess() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at_once", [10, 1])
-def test_false_alarms_of_ten_draws_of_ten_species_with_twenty_images(shared: Path, at_once: int) -> None:
+def test_false_alarms_of_ten_draws_of_ten_species_with_twenty_images(
+    shared: Path, at_once: int
+) -> None:
     found = np.load(shared / "features" / "cub200_efficientnet_lite0.npz")
     X, y, T, t = (found[name] for name in ("X_train", "y_train", "X_test", "y_test"))
     rates = []
@@ -167,7 +208,12 @@ def test_false_alarms_of_ten_draws_of_ten_species_with_twenty_images(shared: Pat
         species = np.random.default_rng(seed).permutation(200)
         learner = Learner(None, device="cpu")
         for first in range(0, 10, at_once):
-            rows = np.concatenate([np.flatnonzero(y == one)[:20] for one in species[first : first + at_once]])
+            rows = np.concatenate(
+                [
+                    np.flatnonzero(y == one)[:20]
+                    for one in species[first : first + at_once]
+                ]
+            )
             learner.partial_fit((X[rows], y[rows]))
         asked = species[:10], species[10:30]
         rates.append([learner.is_unknown(T[np.isin(t, some)]).mean() for some in asked])
@@ -177,7 +223,9 @@ def test_false_alarms_of_ten_draws_of_ten_species_with_twenty_images(shared: Pat
 
 
 @pytest.mark.slow
-def test_intents_are_told_from_others_and_probabilities_are_honest(shared: Path) -> None:
+def test_intents_are_told_from_others_and_probabilities_are_honest(
+    shared: Path,
+) -> None:
     found = np.load(shared / "features" / "clinc150_minilm.npz")
     X, y, T, t = (found[name] for name in ("X_train", "y_train", "X_test", "y_test"))
     learner = Learner(None, options={"n_units": 300}, device="cpu")

@@ -11,7 +11,12 @@ from tests.learner import toys
 from tests.learner.toys import refused
 
 from evergrow.core.archive import Archive
-from evergrow.core.errors import KnownSamplesError, LabelError, UnlearnError, UnsupportedError
+from evergrow.core.errors import (
+    KnownSamplesError,
+    LabelError,
+    UnlearnError,
+    UnsupportedError,
+)
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import learned_data
 
@@ -38,7 +43,9 @@ def fitted() -> Learner:
     return Learner.load(_fitted())
 
 
-def taught_so(learner: Learner, batches: list[tuple[np.ndarray, np.ndarray]]) -> Learner:
+def taught_so(
+    learner: Learner, batches: list[tuple[np.ndarray, np.ndarray]]
+) -> Learner:
     """Return a learner with the same layer that learned all batches at once."""
     child = learner.spawn()
     X, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
@@ -57,18 +64,24 @@ def require_same(mine: Learner, theirs: Learner) -> None:
     head, other = mine.head_.branch(), theirs.head_.branch()
     if hasattr(head, "novelty_terms"):
         terms, expected = head.novelty_terms(X), other.novelty_terms(X)
-        np.testing.assert_allclose(terms, expected, atol=1e-8 * np.abs(expected).max(), rtol=0)
+        np.testing.assert_allclose(
+            terms, expected, atol=1e-8 * np.abs(expected).max(), rtol=0
+        )
         head.calibrate(), other.calibrate()
     assert head.temperature_ == pytest.approx(other.temperature_, rel=1e-8)
     np.testing.assert_allclose(head.predict_proba(X), other.predict_proba(X), atol=1e-8)
 
 
 @pytest.mark.parametrize("options", READOUTS.values(), ids=READOUTS.keys())
-def test_merged_classes_are_those_taught_under_one_name(options: dict[str, Any]) -> None:
+def test_merged_classes_are_those_taught_under_one_name(
+    options: dict[str, Any],
+) -> None:
     first, second = birds(), birds(NAMES[1:4], 12, seed=1)
     learner = Learner(options=options).fit(first).partial_fit(second)
     one = {"crow": "corvid", "raven": "corvid", "rook": "corvid"}
-    batches = [(X, np.array([one.get(name, name) for name in y])) for X, y in (first, second)]
+    batches = [
+        (X, np.array([one.get(name, name) for name in y])) for X, y in (first, second)
+    ]
     expected = taught_so(learner, batches)
     learner.merge_classes(["crow", "raven", "rook"], "corvid")
     require_same(learner, expected)
@@ -81,36 +94,63 @@ def test_merged_classes_are_those_taught_under_one_name(options: dict[str, Any])
 
 def test_merged_into_one_of_them() -> None:
     data, learner = birds(), fitted()
-    expected = taught_so(learner, [(data[0], np.where(data[1] == "rook", "crow", data[1]))])
+    expected = taught_so(
+        learner, [(data[0], np.where(data[1] == "rook", "crow", data[1]))]
+    )
     require_same(learner.merge_classes(["rook"], into="crow"), expected)
     assert learner.history_[-1].names == {"rook": "crow"}
 
 
 @pytest.mark.parametrize("options", [READOUTS["denoised"], READOUTS["ridge"]])
-def test_renamed_classes_are_those_taught_with_the_new_names(options: dict[str, Any]) -> None:
+def test_renamed_classes_are_those_taught_with_the_new_names(
+    options: dict[str, Any],
+) -> None:
     X, y = birds()
     learner = Learner(options=options).fit((X, y))
     names = {"crow": "zebra finch", "owl": "barn owl"}
-    expected = taught_so(learner, [(X, np.array([names.get(name, name) for name in y]))])
+    expected = taught_so(
+        learner, [(X, np.array([names.get(name, name) for name in y]))]
+    )
     asked = birds(seed=9)[0]
     before, novelty = learner.decision_function(asked), learner.novelty_score(asked)
-    columns = [learner.classes_.tolist().index(name) for name in ("owl", "jay", "raven", "rook", "crow")]
+    columns = [
+        learner.classes_.tolist().index(name)
+        for name in ("owl", "jay", "raven", "rook", "crow")
+    ]
     learner.rename_classes(names)
-    assert learner.classes_.tolist() == ["barn owl", "jay", "raven", "rook", "zebra finch"]
+    assert learner.classes_.tolist() == [
+        "barn owl",
+        "jay",
+        "raven",
+        "rook",
+        "zebra finch",
+    ]
     assert "solution" in learner.head_.to_archive().parts  # a settled model stays so
-    np.testing.assert_allclose(learner.decision_function(asked), before[:, columns], rtol=1e-11)
+    np.testing.assert_allclose(
+        learner.decision_function(asked), before[:, columns], rtol=1e-11
+    )
     np.testing.assert_allclose(learner.novelty_score(asked), novelty, rtol=1e-9)
     require_same(learner, expected)
 
 
 @pytest.mark.parametrize("options", READOUTS.values(), ids=READOUTS.keys())
-def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(options: dict[str, Any]) -> None:
-    read = Learner(options=options).fit(birds()).partial_fit(birds(NAMES[1:4], 12, seed=1))
+def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(
+    options: dict[str, Any],
+) -> None:
+    read = (
+        Learner(options=options).fit(birds()).partial_fit(birds(NAMES[1:4], 12, seed=1))
+    )
     stored = Learner.load(read.to_archive(), lazy=True)
     told = read.info()
-    assert {**stored.info(), "options": told["options"]} == told  # JSON has lists where Python has tuples
+    assert {
+        **stored.info(),
+        "options": told["options"],
+    } == told  # JSON has lists where Python has tuples
     names = {"crow": "zebra finch", "owl": "barn owl"}
-    for edit, given in (("rename_classes", [names]), ("merge_classes", [["raven", "zebra finch"], "corvid"])):
+    for edit, given in (
+        ("rename_classes", [names]),
+        ("merge_classes", [["raven", "zebra finch"], "corvid"]),
+    ):
         getattr(read, edit)(*given)
         getattr(stored, edit)(*given)
         assert stored.classes_.tolist() == read.classes_.tolist()
@@ -119,19 +159,37 @@ def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(options
         require_same(Learner.load(stored.to_archive()).settle(), read.settle())
     again = Learner.load(stored.to_archive(), lazy=True)
     more = birds(("jay",), 5, seed=2)
-    require_same(again.partial_fit(more), read.partial_fit(more).settle())  # it is read once it has to learn
+    require_same(
+        again.partial_fit(more), read.partial_fit(more).settle()
+    )  # it is read once it has to learn
 
 
 @pytest.mark.parametrize(
     ("edit", "given", "said"),
     [
         ("rename_classes", [{"crwo": "corvid"}], "no class 'crwo'; nearest: 'crow'"),
-        ("rename_classes", [{"crow": "owl"}], "Two classes would be called 'owl'; merging classes makes them one"),
-        ("rename_classes", [{"crow": "x", "owl": "x"}], "Two classes would be called 'x'"),
-        ("rename_classes", [{"crow": "crow"}], "another than the old one, got 'crow' for both"),
+        (
+            "rename_classes",
+            [{"crow": "owl"}],
+            "Two classes would be called 'owl'; merging classes makes them one",
+        ),
+        (
+            "rename_classes",
+            [{"crow": "x", "owl": "x"}],
+            "Two classes would be called 'x'",
+        ),
+        (
+            "rename_classes",
+            [{"crow": "crow"}],
+            "another than the old one, got 'crow' for both",
+        ),
         ("rename_classes", [{"crow": " "}], "names that can be seen"),
         ("rename_classes", [{}], "at least one class, got none"),
-        ("merge_classes", [["crow", "rok"], "corvid"], "no class 'rok'; nearest: 'rook'"),
+        (
+            "merge_classes",
+            [["crow", "rok"], "corvid"],
+            "no class 'rok'; nearest: 'rook'",
+        ),
         ("merge_classes", [["crow"], "corvid"], "at least two different classes"),
         ("merge_classes", [["crow", "crow"], "crow"], "at least two different classes"),
         ("merge_classes", [[], "corvid"], "at least two"),
@@ -139,7 +197,9 @@ def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(options
     ],
 )
 @pytest.mark.parametrize("lazy", [False, True], ids=["read", "still in its file"])
-def test_names_that_do_not_do(edit: str, given: list[Any], said: str, lazy: bool) -> None:
+def test_names_that_do_not_do(
+    edit: str, given: list[Any], said: str, lazy: bool
+) -> None:
     learner = Learner.load(_fitted(), lazy=lazy)
     with refused(learner, LabelError, said):
         getattr(learner, edit)(*given)
@@ -151,7 +211,9 @@ def test_all_classes_may_become_one() -> None:
 
 
 @pytest.mark.parametrize("options", [READOUTS["denoised"], READOUTS["ridge"]])
-def test_relabelled_samples_are_those_taught_as_the_other_class(options: dict[str, Any]) -> None:
+def test_relabelled_samples_are_those_taught_as_the_other_class(
+    options: dict[str, Any],
+) -> None:
     X, y = birds()
     learner = Learner(options=options).fit((X, y))
     wrong = np.flatnonzero(y == "crow")[:7]
@@ -168,7 +230,9 @@ def test_data_without_labels_are_moved_whole_and_of_others_the_class() -> None:
     expected = taught_so(learner, [(X, np.where(y == "crow", "hooded crow", y))])
     require_same(learner.relabel(X[y == "crow"], "crow", "hooded crow"), expected)
     assert "crow" not in learner.n_samples_
-    learner.relabel((X, np.where(y == "crow", "hooded crow", y)), "jay", "raven")  # of labelled data only the class
+    learner.relabel(
+        (X, np.where(y == "crow", "hooded crow", y)), "jay", "raven"
+    )  # of labelled data only the class
     assert learner.n_samples_ == {"hooded crow": 30, "owl": 30, "raven": 60, "rook": 30}
 
 
@@ -178,7 +242,13 @@ def test_samples_that_cannot_be_moved() -> None:
     for data, source, target, error, said in (
         (X, "crwo", "raven", LabelError, "nearest: 'crow'"),
         (X, "crow", "crow", LabelError, "'crow' are to move to the same class"),
-        ((X[y == "jay"], y[y == "jay"]), "crow", "raven", LabelError, "labelled 'crow'; labels there are 'jay'"),
+        (
+            (X[y == "jay"], y[y == "jay"]),
+            "crow",
+            "raven",
+            LabelError,
+            "labelled 'crow'; labels there are 'jay'",
+        ),
         (X[:60], "crow", "raven", UnlearnError, "got 60 where 30 were learned"),
         (X[:5] + 50.0, "crow", "raven", UnlearnError, "must have been learned before"),
     ):
@@ -188,11 +258,18 @@ def test_samples_that_cannot_be_moved() -> None:
 
 def test_other_methods_rename_and_merge_and_say_what_they_cannot() -> None:
     X, y = birds()
-    learner = Learner(method="simplecil").fit((X, y)).rename_class("owl", "aa").merge_classes(["crow", "rook"], "x")
+    learner = (
+        Learner(method="simplecil")
+        .fit((X, y))
+        .rename_class("owl", "aa")
+        .merge_classes(["crow", "rook"], "x")
+    )
     assert learner.classes_.tolist() == ["aa", "jay", "raven", "x"]
     with pytest.raises(UnsupportedError, match="take samples out again"):
         learner.relabel(X[:2], "x", "jay")
-    anacp = Learner(method="anacp", options={"n_units": 20, "samples_per_class": 5}).fit((X, y))
+    anacp = Learner(
+        method="anacp", options={"n_units": 20, "samples_per_class": 5}
+    ).fit((X, y))
     assert "aa" in anacp.rename_class("owl", "aa").classes_
     for one in (anacp, Learner.load(anacp.to_archive(), lazy=True)):
         with pytest.raises(UnsupportedError, match="make several classes one"):

@@ -45,11 +45,17 @@ def small(**options: Any) -> Learner:
 # -- labels ---------------------------------------------------------------------------------------------------
 
 
-def test_integers_come_back_as_integers_in_their_own_order(data: Any, tmp_path: Path) -> None:
+def test_integers_come_back_as_integers_in_their_own_order(
+    data: Any, tmp_path: Path
+) -> None:
     X, y = data
     learner = small().fit(X, y)
-    assert learner.classes_.tolist() == list(range(CLASSES))  # not "0", "1", "10", "11", "2"
-    assert learner.class_names_.tolist() == sorted(str(label) for label in range(CLASSES))
+    assert learner.classes_.tolist() == list(
+        range(CLASSES)
+    )  # not "0", "1", "10", "11", "2"
+    assert learner.class_names_.tolist() == sorted(
+        str(label) for label in range(CLASSES)
+    )
     learner.save(tmp_path / "model.evg")
     for model in (learner, Learner.load(tmp_path / "model.evg")):
         found = model.predict(X)
@@ -94,19 +100,31 @@ def test_kinds_do_not_mix(data: Any) -> None:
         names.merge(copy.copy(numbers))
 
 
-def test_names_in_files_fit_integers_that_they_are_the_digits_of(data: Any, tmp_path: Path) -> None:
+def test_names_in_files_fit_integers_that_they_are_the_digits_of(
+    data: Any, tmp_path: Path
+) -> None:
     X, y = data
     np.savez(tmp_path / "more.npz", X_train=X, y_train=y, X_test=X[:5], y_test=y[:5])
     learner = small().fit(X, y).partial_fit(tmp_path / "more.npz")
     assert learner.classes_.dtype == np.int64
-    assert small().fit(tmp_path / "more.npz").predict(X[:1]).dtype.kind == "U"  # files have names, as ever
+    assert (
+        small().fit(tmp_path / "more.npz").predict(X[:1]).dtype.kind == "U"
+    )  # files have names, as ever
     assert learner.evaluate(tmp_path / "more.npz").accuracy == 1.0
-    np.savez(tmp_path / "odd.npz", X_train=X, y_train=np.repeat(["x"], len(X)), X_test=X[:5], y_test=["x"] * 5)
+    np.savez(
+        tmp_path / "odd.npz",
+        X_train=X,
+        y_train=np.repeat(["x"], len(X)),
+        X_test=X[:5],
+        y_test=["x"] * 5,
+    )
     with pytest.raises(LabelError, match="integers as before, got names"):
         learner.partial_fit(tmp_path / "odd.npz")
 
 
-def test_an_integer_that_gets_a_name_makes_all_of_them_names(data: Any, tmp_path: Path) -> None:
+def test_an_integer_that_gets_a_name_makes_all_of_them_names(
+    data: Any, tmp_path: Path
+) -> None:
     X, y = data
     learner = small().fit(X, y)
     assert learner.rename_class(3, 33).classes_.dtype == np.int64
@@ -122,13 +140,24 @@ def test_an_integer_that_gets_a_name_makes_all_of_them_names(data: Any, tmp_path
 def test_announced_classes_are_held_to(data: Any) -> None:
     X, y = data
     learner = small().partial_fit(X[y < 4], y[y < 4], classes=list(range(6)))
-    for classes, said in ([5, 6], "among the classes that were announced, got '7'"), ("abc", "sequence of class names"):
+    for classes, said in (
+        ([5, 6], "among the classes that were announced, got '7'"),
+        ("abc", "sequence of class names"),
+    ):
         with pytest.raises(LabelError, match=said):
             learner.partial_fit(X[y == 7], y[y == 7], classes=classes)
-    assert learner.partial_fit(X[y == 7], y[y == 7], classes=[7]).classes_.tolist() == [0, 1, 2, 3, 7]
+    assert learner.partial_fit(X[y == 7], y[y == 7], classes=[7]).classes_.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        7,
+    ]
 
 
-def test_one_class_is_the_answer_and_others_are_unknown(data: Any, tmp_path: Path) -> None:
+def test_one_class_is_the_answer_and_others_are_unknown(
+    data: Any, tmp_path: Path
+) -> None:
     X, y = data
     rng = np.random.default_rng(1)
     one = rng.normal(size=(120, 14)) + 5.0 * np.eye(14)[2]
@@ -138,7 +167,9 @@ def test_one_class_is_the_answer_and_others_are_unknown(data: Any, tmp_path: Pat
     assert learner.is_unknown(one[80:]).mean() < 0.2
     assert learner.is_unknown(X[y != 2]).mean() > 0.8
     learner.save(tmp_path / "model.evg")
-    assert (Learner.load(tmp_path / "model.evg").is_unknown(X) == learner.is_unknown(X)).all()
+    assert (
+        Learner.load(tmp_path / "model.evg").is_unknown(X) == learner.is_unknown(X)
+    ).all()
     learner.partial_fit(X[y == 5], ["five"] * 20).partial_fit(X[y == 6], ["six"] * 20)
     assert learner.score(X[y == 5], ["five"] * 20) == 1.0
     assert learner.is_unknown(one[80:]).mean() < 0.1
@@ -175,7 +206,10 @@ def streams(X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     tensors = TensorDataset(torch.from_numpy(X), torch.from_numpy(y))
     return {
         "generator": ((row, label) for row, label in zip(X, y, strict=True)),
-        "batches": ((X[start : start + 50], y[start : start + 50]) for start in range(0, len(X), 50)),
+        "batches": (
+            (X[start : start + 50], y[start : start + 50])
+            for start in range(0, len(X), 50)
+        ),
         "dataset": Pairs(X, y),
         "iterable": Flow(X, y),
         "tensors": tensors,
@@ -192,7 +226,10 @@ def test_a_stream_teaches_and_asks_the_same(data: Any, name: str) -> None:
     assert (learner.decision_function(X) == at_once.decision_function(X)).all()
     assert learner.predict(streams(X, y)[name]).tolist() == at_once.predict(X).tolist()
     assert learner.predict_proba(streams(X, y)[name]).shape == (len(X), CLASSES)
-    assert learner.evaluate(streams(X, y)[name]).accuracy == at_once.evaluate(X, y).accuracy
+    assert (
+        learner.evaluate(streams(X, y)[name]).accuracy
+        == at_once.evaluate(X, y).accuracy
+    )
     assert learner.score(streams(X, y)[name]) == at_once.score(X, y)
     assert np.asarray(learner.features(streams(X, y)[name])).shape == X.shape
     assert len(learner.history_) == 1
@@ -200,14 +237,18 @@ def test_a_stream_teaches_and_asks_the_same(data: Any, name: str) -> None:
     assert sum(learner.n_samples_.values()) == len(y) - 60
 
 
-def test_many_blocks_are_one_change_and_the_same_sums(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_blocks_are_one_change_and_the_same_sums(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     X, y = data
     start = small(alpha=1.0).fit(X, y)
     whole = copy.copy(start).partial_fit(X + 0.1, y).settle()
     monkeypatch.setattr(learning.gathered, "__defaults__", (70,))
     monkeypatch.setattr("evergrow.data.intake.CHUNK", 30)
     parts = copy.copy(start).partial_fit(zip(X + 0.1, y, strict=True)).settle()
-    np.testing.assert_allclose(parts.decision_function(X), whole.decision_function(X), rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(
+        parts.decision_function(X), whole.decision_function(X), rtol=1e-7, atol=1e-7
+    )
     assert parts.n_samples_ == whole.n_samples_
     assert [change.samples for change in parts.history_] == [240, 240]
     assert len(parts.history_[-1].data) == 3
@@ -249,7 +290,9 @@ def test_odd_streams(data: Any) -> None:
     with pytest.raises(InputError, match="must come as pairs"):
         learner.partial_fit(iter(X), y)
     with pytest.raises(InputError, match="seen many times"):
-        Learner(Colours(), adapt="ssf", cache=False).fit(iter([(image(0, 0), "a"), (image(1, 0), "b")]))
+        Learner(Colours(), adapt="ssf", cache=False).fit(
+            iter([(image(0, 0), "a"), (image(1, 0), "b")])
+        )
 
 
 def test_texts_and_images_of_tensors() -> None:
@@ -258,11 +301,18 @@ def test_texts_and_images_of_tensors() -> None:
     assert texts.predict(iter(["aabbcc", "xxyyzz"])).tolist() == [0, 1]
     pixels = np.stack([image(hue, seed) for hue in (0, 1, 2) for seed in range(6)])
     labels = np.repeat([0, 1, 2], 6)
-    at_once = Learner(Colours(), options={"n_units": 20}, cache=False).fit(pixels, labels)
-    floats = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255.0  # as ToTensor makes them
+    at_once = Learner(Colours(), options={"n_units": 20}, cache=False).fit(
+        pixels, labels
+    )
+    floats = (
+        torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255.0
+    )  # as ToTensor makes them
     loader = DataLoader(TensorDataset(floats, torch.from_numpy(labels)), batch_size=5)
     learner = Learner(Colours(), options={"n_units": 20}, cache=False).fit(loader)
-    assert (learner.decision_function(list(pixels)) == at_once.decision_function(list(pixels))).all()
+    assert (
+        learner.decision_function(list(pixels))
+        == at_once.decision_function(list(pixels))
+    ).all()
     assert (learner.predict(floats) == at_once.predict(pixels)).all()
     with pytest.raises(InputError, match=r"between 0 and 1.*normalisation"):
         learner.predict(floats - 0.5)
@@ -272,23 +322,40 @@ def test_texts_and_images_of_tensors() -> None:
 # -- weights ----------------------------------------------------------------------------------------------------
 
 
-def test_integer_weights_are_copies_and_fractions_can_be_taken_out(data: Any, tmp_path: Path) -> None:
+def test_integer_weights_are_copies_and_fractions_can_be_taken_out(
+    data: Any, tmp_path: Path
+) -> None:
     X, y = data
     rng = np.random.default_rng(3)
     start = small().fit(X[:120], y[:120])
     more, labels = X[120:], y[120:]
     times = rng.integers(0, 4, size=120)
     weighted = copy.copy(start).partial_fit(more, labels, sample_weight=times).settle()
-    copies = copy.copy(start).partial_fit(np.repeat(more, times, axis=0), np.repeat(labels, times)).settle()
-    np.testing.assert_allclose(weighted.decision_function(X), copies.decision_function(X), rtol=1e-6, atol=1e-6)
+    copies = (
+        copy.copy(start)
+        .partial_fit(np.repeat(more, times, axis=0), np.repeat(labels, times))
+        .settle()
+    )
+    np.testing.assert_allclose(
+        weighted.decision_function(X), copies.decision_function(X), rtol=1e-6, atol=1e-6
+    )
     assert sum(weighted.n_samples_.values()) == 120 + (times > 0).sum()
     weighted.save(tmp_path / "model.evg")
-    assert (Learner.load(tmp_path / "model.evg").predict_proba(X) == weighted.predict_proba(X)).all()
+    assert (
+        Learner.load(tmp_path / "model.evg").predict_proba(X)
+        == weighted.predict_proba(X)
+    ).all()
     parts = rng.uniform(0.2, 3.0, size=120)
     without = copy.copy(start).partial_fit(more, labels, sample_weight=parts)
     without.unlearn(more[:40], labels[:40], sample_weight=parts[:40]).settle()
-    never = copy.copy(start).partial_fit(more[40:], labels[40:], sample_weight=parts[40:]).settle()
-    np.testing.assert_allclose(without.decision_function(X), never.decision_function(X), rtol=1e-6, atol=1e-6)
+    never = (
+        copy.copy(start)
+        .partial_fit(more[40:], labels[40:], sample_weight=parts[40:])
+        .settle()
+    )
+    np.testing.assert_allclose(
+        without.decision_function(X), never.decision_function(X), rtol=1e-6, atol=1e-6
+    )
     with pytest.raises(UnlearnError, match="weights that they were learned with"):
         copy.copy(start).unlearn(X[:120], y[:120], sample_weight=np.full(120, 2.0))
 
@@ -299,7 +366,9 @@ def test_weights_of_a_score(data: Any) -> None:
     learner = small().fit(X, y, sample_weight=weights)
     wrong = np.where(np.arange(len(y)) < 60, y, (y + 1) % CLASSES)
     right = learner.predict(X) == wrong
-    assert learner.score(X, wrong, weights) == pytest.approx(np.average(right, weights=weights))
+    assert learner.score(X, wrong, weights) == pytest.approx(
+        np.average(right, weights=weights)
+    )
     with pytest.raises(InputError, match="sample_weight must be one number per"):
         small().fit(X, y, sample_weight=weights[:-1])
 
@@ -309,7 +378,9 @@ def test_methods_that_take_no_weights_say_so(data: Any) -> None:
     weights = np.full(len(y), 2.0)
     with pytest.raises(UnsupportedError, match="count for more or less"):
         Learner(None, "ranpac").fit(X, y, sample_weight=weights)
-    learner = Learner(None, "simplecil").fit(X, y, sample_weight=np.ones(len(y)))  # all one: nothing is asked for
+    learner = Learner(None, "simplecil").fit(
+        X, y, sample_weight=np.ones(len(y))
+    )  # all one: nothing is asked for
     assert not learner.head_.takes_weights
     assert small().fit(X, y).head_.takes_weights
 
@@ -323,7 +394,9 @@ def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None
     with pytest.raises(UnknownNameError, match="method"):
         learner.set_params(methd="klda")
     joblib.dump(learner, tmp_path / "learner.joblib")
-    assert (joblib.load(tmp_path / "learner.joblib").predict(X) == learner.predict(X)).all()
+    assert (
+        joblib.load(tmp_path / "learner.joblib").predict(X) == learner.predict(X)
+    ).all()
 
 
 # -- how it looks -------------------------------------------------------------------------------------------------
@@ -335,4 +408,7 @@ def test_representations(data: Any) -> None:
     assert "nothing learned yet" in repr(learner)
     names = np.array([f"bird {label}" for label in y])
     learner.fit(X, names)
-    assert repr(learner) == "Learner(method='evergrow', kind='features', 12 classes, 240 samples, revision 1)"
+    assert (
+        repr(learner)
+        == "Learner(method='evergrow', kind='features', 12 classes, 240 samples, revision 1)"
+    )

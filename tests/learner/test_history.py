@@ -42,7 +42,9 @@ from evergrow.learner.modelfile import (
     rollback,
 )
 
-posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links, modes and pipes")
+posix = pytest.mark.skipif(
+    os.name != "posix", reason="needs a POSIX system: links, modes and pipes"
+)
 
 
 def folder(path: Path) -> Path:
@@ -75,9 +77,13 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("seed", range(3))
-def test_any_sequence_of_changes_comes_back_byte_for_byte(path: Path, blobs: Data, seed: int) -> None:
+def test_any_sequence_of_changes_comes_back_byte_for_byte(
+    path: Path, blobs: Data, seed: int
+) -> None:
     stream = generator(seed, "history")
-    states = [path.read_bytes()]  # what was the model one after the other, as a plain undo stack holds it
+    states = [
+        path.read_bytes()
+    ]  # what was the model one after the other, as a plain undo stack holds it
     undone: list[bytes] = []
     for _ in range(14):
         choice = int(torch.randint(4, (1,), generator=stream))
@@ -97,7 +103,10 @@ def test_any_sequence_of_changes_comes_back_byte_for_byte(path: Path, blobs: Dat
             states.append(path.read_bytes())
             undone.clear()
         assert path.read_bytes() == states[-1]
-        lists = [json.loads(file.read_text()) for file in map(History(path).file, History(path).numbers())]
+        lists = [
+            json.loads(file.read_text())
+            for file in map(History(path).file, History(path).numbers())
+        ]
         listed = {f"{name}.piece" for state in lists for name in state["hashes"]}
         assert listed == {name for name in files(path) if name.endswith(".piece")}
     for body in reversed(states[:-1]):
@@ -106,7 +115,9 @@ def test_any_sequence_of_changes_comes_back_byte_for_byte(path: Path, blobs: Dat
 
 
 def _revision(path: Path, number: int) -> tuple[bytes, str]:
-    digests = {entry.revision: entry.digest for entry in Header.read(path).lineage.ancestors}
+    digests = {
+        entry.revision: entry.digest for entry in Header.read(path).lineage.ancestors
+    }
     if number not in digests:
         return path.read_bytes(), ""
     return History(path).verified(number, digests[number])[1], digests[number]
@@ -117,17 +128,25 @@ def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
     X, y = np.random.default_rng(0).normal(size=(60, 400)), np.arange(60) % 3
     commit(path, Learner(None, options={"n_units": 300, "layer": "guided"}).fit((X, y)))
     size = path.stat().st_size
-    weights = max(tensor.nbytes for part in every_part(read_archive(path)) for tensor in part.tensors.values())
+    weights = max(
+        tensor.nbytes
+        for part in every_part(read_archive(path))
+        for tensor in part.tensors.values()
+    )
     for _ in range(4):
         teach(path, (X[:3], y[:3]))
-    assert pieces(path) < 4 * size - 3 * 0.9 * weights  # of the weights of the layer there is one
+    assert (
+        pieces(path) < 4 * size - 3 * 0.9 * weights
+    )  # of the weights of the layer there is one
     before = pieces(path)
     with locked_model(path) as learner:
         commit(path, learner.rename_class(0, 5))
     with locked_model(path) as learner:
         commit(path, learner.rename_class(5, 7))
     assert History(path).numbers() == [1, 2, 3, 4, 5, 6]
-    assert pieces(path) - before < 1.2 * size  # revisions 5 and 6 differ in names, and hardly in numbers
+    assert (
+        pieces(path) - before < 1.2 * size
+    )  # revisions 5 and 6 differ in names, and hardly in numbers
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------
@@ -138,7 +157,11 @@ def test_the_history_is_bounded_by_size(path: Path, blobs: Data) -> None:
     room = pieces(path)  # of three states
     done = teach(path, part(blobs, 5), keep_bytes=room)
     kept = kept_revisions(path)
-    assert (done, done.dropped, pieces(path) <= room) == (5, tuple(dropped_revisions(path)), True)
+    assert (done, done.dropped, pieces(path) <= room) == (
+        5,
+        tuple(dropped_revisions(path)),
+        True,
+    )
     assert 0 < len(kept) < 4
     assert [*done.dropped, *kept] == [1, 2, 3, 4]
     assert teach(path, part(blobs, 5), keep_bytes=0).dropped == (*kept, 5)
@@ -156,7 +179,9 @@ def test_by_default_model_and_history_take_five_times_the_model_and_some_room(
     for _ in range(6):
         teach(path, part(blobs, 5))
         assert path.stat().st_size + pieces(path) <= 5 * path.stat().st_size + 1000
-    assert 4 <= len(kept_revisions(path)) < 8  # what fits if nothing is shared, and not all
+    assert (
+        4 <= len(kept_revisions(path)) < 8
+    )  # what fits if nothing is shared, and not all
 
 
 def test_a_change_that_makes_a_model_small_can_be_undone(
@@ -174,10 +199,22 @@ def test_a_change_that_makes_a_model_small_can_be_undone(
 def test_commands_and_the_log_say_what_fell_out(path: Path, blobs: Data) -> None:
     for _ in range(7):
         teach(path, part(blobs, 5))
-    assert "no longer kept" not in evergrow("rename", path, "0", "zero").stdout + evergrow("log", path).stdout
-    assert "no longer kept for rollback: revision 1\n" in evergrow("rename", path, "1", "one").stdout
-    assert json.loads(evergrow("rename", path, "2", "two", "--json").stdout)["dropped"] == [2]
-    assert "no longer kept for rollback: revisions 1 to 2\n" in evergrow("log", path).stdout
+    assert (
+        "no longer kept"
+        not in evergrow("rename", path, "0", "zero").stdout
+        + evergrow("log", path).stdout
+    )
+    assert (
+        "no longer kept for rollback: revision 1\n"
+        in evergrow("rename", path, "1", "one").stdout
+    )
+    assert json.loads(evergrow("rename", path, "2", "two", "--json").stdout)[
+        "dropped"
+    ] == [2]
+    assert (
+        "no longer kept for rollback: revisions 1 to 2\n"
+        in evergrow("log", path).stdout
+    )
     said = json.loads(evergrow("log", path, "--json").stdout)
     assert (said["dropped"], said["kept"]) == ([1, 2], list(range(3, 13)))
 
@@ -185,20 +222,31 @@ def test_commands_and_the_log_say_what_fell_out(path: Path, blobs: Data) -> None
 # -- what must be gone ------------------------------------------------------------------------------------------
 
 
-def test_of_what_was_unlearned_nothing_stays(path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_what_was_unlearned_nothing_stays(
+    path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = path.read_bytes()
 
     def full(*_: object, **__: object) -> None:
         raise OSError("No space left on device")
 
     kept = files(path)
-    for place, left in (("evergrow.learner.modelfile.write_archive", kept), ("evergrow.core.files.os.replace", {})):
+    for place, left in (
+        ("evergrow.learner.modelfile.write_archive", kept),
+        ("evergrow.core.files.os.replace", {}),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(place, full)
-            with pytest.raises(EvergrowError, match=r"No space left on the disk of .*; the model was not changed"):
+            with pytest.raises(
+                EvergrowError,
+                match=r"No space left on the disk of .*; the model was not changed",
+            ):
                 commit(path, open_model(path).forget_classes("4"), keep=0)
         # A full disk loses nothing, and a kill right before the last step leaves nothing but the model.
-        assert (path.read_bytes(), kept_revisions(path)) == (before, [1, 2] if left else [])
+        assert (path.read_bytes(), kept_revisions(path)) == (
+            before,
+            [1, 2] if left else [],
+        )
     commit(path, open_model(path).forget_classes("4"), keep=0)
     assert files(path).keys() <= {".lock"}
     teach(path, part(blobs, 5))
@@ -221,7 +269,10 @@ def test_pieces_of_no_state_go_with_the_next_writer(path: Path) -> None:
 
 def a_piece(path: Path) -> Path:
     """Return a piece of revision 2 that no other revision has."""
-    lists = [json.loads(History(path).file(number).read_bytes())["hashes"] for number in (1, 2)]
+    lists = [
+        json.loads(History(path).file(number).read_bytes())["hashes"]
+        for number in (1, 2)
+    ]
     return History(path).piece(next(name for name in lists[1] if name not in lists[0]))
 
 
@@ -237,7 +288,9 @@ def missing_piece(path: Path) -> str:
     return r"\.piece is missing"
 
 
-def instead(find: Callable[[Path], Path], put: Callable[[Path, Path], object]) -> Callable[[Path], str]:
+def instead(
+    find: Callable[[Path], Path], put: Callable[[Path, Path], object]
+) -> Callable[[Path], str]:
     """Move a file of the history outside, and put something else in its place."""
 
     def attack(path: Path) -> str:
@@ -262,7 +315,11 @@ def edited(**changes: object) -> Callable[[Path], str]:
     def edit(path: Path) -> str:
         file = History(path).file(2)
         values = json.loads(file.read_text())
-        file.write_text(json.dumps({**values, **{key: change(values) for key, change in changes.items()}}))  # type: ignore[operator]
+        file.write_text(
+            json.dumps(
+                {**values, **{key: change(values) for key, change in changes.items()}}
+            )
+        )  # type: ignore[operator]
         return "2.json"
 
     return edit
@@ -277,7 +334,11 @@ def other_model(path: Path) -> str:
     data = (path.parent / "edited").read_bytes()
     state = State.of(data, digest)
     values = json.loads(history.file(2).read_text())
-    history.file(2).write_text(json.dumps({**values, "digest": digest, "hashes": state.hashes, "sizes": state.sizes}))
+    history.file(2).write_text(
+        json.dumps(
+            {**values, "digest": digest, "hashes": state.hashes, "sizes": state.sizes}
+        )
+    )
     start = 0
     for name, size in zip(state.hashes, state.sizes, strict=True):
         history.piece(name).write_bytes(data[start : start + size])
@@ -307,7 +368,11 @@ def test_a_history_of_strangers_is_a_typed_error_and_leads_nowhere(
     secret = path.parent.parent / "secret"
     secret.write_text("precious")
     said = attack(path)
-    outside = {file: file.read_bytes() for file in path.parent.parent.iterdir() if file.is_file()}
+    outside = {
+        file: file.read_bytes()
+        for file in path.parent.parent.iterdir()
+        if file.is_file()
+    }
     for use in (rollback, lambda model: open_revision(model, 2)):
         with pytest.raises(FileFormatError, match=said):
             use(path)
@@ -317,11 +382,17 @@ def test_a_history_of_strangers_is_a_typed_error_and_leads_nowhere(
     assert path.read_bytes() == found[2]
     rollback(path, 2)
     assert path.read_bytes() == found[0]
-    assert {file: file.read_bytes() for file in path.parent.parent.iterdir() if file.is_file()} == outside
+    assert {
+        file: file.read_bytes()
+        for file in path.parent.parent.iterdir()
+        if file.is_file()
+    } == outside
 
 
 @posix
-def test_pieces_that_were_planted_are_replaced_and_links_not_followed(path: Path, tmp_path: Path, blobs: Data) -> None:
+def test_pieces_that_were_planted_are_replaced_and_links_not_followed(
+    path: Path, tmp_path: Path, blobs: Data
+) -> None:
     before, precious = path.read_bytes(), tmp_path / "precious"
     precious.write_text("precious")
     precious.chmod(0o644)
@@ -337,7 +408,10 @@ def test_pieces_that_were_planted_are_replaced_and_links_not_followed(path: Path
     assert path.read_bytes() == before
     with locked_model(path) as learner:
         commit(path, learner.forget_classes("4"), keep=0)
-    assert (precious.read_text(), precious.stat().st_mode & 0o777) == ("precious", 0o644)
+    assert (precious.read_text(), precious.stat().st_mode & 0o777) == (
+        "precious",
+        0o644,
+    )
 
 
 def test_a_newer_history_is_refused_and_kept(path: Path, found: list[bytes]) -> None:
@@ -367,8 +441,15 @@ def forget(path: Path | str, name: str = "0") -> None:
 
 @posix
 @pytest.mark.parametrize("kind", ["relative", "absolute", "chain", "folder"])
-def test_a_model_behind_a_link(path: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    links = {"relative": "real/model.evg", "absolute": str(path), "chain": "middle.evg", "folder": "real"}
+def test_a_model_behind_a_link(
+    path: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = {
+        "relative": "real/model.evg",
+        "absolute": str(path),
+        "chain": "middle.evg",
+        "folder": "real",
+    }
     (tmp_path / "middle.evg").symlink_to("real/model.evg")
     (tmp_path / "link").symlink_to(links[kind])
     monkeypatch.chdir(tmp_path)
@@ -377,32 +458,54 @@ def test_a_model_behind_a_link(path: Path, tmp_path: Path, kind: str, monkeypatc
     forget(asked)
     assert Path("link").is_symlink()
     assert not path.is_symlink()
-    assert open_model(path).class_names_.tolist() == open_model(asked).class_names_.tolist() == ["1", "2", "3", "4"]
-    assert sorted(os.listdir(tmp_path)) == ["link", "middle.evg", "real"]  # no history beside the link
+    assert (
+        open_model(path).class_names_.tolist()
+        == open_model(asked).class_names_.tolist()
+        == ["1", "2", "3", "4"]
+    )
+    assert sorted(os.listdir(tmp_path)) == [
+        "link",
+        "middle.evg",
+        "real",
+    ]  # no history beside the link
     assert not any(file.is_symlink() for file in folder(path).iterdir())
     rollback(asked)
     assert path.read_bytes() == before
     assert Path("link").is_symlink()
-    assert [change.what for change in history(asked)] == ["fit", "update", "update", "forget", "rollback"]
+    assert [change.what for change in history(asked)] == [
+        "fit",
+        "update",
+        "update",
+        "forget",
+        "rollback",
+    ]
 
 
 @posix
 def test_there_is_one_lock_whatever_the_name(path: Path, tmp_path: Path) -> None:
     (tmp_path / "link.evg").symlink_to("real/model.evg")
     with locked_model(path) as learner:
-        commit(tmp_path / "link.evg", learner.forget_classes("0"))  # the same writer by another name
+        commit(
+            tmp_path / "link.evg", learner.forget_classes("0")
+        )  # the same writer by another name
     stale = open_model(path)
     forget(tmp_path / "link.evg", "1")
-    with refused(path, BusyError, "changed since"):  # it is what another wrote meanwhile
+    with refused(
+        path, BusyError, "changed since"
+    ):  # it is what another wrote meanwhile
         commit(path, stale.forget_classes("2"))
-    open_model(path).forget_classes("3").save(tmp_path / "link.evg")  # a plain save goes through links too
+    open_model(path).forget_classes("3").save(
+        tmp_path / "link.evg"
+    )  # a plain save goes through links too
     assert (tmp_path / "link.evg").is_symlink()
     assert "3" not in open_model(path).class_names_
 
 
 @posix
 @pytest.mark.parametrize("target", ["missing.evg", "link.evg"])
-def test_a_link_to_nothing_or_to_itself_is_an_error(path: Path, tmp_path: Path, target: str) -> None:
+def test_a_link_to_nothing_or_to_itself_is_an_error(
+    path: Path, tmp_path: Path, target: str
+) -> None:
     link = tmp_path / "link.evg"
     link.symlink_to(target)
     for use in (open_model, history, rollback):
@@ -425,7 +528,10 @@ def test_a_private_model_stays_private_and_so_does_its_history(path: Path) -> No
     assert {mode(file) for file in folder(path).iterdir()} == {0o600}
     rollback(path)
     assert mode(path) == 0o600
-    assert (History(path).numbers(), {mode(file) for file in folder(path).iterdir()}) == ([1, 2, 4], {0o600})
+    assert (
+        History(path).numbers(),
+        {mode(file) for file in folder(path).iterdir()},
+    ) == ([1, 2, 4], {0o600})
 
 
 @posix
@@ -437,8 +543,12 @@ def test_a_history_that_is_closed_stays_closed(path: Path) -> None:
 
 
 @posix
-@pytest.mark.parametrize(("mask", "expected"), [(0o022, (0o644, 0o755)), (0o077, (0o600, 0o700))])
-def test_the_umask_decides_for_new_models(path: Path, tmp_path: Path, mask: int, expected: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("mask", "expected"), [(0o022, (0o644, 0o755)), (0o077, (0o600, 0o700))]
+)
+def test_the_umask_decides_for_new_models(
+    path: Path, tmp_path: Path, mask: int, expected: tuple[int, int]
+) -> None:
     before = os.umask(mask)
     try:
         commit(tmp_path / "new.evg", open_model(path))
@@ -450,13 +560,18 @@ def test_the_umask_decides_for_new_models(path: Path, tmp_path: Path, mask: int,
     assert {mode(file) for file in folder(new).iterdir()} == {expected[0]}
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root: gives files away")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0,
+    reason="needs root: gives files away",
+)
 def test_the_owner_is_kept(path: Path) -> None:
     shutil.rmtree(folder(path))
     os.chown(path, 12345, 23456)
     forget(path)
     places = [path, folder(path), *folder(path).iterdir()]
-    assert {(place.stat().st_uid, place.stat().st_gid) for place in places} == {(12345, 23456)}
+    assert {(place.stat().st_uid, place.stat().st_gid) for place in places} == {
+        (12345, 23456)
+    }
 
 
 @posix
@@ -464,7 +579,11 @@ def test_the_owner_is_kept(path: Path) -> None:
 def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> None:
     learner = open_model(path)
     path.chmod(0o444)
-    changes = {"forget": lambda: forget(path), "rollback": lambda: rollback(path), "save": lambda: learner.save(path)}
+    changes = {
+        "forget": lambda: forget(path),
+        "rollback": lambda: rollback(path),
+        "save": lambda: learner.save(path),
+    }
     with refused(path, (ModelWriteError, PathError), "read-only"):
         changes[change]()
     with refused(path, ModelWriteError, "read-only"):
@@ -476,7 +595,9 @@ def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> N
 # -- histories that cannot be trusted -----------------------------------------------------------------------
 
 
-def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path) -> None:
+def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(
+    path: Path,
+) -> None:
     before = path.read_bytes()
     shutil.copy(folder(path) / "1.json", folder(path) / "3.json")
     forget(path)
@@ -511,23 +632,47 @@ def test_the_history_is_no_link(path: Path, tmp_path: Path) -> None:
         b'{"a": 1}',
         b"[" * 100_000,
         b'[{"change": {"what": "fit"}}]',
-        json.dumps([{"change": {"what": "rollback", "when": 3, "samples": "x"}, "before": 1, "after": 2}]).encode(),
-        json.dumps([{"change": {"what": "redone", "when": "", "samples": 1}, "before": 1, "after": 2}]).encode(),
+        json.dumps(
+            [
+                {
+                    "change": {"what": "rollback", "when": 3, "samples": "x"},
+                    "before": 1,
+                    "after": 2,
+                }
+            ]
+        ).encode(),
+        json.dumps(
+            [
+                {
+                    "change": {"what": "redone", "when": "", "samples": 1},
+                    "before": 1,
+                    "after": 2,
+                }
+            ]
+        ).encode(),
     ],
     ids=range(10),
 )
-def test_a_broken_log_is_one_line_and_nothing_is_written(path: Path, text: bytes) -> None:
+def test_a_broken_log_is_one_line_and_nothing_is_written(
+    path: Path, text: bytes
+) -> None:
     files = [*os.listdir(folder(path)), "log.json"]
     (folder(path) / "log.json").write_bytes(text)
     for use in (history, rollback, redo, forget):
-        with refused(path, FileFormatError, r"log\.json must be a list of rollbacks.*the model is as it was"):
+        with refused(
+            path,
+            FileFormatError,
+            r"log\.json must be a list of rollbacks.*the model is as it was",
+        ):
             use(path)
     assert sorted(os.listdir(folder(path))) == sorted(files)
     assert len(open_model(path).predict(np.zeros((1, 10)))) == 1
 
 
 @posix
-def test_a_log_that_is_a_link_is_not_written_through(path: Path, tmp_path: Path) -> None:
+def test_a_log_that_is_a_link_is_not_written_through(
+    path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "precious").write_text("[]")
     (folder(path) / "log.json").symlink_to(tmp_path / "precious")
     with pytest.raises(FileFormatError, match="it is a link"):

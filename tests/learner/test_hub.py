@@ -17,7 +17,12 @@ from tests.learner.toys import Letters
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive, write_archive
-from evergrow.core.errors import FileFormatError, ModelNotFoundError, NotFittedError, ParameterError
+from evergrow.core.errors import (
+    FileFormatError,
+    ModelNotFoundError,
+    NotFittedError,
+    ParameterError,
+)
 from evergrow.learner.comparison import measured_change
 from evergrow.learner.hub import HubError, published_archive
 from evergrow.learner.modelfile import commit, open_model
@@ -33,14 +38,28 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     with running_hub() as found:
         monkeypatch.setattr(constants, "ENDPOINT", found.address)
         template = found.address + "/{repo_id}/resolve/{revision}/{filename}"
-        for module in (constants, huggingface_hub.file_download):  # older clients have it in both
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=module is constants)
+        for module in (
+            constants,
+            huggingface_hub.file_download,
+        ):  # older clients have it in both
+            monkeypatch.setattr(
+                module,
+                "HUGGINGFACE_CO_URL_TEMPLATE",
+                template,
+                raising=module is constants,
+            )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         api = huggingface_hub.HfApi
-        monkeypatch.setattr(api, "create_repo", lambda self, **settings: found.create_repo(self, **settings))
-        monkeypatch.setattr(api, "upload_folder", lambda _, **settings: found.upload_folder(**settings))
+        monkeypatch.setattr(
+            api,
+            "create_repo",
+            lambda self, **settings: found.create_repo(self, **settings),
+        )
+        monkeypatch.setattr(
+            api, "upload_folder", lambda _, **settings: found.upload_folder(**settings)
+        )
         yield found
 
 
@@ -52,25 +71,39 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 def small(data: Any) -> Learner:
     X, y = data
-    return Learner(None, options={"n_units": 20}).fit(X, np.array(["ant", "bee", "<script>|x", "=cat"])[y])
+    return Learner(None, options={"n_units": 20}).fit(
+        X, np.array(["ant", "bee", "<script>|x", "=cat"])[y]
+    )
 
 
-def test_a_model_is_published_and_loaded_again(hub: Hub, data: Any, tmp_path: Path) -> None:
+def test_a_model_is_published_and_loaded_again(
+    hub: Hub, data: Any, tmp_path: Path
+) -> None:
     learner = small(data)
-    address = learner.push_to_hub("me/insects", token=TOKEN, licence="cc-by-4.0", dataset="me/garden")
+    address = learner.push_to_hub(
+        "me/insects", token=TOKEN, licence="cc-by-4.0", dataset="me/garden"
+    )
     assert address.startswith(f"{hub.address}/me/insects/commit/")
     assert sorted(hub.files("me/insects")) == ["README.md", "model.evg"]
     again = Learner.from_pretrained("me/insects", cache_dir=tmp_path / "cache")
     assert again.n_samples_ == learner.n_samples_
     assert again.history_ == learner.history_
-    assert np.array_equal(again.decision_function(data[0]), learner.decision_function(data[0]))
+    assert np.array_equal(
+        again.decision_function(data[0]), learner.decision_function(data[0])
+    )
     asked = [line for line in hub.asked if "resolve" in line]
-    assert {line.rpartition("/")[2] for line in asked} == {"model.evg"}  # nothing else is read
+    assert {line.rpartition("/")[2] for line in asked} == {
+        "model.evg"
+    }  # nothing else is read
 
 
-def test_updates_are_commits_and_a_revision_stays_what_it_was(hub: Hub, data: Any, tmp_path: Path) -> None:
+def test_updates_are_commits_and_a_revision_stays_what_it_was(
+    hub: Hub, data: Any, tmp_path: Path
+) -> None:
     learner = small(data)
-    first = learner.push_to_hub("me/insects", token=TOKEN, private=True).rpartition("/")[2]
+    first = learner.push_to_hub("me/insects", token=TOKEN, private=True).rpartition(
+        "/"
+    )[2]
     learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
     learner.push_to_hub("me/insects", token=TOKEN, message="Wasps")
     repository = hub.repository("me/insects")
@@ -78,9 +111,14 @@ def test_updates_are_commits_and_a_revision_stays_what_it_was(hub: Hub, data: An
     assert repository.messages == ["Publish an evergrow model", "Wasps"]
     where = {"cache_dir": tmp_path / "cache"}
     assert len(Learner.from_pretrained("me/insects", **where).classes_) == 5
-    assert len(Learner.from_pretrained("me/insects", revision=first, **where).classes_) == 4
+    assert (
+        len(Learner.from_pretrained("me/insects", revision=first, **where).classes_)
+        == 4
+    )
     served = len(hub.asked)
-    again = Learner.from_pretrained("me/insects", revision=first, local_files_only=True, **where)
+    again = Learner.from_pretrained(
+        "me/insects", revision=first, local_files_only=True, **where
+    )
     assert len(again.classes_) == 4
     assert len(hub.asked) == served  # out of the cache
 
@@ -124,7 +162,10 @@ def test_the_card_names_the_backbone_and_its_licence() -> None:
         return BackboneSpec(name, kind, 8, weights, "", "", {}, {})
 
     assert licence_of(spec("tf_efficientnet_lite0", "image", "bundled")) == "apache-2.0"
-    assert hub_name(spec("all-MiniLM-L6-v2", "text", "bundled")) == "sentence-transformers/all-MiniLM-L6-v2"
+    assert (
+        hub_name(spec("all-MiniLM-L6-v2", "text", "bundled"))
+        == "sentence-transformers/all-MiniLM-L6-v2"
+    )
     assert licence_of(spec("all-MiniLM-L6-v2", "text", "bundled")) == "apache-2.0"
     for name, kind, weights in (
         ("tf_efficientnet_lite0", "image", "file:lite.pth"),  # may be anyone's
@@ -147,7 +188,9 @@ def test_the_card_of_a_model_of_texts(tmp_path: Path) -> None:
     assert card.data.to_dict()["pipeline_tag"] == "text-classification"
 
 
-def test_nobody_and_no_folder_is_named_in_what_is_published(data: Any, tmp_path: Path) -> None:
+def test_nobody_and_no_folder_is_named_in_what_is_published(
+    data: Any, tmp_path: Path
+) -> None:
     learner = small(data)
     np.savez(tmp_path / "t.npz", X_train=data[0], y_train=learner.predict(data[0]))
     with measured_change(learner, tmp_path / "t.npz"):
@@ -166,19 +209,26 @@ def test_nobody_and_no_folder_is_named_in_what_is_published(data: Any, tmp_path:
     assert archive.meta["x"] == "file:w"
     assert archive.meta["history"][-1]["note"] == "the first"
     write_archive(tmp_path / "published.evg", archive)
-    assert np.array_equal(Learner.load(tmp_path / "published.evg").predict(data[0]), learner.predict(data[0]))
+    assert np.array_equal(
+        Learner.load(tmp_path / "published.evg").predict(data[0]),
+        learner.predict(data[0]),
+    )
 
 
 # -- what comes from strangers ------------------------------------------------------------------------------------
 
 
-def test_a_file_that_was_altered_is_refused(hub: Hub, data: Any, tmp_path: Path) -> None:
+def test_a_file_that_was_altered_is_refused(
+    hub: Hub, data: Any, tmp_path: Path
+) -> None:
     learner = small(data)
     learner.push_to_hub("me/insects", token=TOKEN)
     whole = hub.files("me/insects")["model.evg"]
     altered = bytearray(whole)
     altered[-9] ^= 1
-    hub.repository("me/altered").add({"model.evg": bytes(altered), "config.json": b'{"learner": 1, "self": 2}'})
+    hub.repository("me/altered").add(
+        {"model.evg": bytes(altered), "config.json": b'{"learner": 1, "self": 2}'}
+    )
     hub.repository("me/pickle").add({"model.evg": b"\x80\x04\x95cposix\nsystem\n"})
     for name in ("me/altered", "me/pickle"):
         with pytest.raises(FileFormatError):
@@ -189,7 +239,9 @@ def test_what_is_missing_is_named(hub: Hub, data: Any, tmp_path: Path) -> None:
     hub.repository("me/empty").add({"README.md": b"nothing here"})
     cache = {"cache_dir": tmp_path / "cache"}
     for name in ("me/nowhere", "me/empty"):
-        with pytest.raises(ModelNotFoundError, match=f"No model.evg in '{name}' that you may read"):
+        with pytest.raises(
+            ModelNotFoundError, match=f"No model.evg in '{name}' that you may read"
+        ):
             Learner.from_pretrained(name, **cache)
     with pytest.raises(ParameterError, match="repo must be 'OWNER/NAME' or a folder"):
         Learner.from_pretrained("a/b/c", **cache)
@@ -204,7 +256,9 @@ def test_what_is_missing_is_named(hub: Hub, data: Any, tmp_path: Path) -> None:
     assert ("models", "me/insects") not in hub.repositories
 
 
-def test_a_folder_does_as_well_as_a_repository(hub: Hub, data: Any, tmp_path: Path) -> None:
+def test_a_folder_does_as_well_as_a_repository(
+    hub: Hub, data: Any, tmp_path: Path
+) -> None:
     learner = small(data)
     write_archive(tmp_path / "model.evg", published_archive(learner))
     assert Learner.from_pretrained(tmp_path).n_samples_ == learner.n_samples_
@@ -215,21 +269,39 @@ def test_a_folder_does_as_well_as_a_repository(hub: Hub, data: Any, tmp_path: Pa
 # -- data sets ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["hf://datasets/me/letters", "hf://datasets/me/letters@main/data/train.csv"])
+@pytest.mark.parametrize(
+    "address",
+    ["hf://datasets/me/letters", "hf://datasets/me/letters@main/data/train.csv"],
+)
 def test_a_data_set_of_the_hub_is_read_by_its_address(hub: Hub, address: str) -> None:
     pytest.importorskip("datasets")
-    rows = "".join(f"{'aaa aab' if n % 2 else 'zzz zzy'} {n},{'a' if n % 2 else 'z'}\n" for n in range(40))
-    hub.repository("me/letters", "datasets").add({"data/train.csv": f"text,label\n{rows}".encode()})
-    assert Learner(Letters(), options={"n_units": 20}).fit(address).n_samples_ == {"a": 20, "z": 20}
+    rows = "".join(
+        f"{'aaa aab' if n % 2 else 'zzz zzy'} {n},{'a' if n % 2 else 'z'}\n"
+        for n in range(40)
+    )
+    hub.repository("me/letters", "datasets").add(
+        {"data/train.csv": f"text,label\n{rows}".encode()}
+    )
+    assert Learner(Letters(), options={"n_units": 20}).fit(address).n_samples_ == {
+        "a": 20,
+        "z": 20,
+    }
 
 
 @pytest.mark.slow
-def test_the_page_on_the_hub_runs_as_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_the_hub_runs_as_printed(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
     section = page.split("\n## Hugging Face Hub\n")[1].split("\n## ")[0]
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     namespace: dict[str, Any] = {}
-    for body in re.findall(r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE):
+    for body in re.findall(
+        r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE
+    ):
         exec(compile(body, "integrations.md", "exec"), namespace)
     assert namespace["again"].revision_ == namespace["learner"].revision_ + 1
-    assert "797 samples that were held against it" in hub.files("me/digits")["README.md"].decode()
+    assert (
+        "797 samples that were held against it"
+        in hub.files("me/digits")["README.md"].decode()
+    )

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.learner.toys import Colours, Data, Letters, assert_same, image, part, refused, write_folder
+from tests.learner.toys import (
+    Colours,
+    Data,
+    Letters,
+    assert_same,
+    image,
+    part,
+    refused,
+    write_folder,
+)
 
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -57,28 +66,51 @@ def test_settings_are_those_of_the_recommended_head(blobs: Data) -> None:
     learner = small().partial_fit(part(blobs, 0, 1, 2))  # the first call is fit
     X, y = part(blobs, 0, 1, 2)
     head = Classifier(n_units=40, random_state=0).fit(X, y.astype(str))
-    assert np.array_equal(learner.decision_function(blobs[0]), head.decision_function(blobs[0]))
-    assert np.array_equal(plain(learner).predict_proba(blobs[0]), head.predict_proba(blobs[0]))
-    assert np.array_equal(plain(learner).novelty_score(blobs[0]), head.novelty_score(blobs[0]))
+    assert np.array_equal(
+        learner.decision_function(blobs[0]), head.decision_function(blobs[0])
+    )
+    assert np.array_equal(
+        plain(learner).predict_proba(blobs[0]), head.predict_proba(blobs[0])
+    )
+    assert np.array_equal(
+        plain(learner).novelty_score(blobs[0]), head.novelty_score(blobs[0])
+    )
     assert learner.head_.alpha == "gcv"
-    paper = Learner(None, "scl-mgsm", options={"max_units": 40}).fit(part(blobs, 0, 1, 2))
+    paper = Learner(None, "scl-mgsm", options={"max_units": 40}).fit(
+        part(blobs, 0, 1, 2)
+    )
     assert paper.head_.alpha == 0.01
 
 
 @pytest.mark.parametrize("n_units", [40, 1500])  # dense and compact statistics
-def test_updates_equal_learning_at_once_on_the_same_layer(blobs: Data, n_units: int) -> None:
+def test_updates_equal_learning_at_once_on_the_same_layer(
+    blobs: Data, n_units: int
+) -> None:
     learner = small(n_units=n_units).fit(part(blobs, 0, 1, 2))
     at_once = learner.spawn().partial_fit(blobs)
     learner.partial_fit(part(blobs, 3)).partial_fit(part(blobs, 4, 5))
-    difference = np.abs(learner.decision_function(blobs[0]) - at_once.decision_function(blobs[0])).max()
-    assert difference < 1e-6 * max(1.0, float(np.abs(at_once.decision_function(blobs[0])).max()))
-    assert np.abs(plain(learner).predict_proba(blobs[0]) - plain(at_once).predict_proba(blobs[0])).max() < 1e-6
+    difference = np.abs(
+        learner.decision_function(blobs[0]) - at_once.decision_function(blobs[0])
+    ).max()
+    assert difference < 1e-6 * max(
+        1.0, float(np.abs(at_once.decision_function(blobs[0])).max())
+    )
+    assert (
+        np.abs(
+            plain(learner).predict_proba(blobs[0])
+            - plain(at_once).predict_proba(blobs[0])
+        ).max()
+        < 1e-6
+    )
     assert learner.n_samples_ == at_once.n_samples_ == dict.fromkeys(range(6), 50)
 
 
 def test_history_tells_what_happened(fitted: Learner, blobs: Data) -> None:
     fitted.partial_fit(part(blobs, 2, 3)).forget_classes("0").unlearn(part(blobs, 3))
-    told = [(change.what, change.samples, change.classes, change.revision) for change in fitted.history_]
+    told = [
+        (change.what, change.samples, change.classes, change.revision)
+        for change in fitted.history_
+    ]
     assert told == [
         ("fit", 150, ("0", "1", "2"), 1),
         ("update", 100, ("3",), 2),
@@ -92,12 +124,18 @@ def test_history_tells_what_happened(fitted: Learner, blobs: Data) -> None:
     assert set(fitted.predict(blobs[0]).tolist()) == {1, 2}
 
 
-def test_a_batch_is_learned_once_more_only_where_that_is_wanted(fitted: Learner, blobs: Data) -> None:
+def test_a_batch_is_learned_once_more_only_where_that_is_wanted(
+    fitted: Learner, blobs: Data
+) -> None:
     fitted.partial_fit(part(blobs, 3), again=False)
     for again in (part(blobs, 3), part(blobs, 0, 1, 2)):
-        with refused(fitted, KnownSamplesError, "were learned before and would count twice"):
+        with refused(
+            fitted, KnownSamplesError, "were learned before and would count twice"
+        ):
             fitted.partial_fit(again, again=False)
-    fitted.unlearn(part(blobs, 3)).partial_fit(part(blobs, 3), again=False)  # what was taken out is new
+    fitted.unlearn(part(blobs, 3)).partial_fit(
+        part(blobs, 3), again=False
+    )  # what was taken out is new
     assert fitted.partial_fit(part(blobs, 3)).n_samples_[3] == 100
 
 
@@ -119,26 +157,41 @@ def test_classes_that_differ_in_case_only_are_warned_of(blobs: Data) -> None:
 
 def with_rows(data: Data, counts: dict[int, int]) -> Data:
     """Return so many rows of each class."""
-    rows = np.concatenate([np.flatnonzero(data[1] == label)[:count] for label, count in counts.items()])
+    rows = np.concatenate(
+        [np.flatnonzero(data[1] == label)[:count] for label, count in counts.items()]
+    )
     return data[0][rows], data[1][rows]
 
 
-def test_classes_with_few_samples_are_warned_of_once(blobs: Data, tmp_path: Path) -> None:
+def test_classes_with_few_samples_are_warned_of_once(
+    blobs: Data, tmp_path: Path
+) -> None:
     learner = small().fit(part(blobs, 0, 1))
     usual = learner.n_samples_[0]
     with pytest.warns(
-        FewSamplesWarning, match=rf"1 of 3 classes has fewer than .* beside a median of {usual} \(2: 2\)"
+        FewSamplesWarning,
+        match=rf"1 of 3 classes has fewer than .* beside a median of {usual} \(2: 2\)",
     ):
         learner.partial_fit(with_rows(blobs, {2: 2}))
-    learner.partial_fit(with_rows(blobs, {0: 5}))  # the same class is poor as before: nothing new to say
+    learner.partial_fit(
+        with_rows(blobs, {0: 5})
+    )  # the same class is poor as before: nothing new to say
     learner.save(tmp_path / "m.evg")
     later = Learner.load(tmp_path / "m.evg").partial_fit(with_rows(blobs, {2: 1}))
-    with pytest.warns(FewSamplesWarning, match=r"2 of 4 classes have .* \(3: 1, 2: 3\): they are recognised less"):
+    with pytest.warns(
+        FewSamplesWarning,
+        match=r"2 of 4 classes have .* \(3: 1, 2: 3\): they are recognised less",
+    ):
         later.partial_fit(with_rows(blobs, {3: 1}))
     later.partial_fit(with_rows(blobs, {2: 10, 3: 10}))
-    with pytest.warns(FewSamplesWarning, match=r"\(2: 1\): it is recognised less surely; teach at least 10"):
+    with pytest.warns(
+        FewSamplesWarning,
+        match=r"\(2: 1\): it is recognised less surely; teach at least 10",
+    ):
         small().fit(with_rows(blobs, {0: 30, 1: 30, 2: 1}))
-    small().fit(with_rows(blobs, {0: 9, 1: 1})).partial_fit(with_rows(blobs, {2: 2}))  # few of each: no warning
+    small().fit(with_rows(blobs, {0: 9, 1: 1})).partial_fit(
+        with_rows(blobs, {2: 2})
+    )  # few of each: no warning
     small().fit(with_rows(blobs, {0: 20, 1: 4}))
 
 
@@ -161,7 +214,11 @@ def test_a_warning_or_a_head_that_fails_leaves_the_learner_as_it_was(
 BAD: list[tuple[str, Callable[[Data], Any], type[EvergrowError]]] = [
     ("empty", lambda data: (data[0][:0], []), InputError),
     ("another width", lambda data: (data[0][:, :3], data[1]), InputError),
-    ("not finite", lambda data: (np.where(data[0] > 2, np.nan, data[0]), data[1]), InputError),
+    (
+        "not finite",
+        lambda data: (np.where(data[0] > 2, np.nan, data[0]), data[1]),
+        InputError,
+    ),
     ("too few labels", lambda data: (data[0], data[1][:-1]), LabelError),
     ("texts", lambda data: (TEXTS, NAMES), InputError),
     ("images", lambda data: ([image(0, 0)], ["a"]), InputError),
@@ -175,10 +232,18 @@ VERBS["another width"].remove("fit")  # which may change the width
 
 @pytest.mark.parametrize(
     ("verb", "bad", "error"),
-    [pytest.param(verb, *case[1:], id=f"{verb}-{case[0]}") for case in BAD for verb in VERBS[case[0]]],
+    [
+        pytest.param(verb, *case[1:], id=f"{verb}-{case[0]}")
+        for case in BAD
+        for verb in VERBS[case[0]]
+    ],
 )
 def test_bad_data_changes_nothing(
-    fitted: Learner, blobs: Data, verb: str, bad: Callable[[Data], Any], error: type[EvergrowError]
+    fitted: Learner,
+    blobs: Data,
+    verb: str,
+    bad: Callable[[Data], Any],
+    error: type[EvergrowError],
 ) -> None:
     with refused(fitted, error):
         getattr(fitted, verb)(bad(blobs))
@@ -195,13 +260,20 @@ def test_bad_data_changes_nothing(
         ({"random_state": "x"}, ParameterError, "random_state"),
     ],
 )
-def test_bad_settings(blobs: Data, settings: dict[str, Any], error: type[EvergrowError], message: str) -> None:
+def test_bad_settings(
+    blobs: Data, settings: dict[str, Any], error: type[EvergrowError], message: str
+) -> None:
     with pytest.raises(error, match=message):
         Learner(None, **settings).fit(blobs)
 
 
 def test_nothing_learned_nothing_known() -> None:
-    for ask in (lambda one: one.predict(np.eye(2)), lambda one: one.info(), lambda one: one.classes_, Learner.spawn):
+    for ask in (
+        lambda one: one.predict(np.eye(2)),
+        lambda one: one.info(),
+        lambda one: one.classes_,
+        Learner.spawn,
+    ):
         with pytest.raises(NotFittedError):
             ask(Learner())
 
@@ -212,7 +284,12 @@ def test_nothing_learned_nothing_known() -> None:
 def test_updates_touch_no_old_image(tmp_path: Path) -> None:
     old = write_folder(tmp_path / "old", {"red": 0, "blue": 1, "green": 2})
     new = write_folder(tmp_path / "new", {"grey": 3, "pink": 4})
-    test = write_folder(tmp_path / "test", {"red": 0, "blue": 1, "green": 2, "grey": 3, "pink": 4}, n=3, seed=1)
+    test = write_folder(
+        tmp_path / "test",
+        {"red": 0, "blue": 1, "green": 2, "grey": 3, "pink": 4},
+        n=3,
+        seed=1,
+    )
     learner = Learner(Colours(), options={"n_units": 30}, cache=False).fit(old)
     shutil.rmtree(old)
     learner.partial_fit(new)
@@ -223,19 +300,28 @@ def test_updates_touch_no_old_image(tmp_path: Path) -> None:
 
 
 def test_a_broken_image_half_way_changes_nothing(tmp_path: Path) -> None:
-    learner = Learner(Colours(), options={"n_units": 30}, cache=False, extract={"batch_size": 2})
+    learner = Learner(
+        Colours(), options={"n_units": 30}, cache=False, extract={"batch_size": 2}
+    )
     learner.fit(write_folder(tmp_path / "old", {"red": 0, "blue": 1}))
     new = write_folder(tmp_path / "new", {"grey": 3, "pink": 4})
     (new / "pink" / "4.png").write_bytes(b"no image")
     with refused(learner, ImageError, r"4\.png"):
         learner.partial_fit(new)
-    learner = Learner.load(learner.to_archive(), backbone=Colours(), cache=False, extract={"on_error": "skip"})
+    learner = Learner.load(
+        learner.to_archive(),
+        backbone=Colours(),
+        cache=False,
+        extract={"on_error": "skip"},
+    )
     with pytest.warns(DataWarning, match=r"4\.png"):
         learner.partial_fit(new)
     assert learner.n_samples_ == {"blue": 5, "grey": 5, "pink": 4, "red": 5}
     with pytest.warns(DataWarning, match="left out"):
         assert learner.evaluate(new).left_out == ("pink/4.png",)
-    with pytest.raises(ImageError, match=r"4\.png"):  # answers would no longer be in the order of the items
+    with pytest.raises(
+        ImageError, match=r"4\.png"
+    ):  # answers would no longer be in the order of the items
         learner.predict(new)
     with pytest.warns(DataWarning, match="left out"):
         found = learner.features(new)
@@ -244,7 +330,10 @@ def test_a_broken_image_half_way_changes_nothing(tmp_path: Path) -> None:
     assert learner.predict(found.X).shape == (9,)
     for file in (new / "pink").iterdir():
         file.write_bytes(b"no image")
-    with pytest.warns(DataWarning), pytest.raises(InputError, match="'pink'"):  # of which nothing can be read
+    with (
+        pytest.warns(DataWarning),
+        pytest.raises(InputError, match="'pink'"),
+    ):  # of which nothing can be read
         learner.fit(new)
 
 
@@ -263,8 +352,14 @@ def test_texts(tmp_path: Path) -> None:
     assert learner.info()["kind"] == "text"
     assert learner.predict("abba").tolist() == ["early"]
     assert learner.predict(["abba", "zyx zyx"]).tolist() == ["early", "late"]
-    (tmp_path / "t.csv").write_text("text,label\nbaba,early\nmmm nnn,middle\nnm nm,middle\n")
-    assert learner.partial_fit(tmp_path / "t.csv").classes_.tolist() == ["early", "late", "middle"]
+    (tmp_path / "t.csv").write_text(
+        "text,label\nbaba,early\nmmm nnn,middle\nnm nm,middle\n"
+    )
+    assert learner.partial_fit(tmp_path / "t.csv").classes_.tolist() == [
+        "early",
+        "late",
+        "middle",
+    ]
 
 
 def test_data_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -289,17 +384,26 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
     learner = Learner(Colours(), options={"n_units": 20}, cache=False)
     learner.fit(write_folder(tmp_path / "p", {"red": 0, "blue": 1}))
     X, y = np.random.default_rng(0).random((4, 27)), np.array([0, 0, 1, 1])
-    right = {"name": "Colours", "weights_hash": learner.info()["backbone"]["weights_hash"]}
+    right = {
+        "name": "Colours",
+        "weights_hash": learner.info()["backbone"]["weights_hash"],
+    }
     learner.partial_fit(FeatureSet("f", X, y, X, y, ("a", "b"), backbone=right))
     with pytest.raises(InputError, match="other"):
-        learner.partial_fit(FeatureSet("f", X, y, X, y, backbone={"name": "other", "weights_hash": "0"}))
+        learner.partial_fit(
+            FeatureSet("f", X, y, X, y, backbone={"name": "other", "weights_hash": "0"})
+        )
 
 
 # -- other methods ------------------------------------------------------------------------------------------
 
 
 def test_a_method_without_extras_says_so(blobs: Data, tmp_path: Path) -> None:
-    learner = Learner(None, "simplecil").fit(part(blobs, 0, 1, 2)).partial_fit(part(blobs, 3, 4, 5))
+    learner = (
+        Learner(None, "simplecil")
+        .fit(part(blobs, 0, 1, 2))
+        .partial_fit(part(blobs, 3, 4, 5))
+    )
     assert learner.evaluate(blobs).accuracy > 0.8
     assert learner.info()["novelty"] is None
     for verb, *given in (
@@ -320,16 +424,25 @@ def test_a_method_without_extras_says_so(blobs: Data, tmp_path: Path) -> None:
 # -- exact edits --------------------------------------------------------------------------------------------
 
 
-def test_what_was_never_learned_cannot_be_unlearned_or_forgotten(fitted: Learner, blobs: Data) -> None:
+def test_what_was_never_learned_cannot_be_unlearned_or_forgotten(
+    fitted: Learner, blobs: Data
+) -> None:
     X, y = part(blobs, 0)
     for unlearn, error, said in (
         (part(blobs, 5), LabelError, "There is no class '5'"),
-        ((np.concatenate([X, X]), np.concatenate([y, y])), UnlearnError, "50 too many of '0'"),
+        (
+            (np.concatenate([X, X]), np.concatenate([y, y])),
+            UnlearnError,
+            "50 too many of '0'",
+        ),
         ((X[:5] + 1000, y[:5]), UnlearnError, "must have been learned before"),
     ):
         with refused(fitted, error, said):
             fitted.unlearn(unlearn)
-    for forget, said in ((["0", "nothing"], "'nothing'.*nearest"), ([], "at least one")):
+    for forget, said in (
+        (["0", "nothing"], "'nothing'.*nearest"),
+        ([], "at least one"),
+    ):
         with refused(fitted, LabelError, said):
             fitted.forget_classes(forget)
 
@@ -338,7 +451,12 @@ def test_merging_spawned_learners_equals_one(fitted: Learner, blobs: Data) -> No
     whole = fitted.spawn().partial_fit(blobs)
     other = fitted.spawn().partial_fit(part(blobs, 3, 4, 5))
     fitted.merge(other)
-    assert np.abs(plain(fitted).predict_proba(blobs[0]) - plain(whole).predict_proba(blobs[0])).max() < 1e-6
+    assert (
+        np.abs(
+            plain(fitted).predict_proba(blobs[0]) - plain(whole).predict_proba(blobs[0])
+        ).max()
+        < 1e-6
+    )
     assert fitted.n_samples_ == whole.n_samples_
     last = fitted.history_[-1]
     assert (last.what, last.samples, last.classes) == ("merge", 150, ("3", "4", "5"))
@@ -347,8 +465,12 @@ def test_merging_spawned_learners_equals_one(fitted: Learner, blobs: Data) -> No
 
 
 @pytest.mark.parametrize("n_units", [40, 1500])  # dense and compact statistics
-def test_copies_of_one_model_merge_with_their_base(blobs: Data, n_units: int, tmp_path: Path) -> None:
-    small(n_units=n_units).fit(part(blobs, 0, 1)).partial_fit(part(blobs, 2)).save(tmp_path / "base.evg")
+def test_copies_of_one_model_merge_with_their_base(
+    blobs: Data, n_units: int, tmp_path: Path
+) -> None:
+    small(n_units=n_units).fit(part(blobs, 0, 1)).partial_fit(part(blobs, 2)).save(
+        tmp_path / "base.evg"
+    )
     base, a, b = (Learner.load(tmp_path / "base.evg") for _ in range(3))
     whole = base.spawn().partial_fit(blobs)
     X, y = part(blobs, 2)
@@ -362,25 +484,49 @@ def test_copies_of_one_model_merge_with_their_base(blobs: Data, n_units: int, tm
     assert a.n_samples_ == whole.n_samples_
     assert a.head_.class_counts_.tolist() == list(whole.n_samples_.values())
     scores, expected = a.decision_function(blobs[0]), whole.decision_function(blobs[0])
-    gaps = expected - expected.mean(axis=1, keepdims=True)  # what all classes share decides nothing
-    assert np.abs(scores - scores.mean(axis=1, keepdims=True) - gaps).max() < 1e-7 * np.abs(gaps).max()
-    assert np.abs(plain(a).predict_proba(blobs[0]) - plain(whole).predict_proba(blobs[0])).max() < 1e-7
-    assert (a.head_.model_.state.basis is None) == (whole.head_.model_.state.basis is None)
-    assert a.info()["novelty"]["calibrated_on"] == known + 50  # b's 50, and the base's scores once
+    gaps = expected - expected.mean(
+        axis=1, keepdims=True
+    )  # what all classes share decides nothing
+    assert (
+        np.abs(scores - scores.mean(axis=1, keepdims=True) - gaps).max()
+        < 1e-7 * np.abs(gaps).max()
+    )
+    assert (
+        np.abs(
+            plain(a).predict_proba(blobs[0]) - plain(whole).predict_proba(blobs[0])
+        ).max()
+        < 1e-7
+    )
+    assert (a.head_.model_.state.basis is None) == (
+        whole.head_.model_.state.basis is None
+    )
+    assert (
+        a.info()["novelty"]["calibrated_on"] == known + 50
+    )  # b's 50, and the base's scores once
     assert len(a._state().calibration.unknown) == 3  # one of each
     a.partial_fit(part(blobs, 0)).save(tmp_path / "merged.evg")
     assert Learner.load(tmp_path / "merged.evg").n_samples_[0] == 100
 
 
-def test_what_does_not_go_together_is_not_merged(fitted: Learner, blobs: Data, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_not_merged(
+    fitted: Learner, blobs: Data, tmp_path: Path
+) -> None:
     fitted.save(tmp_path / "base.evg")
     base, a, b = (Learner.load(tmp_path / "base.evg") for _ in range(3))
     cases: list[tuple[Any, Learner | None, str]] = [
         (5, None, "must be a Learner"),
-        (Learner(None, "simplecil").fit(blobs), None, "shares this layer, got SimpleCIL"),
+        (
+            Learner(None, "simplecil").fit(blobs),
+            None,
+            "shares this layer, got SimpleCIL",
+        ),
         (small(n_units=20).fit(blobs), None, "one frozen layer"),
         (small().fit((blobs[0][:, :4], blobs[1])), None, "one frozen layer"),
-        (b.partial_fit(part(blobs, 3)), fitted.spawn().partial_fit(part(blobs, 5)), "another history"),
+        (
+            b.partial_fit(part(blobs, 3)),
+            fitted.spawn().partial_fit(part(blobs, 5)),
+            "another history",
+        ),
         (Learner.load(tmp_path / "base.evg").forget_classes("0"), base, "forget"),
     ]
     for other, common, message in cases:
@@ -410,7 +556,10 @@ def test_false_alarms_are_about_as_frequent_as_asked_for() -> None:
     assert result.unknown.auroc > 0.95
     assert result.unknown.threshold == learner.threshold(0.05)
     assert result.unknown.false_alarm_rate == learner.is_unknown(known[0]).mean()
-    for unknown in (strange[0], test):  # of labelled data only classes that were not learned count
+    for unknown in (
+        strange[0],
+        test,
+    ):  # of labelled data only classes that were not learned count
         assert learner.evaluate(known, unknown=unknown).unknown == result.unknown
     with pytest.raises(InputError, match="none but known ones"):
         learner.evaluate(test, unknown=known)
@@ -446,21 +595,37 @@ def test_saved_and_loaded_is_the_same(
     loaded = Learner.load(tmp_path / "m.evg")
     assert_same(loaded.to_archive(), fitted.to_archive())
     assert loaded.info() == fitted.info()
-    verbs = ("predict", "predict_proba", "decision_function", "novelty_score", "is_unknown")
+    verbs = (
+        "predict",
+        "predict_proba",
+        "decision_function",
+        "novelty_score",
+        "is_unknown",
+    )
     expected = [getattr(fitted, verb)(blobs[0]) for verb in verbs]
     with monkeypatch.context() as patch:
-        patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", None)  # nothing is solved again
+        patch.setattr(
+            "evergrow.head.readout.SolvedScatter.estimate_means", None
+        )  # nothing is solved again
         for verb, other in zip(verbs, expected, strict=True):
             one = getattr(loaded, verb)(blobs[0])
-            assert np.array_equal(one, other) if one.dtype.kind != "f" else np.allclose(one, other, rtol=1e-9)
+            assert (
+                np.array_equal(one, other)
+                if one.dtype.kind != "f"
+                else np.allclose(one, other, rtol=1e-9)
+            )
     loaded.partial_fit(part(blobs, 4)).save(tmp_path / "again.evg")
     fitted.partial_fit(part(blobs, 4))
-    assert np.allclose(loaded.predict_proba(blobs[0]), fitted.predict_proba(blobs[0]), rtol=1e-9)
+    assert np.allclose(
+        loaded.predict_proba(blobs[0]), fitted.predict_proba(blobs[0]), rtol=1e-9
+    )
 
 
 def test_no_sample_is_in_the_file(tmp_path: Path) -> None:
     secret = "a very private sentence"
-    learner = Learner(Letters(), options={"n_units": 20}).fit(([*TEXTS, secret], [*NAMES, "late"]))
+    learner = Learner(Letters(), options={"n_units": 20}).fit(
+        ([*TEXTS, secret], [*NAMES, "late"])
+    )
     learner.save(tmp_path / "m.evg")
     body = (tmp_path / "m.evg").read_bytes()
     assert secret.encode() not in body
@@ -469,11 +634,16 @@ def test_no_sample_is_in_the_file(tmp_path: Path) -> None:
 
 
 def test_the_backbone_is_loaded_only_for_images(tmp_path: Path) -> None:
-    folder, module = write_folder(tmp_path / "p", {"red": 0, "blue": 1, "green": 2}), Colours()
+    folder, module = (
+        write_folder(tmp_path / "p", {"red": 0, "blue": 1, "green": 2}),
+        Colours(),
+    )
     learner = Learner(module, options={"n_units": 20}, cache=False).fit(folder)
     X, scores = learner.features(folder).X, learner.decision_function(folder)
     learner.save(tmp_path / "m.evg")
-    alone = Learner.load(tmp_path / "m.evg", cache=False)  # without the module its backbone cannot be had
+    alone = Learner.load(
+        tmp_path / "m.evg", cache=False
+    )  # without the module its backbone cannot be had
     assert np.allclose(alone.decision_function(X), scores, rtol=1e-9)
     assert alone.info()["backbone"]["weights"] == "module"
     assert alone.spawn().partial_fit((X, ["a"] * len(X))).n_samples_ == {"a": 15}
@@ -484,18 +654,31 @@ def test_the_backbone_is_loaded_only_for_images(tmp_path: Path) -> None:
     whole = Learner.load(tmp_path / "m.evg", backbone=module, cache=False)
     assert np.allclose(whole.decision_function(folder), scores)
     other = create_backbone("test_resnet", weights="random", device="cpu")
-    for backbone, said in ((Colours(2.0), "hash"), (other, "test_resnet"), ("resnet101", "'resnet101'")):
+    for backbone, said in (
+        (Colours(2.0), "hash"),
+        (other, "test_resnet"),
+        ("resnet101", "'resnet101'"),
+    ):
         with pytest.raises(WeightsError, match=said):
-            Learner.load(tmp_path / "m.evg", backbone=backbone, cache=False).predict(folder)
+            Learner.load(tmp_path / "m.evg", backbone=backbone, cache=False).predict(
+                folder
+            )
 
 
-def test_a_layer_among_the_options_is_kept_in_the_file(blobs: Data, tmp_path: Path) -> None:
+def test_a_layer_among_the_options_is_kept_in_the_file(
+    blobs: Data, tmp_path: Path
+) -> None:
     learner = small(layer=GuidedLayer(n_units=40, scales="auto")).fit(blobs)
     learner.save(tmp_path / "m.evg")
     again = Learner.load(tmp_path / "m.evg")
     assert np.array_equal(again.predict(blobs[0]), learner.predict(blobs[0]))
     assert again.info()["options"] == learner.info()["options"]
-    fresh = Learner(**{name: again.get_params()[name] for name in ("backbone", "method", "options", "random_state")})
+    fresh = Learner(
+        **{
+            name: again.get_params()[name]
+            for name in ("backbone", "method", "options", "random_state")
+        }
+    )
     assert np.array_equal(fresh.fit(blobs).predict(blobs[0]), learner.predict(blobs[0]))
 
 
@@ -517,7 +700,11 @@ def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:
     assert (scores.measure, scores.values.shape) == ("score", (20, 2))
 
 
-def test_what_is_no_number_is_unknown(fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Classifier, "novelty_score", lambda self, X: np.full(len(X), np.nan))
+def test_what_is_no_number_is_unknown(
+    fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Classifier, "novelty_score", lambda self, X: np.full(len(X), np.nan)
+    )
     assert fitted.is_unknown(blobs[0][:3]).all()
     assert fitted.ask(blobs[0][:3], false_alarm=0.05).unknown.all()

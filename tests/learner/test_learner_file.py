@@ -13,7 +13,12 @@ import pytest
 
 from evergrow import Learner
 from evergrow.core.archive import Archive, write_archive
-from evergrow.core.errors import FileFormatError, NotFittedError, ParameterError, UnlearnError
+from evergrow.core.errors import (
+    FileFormatError,
+    NotFittedError,
+    ParameterError,
+    UnlearnError,
+)
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -21,7 +26,11 @@ Data = tuple[np.ndarray, np.ndarray]
 @pytest.fixture(scope="module")
 def learner(blobs: Data) -> Learner:
     X, y = blobs
-    return Learner(None, options={"n_units": 20}).fit((X[y < 2], y[y < 2])).partial_fit((X[y == 2], y[y == 2]))
+    return (
+        Learner(None, options={"n_units": 20})
+        .fit((X[y < 2], y[y < 2]))
+        .partial_fit((X[y == 2], y[y == 2]))
+    )
 
 
 def changed(archive: Archive, change: Callable[[dict[str, Any]], Any]) -> Archive:
@@ -30,13 +39,17 @@ def changed(archive: Archive, change: Callable[[dict[str, Any]], Any]) -> Archiv
     return replace(archive, meta=meta)
 
 
-def test_the_same_learner_gives_the_same_bytes(learner: Learner, tmp_path: Path) -> None:
+def test_the_same_learner_gives_the_same_bytes(
+    learner: Learner, tmp_path: Path
+) -> None:
     learner.save(tmp_path / "a.evg")
     Learner.load(tmp_path / "a.evg").save(tmp_path / "b.evg")
     assert (tmp_path / "a.evg").read_bytes() == (tmp_path / "b.evg").read_bytes()
 
 
-def test_what_a_later_version_added_is_kept(learner: Learner, blobs: Data, tmp_path: Path) -> None:
+def test_what_a_later_version_added_is_kept(
+    learner: Learner, blobs: Data, tmp_path: Path
+) -> None:
     def add(meta: dict[str, Any]) -> None:
         meta["colour"] = "green"
         meta["history"][0]["place"] = "here"
@@ -74,14 +87,29 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("history", 0, "revision", 9), "do not ascend"),
         (_set("history", 0, "what", "magic"), "'what' should be one of"),
         (_set("lineage", {"number": 5, "ancestors": []}), "written as revision 5"),
-        (_set("lineage", {"number": 1, "ancestors": [{"revision": r, "digest": ""} for r in (3, 2)]}), "do not ascend"),
+        (
+            _set(
+                "lineage",
+                {
+                    "number": 1,
+                    "ancestors": [{"revision": r, "digest": ""} for r in (3, 2)],
+                },
+            ),
+            "do not ascend",
+        ),
         (_set("recipe", "method", "ranpac"), "of another method"),
-        (_set("label_kind", "boolean"), "its labels are of kind 'boolean', but '0' is none"),
+        (
+            _set("label_kind", "boolean"),
+            "its labels are of kind 'boolean', but '0' is none",
+        ),
         (_set("calibration", "parts", 0, "points", 0, 10**400), "finite number"),
     ],
 )
 def test_what_does_not_fit_is_a_file_error(
-    learner: Learner, tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+    learner: Learner,
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], Any],
+    message: str,
 ) -> None:
     write_archive(tmp_path / "m.evg", changed(learner.to_archive(), change))
     with pytest.raises(FileFormatError, match=message):
@@ -121,9 +149,21 @@ def test_an_empty_model_is_saved_loaded_and_taught(tmp_path: Path) -> None:
     [
         *(
             (name, [rows()])
-            for name in ("predict", "class_scores", "predict_proba", "novelty_score", "ask", "is_unknown")
+            for name in (
+                "predict",
+                "class_scores",
+                "predict_proba",
+                "novelty_score",
+                "ask",
+                "is_unknown",
+            )
         ),
-        *(("spawn", []), ("settle", []), ("merge", [empty()]), ("rename_class", ["ant", "bee"])),
+        *(
+            ("spawn", []),
+            ("settle", []),
+            ("merge", [empty()]),
+            ("rename_class", ["ant", "bee"]),
+        ),
     ],
 )
 def test_an_empty_model_says_that_it_knows_nothing(verb: str, given: list[Any]) -> None:
@@ -133,7 +173,9 @@ def test_an_empty_model_says_that_it_knows_nothing(verb: str, given: list[Any]) 
 
 def test_an_empty_model_must_know_what_it_will_learn_from() -> None:
     for kind in (None, "sound"):
-        with pytest.raises(ParameterError, match="kind must be one of 'image', 'text', 'features', got"):
+        with pytest.raises(
+            ParameterError, match="kind must be one of 'image', 'text', 'features', got"
+        ):
             Learner().begin(kind)
     with pytest.raises(ParameterError, match="adapt must be None"):
         Learner(adapt="ssf").begin("image")
@@ -141,13 +183,19 @@ def test_an_empty_model_must_know_what_it_will_learn_from() -> None:
 
 def test_a_model_without_its_last_class_is_empty_again() -> None:
     learner = Learner(None, options=OPTIONS, device="cpu").fit(rows(), ["ant"] * 30)
-    for left in (learner.copy().forget_classes("ant"), learner.copy().unlearn(rows(), ["ant"] * 30)):
+    for left in (
+        learner.copy().forget_classes("ant"),
+        learner.copy().unlearn(rows(), ["ant"] * 30),
+    ):
         assert left.classes_.tolist() == []
         assert left.n_samples_ == {}
         assert left.history_[0].what == "fit"
         with pytest.raises(NotFittedError):
             left.predict(rows())
-        assert left.partial_fit(rows(1), ["bee"] * 30).predict(rows(1)).tolist() == ["bee"] * 30
+        assert (
+            left.partial_fit(rows(1), ["bee"] * 30).predict(rows(1)).tolist()
+            == ["bee"] * 30
+        )
     with pytest.raises(UnlearnError):
         learner.unlearn(rows(2), ["ant"] * 30)
     assert learner.n_samples_ == {"ant": 30}

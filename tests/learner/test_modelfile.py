@@ -42,8 +42,15 @@ def folder(path: Path) -> Path:
 
 
 def test_history_is_in_the_file(path: Path, blobs: Data) -> None:
-    told = [(change.what, change.samples, change.revision, change.note) for change in history(path)]
-    assert told == [("fit", 150, 1, ""), ("update", 50, 2, "class 3"), ("update", 50, 3, "class 4")]
+    told = [
+        (change.what, change.samples, change.revision, change.note)
+        for change in history(path)
+    ]
+    assert told == [
+        ("fit", 150, 1, ""),
+        ("update", 50, 2, "class 3"),
+        ("update", 50, 3, "class 4"),
+    ]
     assert open_model(path).history_ == history(path)
     assert commit(path, open_model(path)) == 3  # nothing new: nothing is written
     assert History(path).numbers() == [1, 2]  # and the model is the third
@@ -51,15 +58,29 @@ def test_history_is_in_the_file(path: Path, blobs: Data) -> None:
     assert History(path).numbers() == [1, 2, 3]
 
 
-def test_rollback_restores_every_byte_and_is_recorded(path: Path, found: list[bytes]) -> None:
+def test_rollback_restores_every_byte_and_is_recorded(
+    path: Path, found: list[bytes]
+) -> None:
     change = rollback(path)
     assert path.read_bytes() == found[1]
-    assert (change.what, change.revision, change.note) == ("rollback", 2, "undid update")
-    told = [("fit", 1), ("update", 2), ("update", 3), ("rollback", 2)]  # what was undone, and that it was
+    assert (change.what, change.revision, change.note) == (
+        "rollback",
+        2,
+        "undid update",
+    )
+    told = [
+        ("fit", 1),
+        ("update", 2),
+        ("update", 3),
+        ("rollback", 2),
+    ]  # what was undone, and that it was
     assert [(entry.what, entry.revision) for entry in history(path)] == told
     rollback(path)
     assert path.read_bytes() == found[0]
-    assert [(entry.what, entry.revision) for entry in history(path)] == [*told, ("rollback", 1)]
+    assert [(entry.what, entry.revision) for entry in history(path)] == [
+        *told,
+        ("rollback", 1),
+    ]
     with pytest.raises(ParameterError, match="nothing to undo"):
         rollback(path)
 
@@ -86,7 +107,10 @@ def test_several_changes_at_once_are_one_revision(path: Path, blobs: Data) -> No
     with locked_model(path) as learner:
         learner.partial_fit(part(blobs, 5)).forget_classes("0")
         assert commit(path, learner) == learner.revision_ == 4
-    assert [(entry.what, entry.revision) for entry in history(path)][-2:] == [("update", 4), ("forget", 4)]
+    assert [(entry.what, entry.revision) for entry in history(path)][-2:] == [
+        ("update", 4),
+        ("forget", 4),
+    ]
     rollback(path)
     assert open_model(path).revision_ == 3
 
@@ -185,15 +209,21 @@ learner.save(path)
 
 @needs_fork
 @pytest.mark.parametrize("clean", ["change", "service"])
-def test_killed_writers_leave_nothing_that_unlearning_removed(path: Path, blobs: Data, clean: str) -> None:
+def test_killed_writers_leave_nothing_that_unlearning_removed(
+    path: Path, blobs: Data, clean: str
+) -> None:
     command = [sys.executable, "-c", ATTACKS, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "writing\n"
         partial = set(path.parent.rglob("*.part"))
         assert {file.parent for file in partial} == {path.parent, folder(path)}
         assert len(partial) == 4
-        other = path.with_name(".other.evg.x.part")  # of a model that nobody changes here
+        other = path.with_name(
+            ".other.evg.x.part"
+        )  # of a model that nobody changes here
         other.touch()
         if clean == "service":
             clean_folder(path.parent)
@@ -212,7 +242,11 @@ def test_killed_writers_leave_nothing_that_unlearning_removed(path: Path, blobs:
 
 @pytest.mark.parametrize("change", [rollback, redo])
 def test_what_a_crash_cut_short_did_not_happen(
-    change: Callable[[Path], object], path: Path, found: list[bytes], blobs: Data, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Path], object],
+    path: Path,
+    found: list[bytes],
+    blobs: Data,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rollback(path)
     told = history(path)
@@ -229,17 +263,29 @@ def test_what_a_crash_cut_short_did_not_happen(
     redo(path)
     assert path.read_bytes() == found[2]
     teach(path, part(blobs, 5))
-    assert [entry.what for entry in history(path)] == ["fit", "update", "update", "rollback", "redo", "update"]
+    assert [entry.what for entry in history(path)] == [
+        "fit",
+        "update",
+        "update",
+        "rollback",
+        "redo",
+        "update",
+    ]
 
 
-def test_missing_foreign_and_newer_files(path: Path, tmp_path: Path, blobs: Data) -> None:
+def test_missing_foreign_and_newer_files(
+    path: Path, tmp_path: Path, blobs: Data
+) -> None:
     learner = open_model(path)
     for read in (open_model, history, rollback):
         with pytest.raises(ModelNotFoundError, match="No model"):
             read(tmp_path / "nothing.evg")
     assert not (tmp_path / "nothing.evg.history").exists()
     (tmp_path / "photo.jpg").write_bytes(b"a photo")
-    for change in (lambda: commit(tmp_path / "photo.jpg", learner), lambda: history(tmp_path / "photo.jpg")):
+    for change in (
+        lambda: commit(tmp_path / "photo.jpg", learner),
+        lambda: history(tmp_path / "photo.jpg"),
+    ):
         with refused(tmp_path / "photo.jpg", FileFormatError, "is no evergrow file"):
             change()
     with pytest.raises(ModelWriteError, match="No folder"):
@@ -249,18 +295,26 @@ def test_missing_foreign_and_newer_files(path: Path, tmp_path: Path, blobs: Data
     assert not (tmp_path / "new.evg.history").exists()
 
 
-def test_a_newer_model_is_neither_read_nor_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_model_is_neither_read_nor_replaced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner = open_model(path)
     monkeypatch.setattr("evergrow.core.archive.SCHEMA_VERSION", 99)
     learner.save(path)
     monkeypatch.undo()
-    for use in (lambda: open_model(path), lambda: commit(path, learner), lambda: rollback(path)):
+    for use in (
+        lambda: open_model(path),
+        lambda: commit(path, learner),
+        lambda: rollback(path),
+    ):
         with refused(path, NewerSchemaError, "newer"):
             use()
 
 
 def test_a_model_that_was_replaced_by_hand_is_kept_too(path: Path, blobs: Data) -> None:
-    Learner(None, options={"n_units": 30}).fit(part(blobs, 4, 5)).save(path)  # its number 1 is taken already
+    Learner(None, options={"n_units": 30}).fit(part(blobs, 4, 5)).save(
+        path
+    )  # its number 1 is taken already
     foreign = path.read_bytes()
     assert teach(path, part(blobs, 0)) == 4
     rollback(path)
@@ -273,14 +327,19 @@ def test_a_copy_goes_on_by_itself(path: Path, tmp_path: Path, blobs: Data) -> No
     assert teach(copy, part(blobs, 5)) == 4
     rollback(copy)
     assert copy.read_bytes() == path.read_bytes()
-    with pytest.raises(ParameterError, match=r"nothing to undo: no earlier state of .* is kept in .*\.evg\.history"):
+    with pytest.raises(
+        ParameterError,
+        match=r"nothing to undo: no earlier state of .* is kept in .*\.evg\.history",
+    ):
         rollback(copy)
 
 
 # -- redo and revisions --------------------------------------------------------------------------------------
 
 
-def test_redo_takes_rollbacks_back_one_by_one_or_several_at_once(path: Path, found: list[bytes]) -> None:
+def test_redo_takes_rollbacks_back_one_by_one_or_several_at_once(
+    path: Path, found: list[bytes]
+) -> None:
     rollback(path)
     rollback(path)
     with pytest.raises(ParameterError, match="n must be at most 2"):
@@ -290,8 +349,16 @@ def test_redo_takes_rollbacks_back_one_by_one_or_several_at_once(path: Path, fou
     assert path.read_bytes() == found[1]
     redo(path)
     assert path.read_bytes() == found[2]
-    assert [change.what for change in history(path)] == ["fit", "update", "update", *["rollback"] * 2, *["redo"] * 2]
-    with pytest.raises(ParameterError, match=r"nothing to redo: the latest change of .* is no rollback"):
+    assert [change.what for change in history(path)] == [
+        "fit",
+        "update",
+        "update",
+        *["rollback"] * 2,
+        *["redo"] * 2,
+    ]
+    with pytest.raises(
+        ParameterError, match=r"nothing to redo: the latest change of .* is no rollback"
+    ):
         redo(path)
     rollback(path)
     rollback(path)
@@ -312,19 +379,31 @@ def test_only_what_was_undone_is_put_back(path: Path, found: list[bytes]) -> Non
 
 
 def test_revisions_can_be_asked(path: Path) -> None:
-    assert [sum(open_revision(path, n).n_samples_.values()) for n in (1, 2, 3)] == [150, 200, 250]
+    assert [sum(open_revision(path, n).n_samples_.values()) for n in (1, 2, 3)] == [
+        150,
+        200,
+        250,
+    ]
     rollback(path)
-    assert sum(open_revision(path, 3).n_samples_.values()) == 250  # undone, and named by the log
-    with pytest.raises(ParameterError, match=r"Revision 9 is not kept; kept are 1 to 3"):
+    assert (
+        sum(open_revision(path, 3).n_samples_.values()) == 250
+    )  # undone, and named by the log
+    with pytest.raises(
+        ParameterError, match=r"Revision 9 is not kept; kept are 1 to 3"
+    ):
         open_revision(path, 9)
     lists = [History(path).file(number).read_bytes() for number in (3, 1)]
-    for number, body in zip((1, 8), lists, strict=True):  # another in its place, and one that nothing vouches for
+    for number, body in zip(
+        (1, 8), lists, strict=True
+    ):  # another in its place, and one that nothing vouches for
         History(path).file(number).write_bytes(body)
         with pytest.raises(FileFormatError, match="another model or was altered"):
             open_revision(path, number)
 
 
-def test_who_changed_a_model_is_in_its_history(tmp_path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_changed_a_model_is_in_its_history(
+    tmp_path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "m.evg"
     monkeypatch.setenv("EVERGROW_AUTHOR", "Ada")
     commit(path, Learner(options={"n_units": 20}).fit(part(blobs, 0, 1)))
@@ -345,7 +424,9 @@ def test_who_changed_a_model_is_in_its_history(tmp_path: Path, blobs: Data, monk
 @needs_fork
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("step", [25, pytest.param(5, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_the_model_is_old_or_new(tmp_path: Path, step: int) -> None:
+def test_killed_at_any_moment_the_model_is_old_or_new(
+    tmp_path: Path, step: int
+) -> None:
     path = tmp_path / "model.evg"
     X, y = np.random.default_rng(0).normal(size=(20, 8)), np.arange(20) % 2
     commit(path, Learner(None, options={"n_units": 100}).fit((X, y)))
@@ -362,7 +443,9 @@ def test_killed_at_any_moment_the_model_is_old_or_new(tmp_path: Path, step: int)
         updates = len(learner.history_) - 1
         assert learner.n_samples_ == {0: 10 * (updates + 1), 1: 10 * (updates + 1)}
         assert learner.head_.class_counts_.tolist() == [10 * (updates + 1)] * 2
-        assert learner.revision_ >= last - 1  # a rollback may have been the last that was done
+        assert (
+            learner.revision_ >= last - 1
+        )  # a rollback may have been the last that was done
         last = learner.revision_
         for entry in place.kept(Header.read(path)):
             place.verified(entry.revision, entry.digest)
@@ -371,6 +454,10 @@ def test_killed_at_any_moment_the_model_is_old_or_new(tmp_path: Path, step: int)
     assert 40 < moment < 999
     teach(path, (X, y), keep=3)
     assert last > 1
-    assert not [file for file in tmp_path.rglob("*.part") if file.stat().st_nlink > 1 or "history" in str(file)]
+    assert not [
+        file
+        for file in tmp_path.rglob("*.part")
+        if file.stat().st_nlink > 1 or "history" in str(file)
+    ]
     rollback(path)
     assert open_model(path).revision_ == last

@@ -32,7 +32,13 @@ from sklearn.preprocessing import StandardScaler
 from tests.learner.toys import Colours, Letters, image, refused
 
 from evergrow import Classifier, Learner
-from evergrow.core.errors import DataWarning, FileFormatError, InputError, LabelError, ParameterError
+from evergrow.core.errors import (
+    DataWarning,
+    FileFormatError,
+    InputError,
+    LabelError,
+    ParameterError,
+)
 
 pandas = pytest.importorskip("pandas")
 polars = pytest.importorskip("polars")
@@ -68,9 +74,13 @@ def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -
     assert learner.feature_names_in_.tolist() == NAMES
     assert learner.n_features_in_ == plain.n_features_in_ == 4
     assert not hasattr(plain, "feature_names_in_")
-    assert np.array_equal(learner.decision_function(frame(X)), plain.decision_function(X))
+    assert np.array_equal(
+        learner.decision_function(frame(X)), plain.decision_function(X)
+    )
     assert learner.score(frame(X), polars.Series(y)) == plain.score(X, y)
-    assert np.array_equal(learner.predict(X), plain.predict(X))  # an array goes by position
+    assert np.array_equal(
+        learner.predict(X), plain.predict(X)
+    )  # an array goes by position
     learner.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg")
     assert again.feature_names_in_.tolist() == NAMES
@@ -85,12 +95,20 @@ def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> 
     X, y = data
     learner = small().fit(frame(X), y)
     turned, other = frame(X)[NAMES[::-1]], frame(X, ["girth", *NAMES[1:]])
-    for verb, *labels in (("predict",), ("ask",), ("features",), ("evaluate", y), ("partial_fit", y)):
+    for verb, *labels in (
+        ("predict",),
+        ("ask",),
+        ("features",),
+        ("evaluate", y),
+        ("partial_fit", y),
+    ):
         with refused(learner, InputError, "in their order; 'weight' where 'width' was"):
             getattr(learner, verb)(turned, *labels)
         with refused(learner, InputError, r"missing: 'width'.*not learned: 'girth'"):
             getattr(learner, verb)(other, *labels)
-    assert learner.fit(turned, y).feature_names_in_.tolist() == NAMES[::-1]  # fit begins anew
+    assert (
+        learner.fit(turned, y).feature_names_in_.tolist() == NAMES[::-1]
+    )  # fit begins anew
 
 
 def test_columns_without_names_have_none(data: Any) -> None:
@@ -102,11 +120,18 @@ def test_columns_without_names_have_none(data: Any) -> None:
 
 def test_types_of_columns(data: Any) -> None:
     X, y = data
-    bytes_ = pandas.DataFrame(np.arange(90 * 4).reshape(90, 4).astype(np.uint8), columns=NAMES)
+    bytes_ = pandas.DataFrame(
+        np.arange(90 * 4).reshape(90, 4).astype(np.uint8), columns=NAMES
+    )
     assert small().fit(bytes_, y).kind_ == "features"  # never the pixels of one image
-    mixed = pandas.DataFrame({"a": X[:, 0], "flag": y == 0, "n": pandas.array(y, dtype="Int64")})
+    mixed = pandas.DataFrame(
+        {"a": X[:, 0], "flag": y == 0, "n": pandas.array(y, dtype="Int64")}
+    )
     same = np.column_stack([X[:, 0], y == 0, y]).astype(np.float64)
-    assert np.array_equal(small().fit(mixed, y).decision_function(mixed), small().fit(same, y).decision_function(same))
+    assert np.array_equal(
+        small().fit(mixed, y).decision_function(mixed),
+        small().fit(same, y).decision_function(same),
+    )
     for bad in (
         mixed.assign(city="Oslo"),
         mixed.assign(city=pandas.Timestamp("2026-01-01")),
@@ -124,12 +149,23 @@ def test_types_of_columns(data: Any) -> None:
 
 @pytest.mark.parametrize("library", [pandas, polars])
 def test_texts_of_a_column(library: Any) -> None:
-    frame = library.DataFrame({"text": ["aaa", "aab", "zzz", "zzy"] * 5, "label": ["a", "a", "z", "z"] * 5})
-    plain = Learner(Letters(), options={"n_units": 20}).fit(list(frame["text"]), list(frame["label"]))
-    for texts, labels in ((frame["text"], frame["label"]), (frame[["text"]], frame[["label"]])):
+    frame = library.DataFrame(
+        {"text": ["aaa", "aab", "zzz", "zzy"] * 5, "label": ["a", "a", "z", "z"] * 5}
+    )
+    plain = Learner(Letters(), options={"n_units": 20}).fit(
+        list(frame["text"]), list(frame["label"])
+    )
+    for texts, labels in (
+        (frame["text"], frame["label"]),
+        (frame[["text"]], frame[["label"]]),
+    ):
         learner = Learner(Letters(), options={"n_units": 20}).fit(texts, labels)
         assert learner.kind_ == "text"
-        assert learner.predict(texts).tolist() == plain.predict(list(frame["text"])).tolist() == list(frame["label"])
+        assert (
+            learner.predict(texts).tolist()
+            == plain.predict(list(frame["text"])).tolist()
+            == list(frame["label"])
+        )
     with pytest.raises(InputError, match="numbers to be features"):
         learner.predict(frame)
     with pytest.raises((InputError, LabelError), match="one column"):
@@ -141,17 +177,30 @@ def test_texts_of_a_column(library: Any) -> None:
 
 def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
     X, y = data
-    frame = as_pandas(X).set_index(pandas.Index([f"s{n}" for n in range(90)], name="sample"))
+    frame = as_pandas(X).set_index(
+        pandas.Index([f"s{n}" for n in range(90)], name="sample")
+    )
     learner = small().fit(frame, y)
     answers = learner.ask(frame, false_alarm=0.05)
     found = frame.join(answers.to_frame(top=2))
     assert found["class"].tolist() == learner.predict(X).tolist()
-    np.testing.assert_array_equal(found["probability"], learner.predict_proba(X).max(axis=1))
-    assert {"class_2", "probability_2", "novelty", "threshold", "unknown"} <= set(found.columns)
+    np.testing.assert_array_equal(
+        found["probability"], learner.predict_proba(X).max(axis=1)
+    )
+    assert {"class_2", "probability_2", "novelty", "threshold", "unknown"} <= set(
+        found.columns
+    )
     assert (found["unknown"] == learner.is_unknown(X)).all()
     assert not found.isna().any().any()
     rows = answers.to_frame("polars")
-    assert rows.columns == ["row", "class", "probability", "novelty", "threshold", "unknown"]
+    assert rows.columns == [
+        "row",
+        "class",
+        "probability",
+        "novelty",
+        "threshold",
+        "unknown",
+    ]
     assert rows["class"].to_list() == found["class"].tolist()
 
 
@@ -163,7 +212,9 @@ def test_kinds_of_labels_and_numbers_of_classes_in_frames(data: Any) -> None:
     assert found.index.tolist() == list(range(90))
     scored = Learner(None, "acil", options={"n_units": 20}).fit(X, y).ask(X)
     assert list(scored.to_frame().columns) == ["class", scored.measure]
-    with pytest.raises(ParameterError, match="library must be one of 'pandas', 'polars'"):
+    with pytest.raises(
+        ParameterError, match="library must be one of 'pandas', 'polars'"
+    ):
         scored.to_frame("dask")
     with pytest.raises(ParameterError, match="top must be an integer"):
         scored.to_frame(top=0)
@@ -173,9 +224,9 @@ def test_what_could_not_be_read_has_no_row(tmp_path: Path) -> None:
     for number in range(8):
         Image.fromarray(image(number % 2, number)).save(tmp_path / f"{number}.png")
     paths = [str(tmp_path / f"{n}.png") for n in range(8)]
-    learner = Learner(Colours(), options={"n_units": 10}, cache=False, extract={"on_error": "skip"}).fit(
-        paths, [0, 1] * 4
-    )
+    learner = Learner(
+        Colours(), options={"n_units": 10}, cache=False, extract={"on_error": "skip"}
+    ).fit(paths, [0, 1] * 4)
     (tmp_path / "3.png").write_bytes(b"no image")
     frame = pandas.Series(paths, index=list("abcdefgh"))
     with pytest.warns(DataWarning, match="1 of 8 images could not be read"):
@@ -216,24 +267,39 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 def test_pipelines_with_unions_and_columns(make: Any, digits: Any) -> None:
     X, y = digits
-    union = FeatureUnion([("scaled", StandardScaler()), ("main", PCA(5, random_state=0))])
+    union = FeatureUnion(
+        [("scaled", StandardScaler()), ("main", PCA(5, random_state=0))]
+    )
     joined = make_pipeline(union, make())
     assert cross_val_score(joined, X, y, cv=2).min() > 0.85
     frame = pandas.DataFrame(X, columns=[f"p{n}" for n in range(64)])
-    columns = make_pipeline(make_column_transformer((StandardScaler(), list(frame.columns[10:50]))), make())
+    columns = make_pipeline(
+        make_column_transformer((StandardScaler(), list(frame.columns[10:50]))), make()
+    )
     assert columns.fit(frame, y).score(frame, y) > 0.9
-    for library, given in (("pandas", frame), ("polars", polars.DataFrame(frame.to_dict("list")))):
+    for library, given in (
+        ("pandas", frame),
+        ("polars", polars.DataFrame(frame.to_dict("list"))),
+    ):
         if OLD and not hasattr(StandardScaler().fit(given), "feature_names_in_"):
             continue  # scikit-learn 1.7 does not know the frames of polars 2
-        pipeline = make_pipeline(StandardScaler(), make()).set_output(transform=library).fit(given, y)
+        pipeline = (
+            make_pipeline(StandardScaler(), make())
+            .set_output(transform=library)
+            .fit(given, y)
+        )
         assert pipeline[-1].feature_names_in_.tolist() == frame.columns.tolist()
         assert pipeline.score(given, y) > 0.95
 
 
-@pytest.mark.parametrize("method", ["sigmoid", pytest.param("temperature", marks=_SINCE_1_8)])
+@pytest.mark.parametrize(
+    "method", ["sigmoid", pytest.param("temperature", marks=_SINCE_1_8)]
+)
 def test_calibration(make: Any, digits: Any, method: str) -> None:
     X, y = digits
-    calibrated = CalibratedClassifierCV(make(), method=method, cv=2, ensemble=False).fit(X[:200], y[:200])
+    calibrated = CalibratedClassifierCV(
+        make(), method=method, cv=2, ensemble=False
+    ).fit(X[:200], y[:200])
     found = calibrated.predict_proba(X[200:])
     np.testing.assert_allclose(found.sum(axis=1), 1.0)
     assert (calibrated.classes_[found.argmax(axis=1)] == y[200:]).mean() > 0.8
@@ -242,13 +308,24 @@ def test_calibration(make: Any, digits: Any, method: str) -> None:
 def test_calibration_of_what_was_learned_before(make: Any, digits: Any) -> None:
     X, y = digits
     learner = make().fit(X[:150], y[:150])
-    calibrated = CalibratedClassifierCV(FrozenEstimator(learner)).fit(X[150:200], y[150:200])
-    assert log_loss(y[200:], calibrated.predict_proba(X[200:]), labels=calibrated.classes_) < 1.0
-    learner.partial_fit(X[200:], y[200:])  # calibration holds the same learner, which goes on learning
+    calibrated = CalibratedClassifierCV(FrozenEstimator(learner)).fit(
+        X[150:200], y[150:200]
+    )
+    assert (
+        log_loss(y[200:], calibrated.predict_proba(X[200:]), labels=calibrated.classes_)
+        < 1.0
+    )
+    learner.partial_fit(
+        X[200:], y[200:]
+    )  # calibration holds the same learner, which goes on learning
     assert calibrated.predict(X[200:]).shape == (100,)
 
 
-@pytest.mark.parametrize("labels", [np.array([False, True]), np.array(["no", "yes"])], ids=["booleans", "names"])
+@pytest.mark.parametrize(
+    "labels",
+    [np.array([False, True]), np.array(["no", "yes"])],
+    ids=["booleans", "names"],
+)
 def test_thresholds_of_two_classes(make: Any, digits: Any, labels: np.ndarray) -> None:
     X, y = digits
     truth = labels[(y > 4).astype(int)]
@@ -258,11 +335,19 @@ def test_thresholds_of_two_classes(make: Any, digits: Any, labels: np.ndarray) -
     assert np.array_equal(np.diff(learner.class_scores(X))[:, 0], scores)
     assert np.array_equal(labels[(scores > 0).astype(int)], learner.predict(X))
     for method, threshold in (("decision_function", 0.0), ("predict_proba", 0.5)):
-        fixed = FixedThresholdClassifier(make(), threshold=threshold, response_method=method, pos_label=labels[1])
+        fixed = FixedThresholdClassifier(
+            make(), threshold=threshold, response_method=method, pos_label=labels[1]
+        )
         assert np.array_equal(fixed.fit(X, truth).predict(X), learner.predict(X))
-    eager = FixedThresholdClassifier(make(), threshold=0.1, pos_label=labels[1]).fit(X, truth)
-    assert np.array_equal(eager.predict(X), labels[(learner.predict_proba(X)[:, 1] >= 0.1).astype(int)])
-    tuned = TunedThresholdClassifierCV(make(), scoring="balanced_accuracy", cv=2).fit(X, truth)
+    eager = FixedThresholdClassifier(make(), threshold=0.1, pos_label=labels[1]).fit(
+        X, truth
+    )
+    assert np.array_equal(
+        eager.predict(X), labels[(learner.predict_proba(X)[:, 1] >= 0.1).astype(int)]
+    )
+    tuned = TunedThresholdClassifierCV(make(), scoring="balanced_accuracy", cv=2).fit(
+        X, truth
+    )
     assert (tuned.predict(X) == truth).mean() > 0.9
 
 
@@ -271,7 +356,10 @@ def test_scorers_of_two_and_of_many_classes(make: Any, digits: Any) -> None:
     assert cross_val_score(make(), X, y > 4, cv=2, scoring="roc_auc").min() > 0.9
     assert cross_val_score(make(), X, y, cv=2, scoring="roc_auc_ovr").min() > 0.95
     assert cross_val_score(make(), X, y, cv=2, scoring="neg_log_loss").min() > -1.0
-    assert cross_val_predict(make(), X, y, cv=2, method="predict_proba").shape == (300, 10)
+    assert cross_val_predict(make(), X, y, cv=2, method="predict_proba").shape == (
+        300,
+        10,
+    )
 
 
 @pytest.mark.slow
@@ -292,16 +380,25 @@ def test_model_selection_over_a_stream(make: Any, digits: Any) -> None:
     X, y = digits
     folds = TimeSeriesSplit(3)
     assert cross_val_score(make(), X, y, cv=folds).min() > 0.8
-    sizes, _, test = learning_curve(make(), X, y, cv=folds, train_sizes=[35, 70], exploit_incremental_learning=True)
+    sizes, _, test = learning_curve(
+        make(), X, y, cv=folds, train_sizes=[35, 70], exploit_incremental_learning=True
+    )
     assert test.mean(axis=1)[1] > 0.5
     assert sizes.tolist() == [35, 70]
-    grid = {"options__n_units": [5, 40]} if isinstance(make(), Learner) else {"n_units": [5, 40]}
+    grid = (
+        {"options__n_units": [5, 40]}
+        if isinstance(make(), Learner)
+        else {"n_units": [5, 40]}
+    )
     search = GridSearchCV(make(), grid, cv=folds).fit(X, y)
     assert search.best_score_ > 0.8
     assert search.best_estimator_.predict(X[:3]).tolist() == y[:3].tolist()
     piped = GridSearchCV(
         make_pipeline(StandardScaler(), make()),
-        {f"{type(make()).__name__.lower()}__{name}": values for name, values in grid.items()},
+        {
+            f"{type(make()).__name__.lower()}__{name}": values
+            for name, values in grid.items()
+        },
         cv=folds,
     ).fit(X, y)
     assert piped.best_score_ > 0.8

@@ -16,12 +16,25 @@ import numpy as np
 import pytest
 from tests.learner.toys import killed_at, needs_fork
 
-from evergrow.core.errors import BusyError, DatasetNotFoundError, FileFormatError, ImageError, InputError, PathError
+from evergrow.core.errors import (
+    BusyError,
+    DatasetNotFoundError,
+    FileFormatError,
+    ImageError,
+    InputError,
+    PathError,
+)
 from evergrow.core.files import locked
 from evergrow.learner import filing, sorting
 from evergrow.learner.answers import Answers
 from evergrow.learner.filing import folder_name, folder_names
-from evergrow.learner.sorting import TABLE, plan_sort, read_table, sort_folder, undo_sort
+from evergrow.learner.sorting import (
+    TABLE,
+    plan_sort,
+    read_table,
+    sort_folder,
+    undo_sort,
+)
 
 HOWS = ("move", "copy", "link")
 
@@ -44,7 +57,9 @@ class Reader:
             try:
                 words = items.raw(row).read_text().split(",")
                 sure = float(words[1])
-                likely = [sure if name == words[0] else 0.0 for name in self.class_names_]
+                likely = [
+                    sure if name == words[0] else 0.0 for name in self.class_names_
+                ]
                 unknown.append(words[0] == "strange")
             except (OSError, ValueError, IndexError):
                 failures.append((items.name(row), "no image"))
@@ -53,8 +68,19 @@ class Reader:
             rows.append(row)
         if not rows:
             raise ImageError("none can be read")
-        found = {"novelty": np.zeros(len(rows)), "unknown": np.array(unknown), "threshold": np.zeros(len(rows))}
-        return Answers(self.class_names_, np.array(values), "probability", np.array(rows), tuple(failures), **found)
+        found = {
+            "novelty": np.zeros(len(rows)),
+            "unknown": np.array(unknown),
+            "threshold": np.zeros(len(rows)),
+        }
+        return Answers(
+            self.class_names_,
+            np.array(values),
+            "probability",
+            np.array(rows),
+            tuple(failures),
+            **found,
+        )
 
 
 FILES = {
@@ -86,7 +112,10 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    return write(tmp_path / "photos", {**FILES, "notes.txt": "no image", ".hidden/h.png": "cat,1"})
+    return write(
+        tmp_path / "photos",
+        {**FILES, "notes.txt": "no image", ".hidden/h.png": "cat,1"},
+    )
 
 
 def tree(root: Path) -> dict[str, Any]:
@@ -97,7 +126,9 @@ def tree(root: Path) -> dict[str, Any]:
         if path.is_symlink():
             found[name] = os.readlink(path)
         else:
-            found[name] = (path.read_text(), path.stat().st_mtime_ns) if path.is_file() else None
+            found[name] = (
+                (path.read_text(), path.stat().st_mtime_ns) if path.is_file() else None
+            )
     return found
 
 
@@ -111,25 +142,42 @@ def texts(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_every_image_goes_to_its_folder_and_back(photos: Path, tmp_path: Path, how: str) -> None:
+def test_every_image_goes_to_its_folder_and_back(
+    photos: Path, tmp_path: Path, how: str
+) -> None:
     before, out = tree(tmp_path), tmp_path / "out"
     rows = sort_folder(Reader(), photos, out, how)
     assert texts(out) == SORTED
-    assert {Path(row.file).name: row.note for row in rows if not row.place} == {"broken.png": "no image"}
+    assert {Path(row.file).name: row.note for row in rows if not row.place} == {
+        "broken.png": "no image"
+    }
     left = {"broken.png", "notes.txt", ".hidden/h.png"}
     assert set(texts(photos)) == (left if how == "move" else {*FILES, *left})
     for name in SORTED:
         assert (out / name).is_symlink() == (how == "link")
         assert len(str((out / name).stat().st_mtime_ns)) == 19  # the time that it had
     with open(out / TABLE, newline="") as file:
-        table = {os.path.relpath(row["file"], photos): row for row in csv.DictReader(file)}
+        table = {
+            os.path.relpath(row["file"], photos): row for row in csv.DictReader(file)
+        }
     assert table.keys() == FILES.keys()
-    assert (table["a/1.png"]["answer"], table["a/1.png"]["probability"]) == ("cat", "0.95")
-    assert (table["b/unsure.jpg"]["answer"], table["b/unsure.jpg"]["note"]) == ("dog", "unsure")
+    assert (table["a/1.png"]["answer"], table["a/1.png"]["probability"]) == (
+        "cat",
+        "0.95",
+    )
+    assert (table["b/unsure.jpg"]["answer"], table["b/unsure.jpg"]["note"]) == (
+        "dog",
+        "unsure",
+    )
     assert table["b/strange.jpg"]["note"].startswith("unknown, most like")
-    assert (table["b/strange.jpg"]["answer"], table["b/strange.jpg"]["probability"]) == ("", "")
+    assert (
+        table["b/strange.jpg"]["answer"],
+        table["b/strange.jpg"]["probability"],
+    ) == ("", "")
     after = tree(tmp_path)
-    assert [row.place for row in sort_folder(Reader(), photos, out, how)] == [""]  # a second time: only what is broken
+    assert [row.place for row in sort_folder(Reader(), photos, out, how)] == [
+        ""
+    ]  # a second time: only what is broken
     assert tree(tmp_path).keys() == after.keys()
     assert undo_sort(out / TABLE) == []
     assert tree(tmp_path) == before
@@ -145,15 +193,32 @@ def test_a_plan_touches_nothing(photos: Path, tmp_path: Path) -> None:
     assert groups["broken.png"] == ""
 
 
-def test_new_images_are_added_and_classes_keep_their_folders(photos: Path, tmp_path: Path) -> None:
+def test_new_images_are_added_and_classes_keep_their_folders(
+    photos: Path, tmp_path: Path
+) -> None:
     before, out = tree(tmp_path), tmp_path / "out"
     sort_folder(Reader("cat", "dog", "dog/"), photos, out, "copy")
-    write(photos, {"new.png": "CAT,1", "c/1.png": "cat,1", "1.png": "cat,0.901"})  # the last one is another by now
+    write(
+        photos, {"new.png": "CAT,1", "c/1.png": "cat,1", "1.png": "cat,0.901"}
+    )  # the last one is another by now
     rows = sort_folder(Reader("CAT", "cat", "dog", "dog/"), photos, out, "copy")
-    assert {row.place for row in rows} == {"CAT-2/new.png", "cat/1-3.png", "cat/1-4.png", ""}
-    assert texts(out) == {**SORTED, "CAT-2/new.png": "CAT,1", "cat/1-3.png": "cat,0.901", "cat/1-4.png": "cat,1"}
+    assert {row.place for row in rows} == {
+        "CAT-2/new.png",
+        "cat/1-3.png",
+        "cat/1-4.png",
+        "",
+    }
+    assert texts(out) == {
+        **SORTED,
+        "CAT-2/new.png": "CAT,1",
+        "cat/1-3.png": "cat,0.901",
+        "cat/1-4.png": "cat,1",
+    }
     (kept,) = undo_sort(out / TABLE)
-    assert (kept.place, kept.note) == ("cat/1.png", "it was changed, or its original is gone")
+    assert (kept.place, kept.note) == (
+        "cat/1.png",
+        "it was changed, or its original is gone",
+    )
     assert before.keys() - tree(tmp_path).keys() == set()
 
 
@@ -169,9 +234,19 @@ STRANGE = [
 def test_names_of_classes_are_folders_of_their_own() -> None:
     found = folder_names(STRANGE, ["unknown", "unsure", TABLE])
     assert found.keys() == set(STRANGE)
-    assert len({filing.same_name(name) for name in [*found.values(), "unknown", "unsure", TABLE]}) == len(STRANGE) + 3
+    assert (
+        len(
+            {
+                filing.same_name(name)
+                for name in [*found.values(), "unknown", "unsure", TABLE]
+            }
+        )
+        == len(STRANGE) + 3
+    )
     for name in found.values():
-        assert name == folder_name(name) or name.rstrip("0123456789").endswith("-"), name
+        assert name == folder_name(name) or name.rstrip("0123456789").endswith("-"), (
+            name
+        )
         assert os.path.basename(name) == name
         assert name not in (".", "..", "")
         assert name.isprintable()
@@ -181,18 +256,26 @@ def test_names_of_classes_are_folders_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_a_class_of_any_name_stays_inside(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_any_name_stays_inside(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "photos", {"1.png": "", "2.png": "cat,1"})
     before = tree(tmp_path)
     reader = Reader(name, "cat")
 
     def ask(items: Any, *, false_alarm: float) -> Answers:
-        return Answers(reader.class_names_, np.array([[1.0, 0], [0, 1]]), "probability", np.arange(2))
+        return Answers(
+            reader.class_names_,
+            np.array([[1.0, 0], [0, 1]]),
+            "probability",
+            np.arange(2),
+        )
 
     monkeypatch.setattr(reader, "ask", ask, raising=False)
     (first, second) = sort_folder(reader, tmp_path / "photos", tmp_path / "out", "move")
     assert (
-        first.place == f"{folder_names([name, 'cat'], ['unknown', 'unsure', TABLE])[str(reader.class_names_[0])]}/1.png"
+        first.place
+        == f"{folder_names([name, 'cat'], ['unknown', 'unsure', TABLE])[str(reader.class_names_[0])]}/1.png"
     )
     assert second.place == "cat/2.png"
     assert set(texts(tmp_path / "out")) == {first.place, second.place}
@@ -210,7 +293,10 @@ def test_links_in_the_folder_are_left_alone(photos: Path, tmp_path: Path) -> Non
     before = tree(elsewhere)
     rows = sort_folder(Reader(), photos, tmp_path / "out", "move")
     assert texts(tmp_path / "out") == SORTED
-    assert {Path(row.file).name for row in rows if not row.place} == {"broken.png", "file.png"}
+    assert {Path(row.file).name for row in rows if not row.place} == {
+        "broken.png",
+        "file.png",
+    }
     assert tree(elsewhere) == before
     assert (photos / "file.png").is_symlink()
 
@@ -255,7 +341,13 @@ def test_the_folder_to_sort_into_may_lie_among_the_images(photos: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    photos: Path, tmp_path: Path, folder: str, out: str, settings: dict, message: str, monkeypatch: pytest.MonkeyPatch
+    photos: Path,
+    tmp_path: Path,
+    folder: str,
+    out: str,
+    settings: dict,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = tree(tmp_path)
@@ -271,7 +363,10 @@ def test_one_process_sorts_into_a_folder(photos: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_overwritten(photos: Path, tmp_path: Path) -> None:
-    out = write(tmp_path / "out", {"cat/1.png": "mine", "cat/1-2.png": "mine too", "dog/img.png": "mine as well"})
+    out = write(
+        tmp_path / "out",
+        {"cat/1.png": "mine", "cat/1-2.png": "mine too", "dog/img.png": "mine as well"},
+    )
     before = tree(tmp_path)
     sort_folder(Reader(), photos, out, "move")
     found = texts(out)
@@ -283,7 +378,9 @@ def test_nothing_is_overwritten(photos: Path, tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
-def test_files_that_come_or_go_meanwhile(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_come_or_go_meanwhile(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def meanwhile(rows: Any, out: Path, *rest: Any) -> Any:
         if rows:
             (photos / "1.png").unlink()
@@ -292,17 +389,24 @@ def test_files_that_come_or_go_meanwhile(photos: Path, tmp_path: Path, monkeypat
 
     carried_out = sorting._carried_out
     monkeypatch.setattr(sorting, "_carried_out", meanwhile)
-    rows = {os.path.relpath(row.file, photos): row for row in sort_folder(Reader(), photos, tmp_path / "out", "move")}
+    rows = {
+        os.path.relpath(row.file, photos): row
+        for row in sort_folder(Reader(), photos, tmp_path / "out", "move")
+    }
     assert (rows["1.png"].place, rows["1.png"].note) == ("", "it is no longer there")
     assert "another file is at" in rows["a/1.png"].note
     assert (photos / "a/1.png").read_text() == "cat,0.95"
     assert (tmp_path / "out/cat/1-2.png").read_text() == "another"
     monkeypatch.undo()
-    assert {row.place for row in sort_folder(Reader(), photos, tmp_path / "out", "move")} == {"", "cat/1.png"}
+    assert {
+        row.place for row in sort_folder(Reader(), photos, tmp_path / "out", "move")
+    } == {"", "cat/1.png"}
 
 
 @pytest.mark.parametrize("how", ["move", "copy"])
-def test_another_disk_and_one_without_hard_links(photos: Path, tmp_path: Path, how: str, monkeypatch) -> None:
+def test_another_disk_and_one_without_hard_links(
+    photos: Path, tmp_path: Path, how: str, monkeypatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
@@ -315,7 +419,9 @@ def test_another_disk_and_one_without_hard_links(photos: Path, tmp_path: Path, h
 
 
 @pytest.mark.parametrize("room", [0, 1, 4])
-def test_a_full_disk_loses_nothing_and_is_gone_on_from(photos: Path, tmp_path: Path, monkeypatch, room: int) -> None:
+def test_a_full_disk_loses_nothing_and_is_gone_on_from(
+    photos: Path, tmp_path: Path, monkeypatch, room: int
+) -> None:
     original, done = shutil.copy2, []
 
     def copy(source: Any, target: Any, **settings: Any) -> None:
@@ -328,7 +434,9 @@ def test_a_full_disk_loses_nothing_and_is_gone_on_from(photos: Path, tmp_path: P
     before, out = texts(photos), tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copy2", copy)
-        with pytest.raises(PathError, match=rf"No space left on device: {room} of 6 files are sorted"):
+        with pytest.raises(
+            PathError, match=rf"No space left on device: {room} of 6 files are sorted"
+        ):
             sort_folder(Reader(), photos, out, "copy")
     assert texts(photos) == before
     assert texts(out).items() <= SORTED.items()
@@ -337,7 +445,9 @@ def test_a_full_disk_loses_nothing_and_is_gone_on_from(photos: Path, tmp_path: P
     assert texts(out) == SORTED
 
 
-def test_a_folder_that_may_only_be_read_keeps_its_files(photos: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_that_may_only_be_read_keeps_its_files(
+    photos: Path, tmp_path: Path, monkeypatch
+) -> None:
     unlink = os.unlink
 
     def refuse(path: Any, **settings: Any) -> None:
@@ -347,7 +457,9 @@ def test_a_folder_that_may_only_be_read_keeps_its_files(photos: Path, tmp_path: 
 
     monkeypatch.setattr(os, "unlink", refuse)
     rows = sort_folder(Reader(), photos, tmp_path / "out", "move")
-    assert {row.note for row in rows if f"{os.sep}a{os.sep}" in row.file} == {"Permission denied"}
+    assert {row.note for row in rows if f"{os.sep}a{os.sep}" in row.file} == {
+        "Permission denied"
+    }
     assert (photos / "a/1.png").read_text() == "cat,0.95"
     assert "cat/1-2.png" not in texts(tmp_path / "out")
 
@@ -359,7 +471,9 @@ def test_a_folder_that_may_only_be_read_keeps_its_files(photos: Path, tmp_path: 
 @needs_fork
 @pytest.mark.parametrize("disk", ["the same", "another"])
 @pytest.mark.parametrize("how", HOWS)
-def test_a_kill_at_any_moment(photos: Path, tmp_path: Path, how: str, disk: str, monkeypatch) -> None:
+def test_a_kill_at_any_moment(
+    photos: Path, tmp_path: Path, how: str, disk: str, monkeypatch
+) -> None:
     if disk == "another":
         monkeypatch.setattr(filing, "_linked", lambda *_: False)
     moment = 0
@@ -374,17 +488,29 @@ def test_a_kill_at_any_moment(photos: Path, tmp_path: Path, how: str, disk: str,
             if (out / TABLE).is_file():
                 assert undo_sort(out / TABLE) == []
             else:
-                shutil.rmtree(out, ignore_errors=True)  # nothing but an empty folder and leftovers of the table
+                shutil.rmtree(
+                    out, ignore_errors=True
+                )  # nothing but an empty folder and leftovers of the table
             assert tree(place) == before
         else:  # or completed
             sort_folder(Reader(), images, out, how)
             assert texts(out) == SORTED, "something is doubled or missing"
-            assert sorted(set(os.listdir(out))) == ["cat", "dog", TABLE, "unknown", "unsure"]
+            assert sorted(set(os.listdir(out))) == [
+                "cat",
+                "dog",
+                TABLE,
+                "unknown",
+                "unsure",
+            ]
             undone = killed_at(moment, partial(undo_sort, out / TABLE))
             if undone and (out / TABLE).is_file():
                 assert undo_sort(out / TABLE) == []
-            assert texts(images) == {name: value[0] for name, value in tree(images).items() if value}
-            assert {name for name in tree(place) if not name.startswith("out")} == set(before)
+            assert texts(images) == {
+                name: value[0] for name, value in tree(images).items() if value
+            }
+            assert {name for name in tree(place) if not name.startswith("out")} == set(
+                before
+            )
         shutil.rmtree(place)
         if not killed:
             break
@@ -413,7 +539,9 @@ def test_a_kill_at_any_moment(photos: Path, tmp_path: Path, how: str, disk: str,
         ("\n", '"\n'),
     ],
 )
-def test_a_table_of_a_stranger_is_refused_whole(photos: Path, tmp_path: Path, old: str, new: str) -> None:
+def test_a_table_of_a_stranger_is_refused_whole(
+    photos: Path, tmp_path: Path, old: str, new: str
+) -> None:
     write(photos, {"a,b.png": "cat,1"})
     sort_folder(Reader(), photos, tmp_path / "out", "move")
     table = tmp_path / "out" / TABLE
@@ -421,12 +549,16 @@ def test_a_table_of_a_stranger_is_refused_whole(photos: Path, tmp_path: Path, ol
     assert old in body
     table.write_text(body.replace(old, new))
     before = tree(tmp_path)
-    with pytest.raises(FileFormatError, match=r"sorted\.csv is no table of a sort, or was damaged"):
+    with pytest.raises(
+        FileFormatError, match=r"sorted\.csv is no table of a sort, or was damaged"
+    ):
         undo_sort(table)
     assert tree(tmp_path) == before
 
 
-def test_a_table_cut_at_any_byte_moves_nothing_wrong(photos: Path, tmp_path: Path) -> None:
+def test_a_table_cut_at_any_byte_moves_nothing_wrong(
+    photos: Path, tmp_path: Path
+) -> None:
     sort_folder(Reader(), photos, tmp_path / "out", "copy")
     table = tmp_path / "out" / TABLE
     body, originals = table.read_bytes(), texts(photos)
@@ -438,7 +570,9 @@ def test_a_table_cut_at_any_byte_moves_nothing_wrong(photos: Path, tmp_path: Pat
         assert texts(photos) == originals
 
 
-def test_what_was_changed_since_stays_and_stays_listed(photos: Path, tmp_path: Path) -> None:
+def test_what_was_changed_since_stays_and_stays_listed(
+    photos: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     sort_folder(Reader(), photos, out, "move")
     (out / "cat/1.png").unlink()

@@ -20,7 +20,9 @@ def drawn():
     def rows(n, classes, seed=0):
         rng = np.random.default_rng(seed)
         y = np.repeat(list(classes), n)
-        return means[y] + 0.7 * rng.normal(size=(len(y), 16)), np.array([f"c{code:02d}" for code in y])
+        return means[y] + 0.7 * rng.normal(size=(len(y), 16)), np.array(
+            [f"c{code:02d}" for code in y]
+        )
 
     return rows
 
@@ -40,7 +42,9 @@ def test_the_least_sure_come_first_and_none_twice(drawn, learner):
     everything = learner.suggest(X, len(X), unknown_share=0)
     assert (found.margins <= np.quantile(everything.margins, 0.2)).all()
     # Oddities are put back: what is suggested has more that is like it than the least sure have.
-    units = (X - X.mean(axis=0)) / np.linalg.norm(X - X.mean(axis=0), axis=1, keepdims=True)
+    units = (X - X.mean(axis=0)) / np.linalg.norm(
+        X - X.mean(axis=0), axis=1, keepdims=True
+    )
     nearness = np.sort(units @ units.T, axis=1)[:, -11:].mean(axis=1)
     assert nearness[found.rows % len(X)].mean() > nearness[everything.rows[:20]].mean()
 
@@ -49,7 +53,10 @@ def test_a_share_of_suggestions_looks_unknown(drawn, learner):
     X, y = drawn(20, ALL, seed=2)
     found = learner.suggest(X, 20)
     assert found.unknown.sum() == 4
-    assert np.isin(y[found.rows[found.unknown]], ["c08", "c09", "c10", "c11"]).mean() >= 0.5
+    assert (
+        np.isin(y[found.rows[found.unknown]], ["c08", "c09", "c10", "c11"]).mean()
+        >= 0.5
+    )
     assert learner.suggest(X, 20, unknown_share=1).unknown.all()
     only = learner.suggest(X[learner.is_unknown(X)], 5)  # nothing looks known
     assert only.unknown.tolist() == [True] * 5
@@ -76,14 +83,18 @@ def test_more_than_there_is_gives_what_there_is(drawn, learner):
 def test_unknown_samples_fall_into_their_classes(drawn, learner, metric):
     X, y = drawn(25, range(8, 12), seed=4)
     known = drawn(25, KNOWN, seed=5)
-    found = learner.group_unknown(X, n_groups=4 if metric == "given" else None, known=known)
+    found = learner.group_unknown(
+        X, n_groups=4 if metric == "given" else None, known=known
+    )
     codes = np.full(len(y), -1)
     for code, rows in enumerate(found.rows):
         codes[rows] = code
     assert matched_share(y[codes >= 0], codes[codes >= 0]) > 0.7
     assert 3 <= len(found.rows) <= 10
     assert len(found.known) + sum(map(len, found.rows)) == len(y)
-    assert [len(rows) for rows in found.rows] == sorted(map(len, found.rows), reverse=True)
+    assert [len(rows) for rows in found.rows] == sorted(
+        map(len, found.rows), reverse=True
+    )
 
 
 def test_without_unknown_samples_there_is_nothing_to_group(drawn, learner):
@@ -124,6 +135,8 @@ def test_a_learning_curve_rises_and_foretells(drawn, learner):
 def test_more_would_not_help_where_all_is_right(learner):
     rng = np.random.default_rng(1)
     y = np.repeat(np.arange(4), 20)
-    curve = learner.learning_curve(8 * np.eye(16)[y] + 0.01 * rng.normal(size=(80, 16)), y)
+    curve = learner.learning_curve(
+        8 * np.eye(16)[y] + 0.01 * rng.normal(size=(80, 16)), y
+    )
     assert isinstance(curve, LearningCurve)
     assert curve.is_enough

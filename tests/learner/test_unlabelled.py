@@ -7,7 +7,12 @@ import pytest
 from tests.learner.toys import assert_same, refused
 
 from evergrow import Learner
-from evergrow.core.errors import InputError, LabelError, ParameterError, UnsupportedError
+from evergrow.core.errors import (
+    InputError,
+    LabelError,
+    ParameterError,
+    UnsupportedError,
+)
 from evergrow.learner.modelfile import commit, history, locked_model, rollback
 
 SMALL = {"n_units": 30}
@@ -34,7 +39,10 @@ def test_it_tells_what_it_learned_without_labels(data, learner):
     before, known = learner.score(data[2]), learner.threshold()
     report = learner.learn_unlabelled(data[1][0])
     assert learner.score(data[2]) > before
-    assert (learner.n_samples_, learner.threshold()) == (dict.fromkeys(["ant", "bee", "cat", "dog"], 3), known)
+    assert (learner.n_samples_, learner.threshold()) == (
+        dict.fromkeys(["ant", "bee", "cat", "dog"], 3),
+        known,
+    )
     assert learner.info()["n_unlabelled"] == report.used == learner.history_[-1].samples
     assert learner.history_[-1].what == "unlabelled"
     assert f"{report.unknown} left out" in learner.history_[-1].note
@@ -68,10 +76,17 @@ def test_rollback_is_byte_exact_and_files_keep_guesses(data, learner, tmp_path):
     loaded = Learner.load(path)
     assert np.array_equal(loaded.predict_proba(data[2][0]), expected)
     assert Learner.load(path, lazy=True).info()["n_unlabelled"] == used
-    assert loaded.partial_fit(*(part[:8] for part in data[1])).info()["n_unlabelled"] < used  # labels replace guesses
+    assert (
+        loaded.partial_fit(*(part[:8] for part in data[1])).info()["n_unlabelled"]
+        < used
+    )  # labels replace guesses
     rollback(path)
     assert path.read_bytes() == before
-    assert [change.what for change in history(path)] == ["fit", "unlabelled", "rollback"]
+    assert [change.what for change in history(path)] == [
+        "fit",
+        "unlabelled",
+        "rollback",
+    ]
 
 
 def test_learners_with_guesses_merge_over_their_base(data, learner):
@@ -85,7 +100,9 @@ def test_learners_with_guesses_merge_over_their_base(data, learner):
 
 def test_what_cannot_be_learned_changes_nothing(data, learner):
     rows, labels = data[1]
-    strange = np.arange(1, 8)[:, None] * -rows[labels == "dog"].mean(axis=0) + 1e-3 * rows[:7]
+    strange = (
+        np.arange(1, 8)[:, None] * -rows[labels == "dog"].mean(axis=0) + 1e-3 * rows[:7]
+    )
     with refused(learner, InputError, "none of the 7 samples"):
         learner.learn_unlabelled(strange)
     one = Learner(None, options=SMALL).fit(data[0][0], ["ant"] * 12)

@@ -41,8 +41,13 @@ def birds(counts: dict[str, int], seed: int = 0, spread: float = 1.0) -> Data:
     """Return so many rows of each species, in no order."""
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.repeat(list(counts), list(counts.values())))
-    centres = {name: np.random.default_rng(list(name.encode())).normal(size=12) for name in counts}
-    return np.stack([1.2 * centres[name] + spread * rng.normal(size=12) for name in y]), y
+    centres = {
+        name: np.random.default_rng(list(name.encode())).normal(size=12)
+        for name in counts
+    }
+    return np.stack(
+        [1.2 * centres[name] + spread * rng.normal(size=12) for name in y]
+    ), y
 
 
 class Letters(Backbone):
@@ -53,7 +58,12 @@ class Letters(Backbone):
     device = torch.device("cpu")
 
     def encode(self, batch: Tensor | list[str]) -> Tensor:
-        return torch.tensor([[float(text.lower().count(chr(97 + i))) for i in range(26)] for text in batch])
+        return torch.tensor(
+            [
+                [float(text.lower().count(chr(97 + i))) for i in range(26)]
+                for text in batch
+            ]
+        )
 
     def to(self, device: str | torch.device) -> Letters:
         return self
@@ -77,12 +87,16 @@ def image(hue: int, seed: int) -> np.ndarray:
     return (base + rng.integers(-30, 31, (24, 24, 3))).clip(0, 255).astype(np.uint8)
 
 
-def write_folder(root: Path, classes: dict[str, int], n: int = 5, seed: int = 0) -> Path:
+def write_folder(
+    root: Path, classes: dict[str, int], n: int = 5, seed: int = 0
+) -> Path:
     """Write ``root/<class>/<number>.png``; classes are told apart by colour."""
     for name, hue in classes.items():
         (root / name).mkdir(parents=True)
         for number in range(n):
-            Image.fromarray(image(hue, seed * 1000 + hue * 50 + number)).save(root / name / f"{number}.png")
+            Image.fromarray(image(hue, seed * 1000 + hue * 50 + number)).save(
+                root / name / f"{number}.png"
+            )
     return root
 
 
@@ -96,20 +110,32 @@ def _stripped(value: Any) -> Any:
         return [_stripped(item) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = {key: _stripped(item) for key, item in value.items() if key not in ("seconds", "when")}
+    kept = {
+        key: _stripped(item)
+        for key, item in value.items()
+        if key not in ("seconds", "when")
+    }
     if "log" in kept:
-        kept["log"] = [block[:-1] for block in kept["log"]]  # without the time that growing the units took
+        kept["log"] = [
+            block[:-1] for block in kept["log"]
+        ]  # without the time that growing the units took
     return kept
 
 
 def all_tensors(archive: Archive) -> dict[str, Tensor]:
     """Return the tensors of an archive and of everything inside it."""
     parts = enumerate(every_part(archive))
-    return {f"{number}/{key}": tensor for number, part in parts for key, tensor in part.tensors.items()}
+    return {
+        f"{number}/{key}": tensor
+        for number, part in parts
+        for key, tensor in part.tensors.items()
+    }
 
 
 @contextmanager
-def refused(model: Learner | Path, error: Any, said: str | None = None) -> Iterator[None]:
+def refused(
+    model: Learner | Path, error: Any, said: str | None = None
+) -> Iterator[None]:
     """What the block does raises an error, and leaves a learner or a file as it was, to the bit."""
     before = model.read_bytes() if isinstance(model, Path) else model.to_archive()
     with pytest.raises(error, match=said):
@@ -128,11 +154,25 @@ def assert_same(one: Archive, other: Archive) -> None:
         assert torch.equal(tensor, other.tensors[name]), name
 
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
-CHANGING = ("link", "unlink", "symlink", "rename", "replace", "mkdir", "rmdir", "open", "fsync")
+needs_fork = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="needs a POSIX system: fork"
+)
+CHANGING = (
+    "link",
+    "unlink",
+    "symlink",
+    "rename",
+    "replace",
+    "mkdir",
+    "rmdir",
+    "open",
+    "fsync",
+)
 
 
-def killed_at(moment: int, work: Callable[[], object], calls: Iterable[str] = CHANGING) -> bool:
+def killed_at(
+    moment: int, work: Callable[[], object], calls: Iterable[str] = CHANGING
+) -> bool:
     """Do work in a process that ends like a killed one; return whether it did.
 
     Moments are counted before and after each call of ``os`` that changes files; at -1 the work is done.

@@ -15,7 +15,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel with the build backend that is installed, so that no download is needed."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(ROOT),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.whl"))

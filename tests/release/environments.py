@@ -52,7 +52,14 @@ class Environment:
 
     def pip(self, *arguments: str) -> str:
         """Run the pip of this process on the environment, and return what it printed."""
-        command = [sys.executable, "-m", "pip", "--python", str(self.python), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(self.python),
+            *arguments,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -60,13 +67,32 @@ class Environment:
     def variables(self) -> dict[str, str]:
         """Return the variables that a process of it has."""
         kept = {key: value for key, value in os.environ.items() if key not in HIDDEN}
-        home = {"HOME": str(self.work), "HF_HOME": str(self.work / "hub"), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
-        return {**kept, **home, "EVERGROW_CACHE": str(self.work / "cache"), "COLUMNS": "200"}
+        home = {
+            "HOME": str(self.work),
+            "HF_HOME": str(self.work / "hub"),
+            "HF_HUB_OFFLINE": "1",
+            "NO_COLOR": "1",
+        }
+        return {
+            **kept,
+            **home,
+            "EVERGROW_CACHE": str(self.work / "cache"),
+            "COLUMNS": "200",
+        }
 
-    def run(self, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: object, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Run its ``python`` with these arguments in its working directory."""
         command = [str(self.python), *map(str, arguments)]
-        return subprocess.run(command, cwd=self.work, env=self.variables(), capture_output=True, text=True, input=stdin)
+        return subprocess.run(
+            command,
+            cwd=self.work,
+            env=self.variables(),
+            capture_output=True,
+            text=True,
+            input=stdin,
+        )
 
     def evergrow(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run the command ``evergrow`` that the wheel installed."""
@@ -81,9 +107,15 @@ def requirements(of: Distribution, extras: Iterable[str]) -> Iterator[Distributi
         owner, extra = waiting.pop()
         for line in owner.requires or ():
             needed = Requirement(line)
-            if needed.marker is not None and not needed.marker.evaluate({"extra": extra}):
+            if needed.marker is not None and not needed.marker.evaluate(
+                {"extra": extra}
+            ):
                 continue
-            found = of if canonicalize_name(needed.name) == canonicalize_name(of.name) else _installed(needed, owner)
+            found = (
+                of
+                if canonicalize_name(needed.name) == canonicalize_name(of.name)
+                else _installed(needed, owner)
+            )
             for key in ("", *needed.extras):
                 if (found.name, key) not in seen:
                     seen.add((found.name, key))
@@ -96,7 +128,9 @@ def _installed(needed: Requirement, owner: Distribution) -> Distribution:
     try:
         found = distribution(needed.name)
     except PackageNotFoundError:
-        raise AssertionError(f"{owner.name} requires {needed}, which is not installed here") from None
+        raise AssertionError(
+            f"{owner.name} requires {needed}, which is not installed here"
+        ) from None
     assert needed.specifier.contains(found.version, prereleases=True), (
         f"{owner.name} requires {needed}, got {found.version}"
     )

@@ -20,7 +20,12 @@ print(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}} - set
 
 def loaded(statement: str) -> set[str]:
     """Return the packages beside the standard library that a fresh process has loaded after a statement."""
-    done = subprocess.run([sys.executable, "-c", LOADED.format(statement)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(statement)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return set(json.loads(done.stdout))
 
 
@@ -30,7 +35,11 @@ def test_a_bare_import_loads_nothing_but_itself() -> None:
 
 
 def test_the_learner_loads_torch_and_nothing_else_that_is_heavy() -> None:
-    names = loaded("from evergrow import Classifier, Learner, SCLClassifier") - loaded("import torch") - {"evergrow"}
+    names = (
+        loaded("from evergrow import Classifier, Learner, SCLClassifier")
+        - loaded("import torch")
+        - {"evergrow"}
+    )
     assert {name for name in names if not name.startswith("_")} <= NAMED
 
 

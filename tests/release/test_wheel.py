@@ -51,7 +51,9 @@ print(sorted({module.__file__ for module in sys.modules.values() if getattr(modu
 """
 
 
-def test_features_are_learned_where_nothing_of_the_sources_is_visible(bare: Environment) -> None:
+def test_features_are_learned_where_nothing_of_the_sources_is_visible(
+    bare: Environment,
+) -> None:
     done = bare.run("-c", FEATURES)
     assert done.returncode == 0, done.stderr
     accuracy, home, files = done.stdout.splitlines()
@@ -63,13 +65,17 @@ def test_features_are_learned_where_nothing_of_the_sources_is_visible(bare: Envi
 
 def test_the_command_learns_features_without_an_extra(bare: Environment) -> None:
     assert bare.run("-c", ARRAYS).returncode == 0
-    done = bare.evergrow("fit", "digits.npz", "-m", "digits.evg", "--holdout", "0.2", "--json")
+    done = bare.evergrow(
+        "fit", "digits.npz", "-m", "digits.evg", "--holdout", "0.2", "--json"
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["test"]["after"] > 0.95
 
 
 def test_types_of_the_wheel_are_seen_by_mypy(bare: Environment) -> None:
-    (bare.work / "typed.py").write_text("import evergrow\n\nlearner: int = evergrow.Learner()\n")
+    (bare.work / "typed.py").write_text(
+        "import evergrow\n\nlearner: int = evergrow.Learner()\n"
+    )
     command = [
         sys.executable,
         "-m",
@@ -79,13 +85,17 @@ def test_types_of_the_wheel_are_seen_by_mypy(bare: Environment) -> None:
         "--follow-imports=silent",
         "typed.py",
     ]
-    done = subprocess.run(command, cwd=bare.work, env=bare.variables(), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=bare.work, env=bare.variables(), capture_output=True, text=True
+    )
     assert 'expression has type "Learner"' in done.stdout, done.stdout + done.stderr
 
 
 def test_the_built_wheel_has_the_metadata_of_a_release(wheel: Path) -> None:
     for tool in (("twine", "check", "--strict"), ("check_wheel_contents",)):
-        done = subprocess.run([sys.executable, "-m", *tool, str(wheel)], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", *tool, str(wheel)], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -110,20 +120,32 @@ def color_images(folder: Path) -> None:
 
 def sentences(folder: Path) -> None:
     rows = [
-        f"{verb} the {thing},{verb}" for verb in ("open", "paint") for thing in ("door", "box", "gate", "house", "shed")
+        f"{verb} the {thing},{verb}"
+        for verb in ("open", "paint")
+        for thing in ("door", "box", "gate", "house", "shed")
     ]
     (folder / "sentences.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
 
 
 def heic_image(folder: Path) -> None:
     heif = pytest.importorskip("pillow_heif")
-    heif.from_pillow(Image.new("RGB", (64, 64), (200, 30, 30))).save(folder / "photo.heic")
+    heif.from_pillow(Image.new("RGB", (64, 64), (200, 30, 30))).save(
+        folder / "photo.heic"
+    )
 
 
 def raw_image(folder: Path) -> None:
     """Write a DNG of 64 x 64 without compression, the smallest that is a photograph to a raw converter."""
     side, model, pixels = 64, b"Grown\0", np.full((64, 64), 9000, "<u2").tobytes()
-    matrix = struct.pack("<18i", *(value for row in np.eye(3, dtype=int) for cell in row for value in (int(cell), 1)))
+    matrix = struct.pack(
+        "<18i",
+        *(
+            value
+            for row in np.eye(3, dtype=int)
+            for cell in row
+            for value in (int(cell), 1)
+        ),
+    )
     short, long, text, byte, signed = 3, 4, 2, 1, 10
     tags = [
         (254, long, 1, 0), (256, long, 1, side), (257, long, 1, side), (258, short, 1, 16), (259, short, 1, 1),
@@ -137,7 +159,9 @@ def raw_image(folder: Path) -> None:
     entries = b""
     for number, kind, count, value in tags:
         if value == "pixels":
-            value = start + sum(len(v) for *_, v in tags if isinstance(v, bytes) and len(v) > 4)
+            value = start + sum(
+                len(v) for *_, v in tags if isinstance(v, bytes) and len(v) > 4
+            )
         if isinstance(value, int):
             packed = struct.pack("<I", value)
         elif len(value) <= 4:
@@ -154,7 +178,9 @@ def fitted_rows(folder: Path) -> None:
 
     labels = np.repeat([0, 1], 12)
     rows = np.random.default_rng(0).normal(size=(24, 8)) + 6.0 * np.eye(8)[labels]
-    Learner(options={"n_units": 20}).fit(rows.astype(np.float32), labels).save(folder / "rows.evg")
+    Learner(options={"n_units": 20}).fit(rows.astype(np.float32), labels).save(
+        folder / "rows.evg"
+    )
 
 
 def nothing(folder: Path) -> None:
@@ -163,7 +189,10 @@ def nothing(folder: Path) -> None:
 
 def decoding(name: str) -> tuple[str, ...]:
     """Return a program that decodes one image."""
-    return ("-c", f"from evergrow.features import decode_image; assert decode_image({name!r}).size == (64, 64)")
+    return (
+        "-c",
+        f"from evergrow.features import decode_image; assert decode_image({name!r}).size == (64, 64)",
+    )
 
 
 RUNS = ROOT / "experiments" / "records" / "confusion"
@@ -175,18 +204,26 @@ USES = {
     "lab": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),
     "onnx": Use(fitted_rows, ("export", "rows.evg", "--onnx", "rows.onnx")),
 }
-SERVICE = Use(nothing, ("serve", "models"))  # with its extra it goes on until it is ended
+SERVICE = Use(
+    nothing, ("serve", "models")
+)  # with its extra it goes on until it is ended
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = sorted(set(PYPROJECT["project"]["optional-dependencies"]) - {"dev"})
 
 
 def perform(use: Use, environment: Environment) -> subprocess.CompletedProcess[str]:
     use.prepare(environment.work)
-    return environment.evergrow(*use.program) if use.command else environment.run(*use.program)
+    return (
+        environment.evergrow(*use.program)
+        if use.command
+        else environment.run(*use.program)
+    )
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_brings_what_its_feature_needs(extra: str, wheel: Path, tmp_path: Path) -> None:
+def test_an_extra_brings_what_its_feature_needs(
+    extra: str, wheel: Path, tmp_path: Path
+) -> None:
     environment = Environment(tmp_path, wheel, [extra])
     assert environment.pip("check").strip() == "No broken requirements found."
     if extra in USES:
@@ -195,7 +232,9 @@ def test_an_extra_brings_what_its_feature_needs(extra: str, wheel: Path, tmp_pat
 
 
 @pytest.mark.parametrize("extra", ["serve", *sorted(USES)])
-def test_without_an_extra_one_line_says_what_is_missing(extra: str, bare: Environment) -> None:
+def test_without_an_extra_one_line_says_what_is_missing(
+    extra: str, bare: Environment
+) -> None:
     done = perform(USES.get(extra, SERVICE), bare)
     assert done.returncode != 0
     assert f"pip install 'evergrow[{extra}]'" in done.stderr.strip().splitlines()[-1]
@@ -217,7 +256,13 @@ def fetched(address: str) -> bytes:
 def test_the_service_starts_with_its_extra(wheel: Path, tmp_path: Path) -> None:
     environment = Environment(tmp_path, wheel, ["serve"])
     fitted_rows(environment.work)
-    command = [environment.folder / "bin" / "evergrow", "serve", environment.work, "--port", "0"]
+    command = [
+        environment.folder / "bin" / "evergrow",
+        "serve",
+        environment.work,
+        "--port",
+        "0",
+    ]
     service = subprocess.Popen(
         command,
         cwd=environment.work,

@@ -33,7 +33,9 @@ class Api:
         body = {"name": name, "kind": kind, "options": UNITS, **settings}
         return self.client.post("/api/v1/models", json=body)
 
-    def post(self, path: str, values: Any = None, *, model: str = "m", **settings: Any) -> Any:
+    def post(
+        self, path: str, values: Any = None, *, model: str = "m", **settings: Any
+    ) -> Any:
         if values is not None:
             settings["json"] = values
         return self.client.post(f"/api/v1/models/{model}/{path}", **settings)
@@ -45,30 +47,52 @@ class Api:
         """Make a model of features that knows some classes."""
         self.create(model)
         for kind, name in enumerate(classes):
-            assert self.post("teach", {"rows": rows(kind, n), "label": name}, model=model).status_code == 200
+            assert (
+                self.post(
+                    "teach", {"rows": rows(kind, n), "label": name}, model=model
+                ).status_code
+                == 200
+            )
 
     def taught_images(self, n: int = 3) -> None:
         """Make the model ``pics`` that knows two colours."""
         self.create("pics", "images", backbone="colours")
         for hue in range(2):
-            sent = self.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, n))
+            sent = self.post(
+                "teach", model="pics", data={"label": str(hue)}, files=files(hue, n)
+            )
             assert sent.status_code == 200
 
     def taught_texts(self, lessons: dict[str, str], model: str = "words") -> None:
         """Make a model of texts; each class is taught a text and a longer one."""
         self.create(model, "texts", backbone="letters")
         for label, text in lessons.items():
-            assert self.post("teach", {"texts": [text, text + text[0]], "label": label}, model=model).status_code == 200
+            assert (
+                self.post(
+                    "teach",
+                    {"texts": [text, text + text[0]], "label": label},
+                    model=model,
+                ).status_code
+                == 200
+            )
 
     def upload(self, name: str, content: bytes) -> Any:
         kind = {"Content-Type": "application/octet-stream"}
-        return self.client.post("/api/v1/models/upload", params={"name": name}, content=content, headers=kind)
+        return self.client.post(
+            "/api/v1/models/upload",
+            params={"name": name},
+            content=content,
+            headers=kind,
+        )
 
     def etag(self, model: str = "m") -> str:
         return str(self.get(model).headers["etag"])
 
     def counts(self, model: str = "m") -> dict[str, int]:
-        return {entry["name"]: entry["samples"] for entry in self.get(model).json()["classes"]}
+        return {
+            entry["name"]: entry["samples"]
+            for entry in self.get(model).json()["classes"]
+        }
 
 
 @pytest.fixture
@@ -83,8 +107,14 @@ def serve(folder: Path) -> Iterator[Any]:
 
     def start(limits: dict[str, Any] | None = None, **settings: Any) -> Api:
         settings.setdefault("backbones", backbones())
-        config = ServeConfig(folder, limits=Limits(**(limits or {})), device="cpu", **settings)
-        client = TestClient(create_app(config), base_url="http://localhost", raise_server_exceptions=False)
+        config = ServeConfig(
+            folder, limits=Limits(**(limits or {})), device="cpu", **settings
+        )
+        client = TestClient(
+            create_app(config),
+            base_url="http://localhost",
+            raise_server_exceptions=False,
+        )
         client.__enter__()
         running.append(client)
         return Api(client)

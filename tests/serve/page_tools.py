@@ -33,24 +33,34 @@ SCREENS = Path(__file__).parents[2] / "build" / "screens"
 WIDTH, HEIGHT, RATE = 320, 240, 10
 MARKS = {"none": (128, 128, 128), "first": (220, 40, 40), "second": (40, 40, 220)}
 """Colours of the corner of a frame, by which a test knows what is before the camera."""
-MALLARD, ORIOLE, HUMMINGBIRD = "087.Mallard", "095.Baltimore_Oriole", "067.Anna_Hummingbird"
+MALLARD, ORIOLE, HUMMINGBIRD = (
+    "087.Mallard",
+    "095.Baltimore_Oriole",
+    "067.Anna_Hummingbird",
+)
 
 
 @contextmanager
 def chromium(video: Path | None = None) -> Iterator[Any]:
     """Yield the system's browser, its camera fed from a video, or skip where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs a browser: pip install playwright")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs a browser: pip install playwright"
+    )
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
         pytest.skip(f"needs a browser: {', '.join(NAMES)}")
     flags = [*FLAGS, *([f"--use-file-for-fake-video-capture={video}"] if video else [])]
     with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=executable, headless=True, args=flags)
+        started = running.chromium.launch(
+            executable_path=executable, headless=True, args=flags
+        )
         yield started
         started.close()
 
 
-def write_video(path: Path, segments: Sequence[tuple[str, Sequence[Path]]], seconds: float = 3.0) -> Path:
+def write_video(
+    path: Path, segments: Sequence[tuple[str, Sequence[Path]]], seconds: float = 3.0
+) -> Path:
     """Write a video for the fake camera: each segment shows images in turn, with its mark in the corner.
 
     Parameters
@@ -63,7 +73,9 @@ def write_video(path: Path, segments: Sequence[tuple[str, Sequence[Path]]], seco
         Length of each segment.
     """
     with open(path, "wb") as file:
-        file.write(f"YUV4MPEG2 W{WIDTH} H{HEIGHT} F{RATE}:1 Ip A1:1 C420jpeg\n".encode())
+        file.write(
+            f"YUV4MPEG2 W{WIDTH} H{HEIGHT} F{RATE}:1 Ip A1:1 C420jpeg\n".encode()
+        )
         for mark, images in segments:
             n = int(seconds * RATE)
             for i in range(n):
@@ -109,15 +121,26 @@ class Visit:
     """
 
     def __init__(
-        self, browser: Any, address: str, *, width: int = 1280, scheme: str = "light", tour: bool = False
+        self,
+        browser: Any,
+        address: str,
+        *,
+        width: int = 1280,
+        scheme: str = "light",
+        tour: bool = False,
     ) -> None:
         self.address, self.scheme = address, scheme
         size = {"width": width, "height": 900 if width > 600 else 844}
         self.context = browser.new_context(
-            viewport=size, color_scheme=scheme, permissions=["camera"], accept_downloads=True
+            viewport=size,
+            color_scheme=scheme,
+            permissions=["camera"],
+            accept_downloads=True,
         )
         if not tour:
-            self.context.add_init_script("localStorage.setItem('evergrow-tour', 'seen')")
+            self.context.add_init_script(
+                "localStorage.setItem('evergrow-tour', 'seen')"
+            )
         self.page = self.context.new_page()
         self.page.set_default_timeout(120_000)
         self.complaints: list[str] = []
@@ -127,7 +150,9 @@ class Visit:
         self.page.on("request", self._note_request)
 
     def _note(self, message: Any) -> None:
-        if message.type == "error" and "Failed to load resource" not in message.text:  # a refused request is no mistake
+        if (
+            message.type == "error" and "Failed to load resource" not in message.text
+        ):  # a refused request is no mistake
             self.complaints.append(message.text)
 
     def _note_request(self, request: Any) -> None:
@@ -169,7 +194,9 @@ class Visit:
 
     def expect_samples(self, name: str, n: int) -> None:
         """Wait until the card says so."""
-        self.card(name).locator(".numbers", has_text=re.compile(rf"^{n} (image|text|row)s?\b")).wait_for()
+        self.card(name).locator(
+            ".numbers", has_text=re.compile(rf"^{n} (image|text|row)s?\b")
+        ).wait_for()
 
     def verdict(self, text: str) -> None:
         """Wait until the live answer is this."""
@@ -181,7 +208,10 @@ class Visit:
 
     def wait_for_mark(self, mark: str) -> None:
         """Wait until a segment of the video begins."""
-        for wanted in (False, True):  # first another one, so that the whole segment lies ahead
+        for wanted in (
+            False,
+            True,
+        ):  # first another one, so that the whole segment lies ahead
             self.page.wait_for_function(
                 f"([mark, wanted]) => {{ const seen = ({CORNER})();"
                 " return seen && (seen.every((value, i) => Math.abs(value - mark[i]) < 60)) === wanted; }",
@@ -234,7 +264,10 @@ def birds(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def video(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    segments = [("first", images(birds, "train", MALLARD)), ("second", images(birds, "train", ORIOLE))]
+    segments = [
+        ("first", images(birds, "train", MALLARD)),
+        ("second", images(birds, "train", ORIOLE)),
+    ]
     return write_video(tmp_path_factory.mktemp("video") / "camera.y4m", segments)
 
 
@@ -261,13 +294,20 @@ def visit(browser: Any, service: str) -> Iterator[Visit]:
 @pytest.fixture(scope="session")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script of axe-core, which finds what people with a screen reader or a keyboard cannot use."""
-    places = [Path("node_modules"), Path(__file__).parents[2] / "examples" / "browser" / "node_modules"]
+    places = [
+        Path("node_modules"),
+        Path(__file__).parents[2] / "examples" / "browser" / "node_modules",
+    ]
     found = [place / "axe-core" / "axe.min.js" for place in places]
     if not any(path.is_file() for path in found):
         npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
         if npm is None:
             pytest.skip("needs axe-core: npm")
-        installed = subprocess.run([npm, "install", "--prefix", folder, "axe-core@4"], capture_output=True, timeout=120)
+        installed = subprocess.run(
+            [npm, "install", "--prefix", folder, "axe-core@4"],
+            capture_output=True,
+            timeout=120,
+        )
         if installed.returncode:
             pytest.skip("needs axe-core: npm install axe-core")
         found = [folder / "node_modules" / "axe-core" / "axe.min.js"]
@@ -292,12 +332,17 @@ def images(birds: Path, part: str, name: str) -> list[Path]:
 def ask(address: str, path: str, values: Any = None) -> Any:
     """Ask the service without the page."""
     method = "GET" if values is None else "POST"
-    answer = httpx.request(method, f"{address}/api/v1{path}", json=values, timeout=60, trust_env=False)
+    answer = httpx.request(
+        method, f"{address}/api/v1{path}", json=values, timeout=60, trust_env=False
+    )
     return answer.raise_for_status().json()
 
 
 def counts(address: str, model: str) -> dict[str, int]:
-    return {entry["name"]: entry["samples"] for entry in ask(address, f"/models/{model}")["classes"]}
+    return {
+        entry["name"]: entry["samples"]
+        for entry in ask(address, f"/models/{model}")["classes"]
+    }
 
 
 def rows(centre: int, n: int = 6) -> list[list[float]]:
@@ -310,9 +355,14 @@ def teach_birds(address: str, name: str, birds: Path, species: Sequence[str]) ->
     """Make a model of images that knows some species, through the service alone."""
     ask(address, "/models", {"name": name, "kind": "images"})
     for one in species:
-        sent = [("images", (path.name, path.read_bytes(), "image/jpeg")) for path in images(birds, "train", one)]
+        sent = [
+            ("images", (path.name, path.read_bytes(), "image/jpeg"))
+            for path in images(birds, "train", one)
+        ]
         where = f"{address}/api/v1/models/{name}/teach"
-        httpx.post(where, data={"label": one}, files=sent, timeout=60, trust_env=False).raise_for_status()
+        httpx.post(
+            where, data={"label": one}, files=sent, timeout=60, trust_env=False
+        ).raise_for_status()
 
 
 def typed(centre: int, n: int = 6) -> str:
@@ -321,7 +371,11 @@ def typed(centre: int, n: int = 6) -> str:
 
 def make_taught(address: str, name: str, classes: int = 2) -> None:
     """Make a model of features through the service alone."""
-    ask(address, "/models", {"name": name, "kind": "features", "options": {"n_units": 50}})
+    ask(
+        address,
+        "/models",
+        {"name": name, "kind": "features", "options": {"n_units": 50}},
+    )
     for i in range(classes):
         ask(address, f"/models/{name}/teach", {"rows": rows(i), "label": "abcd"[i]})
 
@@ -341,8 +395,13 @@ def teach_new(visit: Visit, name: str, centre: int, n: int = 4) -> None:
 
 
 def two_species(birds: Path) -> list[tuple[str, int, bytes]]:
-    found = ((species, enumerate(images(birds, "train", species))) for species in (MALLARD, ORIOLE))
-    return [(species, i, path.read_bytes()) for species, paths in found for i, path in paths]
+    found = (
+        (species, enumerate(images(birds, "train", species)))
+        for species in (MALLARD, ORIOLE)
+    )
+    return [
+        (species, i, path.read_bytes()) for species, paths in found for i, path in paths
+    ]
 
 
 def drop_zip(page: Any, entries: dict[str, bytes]) -> None:

@@ -34,7 +34,9 @@ class Running:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["evergrow.serve.app", "evergrow.head", "sklearn.utils", "scipy.stats"])
+        context.set_forkserver_preload(
+            ["evergrow.serve.app", "evergrow.head", "sklearn.utils", "scipy.stats"]
+        )
         ours, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(folder, settings, theirs))
         self.process.start()
@@ -48,7 +50,9 @@ class Running:
         self.kill()
 
     def client(self, **settings: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.address, timeout=60, trust_env=False, **settings)
+        return httpx.Client(
+            base_url=self.address, timeout=60, trust_env=False, **settings
+        )
 
     def connect(self) -> socket.socket:
         """Return a connection that has said nothing yet."""

@@ -15,7 +15,9 @@ WIDTH = 6
 def rows(kind: int, n: int, seed: int = 0) -> list[list[float]]:
     """Return feature vectors around a centre of their own."""
     centre = np.random.default_rng(100 + kind).normal(size=WIDTH) * 4
-    return (centre + np.random.default_rng(seed * 1000 + kind).normal(size=(n, WIDTH))).tolist()
+    return (
+        centre + np.random.default_rng(seed * 1000 + kind).normal(size=(n, WIDTH))
+    ).tolist()
 
 
 def png(hue: int, seed: int) -> bytes:
@@ -27,7 +29,10 @@ def png(hue: int, seed: int) -> bytes:
 
 def files(hue: int, n: int, seed: int = 0) -> list[tuple[str, tuple[str, bytes, str]]]:
     """Return images as httpx sends them."""
-    return [("images", (f"{i}.png", png(hue, seed * 100 + i), "image/png")) for i in range(n)]
+    return [
+        ("images", (f"{i}.png", png(hue, seed * 100 + i), "image/png"))
+        for i in range(n)
+    ]
 
 
 def zipped(entries: dict[str, bytes]) -> bytes:

@@ -54,8 +54,15 @@ class Figures:
         latencies = {}
         for kind, found in sorted(self.waits.items()):
             ordered = np.sort(found)
-            marks = {f"p{p:g}": round(float(np.percentile(ordered, p)), 3) for p in (50, 99, 99.9)}
-            latencies[kind] = {"n": len(ordered), **marks, "worst": round(float(ordered[-1]), 3)}
+            marks = {
+                f"p{p:g}": round(float(np.percentile(ordered, p)), 3)
+                for p in (50, 99, 99.9)
+            }
+            latencies[kind] = {
+                "n": len(ordered),
+                **marks,
+                "worst": round(float(ordered[-1]), 3),
+            }
         return {
             "statuses": dict(sorted(self.statuses.items())),
             "seconds": latencies,
@@ -65,7 +72,8 @@ class Figures:
             "kills": self.kills,
             "rounds": self.rounds,
             "memory MiB, from the start to the end": [
-                self.memory[i] for i in np.linspace(0, len(self.memory) - 1, 12).astype(int)
+                self.memory[i]
+                for i in np.linspace(0, len(self.memory) - 1, 12).astype(int)
             ],
         }
 
@@ -83,7 +91,11 @@ class Soak:
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder, self.seconds, self.end = folder, seconds, float("inf")
-        self.figures, self._guard, self._clients = Figures(), threading.Lock(), threading.local()
+        self.figures, self._guard, self._clients = (
+            Figures(),
+            threading.Lock(),
+            threading.local(),
+        )
         self.first, self.second = Running(folder), Running(folder)
         self.model = ""
 
@@ -93,7 +105,9 @@ class Soak:
 
     # -- honest callers -----------------------------------------------------------------------------------------
 
-    def call(self, kind: str, second: bool, method: str, path: str, **sent: Any) -> httpx.Response | None:
+    def call(
+        self, kind: str, second: bool, method: str, path: str, **sent: Any
+    ) -> httpx.Response | None:
         """Ask a service and take note; None where it was killed meanwhile."""
         running = self.second if second else self.first
         clients = self._clients.__dict__  # of this thread
@@ -104,7 +118,9 @@ class Soak:
             answer = clients[running.address].request(method, path, **sent)
         except httpx.HTTPError as error:
             if not second:
-                self.fault(f"{kind}: {type(error).__name__} from the service that nobody killed")
+                self.fault(
+                    f"{kind}: {type(error).__name__} from the service that nobody killed"
+                )
             return None
         took = time.monotonic() - started
         with self._guard:
@@ -136,10 +152,19 @@ class Soak:
             elif turn % 50 == 25:
                 self.call("download", second, "GET", f"{path}/download")
             elif turn % 50 == 35:
-                exam = {"rows": rows(0, 20) + rows(1, 20), "labels": ["0"] * 20 + ["1"] * 20}
+                exam = {
+                    "rows": rows(0, 20) + rows(1, 20),
+                    "labels": ["0"] * 20 + ["1"] * 20,
+                }
                 self.call("evaluate", second, "POST", f"{path}/evaluate", json=exam)
             else:
-                self.call("predict", second, "POST", f"{path}/predict", json={"rows": rows(turn % 4, 2)})
+                self.call(
+                    "predict",
+                    second,
+                    "POST",
+                    f"{path}/predict",
+                    json={"rows": rows(turn % 4, 2)},
+                )
             time.sleep(0.05)
 
     def teach(self) -> None:
@@ -157,9 +182,20 @@ class Soak:
             if before:
                 self.call("delete", False, "DELETE", f"/api/v1/models/{before}")
             with ThreadPoolExecutor(2) as writers:
-                list(writers.map(self.lesson, [name] * LESSONS, range(LESSONS), [False, True] * LESSONS))
+                list(
+                    writers.map(
+                        self.lesson,
+                        [name] * LESSONS,
+                        range(LESSONS),
+                        [False, True] * LESSONS,
+                    )
+                )
             about = self.call("describe", False, "GET", f"/api/v1/models/{name}")
-            found = {entry["name"]: entry["samples"] for entry in about.json()["classes"]} if about else {}
+            found = (
+                {entry["name"]: entry["samples"] for entry in about.json()["classes"]}
+                if about
+                else {}
+            )
             expected = Counter(str(abs(i) % 4) for i in (-1, -2, *range(LESSONS)))
             if found != {label: 2 * n for label, n in expected.items()}:
                 self.fault(f"{name} learned {found}, not twice {dict(expected)}")
@@ -171,7 +207,14 @@ class Soak:
         lesson = {"rows": rows(int(label), 2, seed=number + 10), "label": label}
         for _ in range(600):
             headers = {"Idempotency-Key": f"{name} {number}"}
-            answer = self.call("teach", second, "POST", f"/api/v1/models/{name}/teach", json=lesson, headers=headers)
+            answer = self.call(
+                "teach",
+                second,
+                "POST",
+                f"/api/v1/models/{name}/teach",
+                json=lesson,
+                headers=headers,
+            )
             if answer is not None and answer.status_code == 200:
                 return
             time.sleep(0.1)
@@ -203,31 +246,50 @@ class Soak:
         """Return what is sent, by name."""
         target = b"m/predict"
 
-        def body(data: bytes, kind: bytes = b"application/json", path: bytes = target) -> Callable[[Any], None]:
+        def body(
+            data: bytes, kind: bytes = b"application/json", path: bytes = target
+        ) -> Callable[[Any], None]:
             head = POST % (path, kind) + b"Content-Length: %d\r\n\r\n" % len(data)
             return lambda caller: caller.sendall(head + data)
 
         def flood(caller: socket.socket) -> None:
-            caller.sendall(POST % (target, b"application/json") + b"Transfer-Encoding: chunked\r\n\r\n")
+            caller.sendall(
+                POST % (target, b"application/json")
+                + b"Transfer-Encoding: chunked\r\n\r\n"
+            )
             for _ in range(200):
                 caller.sendall(b"100000\r\n" + b"x" * 0x100000 + b"\r\n")
 
         def drip(caller: socket.socket) -> None:
-            caller.sendall(POST % (target, b"application/json") + b"Content-Length: 1000\r\n\r\n{")
+            caller.sendall(
+                POST % (target, b"application/json") + b"Content-Length: 1000\r\n\r\n{"
+            )
             time.sleep(1)
 
-        fields = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n' * 20_000
+        fields = (
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n' * 20_000
+        )
         return {
-            "keys": body(b"{" + b",".join(b'"%d":1' % i for i in range(150_000)) + b"}"),
+            "keys": body(
+                b"{" + b",".join(b'"%d":1' % i for i in range(150_000)) + b"}"
+            ),
             "short rows": body(b'{"rows":[' + b"[1,2]," * 330_000 + b"[1]]}"),
             "nesting": body(b'{"rows":' + b"[" * 90_000 + b"]" * 90_000 + b"}"),
             "60 MB": body(b'{"rows":[' + b"[1,2]," * 10_000_000 + b"[1]]}"),
             "fields": body(fields + b"--x--\r\n", b"multipart/form-data; boundary=x"),
-            "no model": body(b"x" * 5_000_000, b"application/octet-stream", b"upload?name=x"),
+            "no model": body(
+                b"x" * 5_000_000, b"application/octet-stream", b"upload?name=x"
+            ),
             "no zip": body(b"PK\3\4" + b"x" * 1_000_000, b"application/zip", b"m/jobs"),
-            "noise": lambda caller: caller.sendall(np.random.default_rng(0).bytes(5000)),
-            "method": lambda caller: caller.sendall(b"X" * 15_000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-            "head": lambda caller: caller.sendall(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000),
+            "noise": lambda caller: caller.sendall(
+                np.random.default_rng(0).bytes(5000)
+            ),
+            "method": lambda caller: caller.sendall(
+                b"X" * 15_000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            ),
+            "head": lambda caller: caller.sendall(
+                b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000
+            ),
             "without end": flood,
             "slow": drip,
         }
@@ -273,7 +335,9 @@ class Soak:
                 while not self.model and not teaching.done():
                     time.sleep(0.05)
                 self.end = time.monotonic() + self.seconds
-                others = [threads.submit(work) for work in calm[1:]] + [threads.submit(self.ask, i) for i in range(4)]
+                others = [threads.submit(work) for work in calm[1:]] + [
+                    threads.submit(self.ask, i) for i in range(4)
+                ]
                 for work in (teaching, *others):
                     work.result()
         finally:
@@ -285,7 +349,10 @@ class Soak:
 def waited_for_a_core(running: Running) -> float:
     """Return how many seconds the event loop of a service could run and had no core; 0 where nothing says so."""
     with suppress(OSError, ValueError):
-        return int(Path(f"/proc/{running.process.pid}/schedstat").read_text().split()[1]) / 1e9
+        return (
+            int(Path(f"/proc/{running.process.pid}/schedstat").read_text().split()[1])
+            / 1e9
+        )
     return 0.0
 
 

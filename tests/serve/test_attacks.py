@@ -29,7 +29,9 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    config = ServeConfig(tmp_path_factory.mktemp("models"), limits=Limits(body_seconds=1.0))
+    config = ServeConfig(
+        tmp_path_factory.mktemp("models"), limits=Limits(body_seconds=1.0)
+    )
     with in_thread(create_app(config)) as number:
         yield number
 
@@ -45,7 +47,9 @@ def talk(port: int, *pieces: bytes) -> bytes:
 
 
 def assert_well(port: int) -> None:
-    assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
+    assert (
+        httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
+    )
 
 
 def test_whoever_is_refused_while_sending_hears_why(port: int) -> None:
@@ -64,7 +68,9 @@ LONG = {
     "many headers": GET + b"X: x\r\n" * 20_000 + b"\r\n",
     "no end": b"x" * 70_000,
     "chunk extension": POST + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"x" * 70_000,
-    "trailers": POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: x\r\n" * 20_000,
+    "trailers": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"
+    + b"X: x\r\n" * 20_000,
 }
 
 
@@ -119,17 +125,34 @@ def test_two_programs_never_read_two_requests(port: int, header: bytes) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "GZIP", "gzip, gzip", "identity, gzip", "x"])
-def test_packed_bodies_are_not_unpacked(api: Api, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "encoding",
+    ["gzip", "deflate", "br", "zstd", "GZIP", "gzip, gzip", "identity, gzip", "x"],
+)
+def test_packed_bodies_are_not_unpacked(
+    api: Api, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bomb: 10 MB of zeros in 10 kB, which any number of layers would make terabytes."""
     api.taught()
     bomb = zlib.compress(b"\0" * 10_000_000)
-    monkeypatch.setattr(zlib, "decompressobj", lambda *_: pytest.fail("it was unpacked"))
+    monkeypatch.setattr(
+        zlib, "decompressobj", lambda *_: pytest.fail("it was unpacked")
+    )
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
-    for path in ("models/m/teach", "models/m/predict", "models/m/jobs", "models/upload?name=x"):
+    for path in (
+        "models/m/teach",
+        "models/m/predict",
+        "models/m/jobs",
+        "models/upload?name=x",
+    ):
         answer = api.client.post(f"/api/v1/{path}", content=bomb, headers=headers)
         assert (answer.status_code, answer.json()["error"]) == (415, "Encoded")
-    assert api.post("predict", {"rows": rows(0, 1)}, headers={"Content-Encoding": "identity"}).status_code == 200
+    assert (
+        api.post(
+            "predict", {"rows": rows(0, 1)}, headers={"Content-Encoding": "identity"}
+        ).status_code
+        == 200
+    )
 
 
 def test_a_body_without_end_is_cut_off_and_leaves_nothing(tmp_path: Path) -> None:
@@ -140,24 +163,32 @@ def test_a_body_without_end_is_cut_off_and_leaves_nothing(tmp_path: Path) -> Non
             with socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
                 caller.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
                 chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
-                with pytest.raises(OSError):  # two gigabytes, far more than is taken in after the refusal
+                with pytest.raises(
+                    OSError
+                ):  # two gigabytes, far more than is taken in after the refusal
                     [caller.sendall(chunk) for _ in range(2000)]
         assert_well(port)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_table_of_a_million_rows_is_refused_before_it_is_asked_about(api: Api) -> None:
+def test_a_table_of_a_million_rows_is_refused_before_it_is_asked_about(
+    api: Api,
+) -> None:
     """60 MB of rows as a file: a request has so many samples and no more, however they come."""
     api.taught()
     file = io.BytesIO()
     np.save(file, np.zeros((1_000_000, 6), dtype=np.float32))
     for path in ("predict", "teach", "evaluate"):
         data = {} if path == "predict" else {"label": "0"}
-        answer = api.post(path, files=[("rows", ("rows.npy", file.getvalue()))], data=data)
+        answer = api.post(
+            path, files=[("rows", ("rows.npy", file.getvalue()))], data=data
+        )
         assert (answer.status_code, answer.json()["error"]) == (413, "TooMany")
 
 
-def test_json_of_many_parts_is_refused_before_it_is_parsed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_of_many_parts_is_refused_before_it_is_parsed(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """2 MB of short rows, of empty lists, of lists in lists and of keys: parsing them held everybody up for seconds."""
     api.taught()
     monkeypatch.setattr(requests, "parse_json", lambda *_: pytest.fail("it was parsed"))
@@ -165,8 +196,14 @@ def test_json_of_many_parts_is_refused_before_it_is_parsed(api: Api, monkeypatch
     deep = b"[" * 150 + b"]" * 150
     keys = b",".join(b'"%d":1' % i for i in range(150_000))
     for body in (b"[1,2]," * 330_000, b"[]," * 600_000, (deep + b",") * 6000, keys):
-        for path in ("/api/v1/models/m/predict", "/api/v1/models/m/forget", "/label-studio/m/predict"):
-            answer = api.client.post(path, content=b'{"rows":[' + body + b"1]}", headers=kind)
+        for path in (
+            "/api/v1/models/m/predict",
+            "/api/v1/models/m/forget",
+            "/label-studio/m/predict",
+        ):
+            answer = api.client.post(
+                path, content=b'{"rows":[' + body + b"1]}", headers=kind
+            )
             assert (answer.status_code, answer.json()["error"]) == (413, "TooMany")
 
 
@@ -203,7 +240,9 @@ def test_class_names_in_the_metadata_of_onnx_stay_text(api: Api) -> None:
     ]
     api.create()
     for kind, name in enumerate(names):
-        assert api.post("teach", {"rows": rows(kind, 3), "label": name}).status_code == 200
+        assert (
+            api.post("teach", {"rows": rows(kind, 3), "label": name}).status_code == 200
+        )
     model = onnx.load_from_string(api.get(path="/export.onnx").content)
     texts = {entry.key: entry.value for entry in model.metadata_props}
     assert json.loads(texts["evergrow.labels"]) == sorted(names)

@@ -18,7 +18,9 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
 
 
-def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(api: Any, folder: Path) -> None:
+def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(
+    api: Any, folder: Path
+) -> None:
     """What is taught goes through the backbone alone, so that the same bytes give the same numbers in any company."""
     api.taught_images()
     X = np.random.default_rng(0).normal(size=(5, 27))
@@ -26,38 +28,57 @@ def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(api: Any, folder: P
     three = files(2, 3)
     api.post("teach", model="pics", data={"labels": ["0", "0", "1"]}, files=three)
     for place, label in ((2, "1"), (0, "0"), (1, "0")):
-        done = api.post("unlearn", model="pics", data={"label": label}, files=[three[place]])
+        done = api.post(
+            "unlearn", model="pics", data={"label": label}, files=[three[place]]
+        )
         assert done.status_code == 200, done.text
-    np.testing.assert_allclose(open_model(folder / "pics.evg").decision_function(X), before, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        open_model(folder / "pics.evg").decision_function(X), before, rtol=0, atol=1e-9
+    )
     again = api.post("unlearn", model="pics", data={"label": "2"}, files=three)
     assert (again.status_code, again.json()["error"]) == (422, "LabelError")
 
 
-def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(api: Any) -> None:
+def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(
+    api: Any,
+) -> None:
     api.create()
     lesson = {"rows": rows(0, 3), "label": "a"}
     for path, values in (("unlearn", lesson), ("forget", {"names": ["a"]})):
         api.post("teach", lesson)
         gone = api.post(path, values).json()
-        assert (gone["state"], gone["n_samples"], gone["gone_classes"]) == ("starting", 0, ["a"])
+        assert (gone["state"], gone["n_samples"], gone["gone_classes"]) == (
+            "starting",
+            0,
+            ["a"],
+        )
         assert api.post("predict", {"rows": rows(0, 1)}).status_code == 409
     assert api.post("rollback", {}).json()["n_samples"] == 3
-    assert api.post("predict", {"rows": rows(0, 1)}).json()["answers"][0]["label"] == "a"
+    assert (
+        api.post("predict", {"rows": rows(0, 1)}).json()["answers"][0]["label"] == "a"
+    )
     one = {"rows": lesson["rows"][1:2], "label": "a"}
     assert [api.post("unlearn", one).status_code for _ in range(2)] == [200, 422]
-    assert api.post("rename", {"old": "a", "new": "b"}).json()["classes"] == [{"name": "b", "samples": 2}]
+    assert api.post("rename", {"old": "a", "new": "b"}).json()["classes"] == [
+        {"name": "b", "samples": 2}
+    ]
 
 
 def test_samples_without_labels_are_learned_and_forgotten_again(api: Any) -> None:
     api.taught("ab", 20)
     asked, before = {"rows": rows(0, 3, seed=7)}, api.counts()
     said = api.post("predict", asked).json()["answers"]
-    done = api.post("learn-unlabelled", {"rows": rows(0, 8, seed=5) + rows(1, 8, seed=6)}).json()
+    done = api.post(
+        "learn-unlabelled", {"rows": rows(0, 8, seed=5) + rows(1, 8, seed=6)}
+    ).json()
     assert done["change"]["what"] == "unlabelled"
     assert 8 < done["change"]["samples"] <= 16  # some may look unknown
     assert api.counts() == before  # guesses are no samples
     assert api.post("predict", asked).json()["answers"] != said
-    assert api.post("forget-unlabelled", {}).json()["change"]["what"] == "forget-unlabelled"
+    assert (
+        api.post("forget-unlabelled", {}).json()["change"]["what"]
+        == "forget-unlabelled"
+    )
     assert api.post("predict", asked).json()["answers"] == said
     api.create("one")
     api.post("teach", {"rows": rows(0, 3), "label": "a"}, model="one")
@@ -69,12 +90,16 @@ def test_samples_without_labels_are_learned_and_forgotten_again(api: Any) -> Non
 def test_rename_and_merge_as_the_commands(api: Any) -> None:
     api.taught("ab", 4)
     X = rows(0, 1, seed=2) + rows(2, 3)
-    done = api.post("teach", {"rows": X, "labels": ["a", "c", "c", "c"]}).json()  # a label for each
+    done = api.post(
+        "teach", {"rows": X, "labels": ["a", "c", "c", "c"]}
+    ).json()  # a label for each
     assert (done["new_classes"], done["change"]["samples"]) == (["c"], 4)
     assert api.post("rename", {"old": "a", "new": "z"}).json()["gone_classes"] == ["a"]
     taken = api.post("rename", {"old": "b", "new": "z"})
     assert taken.status_code == 422
-    assert api.post("merge-classes", {"names": ["b", "c"], "into": "bc"}).json()["classes"] == [
+    assert api.post("merge-classes", {"names": ["b", "c"], "into": "bc"}).json()[
+        "classes"
+    ] == [
         {"name": "bc", "samples": 7},
         {"name": "z", "samples": 5},
     ]
@@ -97,9 +122,13 @@ def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
     assert api.post("rollback", {"n": 2}).json()["n_samples"] == 0
 
 
-def test_redo_takes_rollbacks_back_until_something_else_is_learned(api: Any, folder: Path) -> None:
+def test_redo_takes_rollbacks_back_until_something_else_is_learned(
+    api: Any, folder: Path
+) -> None:
     api.create("new")  # has nothing to undo, nor to redo
-    assert [api.post(path, {}, model="new").status_code for path in ("redo", "rollback")] == [422, 422]
+    assert [
+        api.post(path, {}, model="new").status_code for path in ("redo", "rollback")
+    ] == [422, 422]
     api.taught("ab", 4)
     api.post("teach", {"rows": rows(2, 2), "label": "c"})
     latest = (folder / "m.evg").read_bytes()
@@ -107,7 +136,10 @@ def test_redo_takes_rollbacks_back_until_something_else_is_learned(api: Any, fol
     assert api.post("redo", {}).status_code == 422
     api.post("rollback", {})
     assert api.get().json()["redoable"] == 1
-    done = [api.post("redo", {}, headers={"Idempotency-Key": "again"}).json() for _ in range(2)]
+    done = [
+        api.post("redo", {}, headers={"Idempotency-Key": "again"}).json()
+        for _ in range(2)
+    ]
     assert [told["revision"] for told in done] == [4, 4]
     assert [told["replayed"] for told in done] == [False, True]
     assert (folder / "m.evg").read_bytes() == latest
@@ -123,7 +155,10 @@ def test_a_stale_writer_is_refused(api: Any) -> None:
     lesson = {"rows": rows(2, 2), "label": "c"}
     seen = api.etag()
     assert api.post("teach", lesson, headers={"If-Match": '"3"'}).status_code == 412
-    assert api.post("teach", lesson, headers={"If-Match": f'"9", {seen}'}).status_code == 200
+    assert (
+        api.post("teach", lesson, headers={"If-Match": f'"9", {seen}'}).status_code
+        == 200
+    )
     stale = api.post("forget", {"names": ["a"]}, headers={"If-Match": seen})
     assert (stale.status_code, stale.json()["etag"]) == (412, api.etag())
     assert api.post("rollback", {}, headers={"If-Match": seen}).status_code == 412
@@ -133,14 +168,22 @@ def test_a_stale_writer_is_refused(api: Any) -> None:
 def test_a_repeated_key_counts_once_also_after_a_restart(serve: Any) -> None:
     api = serve()
     api.create()
-    lessons = [{"rows": rows(kind, 3), "label": name} for kind, name in enumerate("abc")]
+    lessons = [
+        {"rows": rows(kind, 3), "label": name} for kind, name in enumerate("abc")
+    ]
     for number, lesson in enumerate(lessons):
         for _ in range(2):
-            done = api.post("teach", lesson, headers={"Idempotency-Key": f"key {number}"})
+            done = api.post(
+                "teach", lesson, headers={"Idempotency-Key": f"key {number}"}
+            )
     assert done.json()["replayed"]
     again = serve()
     for number, lesson in enumerate(lessons):
-        told = again.post("teach", lesson, headers={"Idempotency-Key": f"key {number}", "If-Match": '"1"'}).json()
+        told = again.post(
+            "teach",
+            lesson,
+            headers={"Idempotency-Key": f"key {number}", "If-Match": '"1"'},
+        ).json()
         assert told["replayed"]
         assert told["revision"] == 4
     assert again.counts() == {"a": 3, "b": 3, "c": 3}
@@ -151,8 +194,13 @@ def test_a_key_that_was_undone_does_not_teach_again(serve: Any) -> None:
     api.taught("ab", 4)
     lesson = {"rows": rows(2, 3), "label": "c"}
     api.post("teach", lesson, headers={"Idempotency-Key": "late"})
-    assert api.post("rollback", {}, headers={"Idempotency-Key": "undo"}).json()["revision"] == 3
-    assert api.post("rollback", {}, headers={"Idempotency-Key": "undo"}).json()["replayed"]
+    assert (
+        api.post("rollback", {}, headers={"Idempotency-Key": "undo"}).json()["revision"]
+        == 3
+    )
+    assert api.post("rollback", {}, headers={"Idempotency-Key": "undo"}).json()[
+        "replayed"
+    ]
     for service in (api, serve()):
         told = service.post("teach", lesson, headers={"Idempotency-Key": "late"}).json()
         assert told["replayed"]
@@ -163,7 +211,10 @@ def test_a_key_that_was_undone_does_not_teach_again(serve: Any) -> None:
 def test_a_key_is_for_one_request(api: Any) -> None:
     api.taught("ab", 4)
     key = {"Idempotency-Key": "k"}
-    assert api.post("teach", {"rows": rows(2, 2), "label": "c"}, headers=key).status_code == 200
+    assert (
+        api.post("teach", {"rows": rows(2, 2), "label": "c"}, headers=key).status_code
+        == 200
+    )
     other = api.post("teach", {"rows": rows(2, 3), "label": "c"}, headers=key)
     assert (other.status_code, other.json()["error"]) == (422, "KeyReused")
     assert api.post("forget", {"names": ["c"]}, headers=key).status_code == 422
@@ -174,22 +225,43 @@ def test_a_key_is_for_one_request(api: Any) -> None:
 
 def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
     api.taught("ab", 4)
-    lessons = [(rows(kind, 2, seed=7 + kind), f"class {kind % 5}") for kind in range(16)]
+    lessons = [
+        (rows(kind, 2, seed=7 + kind), f"class {kind % 5}") for kind in range(16)
+    ]
     with ThreadPoolExecutor(8) as threads:
-        done = list(threads.map(lambda lesson: api.post("teach", {"rows": lesson[0], "label": lesson[1]}), lessons))
+        done = list(
+            threads.map(
+                lambda lesson: api.post(
+                    "teach", {"rows": lesson[0], "label": lesson[1]}
+                ),
+                lessons,
+            )
+        )
     assert [answer.status_code for answer in done] == [200] * 16
     assert sorted(answer.json()["revision"] for answer in done) == list(range(4, 20))
     one_by_one = open_model(folder / "m.evg")
     at_once = Learner(None, options={"n_units": 20}, device="cpu")
-    at_once.fit((np.asarray(rows(0, 4)), list("aaaa"))).partial_fit((np.asarray(rows(1, 4)), list("bbbb")))
-    at_once.partial_fit((np.concatenate([X for X, _ in lessons]), [label for X, label in lessons for _ in X]))
+    at_once.fit((np.asarray(rows(0, 4)), list("aaaa"))).partial_fit(
+        (np.asarray(rows(1, 4)), list("bbbb"))
+    )
+    at_once.partial_fit(
+        (
+            np.concatenate([X for X, _ in lessons]),
+            [label for X, label in lessons for _ in X],
+        )
+    )
     X = np.asarray(rows(1, 3) + rows(4, 3))
     np.testing.assert_allclose(
-        one_by_one.settle().decision_function(X), at_once.settle().decision_function(X), rtol=0, atol=1e-9
+        one_by_one.settle().decision_function(X),
+        at_once.settle().decision_function(X),
+        rtol=0,
+        atol=1e-9,
     )
 
 
-def test_those_who_ask_do_not_wait_for_those_who_teach(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_who_ask_do_not_wait_for_those_who_teach(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api.taught("ab", 4)
     begun, go_on = threading.Event(), threading.Event()
     commit = modelfile.commit
@@ -209,7 +281,9 @@ def test_those_who_ask_do_not_wait_for_those_who_teach(api: Any, monkeypatch: py
     assert during["revision"] == 3
 
 
-def test_a_disk_that_is_full_leaves_the_model_and_says_so(api: Any, folder: Path, monkeypatch: Any) -> None:
+def test_a_disk_that_is_full_leaves_the_model_and_says_so(
+    api: Any, folder: Path, monkeypatch: Any
+) -> None:
     api.taught("ab", 4)
     before = (folder / "m.evg").read_bytes()
 
@@ -225,11 +299,16 @@ def test_a_disk_that_is_full_leaves_the_model_and_says_so(api: Any, folder: Path
     assert api.post("teach", {"rows": rows(2, 2), "label": "c"}).json()["revision"] == 4
 
 
-def test_a_model_that_another_process_holds_is_waited_for(serve: Any, folder: Path) -> None:
+def test_a_model_that_another_process_holds_is_waited_for(
+    serve: Any, folder: Path
+) -> None:
     api = serve(limits={"lock_seconds": 0.2})
     api.taught("ab", 4)
     with locked(folder / "m.evg.history"):
-        for busy in (api.post("teach", {"rows": rows(2, 2), "label": "c"}), api.client.delete("/api/v1/models/m")):
+        for busy in (
+            api.post("teach", {"rows": rows(2, 2), "label": "c"}),
+            api.client.delete("/api/v1/models/m"),
+        ):
             assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
     assert api.post("teach", {"rows": rows(2, 2), "label": "c"}).status_code == 200
 
@@ -253,7 +332,9 @@ def test_evaluation_says_which_samples_were_wrong(api: Any) -> None:
 def test_nothing_of_a_sample_is_written(api: Any, folder: Path) -> None:
     api.taught_texts({"x": "a secret sentence", "y": "hidden words here"})
     api.taught_images(2)
-    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    written = b"".join(
+        path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    )
     assert b"secret" not in written
     assert png(0, 0)[100:140] not in written
     assert not [name for name in os.listdir(folder) if name.endswith(".part")]

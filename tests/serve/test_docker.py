@@ -35,11 +35,17 @@ def test_everything_that_is_copied_is_there() -> None:
 
 def test_actions_and_the_image_are_pinned_by_digest() -> None:
     """A tag is moved by whoever holds it; a digest is not."""
-    workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    workflows = [
+        path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")
+    ]
     used = [name for text in workflows for name in re.findall(r"uses: *(\S+)", text)]
     assert used
-    assert [name for name in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name)] == []
-    assert [line for line in step("FROM") if not re.search(r"@sha256:[0-9a-f]{64}$", line)] == []
+    assert [
+        name for name in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name)
+    ] == []
+    assert [
+        line for line in step("FROM") if not re.search(r"@sha256:[0-9a-f]{64}$", line)
+    ] == []
 
 
 @pytest.mark.slow
@@ -49,20 +55,38 @@ def test_the_image_would_serve(tmp_path: Path) -> None:
     for line in step("COPY"):
         *names, target = line.split()
         for name in names:
-            copy = partial(shutil.copytree, dirs_exist_ok=True) if (ROOT / name).is_dir() else shutil.copy
+            copy = (
+                partial(shutil.copytree, dirs_exist_ok=True)
+                if (ROOT / name).is_dir()
+                else shutil.copy
+            )
             copy(ROOT / name, tmp_path / target.removeprefix("/"))
-    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "installed")]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "installed"),
+    ]
     made = subprocess.run([*build, str(source)], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"needs what builds wheels: {made.stderr[-300:]}")
     tokens = tmp_path / "tokens"
     tokens.write_text("teach 0123456789abcdef0123456789abcdef\n")
     [command] = [json.loads(line) for line in step("ENTRYPOINT")]
-    places = {"evergrow": [sys.executable, "-m", "evergrow"], "/models": [str(tmp_path / "models")]}
+    places = {
+        "evergrow": [sys.executable, "-m", "evergrow"],
+        "/models": [str(tmp_path / "models")],
+    }
     places |= {"/run/secrets/evergrow-tokens": [str(tokens)], "8080": ["18080"]}
     words = [part for word in command for part in places.get(word, [word])]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, cwd=tmp_path) as server:
+    with subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, cwd=tmp_path
+    ) as server:
         try:
             assert server.stdout is not None
             assert b"serving" in server.stdout.readline()
@@ -73,7 +97,10 @@ def test_the_image_would_serve(tmp_path: Path) -> None:
             address = "http://127.0.0.1:18080/api/v1/models"
             assert httpx.get(address, trust_env=False).status_code == 401
             token = {"Authorization": "Bearer 0123456789abcdef0123456789abcdef"}
-            assert httpx.get(address, headers=token, trust_env=False).json()["models"] == []
+            assert (
+                httpx.get(address, headers=token, trust_env=False).json()["models"]
+                == []
+            )
         finally:
             server.terminate()
             assert server.wait(60) == 0

@@ -16,13 +16,28 @@ def test_changed_samples_raise_the_metric():
         y = np.repeat(np.arange(5), n)
         return means[y] + noise * rng.normal(size=(len(y), 12)), y
 
-    learner, metrics = Learner(None, options={"n_units": 30}).fit(*rows(20, 0.6)), Metrics()
+    learner, metrics = (
+        Learner(None, options={"n_units": 30}).fit(*rows(20, 0.6)),
+        Metrics(),
+    )
     calibration = learner._taught().calibration
     value = {"model": "m"}
-    metrics.note_answers("m", calibration, learner.ask(rows(10, 0.6)[0], false_alarm=0.05))
-    assert metrics.registry.get_sample_value("evergrow_drift_share", value) is None  # too few yet
+    metrics.note_answers(
+        "m", calibration, learner.ask(rows(10, 0.6)[0], false_alarm=0.05)
+    )
+    assert (
+        metrics.registry.get_sample_value("evergrow_drift_share", value) is None
+    )  # too few yet
     for noise, low, high in ((0.6, 0.0, 0.4), (2.5, 0.6, 1.0)):
         for _ in range(WINDOW // 50):
-            metrics.note_answers("m", calibration, learner.ask(rows(10, noise)[0], false_alarm=0.05))
-        assert low <= metrics.registry.get_sample_value("evergrow_drift_share", value) <= high
-    metrics.note_answers("m", calibration, learner.ask(rows(10, 0.6)[0]))  # novelty was not asked for
+            metrics.note_answers(
+                "m", calibration, learner.ask(rows(10, noise)[0], false_alarm=0.05)
+            )
+        assert (
+            low
+            <= metrics.registry.get_sample_value("evergrow_drift_share", value)
+            <= high
+        )
+    metrics.note_answers(
+        "m", calibration, learner.ask(rows(10, 0.6)[0])
+    )  # novelty was not asked for

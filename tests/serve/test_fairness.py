@@ -35,7 +35,9 @@ def table(rows: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_request_of_many_samples_takes_turns_with_small_ones(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_of_many_samples_takes_turns_with_small_ones(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("evergrow.serve.backbones.cores", lambda: 2)
 
     class Slow(Letters):
@@ -49,7 +51,9 @@ def test_a_request_of_many_samples_takes_turns_with_small_ones(alone: bool, monk
     texts = list("abcdefghijklmnopqrst")
     large, other = (batcher.submit(texts[:n], alone=alone) for n in (20, 12))
     small = batcher.submit(["c"])
-    for _ in range(9 if alone else 3):  # a piece of each that was there before; of a lesson sample by sample
+    for _ in range(
+        9 if alone else 3
+    ):  # a piece of each that was there before; of a lesson sample by sample
         Slow.go_on.release()
     assert small.result(20).argmax() == 2
     assert not large.done()
@@ -62,10 +66,17 @@ def test_a_request_of_many_samples_takes_turns_with_small_ones(alone: bool, monk
     assert batcher.depth == 0
 
 
-def test_a_form_of_many_images_leaves_decoders_to_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_of_many_images_leaves_decoders_to_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twenty images of 49 megapixels in a form of 3 MB held up all who asked about an image for a minute."""
     api.taught_images()
-    decode, order, begun, go_on = service.decode_image, [], threading.Event(), threading.Event()
+    decode, order, begun, go_on = (
+        service.decode_image,
+        [],
+        threading.Event(),
+        threading.Event(),
+    )
 
     def slow(data: bytes, *, name: str, max_pixels: int) -> Any:
         order.append(len(data))
@@ -84,7 +95,10 @@ def test_a_form_of_many_images_leaves_decoders_to_others(api: Api, monkeypatch: 
         small = callers.submit(api.client.post, "/api/v1/preview", files=sent)
         until(lambda: waiting.qsize() > before or small.done() or len(order) > 1)
         go_on.set()
-        assert (small.result(20).status_code, large.result(20).status_code) == (200, 200)
+        assert (small.result(20).status_code, large.result(20).status_code) == (
+            200,
+            200,
+        )
     sizes = {len(file[1][1]) for file in files(0, 12)}
     assert next(i for i, size in enumerate(order) if size not in sizes) < 6
 
@@ -105,19 +119,32 @@ def test_whoever_asks_does_not_wait_for_a_study_of_the_same_model(
     monkeypatch.setattr(Learner, work, slow)
     with ThreadPoolExecutor(12) as callers:
         body = {"rows": rows(0, 8) + rows(1, 8), "labels": ["a"] * 8 + ["b"] * 8}
-        long = [callers.submit(api.post, work.replace("_", "-"), body) for _ in range(10)]
+        long = [
+            callers.submit(api.post, work.replace("_", "-"), body) for _ in range(10)
+        ]
         assert begun.wait(20)
-        assert callers.submit(api.post, "predict", {"rows": rows(0, 1)}).result(20).status_code == 200
+        assert (
+            callers.submit(api.post, "predict", {"rows": rows(0, 1)})
+            .result(20)
+            .status_code
+            == 200
+        )
         assert api.post("teach", {"rows": rows(0, 1), "label": "a"}).status_code == 200
         go_on.set()
         assert {answer.result(60).status_code for answer in long} == {200}
 
 
-def test_a_file_is_brought_to_the_disk_beside_everything_else(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_brought_to_the_disk_beside_everything_else(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A gigabyte that was sent kept the event loop, and with it everybody, until a slow disk had it."""
     api.taught()
     sync, threads = os.fsync, []
-    monkeypatch.setattr(os, "fsync", lambda file: threads.append(threading.current_thread().name) or sync(file))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda file: threads.append(threading.current_thread().name) or sync(file),
+    )
     assert api.upload("copy", api.get(path="/download").content).status_code == 201
     assert threads[0].startswith("answers")
 
@@ -125,7 +152,9 @@ def test_a_file_is_brought_to_the_disk_beside_everything_else(api: Api, monkeypa
 # -- sizes --------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_lists_so_many_classes_and_no_more(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_lists_so_many_classes_and_no_more(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thousand classes for each of a thousand samples: an answer of 50 MB, and 3.6 s for everybody else."""
     api.taught("abc")
     monkeypatch.setattr(routes, "_LISTED", 6)
@@ -135,7 +164,9 @@ def test_an_answer_lists_so_many_classes_and_no_more(api: Api, monkeypatch: pyte
     assert api.post("predict", {"rows": rows(0, 3), "k": 2}).status_code == 200
 
 
-def test_the_confusion_of_many_classes_is_not_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_confusion_of_many_classes_is_not_told(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One sample, asked of a model of 4,000 classes: an answer of 32 MB, and 7 s for everybody else."""
     api.taught("abc")
     monkeypatch.setattr(routes, "_MATRIX", 2)
@@ -147,7 +178,9 @@ def test_the_confusion_of_many_classes_is_not_told(api: Api, monkeypatch: pytest
 def test_feature_vectors_in_a_file_are_no_longer_than_others(api: Api) -> None:
     """Two rows of a million numbers kept a thread busy for 80 s."""
     api.create()
-    answer = api.post("teach", data={"label": "a"}, **table(np.zeros((2, 65_537), dtype=np.float32)))
+    answer = api.post(
+        "teach", data={"label": "a"}, **table(np.zeros((2, 65_537), dtype=np.float32))
+    )
     assert (answer.status_code, answer.json()["error"]) == (422, "InputError")
     assert "65,536 columns" in answer.json()["detail"]
 
@@ -162,14 +195,26 @@ def test_one_model_has_one_name_in_metrics_until_it_is_deleted(api: Api) -> None
     for name in product(f"K{KELVIN}", repeat=3):
         assert api.post("predict", model="".join(name), **sent).status_code == 200
     metrics = api.client.app.state.service.metrics
-    assert api.client.get("/metrics").text.count("evergrow_drift_share{") == len(metrics._latest) == 1
+    assert (
+        api.client.get("/metrics").text.count("evergrow_drift_share{")
+        == len(metrics._latest)
+        == 1
+    )
     assert api.client.delete(f"/api/v1/models/K{KELVIN}K").status_code == 204
-    assert api.client.get("/metrics").text.count("evergrow_drift_share{") == len(metrics._latest) == 0
+    assert (
+        api.client.get("/metrics").text.count("evergrow_drift_share{")
+        == len(metrics._latest)
+        == 0
+    )
 
 
-def test_of_a_link_only_the_link_is_deleted_in_whatever_form_its_name_comes(api: Api, folder: Path) -> None:
+def test_of_a_link_only_the_link_is_deleted_in_whatever_form_its_name_comes(
+    api: Api, folder: Path
+) -> None:
     api.taught()
     (folder / "K.evg").symlink_to("m.evg")
     assert api.client.delete(f"/api/v1/models/{KELVIN}").status_code == 204
-    assert [entry["name"] for entry in api.client.get("/api/v1/models").json()["models"]] == ["m"]
+    assert [
+        entry["name"] for entry in api.client.get("/api/v1/models").json()["models"]
+    ] == ["m"]
     assert api.get().status_code == 200

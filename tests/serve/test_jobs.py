@@ -14,14 +14,21 @@ from tests.serve.samples import png, zipped
 
 from evergrow.learner.modelfile import open_model
 
-ENTRIES = {f"birds/class {hue}/{i}.png": png(hue, i) for hue in range(3) for i in range(4)} | {
+ENTRIES = {
+    f"birds/class {hue}/{i}.png": png(hue, i) for hue in range(3) for i in range(4)
+} | {
     "birds/readme.txt": b"x",
     "__MACOSX/birds/._0.png": b"x",
 }
 
 
 def send(api: Any, content: bytes, **headers: str) -> Any:
-    return api.post("jobs", model="pics", content=content, headers={"Content-Type": "application/zip", **headers})
+    return api.post(
+        "jobs",
+        model="pics",
+        content=content,
+        headers={"Content-Type": "application/zip", **headers},
+    )
 
 
 def start(api: Any, entries: dict[str, bytes]) -> Any:
@@ -31,33 +38,57 @@ def start(api: Any, entries: dict[str, bytes]) -> Any:
 
 def ended(api: Any, answer: Any) -> dict[str, Any]:
     place = answer.headers["location"]
-    until(lambda: api.client.get(place).json()["state"] in ("done", "failed", "cancelled"))
+    until(
+        lambda: api.client.get(place).json()["state"] in ("done", "failed", "cancelled")
+    )
     record: dict[str, Any] = api.client.get(place).json()
     return record
 
 
-def test_a_zip_is_learned_as_one_change_and_its_images_can_be_unlearned(api: Any, folder: Path) -> None:
+def test_a_zip_is_learned_as_one_change_and_its_images_can_be_unlearned(
+    api: Any, folder: Path
+) -> None:
     answer = start(api, ENTRIES)
     assert answer.status_code == 202
     record = ended(api, answer)
     assert (record["state"], record["done"], record["total"]) == ("done", 12, 12)
-    assert record["change"]["classes"] == [{"name": f"class {hue}", "samples": 4} for hue in range(3)]
-    assert [entry["what"] for entry in api.get("pics").json()["history"]] == ["begin", "fit"]
+    assert record["change"]["classes"] == [
+        {"name": f"class {hue}", "samples": 4} for hue in range(3)
+    ]
+    assert [entry["what"] for entry in api.get("pics").json()["history"]] == [
+        "begin",
+        "fit",
+    ]
     single = [("images", ("x.png", png(1, 2), "image/png"))]
-    assert api.post("unlearn", model="pics", data={"label": "class 1"}, files=single).json()["n_samples"] == 11
+    assert (
+        api.post(
+            "unlearn", model="pics", data={"label": "class 1"}, files=single
+        ).json()["n_samples"]
+        == 11
+    )
     assert ended(api, send(api, zipped(ENTRIES)))["change"]["n_samples"] == 23
     assert list(folder.glob(".upload.*")) == []
 
 
 def test_images_that_cannot_be_read_are_named_and_left_out(api: Any) -> None:
     bad = {"birds/class 1/broken.png": b"no image", "birds/class 2/torn.png": b"t" * 99}
-    damaged = zipped({**ENTRIES, **bad}).replace(b"t" * 99, b"T" * 99)  # its checksum in the zip is another now
+    damaged = zipped({**ENTRIES, **bad}).replace(
+        b"t" * 99, b"T" * 99
+    )  # its checksum in the zip is another now
     api.create("pics", "images", backbone="colours")
     record = ended(api, send(api, damaged))
-    assert (record["state"], record["done"], record["total"], record["skipped"]) == ("done", 14, 14, 2)
+    assert (record["state"], record["done"], record["total"], record["skipped"]) == (
+        "done",
+        14,
+        14,
+        2,
+    )
     assert [entry["name"] for entry in record["failures"]] == list(bad)
     assert "image" in record["failures"][0]["reason"]
-    many = ended(api, start(api, ENTRIES | {f"birds/class 1/{i} bad.png": b"no" for i in range(130)}))
+    many = ended(
+        api,
+        start(api, ENTRIES | {f"birds/class 1/{i} bad.png": b"no" for i in range(130)}),
+    )
     assert (many["state"], many["skipped"], len(many["failures"])) == ("done", 130, 100)
     assert api.counts("pics") == {f"class {hue}": 8 for hue in range(3)}
 
@@ -80,7 +111,9 @@ def test_a_repeated_job_counts_once_also_after_a_restart(serve: Any) -> None:
     assert sum(api.counts("pics").values()) == 12
 
 
-def test_a_service_that_ends_leaves_the_model_of_a_job_as_it_was(serve: Any, folder: Path, monkeypatch: Any) -> None:
+def test_a_service_that_ends_leaves_the_model_of_a_job_as_it_was(
+    serve: Any, folder: Path, monkeypatch: Any
+) -> None:
     api = serve()
 
     async def forever(*_: Any) -> Any:
@@ -89,7 +122,9 @@ def test_a_service_that_ends_leaves_the_model_of_a_job_as_it_was(serve: Any, fol
     monkeypatch.setattr(api.client.app.state.service, "prepared", forever)
     assert start(api, ENTRIES).status_code == 202
     api.client.__exit__(None, None, None)
-    assert sorted(path.name for path in folder.iterdir() if not path.name.endswith(".history")) == ["pics.evg"]
+    assert sorted(
+        path.name for path in folder.iterdir() if not path.name.endswith(".history")
+    ) == ["pics.evg"]
     assert serve().counts("pics") == {}
 
 
@@ -109,7 +144,9 @@ def held(api: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return go_on
 
 
-def test_a_cancelled_job_leaves_the_model_as_it_was(api: Any, held: Any, folder: Path) -> None:
+def test_a_cancelled_job_leaves_the_model_as_it_was(
+    api: Any, held: Any, folder: Path
+) -> None:
     held.set()
     api.taught_images(2)
     before = (folder / "pics.evg").read_bytes()
@@ -120,7 +157,9 @@ def test_a_cancelled_job_leaves_the_model_as_it_was(api: Any, held: Any, folder:
     held.set()
     assert api.client.delete(place).status_code == 409
     assert (folder / "pics.evg").read_bytes() == before
-    np.testing.assert_equal(open_model(folder / "pics.evg").n_samples_, {"0": 2, "1": 2})
+    np.testing.assert_equal(
+        open_model(folder / "pics.evg").n_samples_, {"0": 2, "1": 2}
+    )
     assert api.client.app.state.service.pool.depth() == 0
 
 
@@ -133,18 +172,26 @@ def test_a_job_belongs_to_the_model_it_was_started_for(api: Any, held: Any) -> N
     assert api.counts("pics") == {}
 
 
-def test_a_job_belongs_to_its_model_whichever_process_replaces_it(api: Any, held: Any, serve: Any) -> None:
+def test_a_job_belongs_to_its_model_whichever_process_replaces_it(
+    api: Any, held: Any, serve: Any
+) -> None:
     job, other = start(api, ENTRIES), serve()
     assert other.client.delete("/api/v1/models/pics").status_code == 204
     other.create("pics", "images", backbone="colours")
     held.set()
     told = ended(api, job)
-    assert (told["state"], told["error"]) == ("failed", "there is no model 'pics' any more: another has its name")
+    assert (told["state"], told["error"]) == (
+        "failed",
+        "there is no model 'pics' any more: another has its name",
+    )
     assert other.counts("pics") == {}
 
 
 def test_so_many_jobs_and_no_more(serve: Any, api: Any, held: Any) -> None:
-    places = [start(api, ENTRIES).headers["location"] for _ in range(api.client.app.state.service.limits.jobs)]
+    places = [
+        start(api, ENTRIES).headers["location"]
+        for _ in range(api.client.app.state.service.limits.jobs)
+    ]
     refused = send(api, zipped(ENTRIES))
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
     api.client.delete(places[0])

@@ -35,19 +35,34 @@ def kept(api: Any) -> list[dict[str, Any]]:
 def test_nothing_is_kept_unless_it_was_switched_on(api: Any, folder: Path) -> None:
     api.taught_images()
     off = api.client.get(KEPT).json()
-    assert off == {"on": False, "images": [], "bytes": 0, "most_images": 500, "most_bytes": 64 * 2**20}
+    assert off == {
+        "on": False,
+        "images": [],
+        "bytes": 0,
+        "most_images": 500,
+        "most_bytes": 64 * 2**20,
+    }
     refused = keep(api, files(0, 1), set="review"), api.client.get(f"{KEPT}/evaluation")
-    assert [(answer.status_code, answer.json()["error"]) for answer in refused] == [(409, "NotKept")] * 2
+    assert [(answer.status_code, answer.json()["error"]) for answer in refused] == [
+        (409, "NotKept")
+    ] * 2
     api.create("words", "texts", backbone="letters")
-    assert api.client.put("/api/v1/models/words/kept", json={"on": True}).status_code == 422
+    assert (
+        api.client.put("/api/v1/models/words/kept", json={"on": True}).status_code
+        == 422
+    )
     assert not list(folder.glob("*.kept"))
 
 
-def test_kept_images_are_the_same_for_everybody_also_after_a_restart(pics: Any, serve: Any) -> None:
+def test_kept_images_are_the_same_for_everybody_also_after_a_restart(
+    pics: Any, serve: Any
+) -> None:
     assert keep(pics, files(0, 2, 5), set="test", label="0").status_code == 201
     assert keep(pics, files(1, 2, 5), set="test", labels=["1", "0"]).status_code == 201
     told = keep(pics, files(2, 1), set="review").json()
-    assert keep(pics, files(2, 1), set="review").json() == told  # the same bytes count once
+    assert (
+        keep(pics, files(2, 1), set="review").json() == told
+    )  # the same bytes count once
     assert sorted((image["set"], image["label"]) for image in told["images"]) == [
         *(("review", None), ("test", "0"), ("test", "0"), ("test", "0"), ("test", "1"))
     ]
@@ -55,28 +70,44 @@ def test_kept_images_are_the_same_for_everybody_also_after_a_restart(pics: Any, 
     for service in (pics, serve(), serve(read_only=True)):
         assert service.client.get(KEPT).json() == told
         found = service.client.get(f"{KEPT}/evaluation").json()
-        assert (found["n_samples"], found["accuracy"], len(found["ids"])) == (4, 0.75, 4)
+        assert (found["n_samples"], found["accuracy"], len(found["ids"])) == (
+            4,
+            0.75,
+            4,
+        )
         (wrong,) = found["wrong"]
         image = service.client.get(f"{KEPT}/{found['ids'][wrong['sample']]}")
         assert image.content in (png(1, 500), png(1, 501))
         assert image.headers["content-type"] == "application/octet-stream"
     (waiting,) = [image["id"] for image in told["images"] if image["set"] == "review"]
-    assert [pics.client.delete(f"{KEPT}/{waiting}").status_code for _ in range(2)] == [204, 404]
+    assert [pics.client.delete(f"{KEPT}/{waiting}").status_code for _ in range(2)] == [
+        204,
+        404,
+    ]
     assert len(kept(pics)) == 4
     assert serve(read_only=True).client.put(KEPT, json={"on": False}).status_code == 403
 
 
 def test_an_image_is_kept_without_its_metadata(pics: Any) -> None:
     exif = Image.Exif()
-    exif[274], exif[34853] = 6, {1: "N", 2: (52.0, 31.0, 12.0)}  # on its side, and where it was taken
+    exif[274], exif[34853] = (
+        6,
+        {1: "N", 2: (52.0, 31.0, 12.0)},
+    )  # on its side, and where it was taken
     plain, noted = io.BytesIO(), io.BytesIO()
     for buffer, notes in ((plain, {}), (noted, {"exif": exif, "comment": b"of Anna"})):
         Image.new("RGB", (40, 20), "red").save(buffer, "JPEG", **notes)
     for sent, size in ((plain, (40, 20)), (noted, (20, 40))):
-        told = keep(pics, [("images", ("a.jpg", sent.getvalue(), "image/jpeg"))], set="review").json()["images"][-1]
+        told = keep(
+            pics, [("images", ("a.jpg", sent.getvalue(), "image/jpeg"))], set="review"
+        ).json()["images"][-1]
         found = pics.client.get(f"{KEPT}/{told['id']}").content
         image = Image.open(io.BytesIO(found))
-        assert (image.size, len(image.getexif()), "comment" in image.info) == (size, 0, False)
+        assert (image.size, len(image.getexif()), "comment" in image.info) == (
+            size,
+            0,
+            False,
+        )
         assert (found == sent.getvalue(), told["bytes"]) == (sent is plain, len(found))
 
 
@@ -91,7 +122,9 @@ def test_labels_follow_classes_that_are_renamed(pics: Any) -> None:
     assert pics.client.get(f"{KEPT}/evaluation").json()["unknown_classes"] == {"0": 1}
 
 
-@pytest.mark.parametrize(("bounds", "n"), [({"kept_images": 2}, 3), ({"kept_bytes": 3000}, 3)])
+@pytest.mark.parametrize(
+    ("bounds", "n"), [({"kept_images": 2}, 3), ({"kept_bytes": 3000}, 3)]
+)
 def test_so_much_and_no_more(serve: Any, bounds: dict[str, int], n: int) -> None:
     api = serve(limits=bounds)
     api.taught_images()
@@ -105,7 +138,12 @@ def test_so_much_and_no_more(serve: Any, bounds: dict[str, int], n: int) -> None
 def test_what_is_no_image_or_has_no_class_is_not_kept(pics: Any, folder: Path) -> None:
     broken = [*files(0, 1), ("images", ("b.png", b"GIF89a", "image/png"))]
     assert "images[1]" in keep(pics, broken, set="review").json()["detail"]
-    for fields in ({"set": "test"}, {"set": "other"}, {}, {"set": "test", "labels": ["a", "b"]}):
+    for fields in (
+        {"set": "test"},
+        {"set": "other"},
+        {},
+        {"set": "test", "labels": ["a", "b"]},
+    ):
         assert keep(pics, files(0, 1), **fields).status_code == 422
     for known in ("..%2f", "%2e%2e%2fpics.evg", "0" * 32, "x"):
         assert pics.client.get(f"{KEPT}/{known}").status_code == 404
@@ -131,7 +169,9 @@ def test_they_go_for_good(pics: Any, serve: Any, folder: Path, end: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "link to nothing"])
-def test_what_lies_in_the_place_of_kept_images_is_left_alone(api: Any, folder: Path, tmp_path: Path, kind: str) -> None:
+def test_what_lies_in_the_place_of_kept_images_is_left_alone(
+    api: Any, folder: Path, tmp_path: Path, kind: str
+) -> None:
     api.taught_images()
     place, outside = folder / "pics.evg.kept", tmp_path / "outside"
     if kind == "file":
@@ -172,19 +212,38 @@ def test_a_picture_of_an_image_that_no_browser_shows(api: Any) -> None:
     deep = np.tile(np.linspace(0, 65535, 900).astype(np.uint16), (300, 1))
     for data in (as_tiff(deep), as_tiff(np.zeros((30, 900, 3), np.uint8))):
         answer = api.client.post("/api/v1/preview", files={"image": ("scan.tif", data)})
-        assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            200,
+            "image/jpeg",
+        )
         assert max(Image.open(io.BytesIO(answer.content)).size) == 512
-    small = api.client.post("/api/v1/preview", files={"image": ("scan.tif", as_tiff(deep))}, data={"side": "64"})
+    small = api.client.post(
+        "/api/v1/preview",
+        files={"image": ("scan.tif", as_tiff(deep))},
+        data={"side": "64"},
+    )
     pixels = np.asarray(Image.open(io.BytesIO(small.content)))
     assert pixels.shape == (21, 64, 3)
-    assert pixels[0, 0, 0] < 20 < 235 < pixels[0, -1, 0]  # 16 bits are scaled, not cut off
+    assert (
+        pixels[0, 0, 0] < 20 < 235 < pixels[0, -1, 0]
+    )  # 16 bits are scaled, not cut off
 
 
 def test_pictures_that_cannot_be_made(serve: Any) -> None:
     api = serve(limits={"pixels": 1000})
-    for data, words in ((b"no image", "scan.tif"), (as_tiff(np.zeros((90, 90), np.uint8)), "pixels")):
+    for data, words in (
+        (b"no image", "scan.tif"),
+        (as_tiff(np.zeros((90, 90), np.uint8)), "pixels"),
+    ):
         answer = api.client.post("/api/v1/preview", files={"image": ("scan.tif", data)})
         assert (answer.status_code, answer.json()["error"]) == (422, "ImageError")
         assert words in answer.json()["detail"]
-    assert api.client.post("/api/v1/preview", json={"rows": rows(0, 1)}).status_code == 415
-    assert api.client.post("/api/v1/preview", files={"image": ("a", b"x")}, data={"side": "9999"}).status_code == 422
+    assert (
+        api.client.post("/api/v1/preview", json={"rows": rows(0, 1)}).status_code == 415
+    )
+    assert (
+        api.client.post(
+            "/api/v1/preview", files={"image": ("a", b"x")}, data={"side": "9999"}
+        ).status_code
+        == 422
+    )

@@ -24,7 +24,10 @@ TEACHES, KILLS, CALLERS = 100, 20, 4
 def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> None:
     """A hundred lessons, each tried with one key until it is acknowledged, while the service is killed twenty times."""
     folder, draws = tmp_path / "models", generator(0, "kills")
-    lessons = [(rows(number % 7, 2, seed=50 + number), str(number % 7)) for number in range(TEACHES)]
+    lessons = [
+        (rows(number % 7, 2, seed=50 + number), str(number % 7))
+        for number in range(TEACHES)
+    ]
     running, acknowledged, retried = [Running(folder)], [0] * TEACHES, [0]
     first = [(rows(kind, 5), str(kind)) for kind in range(2)]
     with running[0].client() as client:
@@ -70,17 +73,29 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     for X, label in (*first, *lessons):
         expected[label] = expected.get(label, 0) + len(X)
     assert served.n_samples_ == expected
-    keys = [entry["key"] for change in served.history_ for entry in change.extra.get("requests", [])]
+    keys = [
+        entry["key"]
+        for change in served.history_
+        for entry in change.extra.get("requests", [])
+    ]
     assert len(keys) == len(set(keys)) == TEACHES
     revisions = {change.revision for change in served.history_}
     assert set(acknowledged) <= revisions
     at_once = Learner(None, options={"n_units": 20}, device="cpu")
     for X, label in first:
         at_once.partial_fit((np.asarray(X), [label] * len(X)))
-    at_once.partial_fit((np.concatenate([X for X, _ in lessons]), [label for X, label in lessons for _ in X]))
+    at_once.partial_fit(
+        (
+            np.concatenate([X for X, _ in lessons]),
+            [label for X, label in lessons for _ in X],
+        )
+    )
     X = np.concatenate([rows(kind, 3, seed=900) for kind in range(7)])
     np.testing.assert_allclose(
-        served.settle().decision_function(X), at_once.settle().decision_function(X), rtol=0, atol=1e-9
+        served.settle().decision_function(X),
+        at_once.settle().decision_function(X),
+        rtol=0,
+        atol=1e-9,
     )
 
 
@@ -92,7 +107,9 @@ def test_an_end_that_is_asked_for_finishes_the_change_in_flight(tmp_path: Path) 
         lesson = {"rows": rows(2, 1000), "label": "2"}
         callers = ThreadPoolExecutor(1)
         # The client that is connected: to make another takes longer on a busy machine than the pause below.
-        taught = callers.submit(client.post, "/api/v1/models/m/teach", json=lesson, timeout=60)
+        taught = callers.submit(
+            client.post, "/api/v1/models/m/teach", json=lesson, timeout=60
+        )
         time.sleep(0.3)
         assert running.stop() == 0
         assert taught.result(60).status_code == 200

@@ -17,7 +17,8 @@ from evergrow.serve.label_studio import fetch_image, names_of
 from evergrow.serve.requests import Problem
 
 CONFIG = (
-    '<View><Text name="msg" value="$body"/><Choices name="intent" toName="msg"><Choice value="ab"/></Choices></View>'
+    '<View><Text name="msg" value="$body"/><Choices name="intent" toName="msg">'
+    '<Choice value="ab"/></Choices></View>'
 )
 
 
@@ -31,36 +32,58 @@ def test_health_setup_and_predict(words: Any) -> None:
     client = words.client
     assert client.get("/label-studio/words/health").json()["status"] == "UP"
     assert client.get("/label-studio/none/health").status_code == 404
-    told = client.post("/label-studio/words/setup", json={"project": "1.2", "schema": CONFIG, "hostname": "x"})
+    told = client.post(
+        "/label-studio/words/setup",
+        json={"project": "1.2", "schema": CONFIG, "hostname": "x"},
+    )
     assert told.json() == {"model_version": "3"}
     tasks = [{"id": 1, "data": {"body": "bab"}}, {"id": 2, "data": {"body": "yxxy"}}]
     asked = {"tasks": tasks, "label_config": CONFIG, "project": "1.2", "params": {}}
     results = client.post("/label-studio/words/predict", json=asked).json()["results"]
     for result, label in zip(results, ("ab", "xy"), strict=True):
         for entry in result["result"]:
-            assert (entry["from_name"], entry["to_name"], entry["type"]) == ("intent", "msg", "choices")
+            assert (entry["from_name"], entry["to_name"], entry["type"]) == (
+                "intent",
+                "msg",
+                "choices",
+            )
             assert entry["value"] == {"choices": [label]}
         assert 0 <= result["score"] <= 1
         assert result["model_version"] == "3"
-    assert client.post("/label-studio/words/predict", json={"tasks": 1}).status_code == 422
+    assert (
+        client.post("/label-studio/words/predict", json={"tasks": 1}).status_code == 422
+    )
 
 
 def test_tasks_come_in_the_order_of_suggestions_and_copies_last(words: Any) -> None:
     bodies = ["abxy", "bab", "yxxy", "aabx", "bab"]
     tasks = [{"data": {"body": body}} for body in bodies]
-    answer = words.client.post("/label-studio/words/predict", json={"tasks": tasks, "label_config": CONFIG})
+    answer = words.client.post(
+        "/label-studio/words/predict", json={"tasks": tasks, "label_config": CONFIG}
+    )
     scores = [result["score"] for result in answer.json()["results"]]
-    order = words.client.post("/api/v1/models/words/suggest", json={"texts": bodies, "n": 5}).json()["order"]
+    order = words.client.post(
+        "/api/v1/models/words/suggest", json={"texts": bodies, "n": 5}
+    ).json()["order"]
     assert sorted(order, key=lambda row: scores[row]) == order
     copies = {1, 4} - set(order)
     assert [scores[row] for row in copies] == [1.0]
 
 
-def test_images_come_with_the_task_or_from_the_label_studio_that_was_named(api: Any) -> None:
+def test_images_come_with_the_task_or_from_the_label_studio_that_was_named(
+    api: Any,
+) -> None:
     api.taught_images()
     inside = "data:image/png;base64," + base64.b64encode(png(0, 0)).decode()
-    for where in (inside, "http://169.254.169.254/latest", "file:///etc/passwd", "/data/upload/1.png"):
-        answer = api.client.post("/label-studio/pics/predict", json={"tasks": [{"data": {"image": where}}]})
+    for where in (
+        inside,
+        "http://169.254.169.254/latest",
+        "file:///etc/passwd",
+        "/data/upload/1.png",
+    ):
+        answer = api.client.post(
+            "/label-studio/pics/predict", json={"tasks": [{"data": {"image": where}}]}
+        )
         if where == inside:
             assert answer.status_code == 200, answer.text
         else:
@@ -68,8 +91,15 @@ def test_images_come_with_the_task_or_from_the_label_studio_that_was_named(api: 
 
 
 def test_only_the_label_studio_that_was_named_is_called() -> None:
-    config = ServeConfig(Path("models"), label_studio="http://127.0.0.1:9", label_studio_token="token")
-    for where in ("http://127.0.0.1:10/x", "https://127.0.0.1:9/x", "//evil.example/x", "file:///etc/passwd"):
+    config = ServeConfig(
+        Path("models"), label_studio="http://127.0.0.1:9", label_studio_token="token"
+    )
+    for where in (
+        "http://127.0.0.1:10/x",
+        "https://127.0.0.1:9/x",
+        "//evil.example/x",
+        "file:///etc/passwd",
+    ):
         with pytest.raises(Problem, match=r"from 127\.0\.0\.1:9 alone"):
             fetch_image(where, config)
     with pytest.raises(Problem, match="cannot be fetched"):
@@ -82,14 +112,20 @@ def test_names_of_files_that_no_address_may_hold_and_answers_that_are_none() -> 
         heard = []
 
         def speak() -> None:
-            for answer in (b"HTTP/1.0 200 OK\r\n\r\nimage", b"HTTP/1.0 200 OK\r\n\r\nimage", b"nonsense\r\n\r\n"):
+            for answer in (
+                b"HTTP/1.0 200 OK\r\n\r\nimage",
+                b"HTTP/1.0 200 OK\r\n\r\nimage",
+                b"nonsense\r\n\r\n",
+            ):
                 with listener.accept()[0] as caller:
                     heard.append(caller.recv(65536).partition(b"\r\n")[0])
                     caller.sendall(answer)
 
         thread = threading.Thread(target=speak)
         thread.start()
-        config = ServeConfig(Path("models"), label_studio=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        config = ServeConfig(
+            Path("models"), label_studio=f"http://127.0.0.1:{listener.getsockname()[1]}"
+        )
         assert fetch_image("/data/my bird ♀.png", config) == b"image"
         assert fetch_image("/data/a%20b\r\nX: y", config) == b"image"
         with pytest.raises(Problem, match="cannot be fetched"):
@@ -100,7 +136,9 @@ def test_names_of_files_that_no_address_may_hold_and_answers_that_are_none() -> 
 
 
 def test_a_config_with_entities_is_not_parsed() -> None:
-    bomb = '<!DOCTYPE a [<!ENTITY b "bbbb">]><View><Choices name="&b;" toName="x"/></View>'
+    bomb = (
+        '<!DOCTYPE a [<!ENTITY b "bbbb">]><View><Choices name="&b;" toName="x"/></View>'
+    )
     assert names_of(bomb, "texts") == names_of("", "texts") == names_of(None, "texts")
 
 

@@ -34,9 +34,16 @@ class Phone:
     def __init__(self, app: Any, port: int, secured: int) -> None:
         self.access = app.state.service.lan
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # as the person who scanned the code says
-        self.computer = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
-        self.phone = httpx.Client(base_url=f"https://{HOST}:{secured}", trust_env=False, verify=context)
+        context.check_hostname, context.verify_mode = (
+            False,
+            ssl.CERT_NONE,
+        )  # as the person who scanned the code says
+        self.computer = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False
+        )
+        self.phone = httpx.Client(
+            base_url=f"https://{HOST}:{secured}", trust_env=False, verify=context
+        )
 
     def scan(self) -> dict[str, str]:
         """Return the headers that the page sends after the code was scanned."""
@@ -47,8 +54,15 @@ class Phone:
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Phone]:
     limits = Limits(connections_per_address=20)
-    app = create_app(ServeConfig(tmp_path, lan=True, device="cpu", backbones=backbones(), limits=limits))
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server((HOST, 0)) as secured:
+    app = create_app(
+        ServeConfig(
+            tmp_path, lan=True, device="cpu", backbones=backbones(), limits=limits
+        )
+    )
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_server((HOST, 0)) as secured,
+    ):
         port = secured.getsockname()[1]
         app.state.service.lan = lan.LanAccess(HOST, port)
         server = Server(app, [(secured, lan.tls_context(HOST))])
@@ -62,24 +76,45 @@ def home(tmp_path: Path) -> Iterator[Phone]:
 
 
 def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
-    assert home.phone.get("/").status_code == 200  # the page itself holds nothing of a model
+    assert (
+        home.phone.get("/").status_code == 200
+    )  # the page itself holds nothing of a model
     seen = home.scan()
-    made = {"name": "pics", "kind": "images", "backbone": "colours", "options": {"n_units": 20}}
+    made = {
+        "name": "pics",
+        "kind": "images",
+        "backbone": "colours",
+        "options": {"n_units": 20},
+    }
     assert home.phone.post("/api/v1/models", json=made, headers=seen).status_code == 201
     for hue in range(2):
         sent = {"data": {"label": str(hue)}, "files": files(hue, 3), "headers": seen}
         assert home.phone.post("/api/v1/models/pics/teach", **sent).status_code == 200
-    asked = home.phone.post("/api/v1/models/pics/predict", files=files(1, 1, 5), headers=seen).json()
+    asked = home.phone.post(
+        "/api/v1/models/pics/predict", files=files(1, 1, 5), headers=seen
+    ).json()
     assert asked["answers"][0]["label"] == "1"
     own = {**seen, "Origin": str(home.phone.base_url).rstrip("/")}
-    assert home.phone.post("/api/v1/models/pics/rollback", json={}, headers=own).status_code == 200
-    assert home.computer.get("/api/v1/models").status_code == 200  # the computer itself needs no token
+    assert (
+        home.phone.post(
+            "/api/v1/models/pics/rollback", json={}, headers=own
+        ).status_code
+        == 200
+    )
+    assert (
+        home.computer.get("/api/v1/models").status_code == 200
+    )  # the computer itself needs no token
 
 
 def test_without_a_token_nobody_gets_in_from_the_network(home: Phone) -> None:
     right = home.scan()["Authorization"]
     for value in ("", "Bearer", f"{right}x", right[:-1], "Bearer " + "x" * 32):
-        for path in ("/api/v1/models", "/api/v1/lan", "/metrics", "/label-studio/m/health"):
+        for path in (
+            "/api/v1/models",
+            "/api/v1/lan",
+            "/metrics",
+            "/label-studio/m/health",
+        ):
             answer = home.phone.get(path, headers={"Authorization": value})
             assert (answer.status_code, answer.json()["error"]) == (401, "BadToken")
             assert "scan the code" in answer.json()["detail"]
@@ -91,31 +126,49 @@ def test_a_token_of_a_code_does_what_the_page_needs_and_no_more(home: Phone) -> 
     seen = home.scan()
     home.computer.post("/api/v1/models", json={"name": "m", "kind": "features"})
     refused = (
-        *(("DELETE", "/api/v1/models/m"), ("POST", "/api/v1/models/upload?name=x"), ("GET", "/api/v1/lan")),
-        *(("PUT", "/api/v1/models/m/kept"), ("GET", "/metrics"), ("POST", "/label-studio/m/setup")),
+        *(
+            ("DELETE", "/api/v1/models/m"),
+            ("POST", "/api/v1/models/upload?name=x"),
+            ("GET", "/api/v1/lan"),
+        ),
+        *(
+            ("PUT", "/api/v1/models/m/kept"),
+            ("GET", "/metrics"),
+            ("POST", "/label-studio/m/setup"),
+        ),
     )
     for method, path in refused:
         answer = home.phone.request(method, path, headers=seen)
         assert (answer.status_code, answer.json()["error"]) == (403, "PageToken"), path
     lesson = {"rows": rows(0, 2), "label": "Goldfinch ♀"}
-    assert home.phone.post("/api/v1/models/m/teach", json=lesson, headers=seen).status_code == 200
+    assert (
+        home.phone.post("/api/v1/models/m/teach", json=lesson, headers=seen).status_code
+        == 200
+    )
 
 
 def test_a_token_that_only_reads_gets_none_that_teaches(tmp_path: Path) -> None:
-    tokens = Tokens.parse("read reads-0123456789abc\nteach teaches-0123456789abc", "tokens")
+    tokens = Tokens.parse(
+        "read reads-0123456789abc\nteach teaches-0123456789abc", "tokens"
+    )
     app = create_app(ServeConfig(tmp_path, lan=True, tokens=tokens))
     app.state.service.lan = lan.LanAccess(HOST, 1)
     with TestClient(app, base_url="http://localhost") as client:
         for secret, status in (("reads", 403), ("teaches", 200)):
             seen = {"Authorization": f"Bearer {secret}-0123456789abc"}
             answer = client.get("/api/v1/lan", headers=seen)
-            assert (answer.status_code, "#token=" in answer.text) == (status, status == 200)
+            assert (answer.status_code, "#token=" in answer.text) == (
+                status,
+                status == 200,
+            )
 
 
 def test_handshakes_that_never_end_count_against_their_address(home: Phone) -> None:
     where = home.phone.base_url.host, home.phone.base_url.port
     silent = [socket.create_connection(where, timeout=5) for _ in range(50)]
-    for refused in silent[20:]:  # at once, and not when the time for a handshake is over
+    for refused in silent[
+        20:
+    ]:  # at once, and not when the time for a handshake is over
         with suppress(ConnectionResetError):
             assert refused.recv(1) == b""
     for waiting in silent[:20]:
@@ -137,22 +190,36 @@ def _gets_in(client: httpx.Client) -> bool:
         return False
 
 
-def test_a_token_ends_and_a_new_code_comes_in_time(home: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_ends_and_a_new_code_comes_in_time(
+    home: Phone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, start = home.scan(), time.time()
     assert home.scan() == first
     monkeypatch.setattr(time, "time", lambda: start + 0.6 * lan.LIFE)
     second = home.scan()
     assert second != first
-    assert [home.phone.get("/api/v1/models", headers=seen).status_code for seen in (first, second)] == [200, 200]
+    assert [
+        home.phone.get("/api/v1/models", headers=seen).status_code
+        for seen in (first, second)
+    ] == [200, 200]
     monkeypatch.setattr(time, "time", lambda: start + 1.1 * lan.LIFE)
-    assert [home.phone.get("/api/v1/models", headers=seen).status_code for seen in (first, second)] == [401, 200]
+    assert [
+        home.phone.get("/api/v1/models", headers=seen).status_code
+        for seen in (first, second)
+    ] == [401, 200]
     assert len(home.access.tokens.entries) == 2
     home.scan()
     assert len(home.access.tokens.entries) == 2  # the old one is forgotten
 
 
-def test_whoever_is_refused_while_sending_hears_why_through_tls_too(home: Phone) -> None:
-    answer = home.phone.post("/api/v1/models", content=b"x" * 4_000_000, headers={"Content-Type": "application/json"})
+def test_whoever_is_refused_while_sending_hears_why_through_tls_too(
+    home: Phone,
+) -> None:
+    answer = home.phone.post(
+        "/api/v1/models",
+        content=b"x" * 4_000_000,
+        headers={"Content-Type": "application/json"},
+    )
     assert answer.status_code == 401
 
 
@@ -166,18 +233,25 @@ def test_the_code_is_a_picture_and_fits_a_terminal(home: Phone) -> None:
     assert max(map(len, printed.splitlines()[:-2])) < 80
 
 
-def test_without_lan_nothing_listens_beyond_this_machine(api: Any, tmp_path: Path) -> None:
+def test_without_lan_nothing_listens_beyond_this_machine(
+    api: Any, tmp_path: Path
+) -> None:
     assert api.client.get("/api/v1/lan").json()["error"] == "NoLan"
     with pytest.raises(ParameterError, match="leave out --host"):
         ServeConfig(tmp_path, lan=True, host="0.0.0.0")
 
 
-def test_run_server_listens_on_the_address_in_the_network_alone(tmp_path: Path, monkeypatch: Any) -> None:
+def test_run_server_listens_on_the_address_in_the_network_alone(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     bound: list[Any] = []
 
     class Noted(Server):
         def run(self, sockets: Any = None) -> None:
-            bound.extend(listener.getsockname() for listener in (*sockets, *(entry[0] for entry in self._secured)))
+            bound.extend(
+                listener.getsockname()
+                for listener in (*sockets, *(entry[0] for entry in self._secured))
+            )
             [listener.close() for listener, _ in self._secured]
 
     monkeypatch.setattr("evergrow.serve.app.Server", Noted)
@@ -185,7 +259,11 @@ def test_run_server_listens_on_the_address_in_the_network_alone(tmp_path: Path, 
     monkeypatch.setattr(lan, "lan_host", lambda: HOST)
     told: list[Any] = []
     for wanted in (False, True):
-        run_server(ServeConfig(tmp_path, port=0, lan=wanted), lambda *words: told.extend(words), log_level="error")
+        run_server(
+            ServeConfig(tmp_path, port=0, lan=wanted),
+            lambda *words: told.extend(words),
+            log_level="error",
+        )
     assert [host for host, _ in bound] == ["127.0.0.1", "127.0.0.1", HOST]
     assert told[1] == ""
     assert f"https://{HOST}:{bound[1][1]}/#token=" in told[3]

@@ -34,10 +34,16 @@ BLOCKS, CLASSES, EACH, COPIES, TIMES = (1280, 320, 192, 112), 20, 30, 6, 3
 
 
 @pytest.mark.slow
-def test_an_open_model_takes_at_most_three_times_its_file_and_gives_it_back(tmp_path: Path) -> None:
+def test_an_open_model_takes_at_most_three_times_its_file_and_gives_it_back(
+    tmp_path: Path,
+) -> None:
     rng, y = np.random.default_rng(0), np.repeat(np.arange(CLASSES), EACH)
-    X = rng.normal(size=(CLASSES, sum(BLOCKS)))[y] + rng.normal(size=(len(y), sum(BLOCKS)))
-    learner = Learner(None, options={"n_units": 3000, "blocks": BLOCKS}, device="cpu").fit((X, y.astype(str)))
+    X = rng.normal(size=(CLASSES, sum(BLOCKS)))[y] + rng.normal(
+        size=(len(y), sum(BLOCKS))
+    )
+    learner = Learner(
+        None, options={"n_units": 3000, "blocks": BLOCKS}, device="cpu"
+    ).fit((X, y.astype(str)))
     (folder := tmp_path / "models").mkdir()
     commit(folder / "0.evg", learner)
     size, question = os.path.getsize(folder / "0.evg"), {"rows": X[:5].tolist()}
@@ -46,7 +52,11 @@ def test_an_open_model_takes_at_most_three_times_its_file_and_gives_it_back(tmp_
     with Running(folder, limits=limits) as running, running.client() as client:
 
         def use(copy: int) -> None:
-            for work, body in (("predict", question), ("teach", {**question, "label": "0"}), ("predict", question)):
+            for work, body in (
+                ("predict", question),
+                ("teach", {**question, "label": "0"}),
+                ("predict", question),
+            ):
                 answer = client.post(f"/api/v1/models/{copy}/{work}", json=body)
                 assert answer.status_code == 200, answer.text
 
@@ -60,5 +70,7 @@ def test_an_open_model_takes_at_most_three_times_its_file_and_gives_it_back(tmp_
         taken = (memory[COPIES] - memory[0]) / COPIES
         print(f"a file of {size / 2**20:.1f} MiB takes {taken / 2**20:.1f} MiB")  # noqa: T201
         assert taken <= TIMES * size
-        assert memory[-1] - memory[COPIES] < 0.1 * (memory[COPIES] - memory[0]) + size  # as many were let go of
+        assert (
+            memory[-1] - memory[COPIES] < 0.1 * (memory[COPIES] - memory[0]) + size
+        )  # as many were let go of
         use(1)  # and it comes back

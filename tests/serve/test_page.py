@@ -59,7 +59,9 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
     assert tools.counts(service, "birds")["hummingbird"] == 5
     visit.wait_for_mark("first")
     visit.verdict("mallard")
-    page.set_input_files("#live-file", tools.images(birds, "test", tools.HUMMINGBIRD)[0])
+    page.set_input_files(
+        "#live-file", tools.images(birds, "test", tools.HUMMINGBIRD)[0]
+    )
     visit.verdict("hummingbird")
     assert page.locator(".bars li").count() == 3
 
@@ -76,7 +78,10 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
     visit.card("wild duck").wait_for()
     assert "mallard" not in tools.counts(service, "birds")
 
-    before, thumbs = tools.counts(service, "birds")["wild duck"], visit.card("wild duck").locator(".thumb")
+    before, thumbs = (
+        tools.counts(service, "birds")["wild duck"],
+        visit.card("wild duck").locator(".thumb"),
+    )
     shown = thumbs.count()
     taught = visit.card("wild duck").locator(".thumb:not(.held)").first
     taught.hover()
@@ -104,13 +109,18 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
     assert tools.counts(service, "birds")["hummingbird"] == 7
 
 
-def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds: Path) -> None:
+def test_a_large_zip_is_learned_by_the_service(
+    visit: Visit, service: str, birds: Path
+) -> None:
     page = visit.page
 
     def less(route: Any) -> None:  # a zip of five is large enough for a test
         text = route.fetch().text()
         assert "READ_HERE = 400" in text
-        route.fulfill(body=text.replace("READ_HERE = 400", "READ_HERE = 3"), content_type="text/javascript")
+        route.fulfill(
+            body=text.replace("READ_HERE = 400", "READ_HERE = 3"),
+            content_type="text/javascript",
+        )
 
     page.route("**/script/importing.js", less)
     visit.create("large")
@@ -138,8 +148,18 @@ def test_sentences_are_taught_by_typing(visit: Visit, service: str) -> None:
     page = visit.page
     visit.create("intents", "texts")
     lines = {
-        "lost card": ["I lost my card", "my card is gone", "someone took my bank card", "I cannot find my card"],
-        "weather": ["will it rain today", "is it sunny outside", "how cold is it", "what is the forecast"],
+        "lost card": [
+            "I lost my card",
+            "my card is gone",
+            "someone took my bank card",
+            "I cannot find my card",
+        ],
+        "weather": [
+            "will it rain today",
+            "is it sunny outside",
+            "how cold is it",
+            "what is the forecast",
+        ],
     }
     for name, sentences in lines.items():
         visit.add_class(name)
@@ -167,15 +187,21 @@ def test_markup_in_names_stays_text(visit: Visit, service: str) -> None:
     assert page.locator("main script, main img[src=x]").count() == 0
 
 
-def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(visit: Visit, service: str) -> None:
+def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(
+    visit: Visit, service: str
+) -> None:
     page = tools.open_taught(visit, "shared")
     visit.card("a").wait_for()
     visit.menu("a", "Rename")
     page.get_by_label("New name").fill("z")
-    page.route("**/api/v1/models/shared", lambda route: route.fulfill(status=304))  # the page does not look meanwhile
+    page.route(
+        "**/api/v1/models/shared", lambda route: route.fulfill(status=304)
+    )  # the page does not look meanwhile
     tools.ask(service, "/models/shared/teach", {"rows": tools.rows(2), "label": "c"})
     page.get_by_role("button", name="Rename", exact=True).click()
-    page.locator("dialog .notice", has_text="Someone else changed this model").wait_for()
+    page.locator(
+        "dialog .notice", has_text="Someone else changed this model"
+    ).wait_for()
     assert tools.counts(service, "shared").keys() == {"a", "b", "c"}
     page.unroute("**/api/v1/models/shared")
     visit.card("c").wait_for()
@@ -184,11 +210,22 @@ def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(visit: Visi
     assert tools.counts(service, "shared").keys() == {"z", "b", "c"}
 
 
-def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(visit: Visit, service: str) -> None:
+def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(
+    visit: Visit, service: str
+) -> None:
     page = tools.open_taught(visit, "busy")
-    busy = {"type": "about:blank", "title": "busy", "status": 503, "detail": "too many wait", "error": "QueueFull"}
+    busy = {
+        "type": "about:blank",
+        "title": "busy",
+        "status": 503,
+        "detail": "too many wait",
+        "error": "QueueFull",
+    }
     answers = [{"status": 503, "json": busy, "headers": {"Retry-After": "1"}}]
-    page.route("**/busy/teach", lambda route: route.fulfill(**answers.pop()) if answers else route.continue_())
+    page.route(
+        "**/busy/teach",
+        lambda route: route.fulfill(**answers.pop()) if answers else route.continue_(),
+    )
     visit.teach("a", tools.typed(0, 2))
     page.locator("#banner", has_text="busy").wait_for()
     visit.expect_samples("a", 8)
@@ -223,7 +260,9 @@ def test_what_was_sent_twice_counts_once(visit: Visit, service: str) -> None:
     assert tools.counts(service, "twice")["b"] == 9
 
 
-def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(visit: Visit, service: str) -> None:
+def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(
+    visit: Visit, service: str
+) -> None:
     page = tools.open_taught(visit, "times")
     tools.teach_new(visit, "c", 2)
     assert not page.locator("#redo").is_visible()
@@ -240,7 +279,9 @@ def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(visit
     visit.expect_samples("c", 8)
     assert visit.card("c").locator(".thumb").count() == 5  # the newest of eight lines
     visit.tab("Timeline")
-    page.locator(".timeline li", has_text="new: b").get_by_role("button", name="Go back to here").click()
+    page.locator(".timeline li", has_text="new: b").get_by_role(
+        "button", name="Go back to here"
+    ).click()
     page.locator("#passing", has_text="Back at: Learned 6 rows, new: b").wait_for()
     visit.tab("Teach")
     page.locator(".tray", has_text="8 rows of c, d").wait_for()
@@ -251,7 +292,9 @@ def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(visit
     assert tools.counts(service, "times") == {"a": 6, "b": 6, "c": 4, "d": 4}
 
 
-def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str) -> None:
+def test_a_model_is_deleted_after_its_name_was_typed(
+    visit: Visit, service: str
+) -> None:
     page = tools.open_taught(visit, "short lived")
     tools.teach_new(visit, "c", 2)
     visit.tab("Use it")
@@ -263,15 +306,21 @@ def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str)
     page.get_by_label("Type the name of the model").fill("short lived")
     act.click()
     page.get_by_role("heading", name="Models", exact=True).wait_for()
-    assert "short lived" not in [entry["name"] for entry in tools.ask(service, "/models")["models"]]
-    tools.make_taught(service, "short lived")  # nothing of the old one is in this browser
+    assert "short lived" not in [
+        entry["name"] for entry in tools.ask(service, "/models")["models"]
+    ]
+    tools.make_taught(
+        service, "short lived"
+    )  # nothing of the old one is in this browser
     visit.open("#/m/short lived")
     visit.card("a").wait_for()
     assert page.locator(".tray").is_visible() is False
     assert visit.card("c").count() == 0
 
 
-def test_thumbnails_follow_a_class_that_someone_else_renamed(visit: Visit, service: str) -> None:
+def test_thumbnails_follow_a_class_that_someone_else_renamed(
+    visit: Visit, service: str
+) -> None:
     tools.open_taught(visit, "renamed")
     tools.teach_new(visit, "c", 2, 3)
     tools.ask(service, "/models/renamed/rename", {"old": "c", "new": "z"})
@@ -287,10 +336,17 @@ def test_thumbnails_follow_a_class_that_someone_else_renamed(visit: Visit, servi
 # -- who it is for ----------------------------------------------------------------------------------------------------
 
 
-def test_a_token_is_asked_for_or_comes_with_a_code_for_phones(browser: Any, tmp_path: Path) -> None:
+def test_a_token_is_asked_for_or_comes_with_a_code_for_phones(
+    browser: Any, tmp_path: Path
+) -> None:
     tokens = Tokens.parse("teach a-long-secret-of-anna anna", "tokens")
     drawn = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'><path d='M0 0h9v9z'/></svg>"
-    told = {"address": "https://192.0.2.1:8080/#token=x", "expires": "", "seconds": 3000, "svg": drawn}
+    told = {
+        "address": "https://192.0.2.1:8080/#token=x",
+        "expires": "",
+        "seconds": 3000,
+        "svg": drawn,
+    }
     with Running(tmp_path / "models", tokens=tokens) as running:
         visit = Visit(browser, running.address)
         visit.open()
@@ -306,7 +362,9 @@ def test_a_token_is_asked_for_or_comes_with_a_code_for_phones(browser: Any, tmp_
         phone.expect(".models", "mine")
         assert "secret" not in phone.page.url
         phone.page.get_by_role("button", name="Use your phone").click()
-        assert phone.page.locator("dialog img").evaluate("image => image.decode().then(() => image.naturalWidth > 0)")
+        assert phone.page.locator("dialog img").evaluate(
+            "image => image.decode().then(() => image.naturalWidth > 0)"
+        )
         phone.expect("dialog", "https://192.0.2.1:8080/")
         phone.close()
 
@@ -338,7 +396,11 @@ def test_everything_is_reached_by_keyboard(visit: Visit, service: str) -> None:
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent"))
+        reached.add(
+            page.evaluate(
+                "document.activeElement.ariaLabel || document.activeElement.textContent"
+            )
+        )
     assert {"More about a", "More about b", "Name of a new class"} <= reached
     visit.card("a").get_by_role("button", name="More about a").focus()
     for key in ("Enter", "ArrowDown", "ArrowUp", "Enter"):
@@ -348,7 +410,9 @@ def test_everything_is_reached_by_keyboard(visit: Visit, service: str) -> None:
     visit.card("first").wait_for()
 
 
-def test_lines_to_copy_do_what_they_say(visit: Visit, service: str, tmp_path: Path) -> None:
+def test_lines_to_copy_do_what_they_say(
+    visit: Visit, service: str, tmp_path: Path
+) -> None:
     tools.make_taught(service, "two words")
     tools.ask(service, "/models/two words/rename", {"old": "a", "new": "a's $(x)"})
     page = visit.page
@@ -359,20 +423,40 @@ def test_lines_to_copy_do_what_they_say(visit: Visit, service: str, tmp_path: Pa
     file = tmp_path / "two words.evg"
     saved.value.save_as(file)
     page.locator("#task").select_option("rename")
-    lines = {form: page.locator(f"[data-form={form}] code").inner_text() for form in ("command", "python", "curl")}
-    assert shlex.split(lines["command"]) == ["evergrow", "rename", "two words.evg", "a's $(x)", "new name"]
+    lines = {
+        form: page.locator(f"[data-form={form}] code").inner_text()
+        for form in ("command", "python", "curl")
+    }
+    assert shlex.split(lines["command"]) == [
+        "evergrow",
+        "rename",
+        "two words.evg",
+        "a's $(x)",
+        "new name",
+    ]
     subprocess.run([sys.executable, "-c", lines["python"]], cwd=tmp_path, check=True)
     assert Learner.load(file).classes_.tolist() == ["b", "new name"]
     page.goto(f"{service}/#/")
-    page.set_input_files("input[accept='.evg']", {"name": "brought.evg", "mimeType": "", "buffer": file.read_bytes()})
+    page.set_input_files(
+        "input[accept='.evg']",
+        {"name": "brought.evg", "mimeType": "", "buffer": file.read_bytes()},
+    )
     visit.card("new name").wait_for()
     assert tools.counts(service, "brought") == {"b": 6, "new name": 6}
     visit.open("#/m/two%20words")
     visit.tab("Use it")
-    subprocess.run(shlex.split(lines["curl"].replace("\\\n", " ")), capture_output=True, check=True)
+    subprocess.run(
+        shlex.split(lines["curl"].replace("\\\n", " ")), capture_output=True, check=True
+    )
     assert tools.counts(service, "two words") == {"b": 6, "new name": 6}
-    for task in page.locator("#task option").evaluate_all("options => options.map(option => option.value)"):
+    for task in page.locator("#task option").evaluate_all(
+        "options => options.map(option => option.value)"
+    ):
         page.locator("#task").select_option(task)
         ast.parse(page.locator("[data-form=python] code").inner_text())
-        assert "two words.evg" in shlex.split(page.locator("[data-form=command] code").inner_text())
-        assert shlex.split(page.locator("[data-form=curl] code").inner_text())[0] == "curl"
+        assert "two words.evg" in shlex.split(
+            page.locator("[data-form=command] code").inner_text()
+        )
+        assert (
+            shlex.split(page.locator("[data-form=curl] code").inner_text())[0] == "curl"
+        )

@@ -38,19 +38,32 @@ def test_the_page_holds_nothing_inline_and_names_files_that_exist() -> None:
     for folder in (app.REFERENCE, app.PAGE):
         found = Tags((folder / "index.html").read_text("utf-8"))
         assert found.inline == ""
-        assert not [tag for tag, attrs in found.tags if tag == "style" or "style" in attrs]
-        assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
-    named = [attrs[key] or "" for _, attrs in found.tags for key in ("src", "href") if key in attrs]
+        assert not [
+            tag for tag, attrs in found.tags if tag == "style" or "style" in attrs
+        ]
+        assert not [
+            name for _, attrs in found.tags for name in attrs if name.startswith("on")
+        ]
+    named = [
+        attrs[key] or ""
+        for _, attrs in found.tags
+        for key in ("src", "href")
+        if key in attrs
+    ]
     files = [name for name in named if not name.startswith("#")]
     assert {"style/base.css", "script/main.js", "mark.svg"} <= set(files)
-    assert [name for name in files if not (app.PAGE / name).is_file()] == ["docs/"]  # which the service has elsewhere
+    assert [name for name in files if not (app.PAGE / name).is_file()] == [
+        "docs/"
+    ]  # which the service has elsewhere
     assert {path.relative_to(app.PAGE).as_posix() for path in STYLES} <= set(files)
 
 
 @pytest.mark.parametrize("path", [*SCRIPTS, *STYLES], ids=lambda path: path.name)
 def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert not re.findall(r"(?:https?:)?//[a-z]+\.[a-z]", text.replace("http://www.w3.org/2000/svg", ""))
+    assert not re.findall(
+        r"(?:https?:)?//[a-z]+\.[a-z]", text.replace("http://www.w3.org/2000/svg", "")
+    )
     forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|@import|url\("
     assert not re.findall(forbidden, text)
     assert text.lstrip().startswith("/*")
@@ -59,7 +72,11 @@ def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup(path: Path) -> 
 
 
 def test_no_script_is_left_alone() -> None:
-    imported = {name for path in SCRIPTS for name in re.findall(r'from "\./([\w.]+)";', path.read_text("utf-8"))}
+    imported = {
+        name
+        for path in SCRIPTS
+        for name in re.findall(r'from "\./([\w.]+)";', path.read_text("utf-8"))
+    }
     assert imported | {"main.js"} == {path.name for path in SCRIPTS}
 
 
@@ -74,7 +91,9 @@ await writeFile("out.zip", Buffer.from(await (await zipOf(files)).arrayBuffer())
 """
 
 
-@pytest.mark.parametrize("n", [3, 70_000])  # more than 65,535 need the larger form of a zip
+@pytest.mark.parametrize(
+    "n", [3, 70_000]
+)  # more than 65,535 need the larger form of a zip
 def test_zips_of_any_size_are_read_and_written(n: int, tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
@@ -82,10 +101,17 @@ def test_zips_of_any_size_are_read_and_written(n: int, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for i in range(n):
             archive.writestr(f"Vögel/{i}.png", f"image {i} {i} {i}")
-    (tmp_path / "run.mjs").write_text(ZIPS.replace("ZIP", (app.PAGE / "script" / "zip.js").as_uri()))
-    told = subprocess.run([node, "run.mjs"], cwd=tmp_path, capture_output=True, check=True, text=True)
+    (tmp_path / "run.mjs").write_text(
+        ZIPS.replace("ZIP", (app.PAGE / "script" / "zip.js").as_uri())
+    )
+    told = subprocess.run(
+        [node, "run.mjs"], cwd=tmp_path, capture_output=True, check=True, text=True
+    )
     assert told.stdout.strip() == f"{n} image 0 0 0"
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         assert archive.namelist() == [f"Vögel/{i}.png" for i in range(n)]
-        assert archive.read(f"Vögel/{n - 1}.png") == f"image {n - 1} {n - 1} {n - 1}".encode()
+        assert (
+            archive.read(f"Vögel/{n - 1}.png")
+            == f"image {n - 1} {n - 1} {n - 1}".encode()
+        )
         assert archive.testzip() is None

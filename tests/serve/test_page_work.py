@@ -45,19 +45,25 @@ def drag(page: Any, what: Any, to: Any) -> None:
     to.scroll_into_view_if_needed()
     for element, press in ((what, page.mouse.down), (to, page.mouse.up)):
         box = element.bounding_box()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=8)
+        page.mouse.move(
+            box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=8
+        )
         press()
 
 
 # -- sort -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_sorted_corrected_taught_and_saved(visit: Visit, service: str, birds: Path, tmp_path: Path) -> None:
+def test_a_folder_is_sorted_corrected_taught_and_saved(
+    visit: Visit, service: str, birds: Path, tmp_path: Path
+) -> None:
     tools.teach_birds(service, "sorter", birds, [tools.MALLARD, tools.ORIOLE])
     for species in (tools.MALLARD, tools.ORIOLE, tools.HUMMINGBIRD):
         for path in tools.images(birds, "test", species):
             (tmp_path / "in").mkdir(exist_ok=True)
-            (tmp_path / "in" / f"{species[:3]}-{path.name}").write_bytes(path.read_bytes())
+            (tmp_path / "in" / f"{species[:3]}-{path.name}").write_bytes(
+                path.read_bytes()
+            )
     (tmp_path / "in" / "torn.jpg").write_bytes(b"no image")
     page = visit.page
     visit.open("#/m/sorter")
@@ -71,10 +77,23 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(visit: Visit, service: st
         group(visit, "unknown").locator("li span").all_inner_texts()
     )  # no figure as if it were one
     visit.expect(".sort .hint", "Percentages are rough guesses")
-    row = next(row for row in csv.DictReader(io.StringIO(saved(visit, "Table (CSV)").decode())) if row["probability"])
-    sent = {"images": (tmp_path / row["file"]).read_bytes()}  # small images are sent as they are
-    told = httpx.post(f"{service}/api/v1/models/sorter/predict", files=sent, timeout=60, trust_env=False).json()
-    assert float(row["probability"]) == pytest.approx(told["answers"][0]["top"][0]["value"], abs=1e-4)
+    row = next(
+        row
+        for row in csv.DictReader(io.StringIO(saved(visit, "Table (CSV)").decode()))
+        if row["probability"]
+    )
+    sent = {
+        "images": (tmp_path / row["file"]).read_bytes()
+    }  # small images are sent as they are
+    told = httpx.post(
+        f"{service}/api/v1/models/sorter/predict",
+        files=sent,
+        timeout=60,
+        trust_env=False,
+    ).json()
+    assert float(row["probability"]) == pytest.approx(
+        told["answers"][0]["top"][0]["value"], abs=1e-4
+    )
     page.locator("#least").fill("0")
     assert "unsure" not in sizes(visit)
 
@@ -91,14 +110,22 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(visit: Visit, service: st
     page.keyboard.press("1")  # the first class by number
     page.get_by_role("button", name="Teach 3 corrections").click()
     visit.expect("#passing", "Learned 3 corrections")
-    assert tools.counts(service, "sorter") == {tools.MALLARD: 7, tools.ORIOLE: 7, "Hummingbird": 1}
-    assert len(tools.ask(service, "/models/sorter")["history"]) == 4  # made, two lessons, and all corrections as one
+    assert tools.counts(service, "sorter") == {
+        tools.MALLARD: 7,
+        tools.ORIOLE: 7,
+        "Hummingbird": 1,
+    }
+    assert (
+        len(tools.ask(service, "/models/sorter")["history"]) == 4
+    )  # made, two lessons, and all corrections as one
 
     table = list(csv.DictReader(io.StringIO(saved(visit, "Table (CSV)").decode())))
     assert len(table) == 10
     assert sum(row["note"] == "corrected" for row in table) == 3
     assert all(
-        (row["probability"] == "") == (row["place"] in ("unknown", "unreadable")) for row in table if not row["note"]
+        (row["probability"] == "") == (row["place"] in ("unknown", "unreadable"))
+        for row in table
+        if not row["note"]
     )
     archive = zipfile.ZipFile(io.BytesIO(saved(visit, "Folders (zip)")))
     assert archive.testzip() is None
@@ -111,12 +138,19 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(visit: Visit, service: st
         assert archive.read(name) == (tmp_path / "in" / Path(name).name).read_bytes()
 
 
-def test_a_large_zip_is_sorted_a_few_at_a_time(visit: Visit, service: str, birds: Path) -> None:
+def test_a_large_zip_is_sorted_a_few_at_a_time(
+    visit: Visit, service: str, birds: Path
+) -> None:
     tools.teach_birds(service, "stream", birds, [tools.MALLARD, tools.ORIOLE])
     page = visit.page
     steps: list[int] = []
     for event, step in (("request", 1), ("requestfinished", -1)):
-        page.on(event, lambda sent, step=step: steps.append(step) if sent.url.endswith("/predict") else None)
+        page.on(
+            event,
+            lambda sent, step=step: (
+                steps.append(step) if sent.url.endswith("/predict") else None
+            ),
+        )
     visit.open("#/m/stream")
     visit.tab("Sort")
     tools.drop_zip(page, {f"all/{i}.png": png(i % 3, i) for i in range(200)})
@@ -132,10 +166,21 @@ def test_a_large_zip_is_sorted_a_few_at_a_time(visit: Visit, service: str, birds
 # -- import -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_import_asks_about_what_is_doubtful_and_is_one_change(visit: Visit, service: str, tmp_path: Path) -> None:
+def test_an_import_asks_about_what_is_doubtful_and_is_one_change(
+    visit: Visit, service: str, tmp_path: Path
+) -> None:
     page = visit.page
     visit.create("doubts")
-    names = ("gull/1", "gull/copy", "gull/2", "gull/both", "tern/both", "tern/1", "tern/2", "Gull /3")
+    names = (
+        "gull/1",
+        "gull/copy",
+        "gull/2",
+        "gull/both",
+        "tern/both",
+        "tern/1",
+        "tern/2",
+        "Gull /3",
+    )
     files = {
         f"{name}.png": png(int(name[0] == "t"), seed)
         for name, seed in zip(names, (1, 1, 2, 9, 9, 3, 4, 5), strict=True)
@@ -162,10 +207,16 @@ def test_an_import_asks_about_what_is_doubtful_and_is_one_change(visit: Visit, s
     visit.answer("There is a class “owl” already -> I mean “owl”")
     assert page.locator("article.card").count() == 1
     nested = {
-        f"set/{name}/{year}/{i}.png": png(hue, i) for hue, name in enumerate("ab") for year in (1, 2) for i in (3, 4)
+        f"set/{name}/{year}/{i}.png": png(hue, i)
+        for hue, name in enumerate("ab")
+        for year in (1, 2)
+        for i in (3, 4)
     }
     tools.drop_zip(page, {**nested, "set/cover.png": png(2, 20)})
-    visit.answer("The outer folders are the classes: a, b", "The inner folders are the classes: 1, 2")
+    visit.answer(
+        "The outer folders are the classes: a, b",
+        "The inner folders are the classes: 1, 2",
+    )
     visit.answer("The same image twice (4)")
     visit.expect("#counts", "2 classes · 4 images")
     visit.expect("#tab-review", "1")  # the one beside the class folders
@@ -181,7 +232,12 @@ def test_a_model_begins_with_a_folder(visit: Visit, service: str, birds: Path) -
     visit.open()
     page.locator("#begin-folder").wait_for(state="attached")
     tools.drop_zip(
-        page, {f"set/{name}/{i}.png": png(hue, i) for hue, name in enumerate(("Goldfinch ♀", "鳥")) for i in range(3)}
+        page,
+        {
+            f"set/{name}/{i}.png": png(hue, i)
+            for hue, name in enumerate(("Goldfinch ♀", "鳥"))
+            for i in range(3)
+        },
     )
     page.get_by_label("Name", exact=True).fill("模型 2")
     page.get_by_role("button", name="Create").click()
@@ -194,18 +250,33 @@ def test_a_model_begins_with_a_folder(visit: Visit, service: str, birds: Path) -
 # -- it does not contradict itself ------------------------------------------------------------------------------------
 
 
-def test_accuracy_headline_words_and_table_count_the_same(visit: Visit, service: str) -> None:
+def test_accuracy_headline_words_and_table_count_the_same(
+    visit: Visit, service: str
+) -> None:
     names = [f"Species {letter}" for letter in "ABCDEFGHI"]
-    tools.ask(service, "/models", {"name": "judged", "kind": "features", "options": {"n_units": 50}})
+    tools.ask(
+        service,
+        "/models",
+        {"name": "judged", "kind": "features", "options": {"n_units": 50}},
+    )
     visit.open("#/m/judged")
     page = visit.page
-    for i, name in enumerate(names):  # all of them lie in one place, so that many are taken for another
+    for i, name in enumerate(
+        names
+    ):  # all of them lie in one place, so that many are taken for another
         visit.add_class(name)
-        visit.teach(name, tools.typed(0, 10) if i == 0 else re.sub(r"(\d)\b", rf"\g<1>{i}", tools.typed(0, 10)))
+        visit.teach(
+            name,
+            tools.typed(0, 10)
+            if i == 0
+            else re.sub(r"(\d)\b", rf"\g<1>{i}", tools.typed(0, 10)),
+        )
         visit.expect_samples(name, 8)
     visit.tab("Accuracy")
     headline = visit.expect(".score", "right").inner_text()
-    hits, counted = map(int, re.search(r"(\d+) of (\d+) rows? right", headline).groups())  # type: ignore[union-attr]
+    hits, counted = map(
+        int, re.search(r"(\d+) of (\d+) rows? right", headline).groups()
+    )  # type: ignore[union-attr]
     wrong = [
         re.fullmatch(r"(.+) taken for (.+): (\d+) of (\d+)", text)
         for text in page.locator(".mistakes li").all_inner_texts()
@@ -217,7 +288,12 @@ def test_accuracy_headline_words_and_table_count_the_same(visit: Visit, service:
     page.locator(".confusion").wait_for()
     cells = page.locator(".confusion td button").all_inner_texts()
     assert sum(map(int, cells)) == counted
-    assert page.evaluate("getComputedStyle(document.querySelector('.confusion tbody th')).position") == "sticky"
+    assert (
+        page.evaluate(
+            "getComputedStyle(document.querySelector('.confusion tbody th')).position"
+        )
+        == "sticky"
+    )
     page.locator(".mistakes button").first.click()
     assert page.locator("dialog .thumb").count() == int(wrong[0][3])  # type: ignore[index]
 
@@ -244,7 +320,9 @@ def test_an_answer_and_an_error_go_with_what_they_are_about(
     page.set_input_files("#live-file", tmp_path / "torn.jpg")
     visit.expect(".live .notice", "torn.jpg")
     visit.expect(".answer", "Ready to answer")
-    page.set_input_files("#live-file", tools.images(birds, "test", tools.HUMMINGBIRD)[0])
+    page.set_input_files(
+        "#live-file", tools.images(birds, "test", tools.HUMMINGBIRD)[0]
+    )
     page.locator(".live .notice").wait_for(state="detached")
     visit.verdict("Unknown")
     assert "Looks most like" in page.locator(".answer").inner_text()
@@ -261,10 +339,19 @@ def test_an_answer_and_an_error_go_with_what_they_are_about(
 
 
 def test_two_hundred_classes_stay_in_reach(visit: Visit, service: str) -> None:
-    tools.ask(service, "/models", {"name": "many", "kind": "features", "options": {"n_units": 20}})
+    tools.ask(
+        service,
+        "/models",
+        {"name": "many", "kind": "features", "options": {"n_units": 20}},
+    )
     labels = [f"Species {i:03d}" for i in range(200) for _ in range(2 + (i == 150))]
     tools.ask(
-        service, "/models/many/teach", {"rows": [tools.rows(i % 4, 1)[0] for i in range(len(labels))], "labels": labels}
+        service,
+        "/models/many/teach",
+        {
+            "rows": [tools.rows(i % 4, 1)[0] for i in range(len(labels))],
+            "labels": labels,
+        },
     )
     page = visit.page
     visit.open("#/m/many")
@@ -273,7 +360,9 @@ def test_two_hundred_classes_stay_in_reach(visit: Visit, service: str) -> None:
         box = page.get_by_label(label).bounding_box()
         assert 0 <= box["y"] < 300  # in sight, however far down
     page.get_by_label("Order of the classes").select_option("most")
-    assert page.locator("article.card").first.get_attribute("data-name") == "Species 150"
+    assert (
+        page.locator("article.card").first.get_attribute("data-name") == "Species 150"
+    )
     page.get_by_label("Find a class").fill("species 07")
     page.locator(".finding", has_text="10 of 200 classes").wait_for()
     assert page.locator("article.card:visible").count() == 10
@@ -281,11 +370,15 @@ def test_two_hundred_classes_stay_in_reach(visit: Visit, service: str) -> None:
     assert page.locator("article.card .body:visible").count() == 0
     page.get_by_role("button", name="Expand Species 071").press("Enter")
     assert visit.card("Species 071").locator("textarea").is_visible()
-    names = page.locator("article button:visible").evaluate_all("all => all.map(one => one.ariaLabel || one.innerText)")
+    names = page.locator("article button:visible").evaluate_all(
+        "all => all.map(one => one.ariaLabel || one.innerText)"
+    )
     assert len(set(names)) == len(names)  # screen readers tell them apart
 
 
-def test_review_keeps_its_buttons_and_fits_a_phone(browser: Any, service: str, birds: Path) -> None:
+def test_review_keeps_its_buttons_and_fits_a_phone(
+    browser: Any, service: str, birds: Path
+) -> None:
     species = sorted(path.name for path in (birds / "train").iterdir())[:10]
     tools.teach_birds(service, "reviewed", birds, species)
     visit = Visit(browser, service, width=390)
@@ -294,14 +387,18 @@ def test_review_keeps_its_buttons_and_fits_a_phone(browser: Any, service: str, b
     visit.tab("Review")
     visit.expect(".queue", "Nothing to label")
     page.set_input_files(
-        "#queue-files", tools.images(birds, "test", tools.MALLARD) + tools.images(birds, "test", tools.ORIOLE)
+        "#queue-files",
+        tools.images(birds, "test", tools.MALLARD)
+        + tools.images(birds, "test", tools.ORIOLE),
     )
     visit.expect(".desk", "6 images to label")
     page.set_input_files("#queue-files", tools.images(birds, "test", tools.ORIOLE))
     visit.expect("#passing", "3 were here or taught already")
     visit.expect(".queue .hint", "in this browser only")
     page.locator(".judge figcaption", has_text="Asking").wait_for(state="detached")
-    order = page.locator(".labels button").evaluate_all("all => all.map(one => one.dataset.name)")
+    order = page.locator(".labels button").evaluate_all(
+        "all => all.map(one => one.dataset.name)"
+    )
     assert order == species
     for part in (".judge figure", ".labels", ".judge .actions"):
         box = page.locator(part).bounding_box()
@@ -310,10 +407,18 @@ def test_review_keeps_its_buttons_and_fits_a_phone(browser: Any, service: str, b
     page.keyboard.press("s")
     page.keyboard.press("2")
     visit.expect(".desk", "5 images to label")
-    assert page.locator(".labels button").evaluate_all("all => all.map(one => one.dataset.name)") == species
+    assert (
+        page.locator(".labels button").evaluate_all(
+            "all => all.map(one => one.dataset.name)"
+        )
+        == species
+    )
     page.keyboard.press("n")
     page.keyboard.type(species[9][4:9].lower())  # the tenth has no number
-    assert page.locator(".labels button:visible").first.get_attribute("data-name") == species[9]
+    assert (
+        page.locator(".labels button:visible").first.get_attribute("data-name")
+        == species[9]
+    )
     page.keyboard.press("Enter")
     visit.expect(".desk", "4 images to label")
     visit.tab("Teach")
@@ -326,16 +431,23 @@ def test_review_keeps_its_buttons_and_fits_a_phone(browser: Any, service: str, b
 def test_a_queue_is_learned_without_labels(visit: Visit, service: str) -> None:
     page = tools.open_taught(visit, "guessed")
     visit.tab("Review")
-    page.get_by_label("Without a label, one per line").fill(f"{tools.typed(0, 5)}\n{tools.typed(1, 5)}")
+    page.get_by_label("Without a label, one per line").fill(
+        f"{tools.typed(0, 5)}\n{tools.typed(1, 5)}"
+    )
     page.get_by_role("button", name="Add to the queue").click()
     visit.expect(".desk", "10 rows to label")
     page.locator(".judge figcaption", has_text="Asking").wait_for(state="detached")
     shown = page.locator(".judge .said").inner_text()
-    page.fill("#queue-new", "half a na")  # who types is not interrupted, and looks at the same row
+    page.fill(
+        "#queue-new", "half a na"
+    )  # who types is not interrupted, and looks at the same row
     page.get_by_role("button", name="Learn from 10 without labels").click()
     visit.expect("#passing", "Learned from")
     page.wait_for_timeout(1500)
-    assert (page.input_value("#queue-new"), page.locator(".judge .said").inner_text()) == ("half a na", shown)
+    assert (
+        page.input_value("#queue-new"),
+        page.locator(".judge .said").inner_text(),
+    ) == ("half a na", shown)
     page.fill("#queue-new", "")
     assert tools.counts(service, "guessed") == {"a": 6, "b": 6}
     page.keyboard.press("Tab")
@@ -346,8 +458,14 @@ def test_a_queue_is_learned_without_labels(visit: Visit, service: str) -> None:
     visit.expect(".timeline li", "without labels")
 
 
-def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit, service: str, axe: str) -> None:
-    tools.ask(service, "/models", {"name": "grouped", "kind": "features", "options": {"n_units": 50}})
+def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(
+    visit: Visit, service: str, axe: str
+) -> None:
+    tools.ask(
+        service,
+        "/models",
+        {"name": "grouped", "kind": "features", "options": {"n_units": 50}},
+    )
     visit.open("#/m/grouped")
     page = visit.page
     for i, name in enumerate("ab"):
@@ -355,7 +473,9 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit,
         visit.teach(name, tools.typed(i, 30))
         visit.expect_samples(name, 24)
     visit.tab("Review")
-    page.get_by_label("Without a label, one per line").fill(f"{tools.typed(2, 8)}\n{tools.typed(3, 8)}")
+    page.get_by_label("Without a label, one per line").fill(
+        f"{tools.typed(2, 8)}\n{tools.typed(3, 8)}"
+    )
     page.get_by_role("button", name="Add to the queue").click()
     page.get_by_role("button", name="Group the 16 unknown ones").click()
     first = page.get_by_role("form", name="Group 1")
@@ -366,7 +486,9 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit,
     first.get_by_role("button", name="Teach").click()
     visit.expect("dialog", f"Learned {n} examples of new")
     page.keyboard.press("Escape")
-    assert 0 < tools.counts(service, "grouped")["new"] <= n  # some may be kept for testing
+    assert (
+        0 < tools.counts(service, "grouped")["new"] <= n
+    )  # some may be kept for testing
     visit.tab("Accuracy")
     visit.expect(".score", "right")
     page.get_by_role("button", name="Would more examples help?").click()
@@ -375,7 +497,9 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit,
     assert tools.serious(visit, axe) == []
 
 
-def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(visit: Visit, service: str) -> None:
+def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(
+    visit: Visit, service: str
+) -> None:
     page = tools.open_taught(visit, "past")
     visit.teach("a", tools.typed(0, 4))
     visit.expect_samples("a", 10)
@@ -387,7 +511,9 @@ def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(visit: Visit
     for entry in page.locator(".timeline li").all()[1:]:
         assert entry.get_by_role("button").count() or entry.locator(".why").inner_text()
     visit.expect(".timeline li", "Redo brings it back")
-    page.locator(".timeline li", has_text="Created, empty").get_by_role("button").click()
+    page.locator(".timeline li", has_text="Created, empty").get_by_role(
+        "button"
+    ).click()
     visit.expect("#passing", "Back at: Created, empty")
 
 
@@ -396,7 +522,9 @@ def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(visit: Visit
 
 def needs(service: str, route: str) -> None:
     """Skip where the service does not have a route yet."""
-    known = httpx.get(f"{service}/openapi.json", timeout=60, trust_env=False).json()["paths"]
+    known = httpx.get(f"{service}/openapi.json", timeout=60, trust_env=False).json()[
+        "paths"
+    ]
     if route not in known:
         pytest.skip(f"needs the route {route}")
 
@@ -411,7 +539,9 @@ def test_test_images_and_the_queue_are_shared_where_the_owner_wants_it(
     page.get_by_role("button", name="New model").click()
     page.get_by_label("Name", exact=True).fill("a/b")
     page.get_by_role("button", name="Create").click()
-    assert not re.search(r"[\\^$\[]", visit.expect("dialog .notice").inner_text())  # no pattern is shown
+    assert not re.search(
+        r"[\\^$\[]", visit.expect("dialog .notice").inner_text()
+    )  # no pattern is shown
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_role("button", name="Create").click()
     page.get_by_role("heading", name=name, exact=True).wait_for()
@@ -456,14 +586,18 @@ def test_test_images_and_the_queue_are_shared_where_the_owner_wants_it(
     other.close()
 
 
-def test_images_that_browsers_cannot_read_are_taken(visit: Visit, service: str, birds: Path, tmp_path: Path) -> None:
+def test_images_that_browsers_cannot_read_are_taken(
+    visit: Visit, service: str, birds: Path, tmp_path: Path
+) -> None:
     needs(service, "/api/v1/preview")
     tools.teach_birds(service, "formats", birds, [tools.MALLARD, tools.ORIOLE])
     bird = Image.open(tools.images(birds, "test", tools.ORIOLE)[0])
     bird.save(tmp_path / "bird.tif")
     deep = np.asarray(bird.convert("L")).astype(np.uint16) * 257
     Image.fromarray(deep).save(tmp_path / "deep.png")
-    heif = pytest.importorskip("pillow_heif", reason="needs HEIC: pip install pillow-heif")
+    heif = pytest.importorskip(
+        "pillow_heif", reason="needs HEIC: pip install pillow-heif"
+    )
     heif.from_pillow(bird).save(tmp_path / "bird.heic")
     visit.open("#/m/formats")
     visit.page.set_input_files("#live-file", tmp_path / "bird.tif")
@@ -472,11 +606,15 @@ def test_images_that_browsers_cannot_read_are_taken(visit: Visit, service: str, 
     with visit.page.expect_response("**/preview"):
         visit.page.set_input_files("#live-file", tmp_path / "deep.png")
     for n, name in enumerate(("bird.tif", "bird.heic")):
-        visit.card(tools.ORIOLE).locator("input[type=file]").first.set_input_files(tmp_path / name)
+        visit.card(tools.ORIOLE).locator("input[type=file]").first.set_input_files(
+            tmp_path / name
+        )
         visit.expect_samples(tools.ORIOLE, 7 + n)
     visit.tab("Sort")
     visit.page.set_input_files("#sort-files", tmp_path / "bird.heic")
-    group(visit, f"class:{tools.ORIOLE}").get_by_role("option", name="bird.heic").wait_for()
+    group(visit, f"class:{tools.ORIOLE}").get_by_role(
+        "option", name="bird.heic"
+    ).wait_for()
 
 
 # -- everybody --------------------------------------------------------------------------------------------------------
@@ -514,7 +652,12 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     look("models")
     page.get_by_role("button", name="Skip", exact=True).click()
     drawn = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'><path d='M0 0h9v9z'/></svg>"
-    told = {"address": "https://192.0.2.1:8080/#token=x", "expires": "", "seconds": 3000, "svg": drawn}
+    told = {
+        "address": "https://192.0.2.1:8080/#token=x",
+        "expires": "",
+        "seconds": 3000,
+        "svg": drawn,
+    }
     page.route("**/api/v1/lan", lambda route: route.fulfill(json=told))
     page.reload()
     page.get_by_role("button", name="Use your phone").click()
@@ -523,19 +666,43 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     page.get_by_role("button", name="New model").click()
     look("new-model")
     visit.open(f"#/m/{name}")
-    empty = (("teach", "Teach"), ("sort", "Sort"), ("review", "Review"), ("accuracy", "Accuracy"))
+    empty = (
+        ("teach", "Teach"),
+        ("sort", "Sort"),
+        ("review", "Review"),
+        ("accuracy", "Accuracy"),
+    )
     for view, tab in empty:
         visit.tab(tab)
         look(f"{view}-empty")
     visit.tab("Teach")
     species = [path.name for path in sorted((birds / "train").iterdir())[:9]]
-    folders = {one[4:].replace("_", " "): tools.images(birds, "train", one)[:5] for one in species}
-    tools.drop_zip(page, {f"{one}/{path.name}": path.read_bytes() for one, paths in folders.items() for path in paths})
-    visit.expect("#passing", "Learned 36 images of 9 classes. 9 more are kept for testing.")
+    folders = {
+        one[4:].replace("_", " "): tools.images(birds, "train", one)[:5]
+        for one in species
+    }
+    tools.drop_zip(
+        page,
+        {
+            f"{one}/{path.name}": path.read_bytes()
+            for one, paths in folders.items()
+            for path in paths
+        },
+    )
+    visit.expect(
+        "#passing", "Learned 36 images of 9 classes. 9 more are kept for testing."
+    )
     page.set_input_files("#live-file", tools.images(birds, "test", tools.MALLARD)[0])
     page.locator(".verdict").wait_for()
     look("teach")
-    tools.drop_zip(page, {f"{one}/{path.name}": path.read_bytes() for one, paths in folders.items() for path in paths})
+    tools.drop_zip(
+        page,
+        {
+            f"{one}/{path.name}": path.read_bytes()
+            for one, paths in folders.items()
+            for path in paths
+        },
+    )
     visit.expect("dialog", "Taught already from this browser (45)")
     look("question")
     page.keyboard.press("Escape")
@@ -546,7 +713,9 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     page.keyboard.press("Escape")
     visit.tab("Sort")
     some = [
-        path for one in sorted((birds / "test").iterdir())[:11] for path in tools.images(birds, "test", one.name)[:2]
+        path
+        for one in sorted((birds / "test").iterdir())[:11]
+        for path in tools.images(birds, "test", one.name)[:2]
     ]
     page.set_input_files("#sort-files", some)
     visit.expect(".sortbar", f"{len(some)} images sorted")
@@ -558,7 +727,9 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     page.keyboard.press("Escape")
     visit.tab("Review")
     page.set_input_files("#queue-files", some[-4:])
-    page.locator(".judge figcaption", has_text=re.compile("says|Either|Unknown")).wait_for()
+    page.locator(
+        ".judge figcaption", has_text=re.compile("says|Either|Unknown")
+    ).wait_for()
     look("review")
     visit.tab("Accuracy")
     visit.expect(".score", "right")

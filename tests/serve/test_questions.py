@@ -30,36 +30,58 @@ def test_answers_are_those_of_the_learner(api: Any, folder: Path) -> None:
     told = api.post("predict", {"rows": X, "k": 3, "false_alarm": 0.2}).json()
     expected = open_model(folder / "m.evg").ask(np.asarray(X), false_alarm=0.2)
     assert_answers(told["answers"], expected, 1e-12, 1e-9)
-    assert [answer["unknown"] for answer in told["answers"]] == expected.unknown.tolist()
+    assert [
+        answer["unknown"] for answer in told["answers"]
+    ] == expected.unknown.tolist()
     assert told["measure"] == "probability"
 
 
-def assert_answers(told: list[Any], expected: Answers, atol: float, novelty: float) -> None:
-    assert [answer["novelty"] for answer in told] == pytest.approx(expected.novelty.tolist(), rel=novelty)
+def assert_answers(
+    told: list[Any], expected: Answers, atol: float, novelty: float
+) -> None:
+    assert [answer["novelty"] for answer in told] == pytest.approx(
+        expected.novelty.tolist(), rel=novelty
+    )
     for answer, values in zip(told, expected.values, strict=True):
         named = {entry["class"]: entry["value"] for entry in answer["top"]}
-        assert [named[name] for name in expected.classes.tolist()] == pytest.approx(values.tolist(), abs=atol)
+        assert [named[name] for name in expected.classes.tolist()] == pytest.approx(
+            values.tolist(), abs=atol
+        )
 
 
 def test_images_and_texts(api: Any) -> None:
     api.taught_images()
-    told = api.post("predict", model="pics", data={"k": "1"}, files=files(0, 1, 5) + files(1, 1, 5)).json()
+    told = api.post(
+        "predict", model="pics", data={"k": "1"}, files=files(0, 1, 5) + files(1, 1, 5)
+    ).json()
     assert [answer["label"] for answer in told["answers"]] == ["0", "1"]
     api.taught_texts(LETTERS)
     told = api.post("predict", {"texts": ["zzyyx", "bab"]}, model="words").json()
     assert [answer["label"] for answer in told["answers"]] == ["xyz", "ab"]
     api.taught_texts(LETTERS, "others")
-    assert len(set(api.client.app.state.service.pool._shared.values())) == 2  # models of one backbone share it
+    assert (
+        len(set(api.client.app.state.service.pool._shared.values())) == 2
+    )  # models of one backbone share it
 
 
-def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(api: Any) -> None:
+def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(
+    api: Any,
+) -> None:
     api.taught_texts(LETTERS)
     api.taught(n=2)
-    assert "texts must be given" in api.post("predict", model="words", files=files(0, 1)).json()["detail"]
-    assert "rows must be given" in api.post("predict", {"texts": ["a"]}).json()["detail"]
+    assert (
+        "texts must be given"
+        in api.post("predict", model="words", files=files(0, 1)).json()["detail"]
+    )
+    assert (
+        "rows must be given" in api.post("predict", {"texts": ["a"]}).json()["detail"]
+    )
     assert "columns" in api.post("predict", {"rows": [[1.0, 2.0]]}).json()["detail"]
     assert "rows must hold" in api.post("predict", {}).json()["detail"]
-    assert "label must be given" in api.post("teach", {"rows": rows(0, 1)}).json()["detail"]
+    assert (
+        "label must be given"
+        in api.post("teach", {"rows": rows(0, 1)}).json()["detail"]
+    )
 
 
 BAD_BODIES = (
@@ -81,24 +103,40 @@ BAD_BODIES = (
 def test_bodies_that_are_wrong(api: Any) -> None:
     api.taught(n=2)
     for body, status in BAD_BODIES:
-        answer = api.post("predict", content=body, headers={"Content-Type": "application/json"})
+        answer = api.post(
+            "predict", content=body, headers={"Content-Type": "application/json"}
+        )
         assert answer.status_code == status, (body[:40], answer.text)
         assert answer.headers["content-type"] == "application/problem+json"
         assert "Traceback" not in answer.text
-    for kind, status in (("text/plain", 415), ("multipart/form-data", 400), ("multipart/form-data; boundary=x", 400)):
-        assert api.post("predict", content=b"abc", headers={"Content-Type": kind}).status_code == status
+    for kind, status in (
+        ("text/plain", 415),
+        ("multipart/form-data", 400),
+        ("multipart/form-data; boundary=x", 400),
+    ):
+        assert (
+            api.post(
+                "predict", content=b"abc", headers={"Content-Type": kind}
+            ).status_code
+            == status
+        )
 
 
 def test_class_names_that_cannot_be_seen_are_refused(api: Any) -> None:
     api.create()
     for label in ("", " ", "a\u0000", "a\nb", "\u202egnp", "x" * 201):
-        assert api.post("teach", {"rows": rows(0, 2), "label": label}).status_code == 422
+        assert (
+            api.post("teach", {"rows": rows(0, 2), "label": label}).status_code == 422
+        )
     assert api.counts() == {}
 
 
 def test_an_image_that_is_none_is_named(api: Any) -> None:
     api.create("pics", "images", backbone="colours")
-    sent = [("images", ("a.png", png(0, 0), "image/png")), ("images", ("b.png", b"GIF89a", "image/png"))]
+    sent = [
+        ("images", ("a.png", png(0, 0), "image/png")),
+        ("images", ("b.png", b"GIF89a", "image/png")),
+    ]
     answer = api.post("teach", model="pics", data={"label": "x"}, files=sent)
     assert answer.status_code == 422
     assert "images[1]" in answer.json()["detail"]
@@ -110,7 +148,9 @@ def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
 ) -> None:
     network = create_backbone("test_resnet", "random", device="cpu").with_recipe("rich")
     pictures = write_folder(tmp_path / "birds", {"red": 0, "blue": 5}, n=4)
-    learner = Learner(network, options={"n_units": 20}, cache=False, extract={"progress": False}).fit(pictures)
+    learner = Learner(
+        network, options={"n_units": 20}, cache=False, extract={"progress": False}
+    ).fit(pictures)
     assert len(learner.spec_.blocks.widths) > 1
     folder.mkdir()
     commit(folder / "pics.evg", learner)
@@ -170,7 +210,10 @@ class Model:
 
     def ask(self, questions: Any) -> list[Answers]:
         self.asked.append(sum(map(len, questions)))
-        return [Answers(self.classes, rows, "score", np.arange(len(rows))) for rows in questions]
+        return [
+            Answers(self.classes, rows, "score", np.arange(len(rows)))
+            for rows in questions
+        ]
 
 
 def test_questions_to_one_model_are_answered_at_once(held: Any) -> None:
@@ -187,7 +230,9 @@ def test_questions_to_one_model_are_answered_at_once(held: Any) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+def test_images_of_a_batch_are_spread_over_cores_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
     monkeypatch.setattr("evergrow.serve.backbones.cores", lambda: 3)
     backbone, threads = create_backbone(Colours(), device="cpu"), set()
     encode = backbone.encode
@@ -202,7 +247,9 @@ def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pyt
     found = batcher.submit(samples, alone=alone).result(20)
     np.testing.assert_allclose(found, encode(torch.stack(samples)).numpy(), rtol=1e-5)
     assert threads
-    assert all("crew" in name and n == 1 for name, n in threads)  # of the crew, each computing by itself
+    assert all(
+        "crew" in name and n == 1 for name, n in threads
+    )  # of the crew, each computing by itself
     batcher.close()
 
 
@@ -210,10 +257,15 @@ def test_a_full_queue_refuses_and_gives_room_again(held: Any) -> None:
     backbone, batcher, first = held
     with pytest.raises(Problem, match="is full") as refused:
         batcher.submit(["b"] * 10)
-    assert (refused.value.status_code, refused.value.headers["Retry-After"]) == (503, "1")
+    assert (refused.value.status_code, refused.value.headers["Retry-After"]) == (
+        503,
+        "1",
+    )
     backbone.go_on.set()
     assert len(first.result(20)) == 1
-    assert len(batcher.submit(["b"] * 20).result(20)) == 20  # more than the queue, but nobody else waits
+    assert (
+        len(batcher.submit(["b"] * 20).result(20)) == 20
+    )  # more than the queue, but nobody else waits
 
 
 def test_a_backbone_that_fails_fails_its_requests_only() -> None:
@@ -233,7 +285,9 @@ def test_a_backbone_that_fails_fails_its_requests_only() -> None:
     batcher.close()
 
 
-def test_what_to_label_next_groups_of_unknown_things_drift_and_the_learning_curve(api: Any) -> None:
+def test_what_to_label_next_groups_of_unknown_things_drift_and_the_learning_curve(
+    api: Any,
+) -> None:
     api.taught("ab", 20)
     known, strange = rows(0, 8, seed=5) + rows(1, 8, seed=6), rows(2, 6, seed=7)
     next_ones = api.post("suggest", {"rows": known + strange, "n": 10}).json()
@@ -243,5 +297,7 @@ def test_what_to_label_next_groups_of_unknown_things_drift_and_the_learning_curv
     assert set(range(16, 22)) <= {place for group in found for place in group}
     told = api.post("drift", {"rows": known}).json()
     assert {entry["name"] for entry in told["classes"]} <= {"a", "b"}
-    curve = api.post("learning-curve", {"rows": known, "labels": ["a"] * 8 + ["b"] * 8}).json()
+    curve = api.post(
+        "learning-curve", {"rows": known, "labels": ["a"] * 8 + ["b"] * 8}
+    ).json()
     assert len(curve["sizes"]) == len(curve["accuracy"]) == len(curve["interval"])

@@ -40,7 +40,14 @@ TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
 
 def test_a_name_that_leads_here_is_not_enough(api: Api) -> None:
     """DNS rebinding: a page elsewhere lets its own name lead to this machine, and its browser sends that name."""
-    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost@evil", "a b", ""):
+    for host in (
+        "evil.example",
+        "evil.example:8080",
+        "127.0.0.1.evil.example",
+        "localhost@evil",
+        "a b",
+        "",
+    ):
         for path in ("/", "/api/v1/models", "/docs/", "/metrics"):
             answer = api.client.get(path, headers={"Host": host})
             assert answer.status_code == 421
@@ -51,28 +58,54 @@ def test_names_of_this_machine_and_those_that_were_given(serve: Any) -> None:
     api = serve(allowed_hosts=("birds.example.org",))
     own = ("localhost", "localhost:8080", "127.0.0.1:1", "127.0.0.53", "[::1]:80")
     for host in (*own, "Birds.example.org", "birds.example.org:443"):
-        assert api.client.get("/api/v1/models", headers={"Host": host}).status_code == 200
+        assert (
+            api.client.get("/api/v1/models", headers={"Host": host}).status_code == 200
+        )
 
 
 def test_a_page_elsewhere_can_neither_teach_nor_read(api: Api) -> None:
     api.taught()
     lesson = {"rows": rows(2, 2), "label": "2"}
-    for origin in ("http://evil.example", "null", "http://localhost:1", "https://localhost.evil.example", "x"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://localhost:1",
+        "https://localhost.evil.example",
+        "x",
+    ):
         headers = {"Origin": origin}
         assert api.post("teach", lesson, headers=headers).status_code == 403
         answer = api.get(headers=headers)
         assert answer.status_code == 403
         assert "access-control-allow-origin" not in answer.headers
     for site in ("cross-site", "same-site"):
-        assert api.get(headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}).status_code == 403
-        assert api.post("teach", lesson, headers={"Sec-Fetch-Site": site}).status_code == 403
+        assert (
+            api.get(
+                headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
+            ).status_code
+            == 403
+        )
+        assert (
+            api.post("teach", lesson, headers={"Sec-Fetch-Site": site}).status_code
+            == 403
+        )
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert api.client.get("/", headers=link).status_code == 200  # a link to the page may be followed
+    assert (
+        api.client.get("/", headers=link).status_code == 200
+    )  # a link to the page may be followed
     # A form elsewhere: a browser sends text/plain to another site without asking.
     body = json.dumps(lesson).encode()
-    assert api.post("teach", content=body, headers={"Content-Type": "text/plain"}).status_code == 415
+    assert (
+        api.post(
+            "teach", content=body, headers={"Content-Type": "text/plain"}
+        ).status_code
+        == 415
+    )
     assert set(api.counts()) == {"0", "1"}
-    assert api.post("teach", lesson, headers={"Origin": "http://localhost"}).status_code == 200
+    assert (
+        api.post("teach", lesson, headers={"Origin": "http://localhost"}).status_code
+        == 200
+    )
 
 
 def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
@@ -102,16 +135,22 @@ def test_roles_of_tokens(serve: Any) -> None:
     body = {"name": "m", "kind": "features", "options": {"n_units": 20}}
     assert api.client.post("/api/v1/models", json=body).status_code == 401
     assert api.client.post("/api/v1/models", json=body, headers=read).status_code == 403
-    assert api.client.post("/api/v1/models", json=body, headers=teach).status_code == 201
+    assert (
+        api.client.post("/api/v1/models", json=body, headers=teach).status_code == 201
+    )
     api.post("teach", {"rows": rows(0, 2), "label": "0"}, headers=teach)
     assert api.post("predict", {"rows": rows(0, 1)}, headers=read).status_code == 200
     refused = []
     for path, verbs in api.client.get("/openapi.json").json()["paths"].items():
         for verb in set(verbs) - {"get"}:
-            place = path.replace("{m}", "m").replace("{j}", "j").replace("{k}", "0" * 32)
+            place = (
+                path.replace("{m}", "m").replace("{j}", "j").replace("{k}", "0" * 32)
+            )
             answer = api.client.request(verb, place, headers=read)
             refused += [path] if answer.status_code == 403 else []
-            assert answer.status_code == 403 or path.endswith(("/predict", "/evaluate", "/setup", "/preview")), path
+            assert answer.status_code == 403 or path.endswith(
+                ("/predict", "/evaluate", "/setup", "/preview")
+            ), path
     assert len(refused) == 21
 
 
@@ -119,7 +158,16 @@ def test_wrong_and_missing_tokens(serve: Any) -> None:
     api = serve(tokens=TOKENS)
     basic = base64.b64encode(f"label-studio:{READ}".encode()).decode()
     good = [f"Bearer {READ}", f"bearer  {READ}", f"Basic {basic}"]
-    bad = ["", "Bearer", f"Bearer {READ}x", f"Bearer {READ[:-1]}", READ, f"Digest {READ}", "Basic !!", f"Basic {READ}"]
+    bad = [
+        "",
+        "Bearer",
+        f"Bearer {READ}x",
+        f"Bearer {READ[:-1]}",
+        READ,
+        f"Digest {READ}",
+        "Basic !!",
+        f"Basic {READ}",
+    ]
     for path in ("/api/v1/models", "/label-studio/m/health", "/metrics"):
         for value in bad:
             answer = api.client.get(path, headers={"Authorization": value})
@@ -127,14 +175,22 @@ def test_wrong_and_missing_tokens(serve: Any) -> None:
             assert answer.headers["www-authenticate"].startswith("Bearer")
             assert READ not in answer.text
         for value in good:
-            assert api.client.get(path, headers={"Authorization": value}).status_code in (200, 404)
+            assert api.client.get(
+                path, headers={"Authorization": value}
+            ).status_code in (200, 404)
     for path in ("/", "/docs/", "/openapi.json", "/health"):
         assert api.client.get(path).status_code == 200
 
 
 def test_token_files_that_are_wrong() -> None:
     secret = "0123456789abcdef"
-    for text in ("", "read short", f"write {secret}", "read", f"read {secret}\nteach {secret}"):
+    for text in (
+        "",
+        "read short",
+        f"write {secret}",
+        "read",
+        f"read {secret}\nteach {secret}",
+    ):
         with pytest.raises(ParameterError) as error:
             Tokens.parse(text, "tokens.txt")
         assert secret not in str(error.value)
@@ -148,25 +204,49 @@ def test_a_body_that_is_too_large_is_refused(serve: Any) -> None:
     api.create()
     for length, read in ({"Content-Length": str(2**30)}, 0), ({}, 100):
         pieces = iter([b"x" * 100] * 100)
-        answer = api.post("predict", content=pieces, headers={"Content-Type": "application/json", **length})
+        answer = api.post(
+            "predict",
+            content=pieces,
+            headers={"Content-Type": "application/json", **length},
+        )
         assert (answer.status_code, answer.headers["connection"]) == (413, "close")
-        assert len(list(pieces)) == 100 - read  # the client of tests sends all that it is asked for at once
+        assert (
+            len(list(pieces)) == 100 - read
+        )  # the client of tests sends all that it is asked for at once
 
 
 def test_too_many_samples_and_too_long_texts(serve: Any) -> None:
     api = serve(limits={"samples": 3, "text_characters": 50})
     api.create("words", "texts", backbone="letters")
-    assert api.post("teach", {"texts": ["a"] * 4, "label": "a"}, model="words").status_code == 413
-    assert api.post("teach", {"texts": ["a" * 51], "label": "a"}, model="words").status_code == 422
+    assert (
+        api.post("teach", {"texts": ["a"] * 4, "label": "a"}, model="words").status_code
+        == 413
+    )
+    assert (
+        api.post(
+            "teach", {"texts": ["a" * 51], "label": "a"}, model="words"
+        ).status_code
+        == 422
+    )
     api.create("pics", "images", backbone="colours")
-    assert api.post("teach", model="pics", data={"label": "a"}, files=files(0, 4)).status_code == 413
+    assert (
+        api.post(
+            "teach", model="pics", data={"label": "a"}, files=files(0, 4)
+        ).status_code
+        == 413
+    )
     assert api.counts("words") == api.counts("pics") == {}
 
 
 def test_an_image_bomb_is_refused_before_it_is_decoded(api: Api) -> None:
     """A few bytes that say they are an image of ten gigapixels."""
     head = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
-    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + head
+        + struct.pack(">I", zlib.crc32(head))
+    )
     bomb += struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
     api.create("pics", "images", backbone="colours")
     sent = [("images", ("bomb.png", bomb, "image/png"))]
@@ -182,7 +262,9 @@ def test_too_many_requests(serve: Any) -> None:
     assert 429 in codes
 
 
-def test_no_traceback_leaves(api: Api, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_no_traceback_leaves(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     api.taught()
 
     def fail(*_: Any) -> None:
@@ -201,7 +283,9 @@ def test_no_traceback_leaves(api: Api, monkeypatch: pytest.MonkeyPatch, caplog: 
 
 def test_labels_of_metrics_come_from_fixed_sets(api: Api) -> None:
     for number in range(40):
-        assert api.client.request(f"{'X' * 5000}{number}", f"/api/v1/models/{number}").status_code in (404, 405)
+        assert api.client.request(
+            f"{'X' * 5000}{number}", f"/api/v1/models/{number}"
+        ).status_code in (404, 405)
     text = api.client.get("/metrics").text
     assert 'method="other"' in text
     assert "XXX" not in text
@@ -214,17 +298,32 @@ def test_a_json_body_is_small_and_few_errors_are_told(serve: Any) -> None:
     kind = {"Content-Type": "application/json"}
     keys = ",".join(f'"k{i}":1' for i in range(90_000)).encode()
     wrong = b'{"rows":[' + b",".join([b'["a","b"]'] * 90_000) + b"]}"
-    for body, status in ((b"[" + b"1," * 2**21, 413), (b"{" + keys + b"}", 422), (wrong, 422)):
+    for body, status in (
+        (b"[" + b"1," * 2**21, 413),
+        (b"{" + keys + b"}", 422),
+        (wrong, 422),
+    ):
         answer = api.post("predict", content=body, headers=kind)
         assert answer.status_code == status
         assert len(answer.json().get("errors", [])) <= 20
     many = b'{"tasks": [' + b"1," * 1_000_001
-    assert api.client.post("/label-studio/m/predict", content=many, headers=kind).status_code == 413
+    assert (
+        api.client.post(
+            "/label-studio/m/predict", content=many, headers=kind
+        ).status_code
+        == 413
+    )
 
 
-def test_a_large_json_body_is_parsed_off_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_json_body_is_parsed_off_the_event_loop(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsers: list[int] = []
-    monkeypatch.setattr(requests, "parse_json", lambda raw, _: parsers.append(threading.get_ident()) or json.loads(raw))
+    monkeypatch.setattr(
+        requests,
+        "parse_json",
+        lambda raw, _: parsers.append(threading.get_ident()) or json.loads(raw),
+    )
     api.taught()
     for n in (1, 1000):
         assert api.post("predict", {"rows": rows(0, n)}).status_code == 200
@@ -243,8 +342,17 @@ def test_many_rows_go_as_a_file(api: Api) -> None:
     swollen = file.getvalue().replace(b"(1000, 6)", b"(1009, 6)")
     pickled = io.BytesIO()
     np.save(pickled, np.asarray([[object]]), allow_pickle=True)
-    for content in (b"", b"no table", swollen, file.getvalue()[:-1], pickled.getvalue()):
-        assert api.post("predict", files=[("rows", ("rows.npy", content))]).status_code == 422
+    for content in (
+        b"",
+        b"no table",
+        swollen,
+        file.getvalue()[:-1],
+        pickled.getvalue(),
+    ):
+        assert (
+            api.post("predict", files=[("rows", ("rows.npy", content))]).status_code
+            == 422
+        )
 
 
 # -- zips -------------------------------------------------------------------------------------------------------
@@ -253,16 +361,27 @@ def test_many_rows_go_as_a_file(api: Api) -> None:
 def hostile_zips() -> dict[str, bytes]:
     link = zipfile.ZipInfo("a/link.png")
     link.external_attr = 0o120777 << 16
-    special = {"link": (link, b"/etc/passwd"), "bomb": ("a/zeros.png", b"\0" * 100_000_000)}
+    special = {
+        "link": (link, b"/etc/passwd"),
+        "bomb": ("a/zeros.png", b"\0" * 100_000_000),
+    }
     found = {}
     for name, (entry, data) in special.items():
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(entry, data)
         found[name] = buffer.getvalue()
-    paths = {"slip": "../../a/1.png", "absolute": "/etc/a/1.png", "windows": "a\\..\\..\\1.png", "drive": "C:/a/1.png"}
+    paths = {
+        "slip": "../../a/1.png",
+        "absolute": "/etc/a/1.png",
+        "windows": "a\\..\\..\\1.png",
+        "drive": "C:/a/1.png",
+    }
     found |= {name: zipped({path: b"x"}) for name, path in paths.items()}
-    found |= {"no images": zipped({"a/readme.txt": b"x"}), "many": zipped({f"a/{i}.png": b"x" for i in range(101)})}
+    found |= {
+        "no images": zipped({"a/readme.txt": b"x"}),
+        "many": zipped({f"a/{i}.png": b"x" for i in range(101)}),
+    }
     return {**found, "empty": zipped({}), "none": b"no zip at all"}
 
 
@@ -270,7 +389,12 @@ def test_zips_that_lead_elsewhere_or_swell(serve: Any, folder: Path) -> None:
     api = serve(limits={"zip_entries": 100})
     api.create("pics", "images", backbone="colours")
     for name, data in hostile_zips().items():
-        answer = api.post("jobs", model="pics", content=data, headers={"Content-Type": "application/zip"})
+        answer = api.post(
+            "jobs",
+            model="pics",
+            content=data,
+            headers={"Content-Type": "application/zip"},
+        )
         assert answer.status_code in (413, 422), name
     assert api.client.get("/api/v1/jobs").json() == {"jobs": []}
     assert sorted(os.listdir(folder)) == ["pics.evg", "pics.evg.history"]
@@ -285,30 +409,42 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
         for _ in range(520):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         transport = httpx.HTTPTransport(local_address="127.0.0.2")
-        with httpx.Client(transport=transport, base_url=f"http://127.0.0.1:{port}") as other:
+        with httpx.Client(
+            transport=transport, base_url=f"http://127.0.0.1:{port}"
+        ) as other:
             assert other.get("/health").status_code == 200
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
 
 
-def test_an_answer_that_fails_after_its_start_closes_the_connection(tmp_path: Path) -> None:
+def test_an_answer_that_fails_after_its_start_closes_the_connection(
+    tmp_path: Path,
+) -> None:
     async def parts() -> Any:
         yield b"begun"
         raise RuntimeError("the disk is gone")
 
     app = create_app(ServeConfig(tmp_path))
     app.router.routes.insert(0, Route("/broken", lambda _: StreamingResponse(parts())))
-    with in_thread(app) as port, socket.create_connection(("127.0.0.1", port)) as caller:
+    with (
+        in_thread(app) as port,
+        socket.create_connection(("127.0.0.1", port)) as caller,
+    ):
         caller.sendall(b"GET /broken HTTP/1.1\r\nHost: localhost\r\n\r\n")
         caller.settimeout(20)
-        answer = b"".join(iter(lambda: caller.recv(4096), b""))  # until the end of the connection
+        answer = b"".join(
+            iter(lambda: caller.recv(4096), b"")
+        )  # until the end of the connection
     assert answer.endswith(b"begun\r\n")  # without the chunk that says that it is whole
 
 
 @pytest.mark.slow
 def test_callers_that_dawdle_are_cut_off(tmp_path: Path) -> None:
     """Slow-loris: the head of a request, or its body, a byte at a time; others are answered meanwhile."""
-    starts = [b"GET / HTTP/1.1\r\nHost: localhost\r\n", POST + b"Content-Length: 1000\r\n\r\n{"] * 25
+    starts = [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n",
+        POST + b"Content-Length: 1000\r\n\r\n{",
+    ] * 25
     with Running(tmp_path / "models") as running, running.client() as client:
         callers = [running.connect() for _ in starts]
         for caller, start in zip(callers, starts, strict=True):
@@ -317,7 +453,10 @@ def test_callers_that_dawdle_are_cut_off(tmp_path: Path) -> None:
         def is_open(caller: socket.socket) -> bool:
             try:
                 caller.sendall(b"X")
-                return not select.select([caller], [], [], 0)[0] or caller.recv(4096) != b""
+                return (
+                    not select.select([caller], [], [], 0)[0]
+                    or caller.recv(4096) != b""
+                )
             except OSError:
                 return False
 

@@ -18,7 +18,14 @@ from tests.serve.samples import rows
 OPTIONS = [
     *("--phases", "examples,coverage,fuzzing,stateful"),
     *("--checks", "all", "--exclude-checks", "positive_data_acceptance"),
-    *("-n", os.environ.get("EVERGROW_SCHEMA_EXAMPLES", "10"), "--request-timeout", "300", "--max-response-time", "300"),
+    *(
+        "-n",
+        os.environ.get("EVERGROW_SCHEMA_EXAMPLES", "10"),
+        "--request-timeout",
+        "300",
+        "--max-response-time",
+        "300",
+    ),
     "--no-color",
 ]
 SETTINGS = """
@@ -36,7 +43,11 @@ parameters = { "path.m" = "spare" }
 
 def test_every_route_is_described(api: Any) -> None:
     document = api.client.get("/openapi.json").json()
-    routes = [(path, verb, route) for path, verbs in document["paths"].items() for verb, route in verbs.items()]
+    routes = [
+        (path, verb, route)
+        for path, verbs in document["paths"].items()
+        for verb, route in verbs.items()
+    ]
     assert len(routes) >= 25
     for path, verb, route in routes:
         assert route.get("description"), (path, verb)
@@ -51,13 +62,20 @@ def test_every_route_is_described(api: Any) -> None:
 def test_a_path_names_the_methods_that_it_takes(api: Any) -> None:
     paths = api.client.get("/openapi.json").json()["paths"]
     del paths["/api/v1/models/upload"]  # a model may have this name
-    for path, verbs in {**paths, "/": ["get", "head"], "/docs/": ["get", "head"]}.items():
+    for path, verbs in {
+        **paths,
+        "/": ["get", "head"],
+        "/docs/": ["get", "head"],
+    }.items():
         place = path.replace("{m}", "m").replace("{j}", "j").replace("{k}", "0" * 32)
         for method in ("GET", "PUT", "OPTIONS"):
             if method.lower() not in verbs:
                 answer = api.client.request(method, place)
                 allowed = answer.headers["allow"].lower().split(", ")
-                assert (answer.status_code, sorted(allowed)) == (405, sorted(verbs)), (path, method)
+                assert (answer.status_code, sorted(allowed)) == (405, sorted(verbs)), (
+                    path,
+                    method,
+                )
     assert api.client.get("/nowhere").status_code == 404
 
 
@@ -67,7 +85,10 @@ def test_metrics_count_what_was_answered(api: Any) -> None:
     text = api.client.get("/metrics").text
     assert 'evergrow_samples_total{work="teach"} 6.0' in text
     assert 'evergrow_samples_total{work="predict"} 5.0' in text
-    assert 'evergrow_requests_total{method="POST",route="/api/v1/models/{m}/teach",status="200"} 2.0' in text
+    assert (
+        'evergrow_requests_total{method="POST",route="/api/v1/models/{m}/teach",status="200"} 2.0'
+        in text
+    )
     assert "evergrow_change_seconds_count 2.0" in text
 
 
@@ -78,7 +99,10 @@ def test_logs_are_lines_of_json_without_what_was_sent(api: Any, caplog: Any) -> 
         api.create("a name")
         api.post("teach", {"rows": rows(0, 1), "label": "secret"}, model="a name")
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
-    assert [(line["method"], line["status"]) for line in lines] == [("POST", 201), ("POST", 200)]
+    assert [(line["method"], line["status"]) for line in lines] == [
+        ("POST", 201),
+        ("POST", 200),
+    ]
     assert lines[1]["path"] == "/api/v1/models/a name/teach"
     assert "secret" not in json.dumps(lines)
 
@@ -90,7 +114,9 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
     The check left out takes every request that fits the schema for one that must succeed: whether a class is known, or
     an ETag the present one, no schema says.
     """
-    here = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    here = os.pathsep.join(
+        [os.path.dirname(sys.executable), os.environ.get("PATH", "")]
+    )
     program = shutil.which("schemathesis", path=here)
     if program is None:
         pytest.skip("needs the package schemathesis")
@@ -98,11 +124,24 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
         begin(client)
         client.post("/api/v1/models", json={"name": "spare", "kind": "features"})
         document = client.get("/openapi.json").json()
-        content = document["paths"]["/api/v1/models/{m}/jobs"]["post"]["requestBody"]["content"]
-        content["application/octet-stream"] = content.pop("application/zip")  # which schemathesis cannot make
+        content = document["paths"]["/api/v1/models/{m}/jobs"]["post"]["requestBody"][
+            "content"
+        ]
+        content["application/octet-stream"] = content.pop(
+            "application/zip"
+        )  # which schemathesis cannot make
         described, settings = tmp_path / "openapi.json", tmp_path / "schemathesis.toml"
         described.write_text(json.dumps(document))
         settings.write_text(SETTINGS)
-        command = [program, "--config-file", str(settings), "run", str(described), "--url", running.address, *OPTIONS]
+        command = [
+            program,
+            "--config-file",
+            str(settings),
+            "run",
+            str(described),
+            "--url",
+            running.address,
+            *OPTIONS,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
         assert done.returncode == 0, done.stdout[-6000:]

@@ -30,5 +30,10 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy_names(
-    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+    __name__,
+    {
+        name: f"{__name__}.{module}"
+        for module, names in _HOMES.items()
+        for name in names
+    },
 )

@@ -34,7 +34,9 @@ from evergrow.data.items import Items
 from evergrow.features import Backbone, BackboneSpec, ImageBackbone, hash_weights
 
 if TYPE_CHECKING:
-    from evergrow.adapt.loop import TrainLog  # what trains takes time to import, and most models are only loaded
+    from evergrow.adapt.loop import (
+        TrainLog,
+    )  # what trains takes time to import, and most models are only loaded
 
 
 class CosineHead(nn.Module):
@@ -59,16 +61,22 @@ class CosineHead(nn.Module):
     (True, True)
     """
 
-    def __init__(self, n_features: int, n_classes: int, seed: int, *purpose: str | int) -> None:
+    def __init__(
+        self, n_features: int, n_classes: int, seed: int, *purpose: str | int
+    ) -> None:
         super().__init__()
-        drawn = torch.rand(n_classes, n_features, generator=generator(seed, "head", "cosine", *purpose))
+        drawn = torch.rand(
+            n_classes, n_features, generator=generator(seed, "head", "cosine", *purpose)
+        )
         self.weight = nn.Parameter((2.0 * drawn - 1.0) / math.sqrt(n_features))
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits (n, C) in float32, whatever the precision of the features."""
         with torch.autocast(features.device.type, enabled=False):
-            return self.scale * linear(normalize(features.float()), normalize(self.weight))
+            return self.scale * linear(
+                normalize(features.float()), normalize(self.weight)
+            )
 
 
 class Network(nn.Module):
@@ -86,7 +94,9 @@ class Network(nn.Module):
         What changes the backbone by hooks.
     """
 
-    def __init__(self, backbone: nn.Module, head: nn.Module, tuners: Iterable[nn.Module] = ()) -> None:
+    def __init__(
+        self, backbone: nn.Module, head: nn.Module, tuners: Iterable[nn.Module] = ()
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -97,7 +107,9 @@ class Network(nn.Module):
         features = self.backbone(images)
         if not isinstance(features, Tensor) or features.ndim != 2:
             shape = tuple(getattr(features, "shape", ())) or type(features).__name__
-            raise InputError(f"backbone must give one vector per image to be trained, got {shape}")
+            raise InputError(
+                f"backbone must give one vector per image to be trained, got {shape}"
+            )
         logits: Tensor = self.head(features)
         return logits
 
@@ -170,7 +182,10 @@ class Adaptation:
             "tuner": self.tuner.name,
             "settings": dict(self.tuner.settings),
             "n_parameters": sum(value.numel() for value in self.tuner.tensors.values()),
-            "backbone": {"name": self.base.name, "weights_hash": self.base.weights_hash},
+            "backbone": {
+                "name": self.base.name,
+                "weights_hash": self.base.weights_hash,
+            },
             "config": self.config,
             "training": {} if self.training is None else to_plain(self.training),
         }
@@ -187,7 +202,11 @@ def adaptation_of(backbone: Backbone) -> Adaptation | None:
 
     Its ``config`` is None: a model that is given such a backbone does not adapt it, nor will it when it is fitted anew.
     """
-    return replace(backbone.adaptation, config=None) if isinstance(backbone, AdaptedBackbone) else None
+    return (
+        replace(backbone.adaptation, config=None)
+        if isinstance(backbone, AdaptedBackbone)
+        else None
+    )
 
 
 def adaptation_config(adapt: Any) -> FsaConfig | None:
@@ -214,7 +233,9 @@ def adaptation_config(adapt: Any) -> FsaConfig | None:
     if isinstance(adapt, Mapping):
         return FsaConfig.from_dict(adapt)
     if not isinstance(adapt, str):
-        raise ParameterError(f"adapt must be None, an FsaConfig or the name of a tuner, got {type(adapt).__name__}")
+        raise ParameterError(
+            f"adapt must be None, an FsaConfig or the name of a tuner, got {type(adapt).__name__}"
+        )
     check_choice("adapt", adapt, adapting_tuners())
     return FsaConfig.recipe(tuner=adapt)
 
@@ -246,9 +267,12 @@ def shared_copy(module: nn.Module) -> nn.Module:
     """
     present = [tuner.name for tuner in tuners_of(module)]
     if present:
-        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove it")
+        raise ParameterError(
+            f"backbone must carry no tuner to be adapted, got {present}: remove it"
+        )
     memo: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in module.parameters()
+        id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
+        for parameter in module.parameters()
     }
     memo |= {id(buffer): buffer.detach() for buffer in module.buffers()}
     twin: nn.Module = copy.deepcopy(module, memo)
@@ -292,7 +316,11 @@ class AdaptedBackbone(ImageBackbone):
     ) -> None:
         self.base_spec, self.adaptation, self.log = base.spec, adaptation, log
         self.tuner = tuner.requires_grad_(False).eval()
-        super().__init__(module.eval(), _adapted_spec(base.spec, tuner), next(tuner.parameters()).device)
+        super().__init__(
+            module.eval(),
+            _adapted_spec(base.spec, tuner),
+            next(tuner.parameters()).device,
+        )
 
     def to(self, device: str | torch.device) -> Self:
         """Move network and tuner to another device and return self."""
@@ -325,13 +353,21 @@ def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBack
             f"hash {backbone.spec.weights_hash}"
         )
     module = shared_copy(backbone.module)
-    return AdaptedBackbone(backbone, restore_tuner(adaptation.tuner, module), module, adaptation)
+    return AdaptedBackbone(
+        backbone, restore_tuner(adaptation.tuner, module), module, adaptation
+    )
 
 
 def _adapted_spec(spec: BackboneSpec, tuner: Tuner) -> BackboneSpec:
     """Return a description whose hash covers weights and tuner."""
-    entry = {"tuner": tuner.name, "settings": tuner.config.to_dict(), "seed": tuner.seed}
-    text = f"{spec.weights_hash}{json.dumps(entry, sort_keys=True)}{hash_weights(tuner)}"
+    entry = {
+        "tuner": tuner.name,
+        "settings": tuner.config.to_dict(),
+        "seed": tuner.seed,
+    }
+    text = (
+        f"{spec.weights_hash}{json.dumps(entry, sort_keys=True)}{hash_weights(tuner)}"
+    )
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     return replace(
         spec,
@@ -402,13 +438,17 @@ def adapt(
     config = config or FsaConfig()
     classes, codes = np.unique(y, return_inverse=True)
     if len(classes) < 2:
-        raise LabelError(f"the first task must have at least 2 classes to adapt to, got {len(classes)}")
+        raise LabelError(
+            f"the first task must have at least 2 classes to adapt to, got {len(classes)}"
+        )
     module = shared_copy(backbone.module)
     module.to(backbone.device if device is None else resolve_device(device))
     tuner = create_tuner(config.tuner, module, seed=seed, **config.settings)
     where = next(tuner.parameters()).device
     # What is trained is the network's own vector, whatever blocks are read of it later.
-    head = CosineHead(backbone.with_recipe("final").n_features, len(classes), seed, "fsa").to(where)
+    head = CosineHead(
+        backbone.with_recipe("final").n_features, len(classes), seed, "fsa"
+    ).to(where)
     network = Network(module, head, [tuner])
     log = train(
         network,
@@ -421,6 +461,8 @@ def adapt(
         purpose=("fsa",),
         progress=progress,
     )
-    training = Training(len(log.losses), log.samples, log.seconds, log.losses[0], log.losses[-1])
+    training = Training(
+        len(log.losses), log.samples, log.seconds, log.losses[0], log.losses[-1]
+    )
     adaptation = Adaptation(backbone.spec, tuner.saved(), config.to_dict(), training)
     return AdaptedBackbone(backbone, tuner, module, adaptation, log)

@@ -138,14 +138,27 @@ def train(
     given: list[Any] = list(parameters)
     groups = given if given and isinstance(given[0], dict) else [{"params": given}]
     trained = [
-        {"lr": config.lr, **group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups
+        {
+            "lr": config.lr,
+            **group,
+            "params": [p for p in group["params"] if p.requires_grad],
+        }
+        for group in groups
     ]
     trained = [group for group in trained if group["params"]]
     if not trained:
-        raise ParameterError("parameters must hold at least one that requires gradients, got none")
+        raise ParameterError(
+            "parameters must hold at least one that requires gradients, got none"
+        )
     device = trained[0]["params"][0].device
     images = TrainingImages(
-        items, codes, config, preprocessing=preprocessing, seed=seed, purpose=purpose, device=device
+        items,
+        codes,
+        config,
+        preprocessing=preprocessing,
+        seed=seed,
+        purpose=purpose,
+        device=device,
     )
     smoothed = partial(cross_entropy, label_smoothing=config.label_smoothing)
     return _Run(model, trained, images, config, loss or smoothed).go(progress)
@@ -166,7 +179,9 @@ class _Run:
         loss: Loss,
     ) -> None:
         self.model, self.images, self.config, self.loss = model, images, config, loss
-        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        self.parameters = [
+            parameter for group in groups for parameter in group["params"]
+        ]
         self.device = self.parameters[0].device
         self.losses: list[float] = []
         self.precision = self._precision()
@@ -177,7 +192,9 @@ class _Run:
         """Return the arithmetic to begin with."""
         if self.config.precision != "auto":
             return self.config.precision
-        capable = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        capable = self.device.type == "cuda" and torch.cuda.get_device_capability(
+            self.device
+        ) >= (8, 0)
         return "bfloat16" if capable else "float32"
 
     def go(self, show: bool) -> TrainLog:
@@ -189,7 +206,9 @@ class _Run:
             meter("training", self.config.epochs * steps, enabled=show) as tick,
             training_mode(self.model),
             _dropping(self.model, self.config.drop_path),
-            torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
+            torch.random.fork_rng(
+                devices=[self.device] if self.device.type == "cuda" else []
+            ),
             torch.inference_mode(False),
             torch.enable_grad(),
         ):
@@ -202,7 +221,9 @@ class _Run:
             steps=steps * self.config.epochs,
             seconds=time.perf_counter() - started,
             precision=self.precision,
-            peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
+            peak_memory_bytes=torch.cuda.max_memory_allocated(self.device)
+            if self.device.type == "cuda"
+            else 0,
         )
 
     def _epoch(self, epoch: int, tick: Meter) -> None:
@@ -211,12 +232,17 @@ class _Run:
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = rate * factor
         # Dropout draws from the global stream, which is named after the epoch; the caller's is kept aside.
-        seed = derive_seed(self.images.seed, "train", *self.images.purpose, "dropout", epoch)
+        seed = derive_seed(
+            self.images.seed, "train", *self.images.purpose, "dropout", epoch
+        )
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
-        total, done = torch.zeros((), dtype=torch.float64, device=self.device), epoch * self.images.steps
+        total, done = (
+            torch.zeros((), dtype=torch.float64, device=self.device),
+            epoch * self.images.steps,
+        )
         note = f"loss {self.losses[-1]:.3f}" if self.losses else ""
         shares = self.images.shares(epoch)
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):
@@ -230,7 +256,9 @@ class _Run:
             )
         self.losses.append(float(total) / len(self.images))
         rate = self.config.lr * factor
-        _LOG.info("epoch %d: loss %.4f, learning rate %.2g", epoch + 1, self.losses[-1], rate)
+        _LOG.info(
+            "epoch %d: loss %.4f, learning rate %.2g", epoch + 1, self.losses[-1], rate
+        )
 
     def _step(self, images: Tensor, codes: Tensor, share: float) -> Tensor:
         """Change the parameters by one batch and return its loss, without waiting for it.
@@ -239,7 +267,9 @@ class _Run:
         """
         half = self.precision == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            given = self.model(images if share == 1 else images.lerp(images.flip(0), 1 - share))
+            given = self.model(
+                images if share == 1 else images.lerp(images.flip(0), 1 - share)
+            )
             value = self.loss(given, codes)
             if share != 1:
                 value = share * value + (1 - share) * self.loss(given, codes.flip(0))
@@ -275,7 +305,9 @@ def _dropping(model: nn.Module, rate: float) -> Iterator[None]:
     ]
     before = [getattr(part, name) for part, name in places]
     for number, (part, name) in enumerate(places):
-        setattr(part, name, DropPath(rate * (number // 2) / max(len(places) // 2 - 1, 1)))
+        setattr(
+            part, name, DropPath(rate * (number // 2) / max(len(places) // 2 - 1, 1))
+        )
     try:
         yield
     finally:

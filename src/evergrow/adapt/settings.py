@@ -33,9 +33,13 @@ def _cosine(config: TrainConfig, epoch: int) -> float:
 
 SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
     "cosine": _cosine,
-    "warm-cosine": lambda config, epoch: min((epoch + 1) / max(config.epochs // 20, 1), _cosine(config, epoch)),
+    "warm-cosine": lambda config, epoch: min(
+        (epoch + 1) / max(config.epochs // 20, 1), _cosine(config, epoch)
+    ),
     "constant": lambda config, epoch: 1.0,
-    "coda-cosine": lambda config, epoch: math.cos(99 * math.pi * epoch / (200 * max(config.epochs - 1, 1))),
+    "coda-cosine": lambda config, epoch: math.cos(
+        99 * math.pi * epoch / (200 * max(config.epochs - 1, 1))
+    ),
 }
 """Every schedule: from the settings and an epoch, counted from 0, to the factor on all learning rates."""
 
@@ -126,7 +130,9 @@ class TrainConfig:
         check_choice("precision", self.precision, get_args(TrainPrecision))
         check_choice("interpolation", self.interpolation, get_args(CropFilter))
         if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
-            raise ParameterError(f"crop_scale must be two numbers, got {self.crop_scale!r}")
+            raise ParameterError(
+                f"crop_scale must be two numbers, got {self.crop_scale!r}"
+            )
         low, high = self.crop_scale
         check_number("crop_scale", high, low=0, high=1, low_open=True)
         check_number("crop_scale", low, low=0, high=high, low_open=True)
@@ -137,9 +143,15 @@ class TrainConfig:
         """Return the factor on all learning rates in an epoch, counted from 0."""
         return SCHEDULES[self.schedule](self, epoch)
 
-    def make_optimizer(self, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
+    def make_optimizer(
+        self, groups: list[dict[str, Any]], *, fused: bool
+    ) -> torch.optim.Optimizer:
         """Return the optimizer of parameter groups; ``fused`` is whether it takes its steps in one piece on a GPU."""
-        common: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
+        common: dict[str, Any] = {
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+            "fused": fused,
+        }
         if self.optimizer in ("adam", "adamw"):
             kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
             return kind(groups, **common)
@@ -189,8 +201,12 @@ class FsaConfig:
     def __post_init__(self) -> None:
         check_choice("tuner", self.tuner, adapting_tuners())
         if not isinstance(self.train, TrainConfig):
-            raise ParameterError(f"train must be a TrainConfig, got {type(self.train).__name__}")
-        TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses unknown settings
+            raise ParameterError(
+                f"train must be a TrainConfig, got {type(self.train).__name__}"
+            )
+        TUNERS[self.tuner].config_class.from_settings(
+            self.settings, self.tuner
+        )  # refuses unknown settings
 
     @classmethod
     def recipe(cls, **changes: Any) -> Self:
@@ -207,7 +223,9 @@ class FsaConfig:
         mine = {name: value for name, value in changes.items() if name in own}
         if mine.get("tuner", self.tuner) != self.tuner:
             mine.setdefault("settings", {})
-        inner = mine.pop("train", self.train).changed(**{n: v for n, v in changes.items() if n in other})
+        inner = mine.pop("train", self.train).changed(
+            **{n: v for n, v in changes.items() if n in other}
+        )
         return replace(self, **mine, train=inner)
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,7 +236,9 @@ class FsaConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return settings from plain values; a missing one has its default."""
         if not isinstance(values, Mapping):
-            raise ParameterError(f"settings of an adaptation must be values by name, got {type(values).__name__}")
+            raise ParameterError(
+                f"settings of an adaptation must be values by name, got {type(values).__name__}"
+            )
         known = dict(values)
         inner = TrainConfig.from_dict(known.pop("train", {}))
         return cls(train=inner).changed(**known)

@@ -35,7 +35,9 @@ FLIP = 0.5
 
 _ATTEMPTS = 10
 _BATCH_FILTERS = ("bilinear", "bicubic")  # that images can be resized with in batches
-_RESIDENT_SHARE = 0.25  # of a GPU's free memory that the images may take to lie there throughout
+_RESIDENT_SHARE = (
+    0.25  # of a GPU's free memory that the images may take to lie there throughout
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ class TrainTransform:
         boxes, flips = draw_crops(self.scale, 1, image.height, image.width, generator)
         top, left, height, width = boxes[0].tolist()
         image = image.crop((left, top, left + width, top + height))
-        image = image.resize(self.evaluation.size[::-1], Resampling[self.interpolation.upper()])
+        image = image.resize(
+            self.evaluation.size[::-1], Resampling[self.interpolation.upper()]
+        )
         if flips[0]:
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
         return self.evaluation.normalised(to_bytes(image).contiguous())
@@ -100,7 +104,11 @@ def _centred(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 def draw_crops(
-    scale: tuple[float, float], n: int, height: int, width: int, generator: torch.Generator
+    scale: tuple[float, float],
+    n: int,
+    height: int,
+    width: int,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Draw the crops of n images of one size: area uniform in ``scale``, log-proportions uniform in :data:`RATIO`.
 
@@ -141,13 +149,17 @@ def draw_crops(
     wide = torch.round(torch.sqrt(area * proportion)).to(torch.int64)
     tall = torch.round(torch.sqrt(area / proportion)).to(torch.int64)
     fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
-    attempt = fits.to(torch.int8).argmax(dim=1)  # the first that fits, 0 where none does
+    attempt = fits.to(torch.int8).argmax(
+        dim=1
+    )  # the first that fits, 0 where none does
     rows = torch.arange(n)
     wide, tall = wide[rows, attempt], tall[rows, attempt]
     top = (draws[rows, attempt, 2] * (height - tall + 1)).floor().to(torch.int64)
     left = (draws[rows, attempt, 3] * (width - wide + 1)).floor().to(torch.int64)
     drawn = torch.stack([top, left, tall, wide], dim=1)
-    return torch.where(fits.any(dim=1)[:, None], drawn, torch.tensor(_centred(height, width))), flips
+    return torch.where(
+        fits.any(dim=1)[:, None], drawn, torch.tensor(_centred(height, width))
+    ), flips
 
 
 class Cropper:
@@ -178,8 +190,17 @@ class Cropper:
             From :func:`draw_crops`, on the same device.
         """
         top, left, tall, wide = boxes.to(torch.float32).unbind(dim=1)
-        rows = _filters(top, tall, self._size[0], pixels.shape[1], torch.zeros_like(flips), cubic=self._cubic)
-        columns = _filters(left, wide, self._size[1], pixels.shape[2], flips, cubic=self._cubic)
+        rows = _filters(
+            top,
+            tall,
+            self._size[0],
+            pixels.shape[1],
+            torch.zeros_like(flips),
+            cubic=self._cubic,
+        )
+        columns = _filters(
+            left, wide, self._size[1], pixels.shape[2], flips, cubic=self._cubic
+        )
         planes = pixels.permute(0, 3, 1, 2).to(torch.float32)
         # The arithmetic is of image values, which half precision would coarsen; an outer autocast must not apply.
         with torch.autocast(pixels.device.type, enabled=False):
@@ -190,14 +211,18 @@ class Cropper:
         return self._own.normalised(resized.round_())
 
 
-def _filters(start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor, *, cubic: bool) -> Tensor:
+def _filters(
+    start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor, *, cubic: bool
+) -> Tensor:
     """Return matrices (n, n_out, n_in) that resize the stretch of ``length`` pixels from ``start`` on."""
     places = torch.arange(n_out, device=start.device, dtype=torch.float32)
     places = torch.where(flips[:, None], n_out - 1 - places, places)
     step = (length / n_out)[:, None]
     centres = start[:, None] + (places + 0.5) * step
     pixels = torch.arange(n_in, device=start.device, dtype=torch.float32)
-    distance = (pixels + 0.5 - centres[:, :, None]).abs_() / step.clamp(min=1.0)[:, :, None]
+    distance = (pixels + 0.5 - centres[:, :, None]).abs_() / step.clamp(min=1.0)[
+        :, :, None
+    ]
     weights = _cubic(distance) if cubic else (1.0 - distance).clamp_(min=0.0)
     inside = (pixels >= start[:, None]) & (pixels < (start + length)[:, None])
     weights *= inside[:, None, :]
@@ -252,21 +277,40 @@ class TrainingImages:
         device: torch.device,
     ) -> None:
         if items.kind != "image":
-            raise InputError(f"items must be images to train on, got items of kind {items.kind!r}")
+            raise InputError(
+                f"items must be images to train on, got items of kind {items.kind!r}"
+            )
         if len(items) == 0 or len(items) != len(codes):
             raise InputError(
                 f"items must be at least one image and as many as codes, got {len(items)} and {len(codes)}"
             )
         self.seed, self.purpose = seed, purpose
         self._stream = partial(generator, seed, "train", *purpose)
-        self._items, self._config, self._device, self._evaluation = items, config, device, preprocessing
+        self._items, self._config, self._device, self._evaluation = (
+            items,
+            config,
+            device,
+            preprocessing,
+        )
         self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
         self._pixels: NDArray[np.uint8] | Tensor | None = None
-        used = preprocessing.interpolation if config.interpolation == "evaluation" else config.interpolation
+        used = (
+            preprocessing.interpolation
+            if config.interpolation == "evaluation"
+            else config.interpolation
+        )
         self._augment = TrainTransform(preprocessing, config.crop_scale, used)
-        if isinstance(items, Images) and items.pixels is not None and used in _BATCH_FILTERS:
+        if (
+            isinstance(items, Images)
+            and items.pixels is not None
+            and used in _BATCH_FILTERS
+        ):
             self._pixels, self._crop = items.pixels, Cropper(self._augment)
-            if device.type == "cuda" and items.pixels.nbytes <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
+            if (
+                device.type == "cuda"
+                and items.pixels.nbytes
+                <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+            ):
                 self._pixels = torch.from_numpy(np.array(items.pixels)).to(device)
 
     def __len__(self) -> int:
@@ -281,8 +325,12 @@ class TrainingImages:
         """Return for every step of an epoch how much of each image stays when pairs are mixed; 1 for all of it."""
         if not self._config.mixup:
             return [1.0] * self.steps
-        draws = np.random.default_rng(derive_seed(self.seed, "train", *self.purpose, "mixup", number))
-        shares: list[float] = draws.beta(self._config.mixup, self._config.mixup, self.steps).tolist()
+        draws = np.random.default_rng(
+            derive_seed(self.seed, "train", *self.purpose, "mixup", number)
+        )
+        shares: list[float] = draws.beta(
+            self._config.mixup, self._config.mixup, self.steps
+        ).tolist()
         return shares
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -297,7 +345,11 @@ class TrainingImages:
         # Sent to the device once: in every step it would make the CPU wait for a GPU.
         there = order.to(self._device)
         codes = torch.split(self._codes[there], self._config.batch_size)
-        images = self._loaded(number, order) if self._pixels is None else self._cropped(number, order, there)
+        images = (
+            self._loaded(number, order)
+            if self._pixels is None
+            else self._cropped(number, order, there)
+        )
         yield from zip(images, codes)
 
     def _cropped(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
@@ -305,9 +357,13 @@ class TrainingImages:
         assert self._pixels is not None
         height, width = self._pixels.shape[1:3]
         draws = self._stream("augment", epoch)
-        boxes, flips = draw_crops(self._config.crop_scale, len(self), height, width, draws)
+        boxes, flips = draw_crops(
+            self._config.crop_scale, len(self), height, width, draws
+        )
         boxes, flips = boxes.to(self._device), flips.to(self._device)
-        for here, rows in zip(*(torch.split(rows, self._config.batch_size) for rows in (order, there))):
+        for here, rows in zip(
+            *(torch.split(rows, self._config.batch_size) for rows in (order, there))
+        ):
             if isinstance(self._pixels, Tensor):
                 pixels = self._pixels[rows]
             else:
@@ -318,13 +374,21 @@ class TrainingImages:
 
     def _loaded(self, epoch: int, order: Tensor) -> Iterator[Tensor]:
         """Yield the images of files, decoded and transformed."""
-        batches = [batch.tolist() for batch in torch.split(order, self._config.batch_size)]
+        batches = [
+            batch.tolist() for batch in torch.split(order, self._config.batch_size)
+        ]
         height, width = self._evaluation.size
         batch_bytes = self._config.batch_size * 12 * height * width
-        workers = choose_workers(self._config.workers, len(batches), self._device, batch_bytes)
-        reader = _AugmentedImages(self._items, self._augment, partial(self._stream, "augment", epoch))
+        workers = choose_workers(
+            self._config.workers, len(batches), self._device, batch_bytes
+        )
+        reader = _AugmentedImages(
+            self._items, self._augment, partial(self._stream, "augment", epoch)
+        )
         draws = self._stream("workers", epoch)
-        with loaded_batches(reader, batches, workers=workers, device=self._device, draws=draws) as loaded:
+        with loaded_batches(
+            reader, batches, workers=workers, device=self._device, draws=draws
+        ) as loaded:
             for images in loaded:
                 yield images.to(self._device, non_blocking=True)
 
@@ -341,7 +405,12 @@ class _AugmentedImages(Dataset[Tensor]):
         self._items, self._transform, self._stream = items, transform, stream
 
     def __getitems__(self, rows: list[int]) -> Tensor:
-        return torch.stack([self._image(row, *item) for row, item in zip(rows, self._items.batch(rows), strict=True)])
+        return torch.stack(
+            [
+                self._image(row, *item)
+                for row, item in zip(rows, self._items.batch(rows), strict=True)
+            ]
+        )
 
     def _image(self, row: int, name: str, source: Any) -> Tensor:
         if isinstance(source, Exception):

@@ -96,7 +96,9 @@ def update_command(
             except KnownSamplesError as error:
                 said = f"These {plural(len(samples), 'sample')} were learned before and would count twice"
                 if not can_ask(run.as_json):
-                    raise KnownSamplesError(f"{said}; --again learns them once more.") from error
+                    raise KnownSamplesError(
+                        f"{said}; --again learns them once more."
+                    ) from error
                 typer.confirm(f"{said}. Learn them once more?", abort=True)
                 learner.partial_fit(samples)
     code = models.skipped_code(len(samples) - change.record.samples)
@@ -135,13 +137,19 @@ def forget_command(
         Forget what was learned without labels instead: the model is, bit for bit, one that never saw it.
     """
     if bool(classes) == unlabelled:
-        raise ParameterError("Name classes to forget, or give --unlabelled to forget what was learned without labels.")
+        raise ParameterError(
+            "Name classes to forget, or give --unlabelled to forget what was learned without labels."
+        )
     with models.changing_model(model, wait=wait) as change:
         if unlabelled:
             change.learner.forget_unlabelled()
         else:
             change.learner.forget_classes(classes or [])
-    what = " without labels" if unlabelled else models.classes_note(change.record.classes, "whole")
+    what = (
+        " without labels"
+        if unlabelled
+        else models.classes_note(change.record.classes, "whole")
+    )
     return change.answer([f"forgot {plural(change.record.samples, 'sample')}{what}"])
 
 
@@ -169,13 +177,17 @@ def unlearn_command(
     from evergrow.data.intake import read_labelled
 
     with models.changing_model(model, run, wait=wait) as change:
-        change.learner.unlearn(read_labelled(data, "train", change.learner.kind_, reading.options()))
+        change.learner.unlearn(
+            read_labelled(data, "train", change.learner.kind_, reading.options())
+        )
     said = f"unlearned {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
     return change.answer([said])
 
 
 @command("rollback", panel="Edit")
-def rollback_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = False) -> Answer:
+def rollback_command(
+    model: options.ModelFile, n: Number = 1, wait: options.Wait = False
+) -> Answer:
     """Undo the last changes: the file is again, byte for byte, what it was before them.
 
     The last ten states are kept beside the model, in MODEL.history, within five times its size and 20 MB.
@@ -200,7 +212,9 @@ def rollback_command(model: options.ModelFile, n: Number = 1, wait: options.Wait
 
 
 @command("redo", panel="Edit")
-def redo_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = False) -> Answer:
+def redo_command(
+    model: options.ModelFile, n: Number = 1, wait: options.Wait = False
+) -> Answer:
     """Take the last rollback back: the file is again, byte for byte, what it was before it.
 
     That is possible until the model learns or changes otherwise.
@@ -224,7 +238,9 @@ def redo_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = F
 
 
 def _restored(model: Path, record: Change) -> Answer:
-    change = models.ModelChange(model, models.load_model(model, lazy=True), restored=record)
+    change = models.ModelChange(
+        model, models.load_model(model, lazy=True), restored=record
+    )
     return change.answer([record.note or "undone"], note=record.note)
 
 
@@ -253,11 +269,15 @@ def rename_command(
         A class and its new name; more pairs may follow.
     """
     if len(names) % 2:
-        raise ParameterError(f"Give names in pairs, OLD NEW; {plural(len(names), 'name')} cannot be paired.")
+        raise ParameterError(
+            f"Give names in pairs, OLD NEW; {plural(len(names), 'name')} cannot be paired."
+        )
     pairs = dict(zip(names[::2], names[1::2], strict=True))
     for name in pairs:
         if names[::2].count(name) > 1:
-            raise ParameterError(f"{one_line(name)!r} is to be renamed twice; name it once.")
+            raise ParameterError(
+                f"{one_line(name)!r} is to be renamed twice; name it once."
+            )
     with models.changing_model(model, wait=wait, lazy=True) as change:
         change.learner.rename_classes(pairs)
     renamed = dict(change.record.names)
@@ -336,7 +356,13 @@ def relabel_command(
 
     with models.changing_model(model, run, wait=wait) as change:
         learner = change.learner
-        learner.relabel(read_movable(data, learner.kind_, reading.options()), source, target)
-    gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"
+        learner.relabel(
+            read_movable(data, learner.kind_, reading.options()), source, target
+        )
+    gone = (
+        ""
+        if source in learner.samples_by_name_
+        else f"; {source} is gone, since none of its samples remained"
+    )
     said = f"moved {plural(change.record.samples, 'sample')} from {source} to {target}{gone}"
     return change.answer([said], names=dict(change.record.names))

@@ -78,7 +78,9 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
         warnings.simplefilter("always", EvergrowWarning)
         otherwise = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        def show(
+            message: Warning | str, category: type[Warning], *rest: Any, **more: Any
+        ) -> None:
             """Print each of evergrow's warnings once, on one line; pass others on unchanged."""
             text = one_line(str(message))
             if not issubclass(category, EvergrowWarning):
@@ -94,7 +96,14 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
     try:
         if as_json:
             notes = [*said, *(one_line(caution) for caution in answer.cautions)]
-            print_json({"command": name, "exit_code": int(answer.exit_code), **answer.values, "warnings": notes})
+            print_json(
+                {
+                    "command": name,
+                    "exit_code": int(answer.exit_code),
+                    **answer.values,
+                    "warnings": notes,
+                }
+            )
         else:
             for line in answer.lines:
                 typer.echo(printable(line))
@@ -117,7 +126,9 @@ def print_json(values: Any) -> None:
     """Print one JSON object, in ASCII so that every terminal and every file name can take it."""
 
     def plain(value: Any) -> Any:
-        return value.tolist() if hasattr(value, "tolist") else str(value)  # NumPy's numbers and arrays, and paths
+        return (
+            value.tolist() if hasattr(value, "tolist") else str(value)
+        )  # NumPy's numbers and arrays, and paths
 
     typer.echo(json.dumps(values, indent=1, default=plain))
 
@@ -147,7 +158,9 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> list[str]:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()
+) -> list[str]:
     """Return the lines of a table with aligned columns.
 
     rich would draw it too, but importing it takes longer than drawing; ``predict`` has no time for that.
@@ -171,7 +184,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable
     otter  12
     """
     cells = [list(columns), *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(columns))]
+    widths = [
+        max(cell_len(row[column]) for row in cells) for column in range(len(columns))
+    ]
     aligned = set(right)
     lines = []
     for row in cells:

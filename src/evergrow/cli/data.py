@@ -45,10 +45,14 @@ def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
     from sklearn.datasets import load_digits
 
     if pictures.exists() and (not pictures.is_dir() or any(pictures.iterdir())):
-        raise ParameterError(f"{pictures} exists; --pictures needs a new or empty folder.")
+        raise ParameterError(
+            f"{pictures} exists; --pictures needs a new or empty folder."
+        )
     digits = load_digits()
     # With a frame, since preprocessing cuts away the border of a photograph.
-    framed = np.pad((digits.images * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))
+    framed = np.pad(
+        (digits.images * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1))
+    )
     written = dict.fromkeys(("first", "later", "strange", "test"), 0)
     for digit in range(10):
         for number, image in enumerate(framed[digits.target == digit][:16]):
@@ -59,7 +63,11 @@ def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
             Image.fromarray(image).resize((80, 80)).save(path)
             written[part] += 1
     parts = ", ".join(f"{count} in {part}" for part, count in written.items())
-    return Answer({"folder": str(pictures), **written}, [f"{pictures}: {parts}"], done=f"{pictures} was written")
+    return Answer(
+        {"folder": str(pictures), **written},
+        [f"{pictures}: {parts}"],
+        done=f"{pictures} was written",
+    )
 
 
 @command("data")
@@ -108,13 +116,18 @@ def data_command(
     report = inspect_data(source, how)
     lines, values, code = report_lines(report.to_dict()), report.to_dict(), ExitCode.OK
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it, and unreadable images are listed
+        warnings.simplefilter(
+            "ignore", DataWarning
+        )  # the report says it, and unreadable images are listed
         if levels:
             values["levels"], tried = _tried(source, how, backbone, device)
             lines += ["", *tried]
         if check:
             found = _checked(source, how, backbone, device)
-            values["check"], code = found.to_dict(), ExitCode.OK if found.clean else ExitCode.LOOK
+            values["check"], code = (
+                found.to_dict(),
+                ExitCode.OK if found.clean else ExitCode.LOOK,
+            )
             lines += ["", *_check_lines(found)]
     return Answer(values, lines, code=code)
 
@@ -123,12 +136,19 @@ def report_lines(report: dict[str, Any]) -> list[str]:
     """Return the report as lines for people."""
 
     def sizes(key: str) -> str:
-        return ", ".join(f"{name} ({train} + {test})" for name, train, test in report[key])
+        return ", ".join(
+            f"{name} ({train} + {test})" for name, train, test in report[key]
+        )
 
     pairs = [
         ("data set", report["name"]),
         ("source", report["source"]),
-        ("kind", f"{report['kind']}, {report['n_features']} wide" if report["n_features"] else report["kind"]),
+        (
+            "kind",
+            f"{report['kind']}, {report['n_features']} wide"
+            if report["n_features"]
+            else report["kind"],
+        ),
         ("layout", report["layout"]),
         ("classes", report["n_classes"]),
         ("samples", f"{report['n_train']} training, {report['n_test']} test"),
@@ -140,7 +160,9 @@ def report_lines(report: dict[str, Any]) -> list[str]:
     return facts((label, "" if value is None else str(value)) for label, value in pairs)
 
 
-def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[list[dict[str, Any]], list[str]]:
+def _tried(
+    source: str, how: DataOptions, backbone: str, device: str
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return how the levels of features do on data, as values and as lines for people."""
     from evergrow.data.intake import read_parts
     from evergrow.learner.levels import try_levels
@@ -150,10 +172,20 @@ def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[l
     for trial in trials:
         accuracy = f"{100 * trial.accuracy:.1f} % +- {100 * trial.error:.1f}"
         option = "" if trial.level == "rich" else f" --features {trial.level}"
-        rows.append([trial.level, accuracy, f"{trial.seconds:.3f}", f"evergrow fit {source} -m model.evg{option}"])
+        rows.append(
+            [
+                trial.level,
+                accuracy,
+                f"{trial.seconds:.3f}",
+                f"evergrow fit {source} -m model.evg{option}",
+            ]
+        )
     sample = f"{plural(trials[0].samples, 'sample')} of {plural(trials[0].classes, 'class', 'classes')}"
     told = f"tried on {sample}, each held out once; standard errors; seconds per sample on this machine"
-    return [vars(trial) for trial in trials], [told, *table(["level", "accuracy", "seconds", "to take it"], rows)]
+    return [vars(trial) for trial in trials], [
+        told,
+        *table(["level", "accuracy", "seconds", "to take it"], rows),
+    ]
 
 
 def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataCheck:
@@ -179,7 +211,9 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataC
         return check_samples(train, test)
     from evergrow.features import best_backbone, create_backbone, encode
 
-    name = best_backbone(train.raw_items().kind).name if backbone == "auto" else backbone
+    name = (
+        best_backbone(train.raw_items().kind).name if backbone == "auto" else backbone
+    )
     model = create_backbone(name, None, device=device)
 
     def run(items: Any) -> Any:
@@ -191,21 +225,33 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataC
 
 def _check_lines(check: DataCheck) -> list[str]:
     """Return a check for people: counts, and the first findings of every kind."""
-    how = f"by content and by features of {check.backbone}" if check.backbone else "by content"
+    how = (
+        f"by content and by features of {check.backbone}"
+        if check.backbone
+        else "by content"
+    )
     lines = [f"checked {plural(check.n_samples, 'sample')} {how}", *check.notes]
     if check.repeated:
-        lines.append(f"{plural(check.repeated, 'sample')} repeated under the same label, which weighs them double")
+        lines.append(
+            f"{plural(check.repeated, 'sample')} repeated under the same label, which weighs them double"
+        )
     if check.clean:
         return [*lines, "nothing to look at was found"]
     rows_of: dict[str, list[list[str]]] = {"unread": [[name] for name in check.unread]}
     for entry in check.findings:
         cells = [*chain(*zip(entry.names, entry.labels, strict=True))]
-        rows_of.setdefault(entry.kind, []).append([*cells, "same" if entry.exact else f"{entry.similarity:.3f}"])
+        rows_of.setdefault(entry.kind, []).append(
+            [*cells, "same" if entry.exact else f"{entry.similarity:.3f}"]
+        )
     pair_columns = ["sample", "class", "and sample", "of class", "similarity"]
     for kind, title, columns in (
         ("two labels", "the same under two labels", pair_columns),
         ("training and test", "the same in training and test", pair_columns),
-        ("misplaced", "perhaps of another class", ["sample", "class", "looks like", "of class", "similarity"]),
+        (
+            "misplaced",
+            "perhaps of another class",
+            ["sample", "class", "looks like", "of class", "similarity"],
+        ),
         ("unread", "cannot be read", ["sample"]),
     ):
         rows = rows_of.get(kind, [])
@@ -276,9 +322,14 @@ def features_command(
 
         check_recipe(features, "--features")
         name = best_backbone(kind).name if backbone == "auto" else backbone
-        return create_backbone(name, run.weights, preset, device=run.device, recipe=features)
+        return create_backbone(
+            name, run.weights, preset, device=run.device, recipe=features
+        )
 
-    started, holds_features = time.perf_counter(), f"{data} holds features already; name images or texts."
+    started, holds_features = (
+        time.perf_counter(),
+        f"{data} holds features already; name images or texts.",
+    )
     settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size}
     if spread.engine is not None:
         spread.refuse(test_size=test_size, out_dir=spread.out_dir)
@@ -286,34 +337,71 @@ def features_command(
         if source.kind == "features":
             raise InputError(holds_features)
         encoder = created(source.kind)
-        report = spread.run(lambda engine: engine.features(encoder, source, **settings), folder=out, quiet=run.as_json)
-        found, name, seconds = report.to_values(), encoder.spec.name, time.perf_counter() - started
-        values = {"folder": f"{out}/features", "backbone": name, "seconds": seconds, "engine": found}
+        report = spread.run(
+            lambda engine: engine.features(encoder, source, **settings),
+            folder=out,
+            quiet=run.as_json,
+        )
+        found, name, seconds = (
+            report.to_values(),
+            encoder.spec.name,
+            time.perf_counter() - started,
+        )
+        values = {
+            "folder": f"{out}/features",
+            "backbone": name,
+            "seconds": seconds,
+            "engine": found,
+        }
         line = f"{found['rows']:,} features of width {encoder.n_features} from {name} in {seconds:.1f} s"
-        return Answer(values, [f"{out}/features: {line}"], report.summary(), done=f"{out} was written")
+        return Answer(
+            values,
+            [f"{out}/features: {line}"],
+            report.summary(),
+            done=f"{out} was written",
+        )
     if out.suffix != ".npz":
-        raise ParameterError(f"{out.name!r} does not end in .npz; choose such a name for --out.")
+        raise ParameterError(
+            f"{out.name!r} does not end in .npz; choose such a name for --out."
+        )
     check_target("--out", out, force=force)
     loaded = load_data(data, reading.options(test_size=test_size or 0))
     if isinstance(loaded, FeatureSet):
         raise InputError(holds_features)
-    from evergrow.features import EncodeConfig  # now that the data are known to be there
+    from evergrow.features import (
+        EncodeConfig,
+    )  # now that the data are known to be there
     from evergrow.features.encoding import featurize
 
     model = created(loaded.train.raw_items().kind)
-    settings |= {"workers": spread.workers or "auto", "cache": None if run.cache else False}
+    settings |= {
+        "workers": spread.workers or "auto",
+        "cache": None if run.cache else False,
+    }
     config = EncodeConfig(progress=not run.as_json, **settings)
     result = featurize(loaded, model, config=config)
     save_features(out, result)
     seconds = time.perf_counter() - started
-    left_out = len(loaded.y_train) + len(loaded.y_test) - len(result.y_train) - len(result.y_test)
-    values = {"file": str(out), **result.describe(), "left_out": left_out, "seconds": seconds}
+    left_out = (
+        len(loaded.y_train)
+        + len(loaded.y_test)
+        - len(result.y_train)
+        - len(result.y_test)
+    )
+    values = {
+        "file": str(out),
+        **result.describe(),
+        "left_out": left_out,
+        "seconds": seconds,
+    }
     blocks = f" ({' + '.join(map(str, result.widths))})" if result.widths else ""
     line = (
         f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
         f"{result.X_train.shape[1]}{blocks} from {model.spec.name}, {result.n_classes} classes, in {seconds:.1f} s"
     )
-    return Answer(values, [line], code=skipped_code(left_out), done=f"{out} was written")
+    return Answer(
+        values, [line], code=skipped_code(left_out), done=f"{out} was written"
+    )
 
 
 # -- cached features ------------------------------------------------------------------------------------------
@@ -335,8 +423,13 @@ def list_command(folder: Folder = None) -> Answer:
     cache = FeatureCache(folder)
     infos = cache.list()
     total = decimal(sum(info.bytes for info in infos))
-    lines = [*_table(infos), f"{plural(len(infos), 'entry', 'entries')}, {total} in {cache.root}"]
-    return Answer({"folder": str(cache.root), "entries": [vars(info) for info in infos]}, lines)
+    lines = [
+        *_table(infos),
+        f"{plural(len(infos), 'entry', 'entries')}, {total} in {cache.root}",
+    ]
+    return Answer(
+        {"folder": str(cache.root), "entries": [vars(info) for info in infos]}, lines
+    )
 
 
 @command("cache clear")
@@ -365,11 +458,17 @@ def clear_command(
     if as_json and not yes:
         raise ParameterError("Add --yes to --json: nobody can be asked.")
     cache = FeatureCache(folder)
-    chosen = [info for info in cache.list() if older_than is None or info.age_seconds > older_than * 86400]
+    chosen = [
+        info
+        for info in cache.list()
+        if older_than is None or info.age_seconds > older_than * 86400
+    ]
     if chosen and not yes:
         for line in _table(chosen):
             typer.echo(line)
-        typer.confirm(f"remove {len(chosen)} from {printable(str(cache.root))}?", abort=True)
+        typer.confirm(
+            f"remove {len(chosen)} from {printable(str(cache.root))}?", abort=True
+        )
     removed, busy = [], []
     for info in chosen:
         try:
@@ -383,7 +482,9 @@ def clear_command(
     freed = sum(info.bytes for info in removed)
     done = f"removed {len(removed)}, {decimal(freed)}"
     values = {"removed": [info.key for info in removed], "in_use": busy, "bytes": freed}
-    return Answer(values, [done], code=ExitCode.BUSY if busy else ExitCode.OK, done=done)
+    return Answer(
+        values, [done], code=ExitCode.BUSY if busy else ExitCode.OK, done=done
+    )
 
 
 def _table(infos: list[CacheInfo]) -> list[str]:
@@ -393,6 +494,15 @@ def _table(infos: list[CacheInfo]) -> list[str]:
         if info.first:
             what += f" from {info.first if len(info.first) <= 32 else '...' + info.first[-29:]}"
         age = f"{info.age_seconds / 86400:.1f} d"
-        rows.append([info.key[:12], what, f"{info.n_items:,}", decimal(info.bytes), age, info.backbone or "?"])
+        rows.append(
+            [
+                info.key[:12],
+                what,
+                f"{info.n_items:,}",
+                decimal(info.bytes),
+                age,
+                info.backbone or "?",
+            ]
+        )
     columns = ("key", "what", "items", "size", "age", "backbone")
     return table(columns, rows, right=("items", "size", "age")) if rows else []

@@ -34,7 +34,9 @@ class WorkerOptions(OptionGroup):
         GPUs, or a share of one, of each worker.
     """
 
-    engine: Annotated[Literal["local", "ray"] | None, typer.Option(rich_help_panel=PANEL)] = None
+    engine: Annotated[
+        Literal["local", "ray"] | None, typer.Option(rich_help_panel=PANEL)
+    ] = None
     workers: Annotated[int | None, typer.Option(min=1, rich_help_panel=PANEL)] = None
     address: Rare[str] = "auto"
     gpus_per_worker: Rare[float] = 0.0
@@ -94,10 +96,19 @@ class EngineOptions(WorkerOptions):
 
         named = folder or self.out_dir
         used = named or Path(f"{model}.engine")
-        common: dict[str, Any] = {"folder": used, "progress": not quiet and sys.stderr.isatty()}
-        common |= {name: getattr(self, name) for name in ("shard_rows", "shard_mib", "first_rows")}
+        common: dict[str, Any] = {
+            "folder": used,
+            "progress": not quiet and sys.stderr.isatty(),
+        }
+        common |= {
+            name: getattr(self, name)
+            for name in ("shard_rows", "shard_mib", "first_rows")
+        }
         if self.engine == "ray":
-            cluster = {name: getattr(self, name) for name in ("address", "gpus_per_worker", "cpus_per_worker")}
+            cluster = {
+                name: getattr(self, name)
+                for name in ("address", "gpus_per_worker", "cpus_per_worker")
+            }
             result = job(RayEngine(workers=self.workers or None, **cluster, **common))
         else:
             result = job(LocalEngine(workers=self.workers or 1, **common))
@@ -109,7 +120,9 @@ class EngineOptions(WorkerOptions):
         """Raise :class:`ParameterError` for options that do not go with an engine, by their name without dashes."""
         for name, value in given.items():
             if value:
-                raise ParameterError(f"--{name.replace('_', '-')} does not work with --engine; leave one of them out.")
+                raise ParameterError(
+                    f"--{name.replace('_', '-')} does not work with --engine; leave one of them out."
+                )
 
 
 HERE = EngineOptions()

@@ -22,10 +22,24 @@ from evergrow.core.escaping import one_line
 DEBUG = "EVERGROW_DEBUG"
 """Environment variable that shows the traceback of an error."""
 
-_ArgumentsError: type[Exception] = typer.BadParameter.__mro__[2]  # the root of click's errors, which typer hides
+_ArgumentsError: type[Exception] = typer.BadParameter.__mro__[
+    2
+]  # the root of click's errors, which typer hides
 
 
-CHANGING = frozenset({"fit", "update", "forget", "unlearn", "rename", "merge-classes", "relabel", "merge", "fade"})
+CHANGING = frozenset(
+    {
+        "fit",
+        "update",
+        "forget",
+        "unlearn",
+        "rename",
+        "merge-classes",
+        "relabel",
+        "merge",
+        "fade",
+    }
+)
 """Commands that write a model in one step, at their end."""
 
 SYNONYMS = {
@@ -90,11 +104,23 @@ def failure_of(error: BaseException) -> tuple[ExitCode, str, str]:
     if isinstance(error, PrintError):
         said = f"{error.done}; " if error.done else ""
         reason = error.cause.strerror or str(error.cause)
-        return ExitCode.UNPRINTED, kind, one_line(f"{said}the answer could not be printed: {reason}")
+        return (
+            ExitCode.UNPRINTED,
+            kind,
+            one_line(f"{said}the answer could not be printed: {reason}"),
+        )
     if isinstance(error, MemoryError):
-        return ExitCode.BAD, kind, message or "This machine has too little memory for that."
+        return (
+            ExitCode.BAD,
+            kind,
+            message or "This machine has too little memory for that.",
+        )
     if isinstance(error, (EvergrowError, OSError)):
-        return ExitCode.BUSY if isinstance(error, BusyError) else ExitCode.BAD, kind, message
+        return (
+            ExitCode.BUSY if isinstance(error, BusyError) else ExitCode.BAD,
+            kind,
+            message,
+        )
     hint = "" if os.environ.get(DEBUG) else f"; {DEBUG}=1 shows where it comes from"
     return ExitCode.BUG, kind, f"this is a bug in evergrow: {kind}: {message}{hint}"
 
@@ -105,7 +131,9 @@ def _usage(error: Any) -> str:
     meant = re.match(r"No such command '(\w+)'", error.format_message())
     if meant and meant[1].lower() in SYNONYMS:
         return f"No such command {meant[1]!r}. Did you mean {SYNONYMS[meant[1].lower()]}? ({path} --help lists all)"
-    return one_line(f"{error.format_message().rstrip('.')} ({path} --help shows what there is)")
+    return one_line(
+        f"{error.format_message().rstrip('.')} ({path} --help shows what there is)"
+    )
 
 
 class CommandGroup(TyperGroup):
@@ -121,7 +149,11 @@ class CommandGroup(TyperGroup):
         except Exception as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # its help has been printed
                 sys.exit(ExitCode.BAD)
-            _leave(error, self._command(given), "--json" in takewhile(lambda word: word != "--", given))
+            _leave(
+                error,
+                self._command(given),
+                "--json" in takewhile(lambda word: word != "--", given),
+            )
         sys.exit(int(code or 0))
 
     def invoke(self, ctx: Any) -> Any:
@@ -130,7 +162,9 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error  # which typer hands on
-        except BrokenPipeError as error:  # typer would leave with 1, which says that all is done
+        except (
+            BrokenPipeError
+        ) as error:  # typer would leave with 1, which says that all is done
             raise PrintError("", error) from error
 
     def _command(self, given: Sequence[str]) -> str:
@@ -143,7 +177,11 @@ class CommandGroup(TyperGroup):
 def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
     """Print an error and end the process."""
     cause = error.cause if isinstance(error, PrintError) else error
-    if isinstance(cause, OSError) and cause.errno == errno.EPIPE and not getattr(error, "done", ""):
+    if (
+        isinstance(cause, OSError)
+        and cause.errno == errno.EPIPE
+        and not getattr(error, "done", "")
+    ):
         silence(sys.stdout)  # the reader has had enough, which is no error of ours
         sys.exit(ExitCode.PIPE_CLOSED)
     code, kind, message = failure_of(error)

@@ -85,9 +85,13 @@ def fit_command(
     """
     models.check_target("--model", model, force=force, existing=models.REPLACING)
     if not 0 <= holdout < 1:
-        raise ParameterError(f"--holdout is a share from 0 to below 1, not {holdout:g}.")
+        raise ParameterError(
+            f"--holdout is a share from 0 to below 1, not {holdout:g}."
+        )
     if adapt is None and epochs is not None:
-        raise ParameterError("epochs is for --adapt, and nothing is to be trained; leave it out or add --adapt.")
+        raise ParameterError(
+            "epochs is for --adapt, and nothing is to be trained; leave it out or add --adapt."
+        )
     if holdout and test is not None:
         raise ParameterError("--holdout and --test do not go together; choose one.")
     config = None
@@ -111,7 +115,9 @@ def fit_command(
         samples = read_labelled(data, "train", options=reading.options())
         if holdout:
             names, codes = np.unique(samples.required_labels(), return_inverse=True)
-            keep, hold, _ = stratified_split(codes.astype(np.int64), names.tolist(), holdout, seed)
+            keep, hold, _ = stratified_split(
+                codes.astype(np.int64), names.tolist(), holdout, seed
+            )
             samples, tested = samples.take(keep), samples.take(hold)
     from evergrow.learner.comparison import measured_change
     from evergrow.learner.learner import Learner
@@ -139,12 +145,18 @@ def fit_command(
             return report
 
         report = spread.run(job, model=model, quiet=run.as_json)
-        more: dict[str, Any] = {"engine": report.to_values(), "cautions": report.summary()}
+        more: dict[str, Any] = {
+            "engine": report.to_values(),
+            "cautions": report.summary(),
+        }
     else:
         with measured_change(learner, tested, reading.options()):
             learner.fit(samples)
         change.dropped = commit(model, learner).dropped
-        more = {"test": change.tested, "code": models.skipped_code(len(samples) - change.record.samples)}
+        more = {
+            "test": change.tested,
+            "code": models.skipped_code(len(samples) - change.record.samples),
+        }
     change.seconds = time.perf_counter() - started
     return _answer(change, more)
 

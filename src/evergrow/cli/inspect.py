@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 _CLASSES, _CHANGES = 20, 10
 
-Revision = Annotated[str, typer.Argument(metavar="MODEL", help="A model file, or MODEL@3 for its revision 3.")]
+Revision = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model file, or MODEL@3 for its revision 3."
+    ),
+]
 
 
 @command("inspect", panel="Ask")
@@ -49,8 +54,16 @@ def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
     info = {**learner.info(), "history": [change.to_dict() for change in changes]}
     size = model.stat().st_size
     classes = [[row["name"], f"{row['samples']:,}"] for row in info["classes"]]
-    listing = _shown(["class", "samples"], classes, ["samples"], None if full else _CLASSES)
-    lines = [*facts(_about(info, size)), "", *listing, "", *_history(changes, None if full else _CHANGES)]
+    listing = _shown(
+        ["class", "samples"], classes, ["samples"], None if full else _CLASSES
+    )
+    lines = [
+        *facts(_about(info, size)),
+        "",
+        *listing,
+        "",
+        *_history(changes, None if full else _CHANGES),
+    ]
     return Answer({"model": str(model), "bytes": size, **info}, lines)
 
 
@@ -83,8 +96,15 @@ def log_command(
 
     changes, dropped = history(model), dropped_revisions(model)
     told = [change.to_dict() for change in changes]
-    values = {"model": str(model), "history": told, "kept": kept_revisions(model), "dropped": dropped}
-    fell = [f"no longer kept for rollback: {revisions_note(dropped)}"] if dropped else []
+    values = {
+        "model": str(model),
+        "history": told,
+        "kept": kept_revisions(model),
+        "dropped": dropped,
+    }
+    fell = (
+        [f"no longer kept for rollback: {revisions_note(dropped)}"] if dropped else []
+    )
     return Answer(values, [*_history(changes, None if full else n), *fell])
 
 
@@ -94,19 +114,29 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
     entries = [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
-        ("without labels", f"{info['n_unlabelled']:,}, as guesses" if info["n_unlabelled"] else ""),
+        (
+            "without labels",
+            f"{info['n_unlabelled']:,}, as guesses" if info["n_unlabelled"] else "",
+        ),
         ("method", f"{info['method']}{settings}"),
     ]
     if info["n_units"] is not None:
-        entries.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features"))
+        entries.append(
+            ("layer", f"{info['n_units']:,} units on {info['n_features']:,} features")
+        )
     if info["blocks"]:
-        blocks = [f"{block['weight']:.2f} x {block['columns']:,} columns" for block in info["blocks"]]
+        blocks = [
+            f"{block['weight']:.2f} x {block['columns']:,} columns"
+            for block in info["blocks"]
+        ]
         entries.append(("blocks", "weight and width: " + ", ".join(blocks)))
     if spec is None:
         entries.append(("backbone", "none: samples are feature vectors"))
     else:
         weights = f"{str(spec['weights']).partition(':')[0]} weights {str(spec['weights_hash'])[:12]}"
-        steps = ", ".join(f"{name} {_short(value)}" for name, value in spec["preprocessing"].items())
+        steps = ", ".join(
+            f"{name} {_short(value)}" for name, value in spec["preprocessing"].items()
+        )
         entries += [
             ("backbone", f"{spec['name']} for {spec['kind']}s, {weights}"),
             ("features", recipe_note(spec)),
@@ -116,7 +146,9 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
     if novelty is not None:
         alarms = f"{100 * novelty['false_alarm']:g} % false alarms"
         samples = plural(novelty["calibrated_on"], "held-out sample")
-        unknown = f"above novelty {novelty['threshold']:.4g} at {alarms}, from {samples}"
+        unknown = (
+            f"above novelty {novelty['threshold']:.4g} at {alarms}, from {samples}"
+        )
     return [
         *entries,
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
@@ -138,8 +170,21 @@ def _history(changes: Sequence[Change], most: int | None) -> list[str]:
     rows = []
     for change in reversed(shown):
         when = change.when[:19].replace("T", " ")
-        rows.append([str(change.revision), when, change.who, change.what, f"{change.samples:,}", _described(change)])
-    lines = table(["revision", "when (UTC)", "who", "what", "samples", "details"], rows, right=["revision", "samples"])
+        rows.append(
+            [
+                str(change.revision),
+                when,
+                change.who,
+                change.what,
+                f"{change.samples:,}",
+                _described(change),
+            ]
+        )
+    lines = table(
+        ["revision", "when (UTC)", "who", "what", "samples", "details"],
+        rows,
+        right=["revision", "samples"],
+    )
     rest = len(changes) - len(shown)
     return [*lines, f"({plural(rest, 'earlier change')}: --full)"] if rest else lines
 
@@ -148,12 +193,18 @@ def _described(change: Change) -> str:
     """Return what a change did to classes and accuracy, in a few words."""
     parts = []
     if change.names:
-        parts.append(listed([f"{old} -> {new}" for old, new in change.names.items()], 3))
+        parts.append(
+            listed([f"{old} -> {new}" for old, new in change.names.items()], 3)
+        )
     elif change.classes:
         sign = "-" if change.what in ("forget", "unlearn") else "+"
         parts.append(f"{sign}{len(change.classes)}: {listed(change.classes, 3)}")
     if change.tested is not None and change.tested.after is not None:
-        before = "" if change.tested.before is None else f"{percent(change.tested.before)} -> "
+        before = (
+            ""
+            if change.tested.before is None
+            else f"{percent(change.tested.before)} -> "
+        )
         parts.append(f"accuracy {before}{percent(change.tested.after)}")
     return "; ".join([*parts, *([change.note] if change.note else [])])
 
@@ -190,8 +241,15 @@ def diff_command(
     from evergrow.data.intake import read_labelled
     from evergrow.learner.comparison import compare_learners
 
-    models = _opened(first, run, lazy=data is None), _opened(second, run, lazy=data is None)
-    samples = None if data is None else read_labelled(data, "test", models[0].kind_, reading.options())
+    models = (
+        _opened(first, run, lazy=data is None),
+        _opened(second, run, lazy=data is None),
+    )
+    samples = (
+        None
+        if data is None
+        else read_labelled(data, "test", models[0].kind_, reading.options())
+    )
     found = compare_learners(*models, samples)
     values = {
         "models": [first, second],
@@ -201,7 +259,9 @@ def diff_command(
         "data": data,
         **found.to_dict(),
     }
-    return Answer(values, _differences((first, second), models, found, None if full else _CLASSES))
+    return Answer(
+        values, _differences((first, second), models, found, None if full else _CLASSES)
+    )
 
 
 def _opened(name: str, run: options.ImageOptions, *, lazy: bool) -> Learner:
@@ -214,7 +274,12 @@ def _opened(name: str, run: options.ImageOptions, *, lazy: bool) -> Learner:
     return open_revision(matched[1], int(matched[2]), lazy=lazy, **run.loading())
 
 
-def _differences(names: tuple[str, str], models: Sequence[Learner], found: Comparison, most: int | None) -> list[str]:
+def _differences(
+    names: tuple[str, str],
+    models: Sequence[Learner],
+    found: Comparison,
+    most: int | None,
+) -> list[str]:
     entries = [
         (
             name,
@@ -226,19 +291,38 @@ def _differences(names: tuple[str, str], models: Sequence[Learner], found: Compa
     entries += [
         ("only in the first", listed(found.first_only, 10)),
         ("only in the second", listed(found.second_only, 10)),
-        ("now called", listed([f"{old} -> {new}" for old, new in found.names.items()], 10)),
+        (
+            "now called",
+            listed([f"{old} -> {new}" for old, new in found.names.items()], 10),
+        ),
     ]
     lines = facts(entries)
     if found.counts:
-        rows = [[name, f"{old:,}", f"{new:,}"] for name, (old, new) in found.counts.items()]
-        lines += ["", *_shown(["class", "samples", "then"], rows, ["samples", "then"], most)]
+        rows = [
+            [name, f"{old:,}", f"{new:,}"] for name, (old, new) in found.counts.items()
+        ]
+        lines += [
+            "",
+            *_shown(["class", "samples", "then"], rows, ["samples", "then"], most),
+        ]
     if found.results is None:
         return lines
-    figures = [f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
+    figures = [
+        f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
+        for result in found.results
+    ]
     lines += ["", *facts([("accuracy", f"{figures[0]}, then {figures[1]}")])]
-    recalls = sorted(found.recalls().items(), key=lambda entry: (entry[1][1] or 0.0) - (entry[1][0] or 0.0))
-    if rows := [[name, percent(old), percent(new)] for name, (old, new) in recalls if old != new]:
-        lines += ["", *_shown(["class", "found", "then"], rows, ["found", "then"], most)]
+    recalls = sorted(
+        found.recalls().items(),
+        key=lambda entry: (entry[1][1] or 0.0) - (entry[1][0] or 0.0),
+    )
+    if rows := [
+        [name, percent(old), percent(new)] for name, (old, new) in recalls if old != new
+    ]:
+        lines += [
+            "",
+            *_shown(["class", "found", "then"], rows, ["found", "then"], most),
+        ]
     if not found.changed:
         return [*lines, "no answer changed"]
     rows = []
@@ -250,7 +334,11 @@ def _differences(names: tuple[str, str], models: Sequence[Learner], found: Compa
     return [*lines, *_shown(["item", "class", "answer", "then", ""], rows, [], most)]
 
 
-def _shown(columns: list[str], rows: list[list[str]], right: list[str], most: int | None) -> list[str]:
+def _shown(
+    columns: list[str], rows: list[list[str]], right: list[str], most: int | None
+) -> list[str]:
     kept = rows[:most]
-    more = [f"(and {len(rows) - len(kept)} more: --full)"] if len(kept) < len(rows) else []
+    more = (
+        [f"(and {len(rows) - len(kept)} more: --full)"] if len(kept) < len(rows) else []
+    )
     return [*table(columns, kept, right), *more]

@@ -21,14 +21,22 @@ if TYPE_CHECKING:
 
 Unlabelled = Annotated[
     str,
-    typer.Argument(metavar="DATA", help="Folder of images, table of texts or .npz of features; labels do not matter."),
+    typer.Argument(
+        metavar="DATA",
+        help="Folder of images, table of texts or .npz of features; labels do not matter.",
+    ),
 ]
 
 _SHOWN = 10
 
 
 def learned_without_labels(
-    model: Path, data: str, test: str | None, reading: options.Reading, run: options.ImageOptions, wait: bool
+    model: Path,
+    data: str,
+    test: str | None,
+    reading: options.Reading,
+    run: options.ImageOptions,
+    wait: bool,
 ) -> Answer:
     """Teach a model data without labels; what ``evergrow update --unlabelled`` does."""
     from evergrow.learner.comparison import measured_change
@@ -39,11 +47,26 @@ def learned_without_labels(
         things, names = read_question(learner.kind_, [data], [], reading)
         with measured_change(learner, test, reading.options()):
             report = learner.learn_unlabelled(things)
-    left = [f"{n:,} {why}" for n, why in ((report.unknown, "look unknown"), (report.repeated, "are copies")) if n]
+    left = [
+        f"{n:,} {why}"
+        for n, why in (
+            (report.unknown, "look unknown"),
+            (report.repeated, "are copies"),
+        )
+        if n
+    ]
     said = f"learned {plural(report.used, 'sample')} without labels{f' (left out: {listed(left)})' if left else ''}"
-    code = models.skipped_code(len(names) - report.used - report.unknown - report.repeated)
+    code = models.skipped_code(
+        len(names) - report.used - report.unknown - report.repeated
+    )
     lines = [said, *models.tested_lines(change)]
-    return change.answer(lines, code=code, unlabelled=vars(report), seconds=change.seconds, test=change.tested)
+    return change.answer(
+        lines,
+        code=code,
+        unlabelled=vars(report),
+        seconds=change.seconds,
+        test=change.tested,
+    )
 
 
 @command("fade", panel="Edit")
@@ -116,11 +139,18 @@ def suggest_command(
         models.check_target("--out", out)
     learner = models.load_model(model, run)
     things, names = read_question(learner.kind_, [data], [], reading)
-    old = None if learned is None else read_question(learner.kind_, [learned], [], reading)[0]
+    old = (
+        None
+        if learned is None
+        else read_question(learner.kind_, [learned], [], reading)[0]
+    )
     found = learner.suggest(things, n, unknown_share=unknown_share, learned=old)
     chosen = [names[row] for row in found.rows]
     signs = zip(found.unknown, found.margins)
-    why = ["looks unknown" if strange else f"margin {margin:.2f}" for strange, margin in signs]
+    why = [
+        "looks unknown" if strange else f"margin {margin:.2f}"
+        for strange, margin in signs
+    ]
     if out is not None:
         text = io.StringIO()
         lines = [("item", "reason"), *zip(map(csv_text, chosen), why)]
@@ -128,9 +158,18 @@ def suggest_command(
         models.write_text(out, text.getvalue())
     if copy is not None:
         _copied({"": chosen}, copy)
-    values = {"model": str(model), "suggestions": [{"item": name, "reason": r} for name, r in zip(chosen, why)]}
-    fewer = [f"only {len(chosen)} samples differ enough to be named"] if len(chosen) < n else []
-    return Answer(values, table(["item", "reason"], list(map(list, zip(chosen, why)))), fewer)
+    values = {
+        "model": str(model),
+        "suggestions": [{"item": name, "reason": r} for name, r in zip(chosen, why)],
+    }
+    fewer = (
+        [f"only {len(chosen)} samples differ enough to be named"]
+        if len(chosen) < n
+        else []
+    )
+    return Answer(
+        values, table(["item", "reason"], list(map(list, zip(chosen, why)))), fewer
+    )
 
 
 @command("group", panel="Ask")
@@ -169,15 +208,24 @@ def group_command(
     check_items([data])
     learner = models.load_model(model, run)
     things, names = read_question(learner.kind_, [data], [], reading)
-    labelled = None if known is None else read_labelled(known, "train", learner.kind_, reading.options())
+    labelled = (
+        None
+        if known is None
+        else read_labelled(known, "train", learner.kind_, reading.options())
+    )
     found = learner.group_unknown(things, n_groups=groups, known=labelled)
-    named = {f"group-{place:03d}": [names[row] for row in rows] for place, rows in enumerate(found.rows, 1)}
+    named = {
+        f"group-{place:03d}": [names[row] for row in rows]
+        for place, rows in enumerate(found.rows, 1)
+    }
     if out is not None:
         _copied(named, out)
     rows = [[name, str(len(items)), listed(items, 3)] for name, items in named.items()]
     lines = table(["group", "samples", "most typical"], rows, ["samples"])
     looked = f"{plural(len(found.known), 'sample')} look like a learned class and are in no group"
-    return Answer({"model": str(model), "metric": found.metric, "groups": named}, [*lines, looked])
+    return Answer(
+        {"model": str(model), "metric": found.metric, "groups": named}, [*lines, looked]
+    )
 
 
 @command("drift", panel="Ask")
@@ -210,30 +258,59 @@ def drift_command(
     learner = models.load_model(model, run)
     if labelled:
         samples = read_labelled(data, "all", learner.kind_, reading.options())
-        found = learner.drift(samples, samples.required_labels(), false_alarm=false_alarm)
+        found = learner.drift(
+            samples, samples.required_labels(), false_alarm=false_alarm
+        )
     else:
-        found = learner.drift(read_question(learner.kind_, [data], [], reading)[0], false_alarm=false_alarm)
+        found = learner.drift(
+            read_question(learner.kind_, [data], [], reading)[0],
+            false_alarm=false_alarm,
+        )
     changed = [entry for entry in found.classes if entry.changed]
     said = f"{len(changed)} of {plural(len(found.classes), 'tested class', 'tested classes')} changed"
     aimed = f"{percent(false_alarm)} would be called so where nothing changed"
-    rows = [[entry.name, str(entry.samples), f"{entry.novelty:+.2f}", f"{entry.p:.2g}"] for entry in changed[:_SHOWN]]
-    lines = [f"{said}; {aimed}", *table(["class", "samples", "novelty", "p"], rows, ["samples", "novelty", "p"])]
-    values = {"model": str(model), "share": found.share, "false_alarm": false_alarm, "untested": found.untested}
-    return Answer({**values, "classes": [vars(entry) for entry in found.classes]}, lines)
+    rows = [
+        [entry.name, str(entry.samples), f"{entry.novelty:+.2f}", f"{entry.p:.2g}"]
+        for entry in changed[:_SHOWN]
+    ]
+    lines = [
+        f"{said}; {aimed}",
+        *table(["class", "samples", "novelty", "p"], rows, ["samples", "novelty", "p"]),
+    ]
+    values = {
+        "model": str(model),
+        "share": found.share,
+        "false_alarm": false_alarm,
+        "untested": found.untested,
+    }
+    return Answer(
+        {**values, "classes": [vars(entry) for entry in found.classes]}, lines
+    )
 
 
 def curve_lines(curve: LearningCurve) -> list[str]:
     """Return a learning curve for people."""
-    figures = (f"{size}: {percent(share)}" for size, share in zip(curve.sizes, curve.accuracy, strict=True))
+    figures = (
+        f"{size}: {percent(share)}"
+        for size, share in zip(curve.sizes, curve.accuracy, strict=True)
+    )
     gain, low, high = (100 * value for value in curve.gain)
     said = f"{gain:+.1f} points, in 9 of 10 cases {low:+.1f} to {high:+.1f}"
-    most = [f"{name} ({percent(value)})" for name, value in curve.classes.items() if value > 0]
+    most = [
+        f"{name} ({percent(value)})"
+        for name, value in curve.classes.items()
+        if value > 0
+    ]
     return [
         "",
         *facts(
             [
                 ("samples per class", ", ".join(figures)),
-                ("ten more of each", said + ("; more samples would hardly help" if curve.is_enough else "")),
+                (
+                    "ten more of each",
+                    said
+                    + ("; more samples would hardly help" if curve.is_enough else ""),
+                ),
                 ("gained most last", listed(most, 5)),
             ]
         ),
@@ -251,5 +328,7 @@ def _copied(groups: dict[str, list[str]], folder: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         for number, name in enumerate(items, 1):
             if not Path(name).is_file():
-                raise InputError(f"{name} is no file that can be copied; --out of suggest and --json name samples.")
+                raise InputError(
+                    f"{name} is no file that can be copied; --out of suggest and --json name samples."
+                )
             shutil.copyfile(name, place / f"{number:04d}-{Path(name).name}")

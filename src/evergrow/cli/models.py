@@ -61,7 +61,11 @@ class ModelChange:
         return None if self.record.tested is None else self.record.tested.to_dict()
 
     def answer(
-        self, said: list[str], cautions: Sequence[str] = (), code: ExitCode | None = None, **more: Any
+        self,
+        said: list[str],
+        cautions: Sequence[str] = (),
+        code: ExitCode | None = None,
+        **more: Any,
     ) -> Answer:
         """Return the answer of a command that made the change.
 
@@ -85,7 +89,11 @@ class ModelChange:
             "dropped": list(self.dropped),
             **more,
         }
-        fell = [f"no longer kept for rollback: {revisions_note(self.dropped)}"] if self.dropped else []
+        fell = (
+            [f"no longer kept for rollback: {revisions_note(self.dropped)}"]
+            if self.dropped
+            else []
+        )
         lines = [*said, *fell, model_line(self.path, learner)]
         done = f"revision {learner.revision_} of {self.path} was written"
         return Answer(values, lines, list(cautions), code, done=done)
@@ -126,7 +134,9 @@ REPLACING = "'evergrow update' teaches it more, --force replaces it and keeps wh
 """Advice to who names an existing model as the file to write."""
 
 
-def check_target(name: str, path: Path, *, force: bool = True, existing: str = "--force replaces it") -> None:
+def check_target(
+    name: str, path: Path, *, force: bool = True, existing: str = "--force replaces it"
+) -> None:
     """Refuse a file that could not be written, before any work is done for it.
 
     Parameters
@@ -143,7 +153,9 @@ def check_target(name: str, path: Path, *, force: bool = True, existing: str = "
     if path.is_dir():
         raise ParameterError(f"{path} is a folder; name a file for {name}.")
     if not path.absolute().parent.is_dir():
-        raise ParameterError(f"There is no folder {path.parent} for {name}; make it first.")
+        raise ParameterError(
+            f"There is no folder {path.parent} for {name}; make it first."
+        )
     if path.exists() and not force:
         raise ParameterError(f"{path} exists: {existing}.")
 
@@ -188,7 +200,10 @@ def recipe_note(spec: dict[str, Any] | None) -> str:
     recipe = (spec or {}).get("recipe")
     if not recipe:
         return ""
-    blocks = " + ".join(f"{name} {width:,}" for name, width in zip(recipe["blocks"], recipe["widths"], strict=True))
+    blocks = " + ".join(
+        f"{name} {width:,}"
+        for name, width in zip(recipe["blocks"], recipe["widths"], strict=True)
+    )
     return f"{blocks} ({recipe['note']})" if recipe.get("note") else blocks
 
 
@@ -218,15 +233,27 @@ def tested_lines(change: ModelChange) -> list[str]:
     found = change.record.tested
     if found is None:
         return []
-    now = "no class in it is known" if found.after is None else f"accuracy {percent(found.after)}"
+    now = (
+        "no class in it is known"
+        if found.after is None
+        else f"accuracy {percent(found.after)}"
+    )
     if found.before is not None:
         now = f"accuracy {percent(found.before)} of {plural(found.samples_before, 'sample')} before, {now[9:]}"
     lines = [f"tested: {now} of {plural(found.samples, 'sample')} now"]
     if found.fell:
-        fell = [f"{name} {percent(old)} -> {percent(new)}" for name, (old, new) in found.fell.items()]
+        fell = [
+            f"{name} {percent(old)} -> {percent(new)}"
+            for name, (old, new) in found.fell.items()
+        ]
         lines.append(f"fell: {listed(fell, 10)}")
-    if few := [f"{name} ({count})" for name, count in few_samples(change.learner.n_samples_).items()]:
-        lines.append(f"few samples beside others: {listed(few, 10)}; such classes are recognised less surely")
+    if few := [
+        f"{name} ({count})"
+        for name, count in few_samples(change.learner.n_samples_).items()
+    ]:
+        lines.append(
+            f"few samples beside others: {listed(few, 10)}; such classes are recognised less surely"
+        )
     return lines
 
 
@@ -236,7 +263,9 @@ def note_rough(learner: Learner) -> None:
 
     if few := sum(count < ENOUGH_SAMPLES for count in learner.n_samples_.values()):
         known = plural(len(learner.classes_), "class", "classes")
-        note_line(f"percentages are rough guesses: {few} of {known} learned fewer than {ENOUGH_SAMPLES} samples")
+        note_line(
+            f"percentages are rough guesses: {few} of {known} learned fewer than {ENOUGH_SAMPLES} samples"
+        )
 
 
 def skipped_code(left_out: int) -> ExitCode | None:

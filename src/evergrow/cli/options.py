@@ -30,15 +30,24 @@ Data = Annotated[
     ),
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the outcome as one JSON object.")
+]
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...: where to compute.")]
 
 FalseAlarm = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of known things that may be called unknown, between 0 and 1.")
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Share of known things that may be called unknown, between 0 and 1.",
+    ),
 ]
 
-Wait = Annotated[bool, typer.Option(help="Wait for another process that changes the model.")]
+Wait = Annotated[
+    bool, typer.Option(help="Wait for another process that changes the model.")
+]
 
 _TESTED = "Labelled data to test with before and after."
 TestData = Annotated[str | None, typer.Option(metavar="DATA", help=_TESTED)]
@@ -100,7 +109,12 @@ class RunOptions(OptionGroup):
         """Return the settings of :meth:`evergrow.Learner.load`."""
         device = None if self.device == "auto" else self.device
         cache = None if self.cache else False
-        return {"weights": self.weights, "device": device, "cache": cache, "extract": self.encoding()}
+        return {
+            "weights": self.weights,
+            "device": device,
+            "cache": cache,
+            "extract": self.encoding(),
+        }
 
     def encoding(self) -> dict[str, Any]:
         """Return the settings of encoding; programs are shown no progress bar."""

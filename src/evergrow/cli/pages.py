@@ -24,7 +24,9 @@ SHOWN = 240
 
 _LETTERS = 300  # characters of any text on a page at most
 _SIDE = 128  # pixels of a thumbnail
-_NAMED = 60  # classes up to which the matrix is shown; beyond, the confused pairs say more
+_NAMED = (
+    60  # classes up to which the matrix is shown; beyond, the confused pairs say more
+)
 _ROWS = 1000  # classes in the table at most, the worst first
 
 
@@ -50,13 +52,17 @@ def _sample(items: Items | None, row: int) -> Markup:
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=60)
     body, name = base64.b64encode(buffer.getvalue()).decode(), _short(items.name(row))
-    return Markup('<img src="data:image/jpeg;base64,{}" alt="{}" title="{}">').format(body, name, name)
+    return Markup('<img src="data:image/jpeg;base64,{}" alt="{}" title="{}">').format(
+        body, name, name
+    )
 
 
 # -- the page of an evaluation ---------------------------------------------------------------------------------
 
 
-def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "", picture: str = "") -> str:
+def evaluation_page(
+    evaluation: Evaluation, *, title: str, lead: str = "", picture: str = ""
+) -> str:
     """Return the page of an evaluation.
 
     Parameters
@@ -82,7 +88,9 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "", pictu
     pages = Environment(
         loader=PackageLoader("evergrow.cli", ""),
         autoescape=True,
-        finalize=lambda value: _short(value) if type(value) is str else value,  # every text printable and not too long
+        finalize=lambda value: (
+            _short(value) if type(value) is str else value
+        ),  # every text printable and not too long
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -105,20 +113,30 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "", pictu
 
 def worst_first(scores: Sequence[ClassScore]) -> list[ClassScore]:
     """Return classes by the share of their samples that was found; those without samples come last."""
-    return sorted(scores, key=lambda row: (not row.n, row.recall if row.n else 0.0, row.name))
+    return sorted(
+        scores, key=lambda row: (not row.n, row.recall if row.n else 0.0, row.name)
+    )
 
 
 # -- its wrong answers -----------------------------------------------------------------------------------------
 
 
-def _wrong_answers(samples: SampleAnswers | None, places: dict[str, int]) -> dict[str, Any]:
+def _wrong_answers(
+    samples: SampleAnswers | None, places: dict[str, int]
+) -> dict[str, Any]:
     """Return the most certain wrong answers by class, the cells that have one to link to, and how many are left out."""
     if samples is None:
         return {"groups": [], "linked": set(), "left": 0}
-    certainty = [None] * len(samples.true) if samples.certainty is None else samples.certainty.tolist()
+    certainty = (
+        [None] * len(samples.true)
+        if samples.certainty is None
+        else samples.certainty.tolist()
+    )
     wrong = [
         (sure or 0.0, row, (places[true], places[predicted]))
-        for row, (sure, true, predicted) in enumerate(zip(certainty, samples.true, samples.predicted, strict=True))
+        for row, (sure, true, predicted) in enumerate(
+            zip(certainty, samples.true, samples.predicted, strict=True)
+        )
         if true != predicted and true in places
     ]
     wrong.sort(key=lambda mistake: -mistake[0])
@@ -138,5 +156,9 @@ def _wrong_answers(samples: SampleAnswers | None, places: dict[str, int]) -> dic
             }
         )
         linked.add(cell)
-    shown = [(names[place], counts[place], groups[place]) for place, _ in counts.most_common() if place in groups]
+    shown = [
+        (names[place], counts[place], groups[place])
+        for place, _ in counts.most_common()
+        if place in groups
+    ]
     return {"groups": shown, "linked": linked, "left": len(wrong) - SHOWN}

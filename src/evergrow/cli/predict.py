@@ -15,7 +15,13 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.engine import HERE, EngineOptions
-from evergrow.cli.models import check_target, load_model, note_rough, skipped_code, write_text
+from evergrow.cli.models import (
+    check_target,
+    load_model,
+    note_rough,
+    skipped_code,
+    write_text,
+)
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.escaping import csv_text, one_line
@@ -43,7 +49,9 @@ def predict_command(
     top: Annotated[int, typer.Option("-k", min=1)] = 1,
     reject_unknown: bool = False,
     false_alarm: options.FalseAlarm = 0.05,
-    format: Annotated[Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")] = "table",
+    format: Annotated[
+        Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")
+    ] = "table",
     out: Annotated[Path | None, typer.Option("-o")] = None,
     root: options.Rare[Path] = Path("."),
     reading: options.Reading = options.AS_FOUND,
@@ -97,28 +105,55 @@ def predict_command(
     if spread.engine is not None:
         spread.refuse(text=text)
         if len(asked) != 1 or asked[0] == STDIN:
-            raise ParameterError("With --engine name one folder, file or address to ask about.")
+            raise ParameterError(
+                "With --engine name one folder, file or address to ask about."
+            )
         if out is None:
-            raise ParameterError("With --engine name a folder by --out: the answers are written there.")
+            raise ParameterError(
+                "With --engine name a folder by --out: the answers are written there."
+            )
         from evergrow.data import read
 
         source = read(asked[0], reading.options(), part="all", labelled=False)
         report = spread.run(
-            lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm), folder=out, quiet=run.as_json
+            lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm),
+            folder=out,
+            quiet=run.as_json,
         )
         done, written = report.to_values(), f"{out}/predict"
-        values = {"model": str(model), "answered": done["rows"], "left_out": dict(done["left_out"]), "out": written}
+        values = {
+            "model": str(model),
+            "answered": done["rows"],
+            "left_out": dict(done["left_out"]),
+            "out": written,
+        }
         line = f"{plural(done['rows'], 'answer')} in {written}"
-        return Answer({**values, "engine": done}, [line], report.summary(), done=f"{written} was written")
+        return Answer(
+            {**values, "engine": done},
+            [line],
+            report.summary(),
+            done=f"{written} was written",
+        )
     things, names = read_question(learner.kind_, asked, list(text or ()), reading)
     found = learner.ask(things, false_alarm=alarm)
     rows = answer_rows(found, names, top)
     code = skipped_code(len(found.failures))
-    values = {"model": str(model), "answered": len(rows), "left_out": dict(found.failures)}
+    values = {
+        "model": str(model),
+        "answered": len(rows),
+        "left_out": dict(found.failures),
+    }
     if format == "table" and found.measure == "probability":
         note_rough(learner)
     if format in ("label-studio", "fiftyone"):
-        lines = _review(format, learner, (things, names), found, title=f"{model.name} {learner.revision_}", root=root)
+        lines = _review(
+            format,
+            learner,
+            (things, names),
+            found,
+            title=f"{model.name} {learner.revision_}",
+            root=root,
+        )
     elif format == "jsonl":
         lines = [json.dumps(row) for row in rows]
     else:
@@ -127,7 +162,9 @@ def predict_command(
         return Answer({**values, "predictions": rows}, lines, code=code)
     write_text(out, "\n".join(lines) + "\n")
     line = f"{plural(len(rows), 'answer')} in {out}"
-    return Answer({**values, "out": str(out)}, [line], code=code, done=f"{out} was written")
+    return Answer(
+        {**values, "out": str(out)}, [line], code=code, done=f"{out} was written"
+    )
 
 
 def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, Any]]:
@@ -145,12 +182,22 @@ def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, An
     rows = []
     for place, columns in enumerate(found.ranked(top).tolist()):
         ranked = [
-            {"class": str(found.classes[column]), found.measure: float(found.values[place, column])}
+            {
+                "class": str(found.classes[column]),
+                found.measure: float(found.values[place, column]),
+            }
             for column in columns
         ]
         row: dict[str, Any] = {"item": names[found.rows[place]], **ranked[0]}
-        if found.novelty is not None and found.unknown is not None and found.threshold is not None:
-            row |= {"unknown": bool(found.unknown[place]), "novelty": float(found.novelty[place])}
+        if (
+            found.novelty is not None
+            and found.unknown is not None
+            and found.threshold is not None
+        ):
+            row |= {
+                "unknown": bool(found.unknown[place]),
+                "novelty": float(found.novelty[place]),
+            }
             row |= {"threshold": float(found.threshold[place]), "nearest": ranked[0]}
             if row["unknown"]:
                 row |= {"class": None, found.measure: None}
@@ -164,10 +211,16 @@ def _csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     table = []
     for row in rows:
         cells = {name: row[name] for name in names if name in row}
-        cells |= {f"nearest_{name}": value for name, value in row.get("nearest", {}).items()}
+        cells |= {
+            f"nearest_{name}": value for name, value in row.get("nearest", {}).items()
+        }
         if len(row["top"]) > 1:
             ranked = enumerate(row["top"], 1)
-            cells |= {f"{name}_{rank}": value for rank, entry in ranked for name, value in entry.items()}
+            cells |= {
+                f"{name}_{rank}": value
+                for rank, entry in ranked
+                for name, value in entry.items()
+            }
         table.append(cells)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -179,7 +232,13 @@ def _csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return csv_text(value)
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value).lower()
+    return (
+        ""
+        if value is None
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value).lower()
+    )
 
 
 def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
@@ -187,30 +246,51 @@ def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
 
     def shown(entry: dict[str, Any]) -> list[str]:
         value = entry[measure]
-        return [entry["class"], percent(value) if measure == "probability" else f"{value:.4g}"]
+        return [
+            entry["class"],
+            percent(value) if measure == "probability" else f"{value:.4g}",
+        ]
 
     novelty = ["novelty", "threshold"] if rows and "novelty" in rows[0] else []
     columns = ["item", "class", measure, *novelty, *(["nearest"] if novelty else [])]
     cells = []
     for row in rows:
         unknown = row["class"] is None
-        line = [row["item"], *(["(unknown)", ""] if unknown else shown(row)), *(f"{row[name]:.4g}" for name in novelty)]
+        line = [
+            row["item"],
+            *(["(unknown)", ""] if unknown else shown(row)),
+            *(f"{row[name]:.4g}" for name in novelty),
+        ]
         if novelty:
             line.append(" ".join(shown(row["nearest"])) if unknown else "")
         cells.append(line)
         for entry in row["top"][1:]:
-            more = ["", "", "", "", "", " ".join(shown(entry))] if unknown else ["", *shown(entry)]
+            more = (
+                ["", "", "", "", "", " ".join(shown(entry))]
+                if unknown
+                else ["", *shown(entry)]
+            )
             cells.append([*more, *[""] * (len(line) - len(more))])
     return table(columns, cells, right=[measure, *novelty])
 
 
-def _review(format: str, learner: Learner, question: Question, found: Answers, *, title: str, root: Path) -> list[str]:
+def _review(
+    format: str,
+    learner: Learner,
+    question: Question,
+    found: Answers,
+    *,
+    title: str,
+    root: Path,
+) -> list[str]:
     """Return answers as the lines of a file that an annotation tool loads."""
     from evergrow.export.review import fiftyone_labels, label_studio_tasks
 
     kind = learner.kind_
     if kind == "features" or (kind == "text" and format == "fiftyone"):
-        raise InputError(f"--format {format} does not work for a model of {kind}; take table, csv or jsonl.")
+        raise InputError(
+            f"--format {format} does not work for a model of {kind}; take table, csv or jsonl."
+        )
     items, samples = question
     if kind == "text":  # whole, as they came: names are on one line
         samples = [items.raw_items().raw(row) for row in range(len(samples))]
@@ -233,12 +313,17 @@ def check_items(items: list[str]) -> None:
 
 def _missing(item: str) -> DatasetNotFoundError:
     quoted = '"' + item.replace('"', '\\"') + '"'
-    text = "" if os.path.splitext(item)[1] else f"; give a text itself by --text {quoted}"
+    text = (
+        "" if os.path.splitext(item)[1] else f"; give a text itself by --text {quoted}"
+    )
     return DatasetNotFoundError(f"No file or folder {item!r} here{text}.")
 
 
 def read_question(
-    kind: str, items: list[str], texts: list[str], reading: options.Reading = options.AS_FOUND
+    kind: str,
+    items: list[str],
+    texts: list[str],
+    reading: options.Reading = options.AS_FOUND,
 ) -> Question:
     """Return the items that the arguments name.
 
@@ -256,12 +341,16 @@ def read_question(
     from evergrow.data.intake import read_items
 
     if texts and kind != "text":
-        raise InputError(f"--text is for models of texts, and this one takes {KINDS[kind]}.")
+        raise InputError(
+            f"--text is for models of texts, and this one takes {KINDS[kind]}."
+        )
     if kind == "image":
         return _images(items, reading)
     if kind == "features":
         if len(items) != 1 or items[0] == STDIN:
-            raise InputError("This model takes feature vectors: name one .npy or .npz file.")
+            raise InputError(
+                "This model takes feature vectors: name one .npy or .npz file."
+            )
         samples = read_items(Path(items[0]), "features")
         return samples, samples.names()
     found: list[str] = []
@@ -275,9 +364,13 @@ def read_question(
         found += [listed.raw(row) for row in range(len(listed))]
     found += texts
     if not found:
-        raise InputError("There is no text to ask about: name a file, give --text or pipe lines into -.")
+        raise InputError(
+            "There is no text to ask about: name a file, give --text or pipe lines into -."
+        )
     for text in found:
-        if text.encode("utf-8", "replace").decode() != text:  # in a file name other bytes would be part of the name
+        if (
+            text.encode("utf-8", "replace").decode() != text
+        ):  # in a file name other bytes would be part of the name
             raise InputError(f"The text {one_line(text)!r} is not UTF-8.")
     return read_items(found, "text"), [one_line(text) for text in found]
 
@@ -294,12 +387,18 @@ def _images(items: list[str], reading: options.Reading) -> Question:
         for name in _piped() if item == STDIN else [item]:
             images = read_items(Path(name), "image", reading.options()).raw_items()
             parts.append(images)
-            if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
+            if not os.path.isdir(name) and (
+                is_image(name) or reader_of_file(name) is None
+            ):
                 names.append(name)
             else:
-                names += [os.path.join(name, images.name(row)) for row in range(len(images))]
+                names += [
+                    os.path.join(name, images.name(row)) for row in range(len(images))
+                ]
     if not names:
-        raise InputError("There is no image to ask about: name files or folders, or pipe names into -.")
+        raise InputError(
+            "There is no image to ask about: name files or folders, or pipe names into -."
+        )
     return concat_items(parts), names
 
 
@@ -307,10 +406,18 @@ def _piped() -> list[str]:
     """Return the lines of standard input that hold something; a file name need not be UTF-8."""
     body: bytes = sys.stdin.buffer.read(_LONGEST + 1)
     if len(body) > _LONGEST:
-        raise InputError(f"Standard input holds more than the {_LONGEST // 2**20} MiB that are read of it.")
+        raise InputError(
+            f"Standard input holds more than the {_LONGEST // 2**20} MiB that are read of it."
+        )
     if b"\0" in body:
-        raise InputError("Standard input takes names or texts, one per line; save an image to a file and name it.")
-    return [line.rstrip("\r") for line in body.decode("utf-8", "surrogateescape").split("\n") if line.strip()]
+        raise InputError(
+            "Standard input takes names or texts, one per line; save an image to a file and name it."
+        )
+    return [
+        line.rstrip("\r")
+        for line in body.decode("utf-8", "surrogateescape").split("\n")
+        if line.strip()
+    ]
 
 
 # -- answers compared with labels ------------------------------------------------------------------------------
@@ -371,35 +478,61 @@ def evaluate_command(
         spread.refuse(report=report, unknown=unknown, curve=curve)
         source = read(data, reading.options(), part="test")
         result, job = spread.run(
-            lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm), model=model, quiet=run.as_json
+            lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm),
+            model=model,
+            quiet=run.as_json,
         )
     else:
-        strange = None if unknown is None else read_unknown(unknown, learner.kind_, options=reading.options())
+        strange = (
+            None
+            if unknown is None
+            else read_unknown(unknown, learner.kind_, options=reading.options())
+        )
         samples = read_labelled(data, "test", learner.kind_, reading.options())
         kept = report is not None
-        result = learner.evaluate(samples, unknown=strange, false_alarm=false_alarm, keep_samples=kept)
-    values = {"model": str(model), "data": data, **result.to_dict(), "report": None if report is None else str(report)}
+        result = learner.evaluate(
+            samples, unknown=strange, false_alarm=false_alarm, keep_samples=kept
+        )
+    values = {
+        "model": str(model),
+        "data": data,
+        **result.to_dict(),
+        "report": None if report is None else str(report),
+    }
     lines, cautions, done = evaluation_lines(result), [], ""
     # Written so that an accuracy that is not a number fails too.
     if min_accuracy is not None and not result.accuracy >= min_accuracy:
-        cautions.append(f"accuracy is {percent(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
+        cautions.append(
+            f"accuracy is {percent(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy"
+        )
     if job is not None:
-        return Answer({**values, "engine": job.to_values()}, lines, [*cautions, *job.summary()])
+        return Answer(
+            {**values, "engine": job.to_values()}, lines, [*cautions, *job.summary()]
+        )
     picture = ""
     if curve:
         from evergrow.cli.labels import curve_lines
         from evergrow.learner.curves import curve_svg
 
-        found = learner.learning_curve(read_labelled(data, "train", learner.kind_, reading.options()))
+        found = learner.learning_curve(
+            read_labelled(data, "train", learner.kind_, reading.options())
+        )
         lines, picture = [*lines, *curve_lines(found)], curve_svg(found)
         values["curve"] = found.to_values()
     if report is not None:
         from evergrow.cli.pages import evaluation_page
 
-        title, lead = f"{model.stem} on {Path(data).name}", f"{model.name}, asked about {data}"
-        write_text(report, evaluation_page(result, title=title, lead=lead, picture=picture))
+        title, lead = (
+            f"{model.stem} on {Path(data).name}",
+            f"{model.name}, asked about {data}",
+        )
+        write_text(
+            report, evaluation_page(result, title=title, lead=lead, picture=picture)
+        )
         lines, done = [*lines, "", f"report in {report}"], f"{report} was written"
-    return Answer(values, lines, cautions, skipped_code(len(result.left_out)), done=done)
+    return Answer(
+        values, lines, cautions, skipped_code(len(result.left_out)), done=done
+    )
 
 
 def evaluation_lines(result: Evaluation) -> list[str]:
@@ -407,23 +540,55 @@ def evaluation_lines(result: Evaluation) -> list[str]:
     from evergrow.cli.pages import worst_first
 
     known = f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
-    entries = [("accuracy", known), ("mean over classes", percent(result.balanced_accuracy))]
+    entries = [
+        ("accuracy", known),
+        ("mean over classes", percent(result.balanced_accuracy)),
+    ]
     if result.unknown_classes:
         names = listed(list(result.unknown_classes), 3)
-        entries.append(("never learned", f"{plural(result.n_unknown, 'sample')} of {names}; not in the accuracy"))
+        entries.append(
+            (
+                "never learned",
+                f"{plural(result.n_unknown, 'sample')} of {names}; not in the accuracy",
+            )
+        )
     if (found := result.unknown) is not None:
-        spotted = f"{percent(found.detection_rate)} of {plural(found.n_unknown, 'sample')}"
+        spotted = (
+            f"{percent(found.detection_rate)} of {plural(found.n_unknown, 'sample')}"
+        )
         alarms = f"{percent(found.false_alarm_rate)} false alarms ({percent(found.false_alarm)} aimed at)"
-        entries.append(("unknown spotted", f"{spotted}, at {alarms}; AUROC {percent(found.auroc)}"))
+        entries.append(
+            ("unknown spotted", f"{spotted}, at {alarms}; AUROC {percent(found.auroc)}")
+        )
     lines = facts([*entries, ("seconds", f"{result.seconds:.1f}")])
     wrong = [row for row in worst_first(result.per_class) if row.n and row.recall < 1]
     if wrong:
-        rows = [[row.name, str(row.n), percent(row.recall), percent(row.precision)] for row in wrong[:_WORST]]
-        lines += ["", *table(["class", "samples", "recall", "precision"], rows, ["samples", "recall", "precision"])]
+        rows = [
+            [row.name, str(row.n), percent(row.recall), percent(row.precision)]
+            for row in wrong[:_WORST]
+        ]
+        lines += [
+            "",
+            *table(
+                ["class", "samples", "recall", "precision"],
+                rows,
+                ["samples", "recall", "precision"],
+            ),
+        ]
         perfect = sum(1 for row in result.per_class if row.n) - len(wrong)
         more = plural(len(wrong) - len(rows), "more class", "more classes")
         lines.append(f"({more} with errors, {perfect} without)")
     if result.confused:
-        pairs = [[pair.true, pair.predicted, str(pair.n), percent(pair.share)] for pair in result.confused[:_WORST]]
-        lines += ["", *table(["taken", "for", "times", "of the class"], pairs, ["times", "of the class"])]
+        pairs = [
+            [pair.true, pair.predicted, str(pair.n), percent(pair.share)]
+            for pair in result.confused[:_WORST]
+        ]
+        lines += [
+            "",
+            *table(
+                ["taken", "for", "times", "of the class"],
+                pairs,
+                ["times", "of the class"],
+            ),
+        ]
     return lines

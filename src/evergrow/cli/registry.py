@@ -131,16 +131,27 @@ def build_app() -> typer.Typer:
         parent = app
         if second:
             if first not in groups:
-                groups[first] = typer.Typer(help=GROUPS.get(first), no_args_is_help=True, rich_markup_mode="rich")
+                groups[first] = typer.Typer(
+                    help=GROUPS.get(first),
+                    no_args_is_help=True,
+                    rich_markup_mode="rich",
+                )
                 app.add_typer(groups[first], name=first, rich_help_panel=OTHERS)
             parent = groups[first]
         about = reflowed(entry.function.__doc__ or "")
         panel = entry.panel if second else entry.panel or OTHERS
-        parent.command(second or first, cls=FileCommand, help=about, rich_help_panel=panel)(_printing(entry))
+        parent.command(
+            second or first, cls=FileCommand, help=about, rich_help_panel=panel
+        )(_printing(entry))
     return app
 
 
-_VERSION = typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+_VERSION = typer.Option(
+    "--version",
+    help="Print the version and leave.",
+    is_eager=True,
+    callback=_print_version,
+)
 
 
 def _root(version: Annotated[bool, _VERSION] = False) -> None:
@@ -155,7 +166,10 @@ class FileCommand(TyperCommand):
         from evergrow.core.files import existing_model
 
         for each in self.params:
-            if each.name in ("model", "sources") and each.metavar in ("MODEL", "MODEL MODEL..."):
+            if each.name in ("model", "sources") and each.metavar in (
+                "MODEL",
+                "MODEL MODEL...",
+            ):
                 given = ctx.params[each.name]
                 for path in given if isinstance(given, (list, tuple)) else [given]:
                     if path is not None:
@@ -169,26 +183,52 @@ class FileCommand(TyperCommand):
 
 def _printing(entry: Command) -> Callable[..., None]:
     """Return a command for typer: it prints the answer and leaves with its exit code."""
-    groups = {name: kind for name, kind in _hints(entry.function).items() if _is_group(kind)}
+    groups = {
+        name: kind for name, kind in _hints(entry.function).items() if _is_group(kind)
+    }
     options = list(_options(entry.function))
     takes_json = any(option.name == "as_json" for option, _ in options)
-    rare = {option.name: option for option, _ in options if RARE in option.annotation.__metadata__}
+    rare = {
+        option.name: option
+        for option, _ in options
+        if RARE in option.annotation.__metadata__
+    }
     shown = [option for option, _ in options if option.name not in rare]
     shown.sort(key=lambda option: option.name == "as_json")  # last
     if not takes_json:
-        shown.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+        shown.append(
+            inspect.Parameter(
+                "as_json",
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False,
+                annotation=Json,
+            )
+        )
     if rare:
-        names = " ".join(f"{option.name}: {text}" for option, text in options if option.name in rare)
+        names = " ".join(
+            f"{option.name}: {text}" for option, text in options if option.name in rare
+        )
         about = f"What is rarely needed; repeatable. {names}"
-        kind = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=about)]
-        shown.append(inspect.Parameter(_SET, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
+        kind = Annotated[
+            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=about)
+        ]
+        shown.append(
+            inspect.Parameter(
+                _SET, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
+            )
+        )
 
     @functools.wraps(entry.function)
     def run(as_json: bool, **given: Any) -> None:
         given |= {"as_json": as_json} if takes_json else {}
         given |= settings_of(given.pop(_SET, None) or [], rare)
         for name, group in groups.items():
-            given[name] = group(**{field: given.pop(field) for field in inspect.signature(group).parameters})
+            given[name] = group(
+                **{
+                    field: given.pop(field)
+                    for field in inspect.signature(group).parameters
+                }
+            )
         work = functools.partial(entry.function, **given)
         code = answer_with(entry.name, work, as_json=as_json)
         if code:
@@ -220,23 +260,50 @@ def _options(owner: Any) -> Iterator[tuple[inspect.Parameter, str]]:
         if _is_group(hints[name]):
             yield from _options(hints[name])
             continue
-        kind, *marks = typing.get_args(hints[name]) if hasattr(hints[name], "__metadata__") else [hints[name]]
+        kind, *marks = (
+            typing.get_args(hints[name])
+            if hasattr(hints[name], "__metadata__")
+            else [hints[name]]
+        )
         metavar, text = texts.get(name, ("", ""))
         if RARE not in marks:
             is_option = parameter.default is not parameter.empty
-            info = copy.copy(marks[0]) if marks else typer.Option() if is_option else typer.Argument()
-            info.help, info.metavar = info.help or text or None, info.metavar or metavar or None
+            info = (
+                copy.copy(marks[0])
+                if marks
+                else typer.Option()
+                if is_option
+                else typer.Argument()
+            )
+            info.help, info.metavar = (
+                info.help or text or None,
+                info.metavar or metavar or None,
+            )
             # Where an option is annotated, typer takes its first name as the default.
             if isinstance(info, OptionInfo) and not str(info.default).startswith("--"):
                 long = name.replace("_", "-")
-                switch = f"--{long}/--no-{long}" if parameter.default is True else f"--{long}"
+                switch = (
+                    f"--{long}/--no-{long}"
+                    if parameter.default is True
+                    else f"--{long}"
+                )
                 short = [] if info.default is ... else [str(info.default)]
-                info.default, info.param_decls = switch, (*short, *(info.param_decls or ()))
+                info.default, info.param_decls = (
+                    switch,
+                    (*short, *(info.param_decls or ())),
+                )
             marks = [info]
-        yield parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=Annotated[(kind, *marks)]), text
+        yield (
+            parameter.replace(
+                kind=parameter.KEYWORD_ONLY, annotation=Annotated[(kind, *marks)]
+            ),
+            text,
+        )
 
 
-def settings_of(given: Sequence[str], rare: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+def settings_of(
+    given: Sequence[str], rare: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
     """Return the value of everything that ``--set`` can set.
 
     Parameters
@@ -250,26 +317,43 @@ def settings_of(given: Sequence[str], rare: Mapping[str, inspect.Parameter]) -> 
     for text in given:
         name, sign, value = text.partition("=")
         if not sign:
-            raise ParameterError(f"--set takes NAME=VALUE, such as --set {next(iter(rare))}=..., not {text!r}.")
+            raise ParameterError(
+                f"--set takes NAME=VALUE, such as --set {next(iter(rare))}=..., not {text!r}."
+            )
         name = name.strip().replace("-", "_")
         if name not in rare:
-            raise UnknownNameError(f"There is nothing called {name!r} to set. Did you mean {nearest(name, rare, 1)}?")
-        values[name] = _converted(name, value, typing.get_args(rare[name].annotation)[0])
+            raise UnknownNameError(
+                f"There is nothing called {name!r} to set. Did you mean {nearest(name, rare, 1)}?"
+            )
+        values[name] = _converted(
+            name, value, typing.get_args(rare[name].annotation)[0]
+        )
     return values
 
 
 def _converted(name: str, value: str, kind: Any) -> Any:
     """Return the text of a setting as the type that it has in Python."""
     words = {bool: "true or false", int: "a whole number", float: "a number"}
-    kinds = typing.get_args(kind) or (kind,)  # of int | None its parts, of Literal["cpu", "gpu"] its values
+    kinds = typing.get_args(kind) or (
+        kind,
+    )  # of int | None its parts, of Literal["cpu", "gpu"] its values
     try:
         if isinstance(kinds[0], str):
             return {choice: choice for choice in kinds}[value]
         if kind is bool:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+            return {
+                "true": True,
+                "yes": True,
+                "1": True,
+                "false": False,
+                "no": False,
+                "0": False,
+            }[value.lower()]
         return kinds[0](value)
     except (KeyError, ValueError) as error:
-        raise ParameterError(f"{name} is {words.get(kinds[0]) or ', '.join(kinds)}, not {value!r}.") from error
+        raise ParameterError(
+            f"{name} is {words.get(kinds[0]) or ', '.join(kinds)}, not {value!r}."
+        ) from error
 
 
 def parameter_texts(doc: str) -> dict[str, tuple[str, str]]:

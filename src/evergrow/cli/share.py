@@ -44,7 +44,9 @@ def spawn_command(model: options.ModelFile, output: Output) -> Answer:
 
 @command("merge", panel="Share")
 def merge_command(
-    sources: Annotated[list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.")],
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.")
+    ],
     output: Output,
     base: Path | None = None,
     force: bool = False,
@@ -75,8 +77,14 @@ def merge_command(
     if len(sources) < 2:
         raise ParameterError("Name at least two models to merge.")
     models.check_target("--output", output, force=force, existing=models.REPLACING)
-    learner, origin = models.load_model(sources[0]), None if base is None else models.load_model(base)
-    known, samples = set(learner.class_names_.tolist()), sum(learner.n_samples_.values())
+    learner, origin = (
+        models.load_model(sources[0]),
+        None if base is None else models.load_model(base),
+    )
+    known, samples = (
+        set(learner.class_names_.tolist()),
+        sum(learner.n_samples_.values()),
+    )
     for path in sources[1:]:
         learner.merge(models.load_model(path), base=origin)
     change = models.ModelChange(output, learner)
@@ -85,7 +93,9 @@ def merge_command(
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
     said = f"added {plural(added, 'sample')}{models.classes_note(news, 'new')} to what {sources[0]} knows"
-    return change.answer([said], samples=added, classes=list(news), merged=list(map(str, sources)))
+    return change.answer(
+        [said], samples=added, classes=list(news), merged=list(map(str, sources))
+    )
 
 
 @command("export", panel="Share")
@@ -133,12 +143,21 @@ def export_command(
     from evergrow.export.onnx_export import export_learner
 
     models.check_target("--onnx", onnx, force=force)
-    learner = models.load_model(model, options.RunOptions(device="cpu", weights=weights, as_json=True))
+    learner = models.load_model(
+        model, options.RunOptions(device="cpu", weights=weights, as_json=True)
+    )
     if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
-        models.check_target("the tokenizer beside --onnx", tokenizer_path(onnx), force=force)
-    report = export_learner(learner, onnx, opset=opset, check=check, head_only=head_only)
+        models.check_target(
+            "the tokenizer beside --onnx", tokenizer_path(onnx), force=force
+        )
+    report = export_learner(
+        learner, onnx, opset=opset, check=check, head_only=head_only
+    )
     names, first = ", ".join(entry["name"] for entry in report.inputs), report.inputs[0]
-    shape, known = ", ".join(map(str, first["shape"])), plural(report.n_classes, "class", "classes")
+    shape, known = (
+        ", ".join(map(str, first["shape"])),
+        plural(report.n_classes, "class", "classes"),
+    )
     lines = [
         f"{report.path}: {names}, {first['type']} ({shape}), to {known}; "
         f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, in {report.seconds:.1f} s",
@@ -146,8 +165,12 @@ def export_command(
     ]
     if report.check is not None:
         rows = f"({report.check.rows} {report.check.samples})"
-        lines.append(f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread {rows}")
-    return Answer({"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written")
+        lines.append(
+            f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread {rows}"
+        )
+    return Answer(
+        {"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written"
+    )
 
 
 @command("serve", panel="Share")
@@ -224,13 +247,17 @@ def serve_command(
         host=host,
         port=port,
         lan=lan,
-        tokens=Tokens() if token_file is None else Tokens.parse(secrets, os.fspath(token_file)),
+        tokens=Tokens()
+        if token_file is None
+        else Tokens.parse(secrets, os.fspath(token_file)),
         read_only=read_only,
         allowed_hosts=tuple(allow_host or ()),
         device=device,
         limits=Limits(requests_per_second=rate),
         label_studio=label_studio or "",
-        label_studio_token=_contents("--label-studio-token-file", label_studio_token_file).strip(),
+        label_studio_token=_contents(
+            "--label-studio-token-file", label_studio_token_file
+        ).strip(),
     )
 
     def announce(address: str, code: str = "") -> None:
@@ -240,14 +267,19 @@ def serve_command(
                 if read_only
                 else f"what you teach is kept in {printable(str(folder.resolve()))}"
             )
-            typer.echo(f"serving {printable(os.fspath(folder))} on {address}\n{kept}; Ctrl-C ends it")
+            typer.echo(
+                f"serving {printable(os.fspath(folder))} on {address}\n{kept}; Ctrl-C ends it"
+            )
             typer.echo(code, nl=bool(code))
             flush()
         if open_page and not _opened(address):
             note_line(f"no browser can be opened here: open {address} yourself")
 
     run_server(config, announce, log_level=log_level)
-    return Answer({"models": os.fspath(folder), "read_only": read_only}, ["ended; all changes are on disk"])
+    return Answer(
+        {"models": os.fspath(folder), "read_only": read_only},
+        ["ended; all changes are on disk"],
+    )
 
 
 def _contents(option: str, file: Path | None) -> str:
@@ -255,14 +287,18 @@ def _contents(option: str, file: Path | None) -> str:
     try:
         return "" if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"The file of {option} cannot be read: {file}: {error}") from error
+        raise ParameterError(
+            f"The file of {option} cannot be read: {file}: {error}"
+        ) from error
 
 
 def _opened(address: str) -> bool:
     """Open a page in a browser with a window, and return whether there is one; one of text would take the terminal."""
     import webbrowser
 
-    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    if sys.platform.startswith("linux") and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
         return False
     try:
         return webbrowser.open(address)

@@ -24,7 +24,9 @@ _EXAMPLES = 3
 
 @command("sort", panel="Ask")
 def sort_command(
-    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="The model file.")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="The model file.")
+    ] = None,
     folder: Annotated[Path | None, typer.Argument(metavar="FOLDER")] = None,
     into: Path | None = None,
     move: bool = False,
@@ -78,30 +80,57 @@ def sort_command(
 
     if undo is not None:
         if model is not None:
-            raise ParameterError("--undo takes only the table, such as sorted/sorted.csv.")
+            raise ParameterError(
+                "--undo takes only the table, such as sorted/sorted.csv."
+            )
         return _undone(undo, run)
     if model is None or folder is None or into is None:
-        raise ParameterError("Name a model, a folder of images, and by --into the folder to sort them into.")
-    chosen = [name for name, wanted in (("move", move), ("copy", copy), ("link", link)) if wanted]
+        raise ParameterError(
+            "Name a model, a folder of images, and by --into the folder to sort them into."
+        )
+    chosen = [
+        name
+        for name, wanted in (("move", move), ("copy", copy), ("link", link))
+        if wanted
+    ]
     if len(chosen) > 1:
-        raise ParameterError(f"--{chosen[0]} and --{chosen[1]} do not go together; choose one.")
-    how = options.ImageOptions(run.device, run.cache, run.weights, run.as_json, on_error="skip")
+        raise ParameterError(
+            f"--{chosen[0]} and --{chosen[1]} do not go together; choose one."
+        )
+    how = options.ImageOptions(
+        run.device, run.cache, run.weights, run.as_json, on_error="skip"
+    )
     learner = load_model(model, how)
     note_rough(learner)
-    settings: dict[str, Any] = {"unknown": unknown, "least": least, "false_alarm": false_alarm}
+    settings: dict[str, Any] = {
+        "unknown": unknown,
+        "least": least,
+        "false_alarm": false_alarm,
+    }
     if learner.info()["novelty"] is None:
-        note_line("the model has too few samples to tell what it never learned: nothing is called unknown")
+        note_line(
+            "the model has too few samples to tell what it never learned: nothing is called unknown"
+        )
     path = into / TABLE
     if chosen:
         progress = bool(how.encoding()["progress"])
-        rows = sort_folder(learner, folder, into, chosen[0], progress=progress, **settings)  # type: ignore[arg-type]
-        said, done = [f"{plural(sum(bool(row.place) for row in rows), 'file')} sorted, listed in {path}"], str(path)
+        rows = sort_folder(
+            learner, folder, into, chosen[0], progress=progress, **settings
+        )  # type: ignore[arg-type]
+        said, done = (
+            [
+                f"{plural(sum(bool(row.place) for row in rows), 'file')} sorted, listed in {path}"
+            ],
+            str(path),
+        )
     else:
         earlier = read_table(path) if os.path.lexists(path) else []
         rows, done = plan_sort(learner, folder, into, **settings, earlier=earlier), ""
         said = ["nothing was touched: add --move, --copy or --link to sort them"]
         if left := [row for row in earlier if row.state == "planned"]:
-            said.append(f"{plural(len(left), 'file')} of an interrupted sort will be completed first")
+            said.append(
+                f"{plural(len(left), 'file')} of an interrupted sort will be completed first"
+            )
     groups: dict[str, list[SortedFile]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
@@ -110,11 +139,18 @@ def sort_command(
         "table": done or None,
         "folders": {name: len(found) for name, found in sorted(groups.items())},
         "left": {row.file: row.note for row in stay},
-        "files": [{"file": row.file, "answer": row.answer, "probability": row.probability} for row in rows],
+        "files": [
+            {"file": row.file, "answer": row.answer, "probability": row.probability}
+            for row in rows
+        ],
     }
-    cautions = [f"{plural(len(stay), 'file')} left in place: {_reasons(stay)}"] if stay else []
+    cautions = (
+        [f"{plural(len(stay), 'file')} left in place: {_reasons(stay)}"] if stay else []
+    )
     written = f"{done} was written" if done else ""
-    return Answer(values, [*_table(folder, sorted(groups.items())), *said], cautions, done=written)
+    return Answer(
+        values, [*_table(folder, sorted(groups.items())), *said], cautions, done=written
+    )
 
 
 def _table(folder: Path, groups: Sequence[tuple[str, list[SortedFile]]]) -> list[str]:
@@ -123,13 +159,28 @@ def _table(folder: Path, groups: Sequence[tuple[str, list[SortedFile]]]) -> list
     for name, rows in groups:
         likely = [row.probability for row in rows if row.probability is not None]
         shown = sorted(rows, key=lambda row: row.probability or 0.0)[:_EXAMPLES]
-        names = listed([os.path.relpath(row.file, os.path.realpath(folder)) for row in shown], _EXAMPLES)
-        cells.append([name, f"{len(rows):,}", percent(min(likely)) if likely else "", names])
-    return table(["folder", "files", "least sure", "examples"], cells, ["files", "least sure"]) if cells else []
+        names = listed(
+            [os.path.relpath(row.file, os.path.realpath(folder)) for row in shown],
+            _EXAMPLES,
+        )
+        cells.append(
+            [name, f"{len(rows):,}", percent(min(likely)) if likely else "", names]
+        )
+    return (
+        table(
+            ["folder", "files", "least sure", "examples"],
+            cells,
+            ["files", "least sure"],
+        )
+        if cells
+        else []
+    )
 
 
 def _reasons(stay: Sequence[SortedFile]) -> str:
-    return listed([f"{os.path.basename(row.file)} ({row.note})" for row in stay], _EXAMPLES)
+    return listed(
+        [f"{os.path.basename(row.file)} ({row.note})" for row in stay], _EXAMPLES
+    )
 
 
 def _undone(path: Path, run: options.RunOptions) -> Answer:
@@ -137,7 +188,15 @@ def _undone(path: Path, run: options.RunOptions) -> Answer:
 
     n = sum(row.state == "done" for row in read_table(path))
     kept = undo_sort(path, progress=bool(run.encoding()["progress"]))
-    cautions = [f"{plural(len(kept), 'file')} could not be undone: {_reasons(kept)}"] if kept else []
+    cautions = (
+        [f"{plural(len(kept), 'file')} could not be undone: {_reasons(kept)}"]
+        if kept
+        else []
+    )
     left = {row.file: row.note for row in kept}
-    values = {"table": str(path) if kept else None, "undone": n - len(kept), "kept": left}
+    values = {
+        "table": str(path) if kept else None,
+        "undone": n - len(kept),
+        "kept": left,
+    }
     return Answer(values, [f"{plural(n - len(kept), 'file')} undone"], cautions)

@@ -38,7 +38,19 @@ _KEY = "evergrow"
 _SEPARATOR = "/"
 _MAX_DEPTH = 12
 _MAX_NESTING = 100
-_STORED_DTYPES = frozenset(["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
+_STORED_DTYPES = frozenset(
+    [
+        "float64",
+        "float32",
+        "float16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    ]
+)
 """What evergrow writes; other types cannot be turned into numbers everywhere and are refused."""
 
 
@@ -82,7 +94,10 @@ class Archive:
 
 
 def write_archive(
-    path: str | os.PathLike[str], archive: Archive, *, written: Callable[[], object] | None = None
+    path: str | os.PathLike[str],
+    archive: Archive,
+    *,
+    written: Callable[[], object] | None = None,
 ) -> str:
     """Write an archive so that a crash leaves the old file or the new one, never half, and return its checksum.
 
@@ -103,7 +118,12 @@ def write_archive(
         If it cannot be written, for example because the disk is full; what was there before stays.
     """
     text, tensors, digest = _prepared(archive)
-    head = {"schema": SCHEMA_VERSION, "needs": _NEEDS, "digest": digest, "archive": text}
+    head = {
+        "schema": SCHEMA_VERSION,
+        "needs": _NEEDS,
+        "digest": digest,
+        "archive": text,
+    }
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path) as temporary:
@@ -158,13 +178,26 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
     head = _read_head(path, data)
     try:
         tensors = safetensors.numpy.load(data)
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+    except (
+        safetensors.SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
         raise FileFormatError(f"{path} is damaged or cut off: {error}") from error
-    strange = sorted({str(tensor.dtype) for tensor in tensors.values()} - _STORED_DTYPES)
+    strange = sorted(
+        {str(tensor.dtype) for tensor in tensors.values()} - _STORED_DTYPES
+    )
     if strange:
-        raise FileFormatError(f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}")
+        raise FileFormatError(
+            f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}"
+        )
     if _digest(head["needs"] + head["archive"], tensors) != head["digest"]:
-        raise FileFormatError(f"{path} does not match its checksum: its contents were altered or damaged")
+        raise FileFormatError(
+            f"{path} does not match its checksum: its contents were altered or damaged"
+        )
     return _described_by(path, head, tensors)
 
 
@@ -190,7 +223,9 @@ def read_header(path: str | os.PathLike[str]) -> Archive:
     return _described_by(path, head, {})
 
 
-def _described_by(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Archive:
+def _described_by(
+    path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, NDArray[Any]]
+) -> Archive:
     """Return the archive that a header and tensors make up."""
     described = parse_json(head["archive"], f"the description in {os.fspath(path)}")
     return replace(_nested(path, described, tensors, "", 0), digest=head["digest"])
@@ -199,7 +234,9 @@ def _described_by(path: str | os.PathLike[str], head: dict[str, Any], tensors: d
 def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name in (*archive.tensors, *archive.parts):
         if _SEPARATOR in name:
-            raise ValueError(f"the name of a tensor or a part must have no {_SEPARATOR!r}, got {name!r}")
+            raise ValueError(
+                f"the name of a tensor or a part must have no {_SEPARATOR!r}, got {name!r}"
+            )
     for name, tensor in archive.tensors.items():
         yield prefix + name, tensor
     for name, part in archive.parts.items():
@@ -208,38 +245,66 @@ def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, Any
 
 def _described(archive: Archive) -> dict[str, Any]:
     parts = {name: _described(part) for name, part in archive.parts.items()}
-    return {"kind": archive.kind, "version": archive.version, "meta": archive.meta, "parts": parts}
+    return {
+        "kind": archive.kind,
+        "version": archive.version,
+        "meta": archive.meta,
+        "parts": parts,
+    }
 
 
 def _digest(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
     for name in sorted(tensors):
-        digest.update(f"{name}:torch.{tensors[name].dtype}:{tensors[name].shape}".encode())
+        digest.update(
+            f"{name}:torch.{tensors[name].dtype}:{tensors[name].shape}".encode()
+        )
         digest.update(tensors[name].data)
     return digest.hexdigest()
 
 
 def _nested(
-    path: str | os.PathLike[str], described: Any, tensors: dict[str, NDArray[Any]], prefix: str, depth: int
+    path: str | os.PathLike[str],
+    described: Any,
+    tensors: dict[str, NDArray[Any]],
+    prefix: str,
+    depth: int,
 ) -> Archive:
     """Return the archive that a description and the tensors below a prefix make up."""
     if depth > _MAX_DEPTH:
-        raise FileFormatError(f"{path} must be nested at most {_MAX_DEPTH} deep, got more")
+        raise FileFormatError(
+            f"{path} must be nested at most {_MAX_DEPTH} deep, got more"
+        )
     known = {"kind": str, "version": int, "meta": dict, "parts": dict}
     if not isinstance(described, dict) or any(
-        not isinstance(described.get(key), kind) or isinstance(described[key], bool) for key, kind in known.items()
+        not isinstance(described.get(key), kind) or isinstance(described[key], bool)
+        for key, kind in known.items()
     ):
-        raise FileFormatError(f"{path} must describe {prefix or 'its contents'!r} by kind, version, meta and parts")
-    own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        raise FileFormatError(
+            f"{path} must describe {prefix or 'its contents'!r} by kind, version, meta and parts"
+        )
+    own = {
+        name.removeprefix(prefix): t
+        for name, t in tensors.items()
+        if name.startswith(prefix)
+    }
     parts = {
         name: _nested(path, part, tensors, f"{prefix}{name}{_SEPARATOR}", depth + 1)
         for name, part in described["parts"].items()
     }
-    stray = [name for name in own if _SEPARATOR in name and name.partition(_SEPARATOR)[0] not in parts]
+    stray = [
+        name
+        for name in own
+        if _SEPARATOR in name and name.partition(_SEPARATOR)[0] not in parts
+    ]
     if stray:
-        raise FileFormatError(f"{path} must describe every tensor that it holds, but not {prefix + stray[0]!r}")
+        raise FileFormatError(
+            f"{path} must describe every tensor that it holds, but not {prefix + stray[0]!r}"
+        )
     mine = {name: tensor for name, tensor in own.items() if _SEPARATOR not in name}
-    return Archive(described["kind"], described["meta"], mine, parts, described["version"])
+    return Archive(
+        described["kind"], described["meta"], mine, parts, described["version"]
+    )
 
 
 def shallow(values: Any) -> Any:
@@ -256,7 +321,9 @@ def shallow(values: Any) -> Any:
     level = [values]
     for _ in range(_MAX_NESTING):
         objects = (
-            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, (dict, list))
+            value.values() if isinstance(value, dict) else value
+            for value in level
+            if isinstance(value, (dict, list))
         )
         level = list(chain.from_iterable(objects))
         if not level:
@@ -290,7 +357,12 @@ def parse_json(text: str | bytes, name: str) -> Any:
     """
     try:
         return shallow(
-            json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_each_once)
+            json.loads(
+                text,
+                parse_constant=_refuse_constant,
+                parse_float=_finite_float,
+                object_pairs_hook=_each_once,
+            )
         )
     except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8
         raise FileFormatError(f"{name} is no whole JSON: {error}") from error
@@ -322,11 +394,23 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
         head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
         if not isinstance(head, dict):
             raise ValueError("the header has the wrong form")
-    except (struct.error, ValueError, KeyError, AttributeError, TypeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path} is no evergrow file, or a part of one is missing ({error})") from error
+    except (
+        struct.error,
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:
+        raise FileFormatError(
+            f"{path} is no evergrow file, or a part of one is missing ({error})"
+        ) from error
     schema = head.get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise FileFormatError(f"{path} must carry an integer schema version, got {schema!r}")
+        raise FileFormatError(
+            f"{path} must carry an integer schema version, got {schema!r}"
+        )
     if schema > SCHEMA_VERSION:
         needs = head.get("needs")
         version = f" {needs}" if isinstance(needs, str) and len(needs) < 20 else ""
@@ -335,7 +419,13 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
             f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"
         )
     if schema < SCHEMA_VERSION:
-        raise FileFormatError(f"{path} was written by evergrow 0.{schema}; fit it again with this version")
-    if any(not isinstance(head.get(key), str) for key in ("needs", "archive", "digest")):
-        raise FileFormatError(f"{path} is damaged: its header lacks a description or a checksum")
+        raise FileFormatError(
+            f"{path} was written by evergrow 0.{schema}; fit it again with this version"
+        )
+    if any(
+        not isinstance(head.get(key), str) for key in ("needs", "archive", "digest")
+    ):
+        raise FileFormatError(
+            f"{path} is damaged: its header lacks a description or a checksum"
+        )
     return head

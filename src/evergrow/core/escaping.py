@@ -6,7 +6,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet take a cell for a formula."""
 
 _MARKDOWN = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{character: f"\\{character}" for character in "\\`*[]|"}}
+    {
+        "&": "&amp;",
+        "<": "&lt;",
+        ">": "&gt;",
+        **{character: f"\\{character}" for character in "\\`*[]|"},
+    }
 )
 
 
@@ -21,7 +26,10 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1]
+        for character in text
+    )
 
 
 def one_line(text: str) -> str:

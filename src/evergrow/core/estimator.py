@@ -23,7 +23,10 @@ class Estimator:
 
     @classmethod
     def _param_names(cls) -> list[str]:
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        kinds = (
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+        )
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
         return sorted(item.name for item in parameters if item.kind in kinds)
 
@@ -44,21 +47,35 @@ class Estimator:
         return float(np.average(right, weights=sample_weight))
 
     def __repr__(self) -> str:
-        defaults = {item.name: item.default for item in inspect.signature(type(self).__init__).parameters.values()}
+        defaults = {
+            item.name: item.default
+            for item in inspect.signature(type(self).__init__).parameters.values()
+        }
         values = self.get_params(deep=False).items()
         # Options that are passed on, as by a method on any head, have no default here.
-        known = ((name, value, defaults.get(name, inspect.Parameter.empty)) for name, value in values)
-        changed = [f"{name}={value!r}" for name, value, default in known if not _same(value, default)]
+        known = (
+            (name, value, defaults.get(name, inspect.Parameter.empty))
+            for name, value in values
+        )
+        changed = [
+            f"{name}={value!r}"
+            for name, value, default in known
+            if not _same(value, default)
+        ]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, Tags, TargetTags
 
-        return Tags("classifier", TargetTags(required=True), classifier_tags=ClassifierTags())
+        return Tags(
+            "classifier", TargetTags(required=True), classifier_tags=ClassifierTags()
+        )
 
 
 def _same(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and repr(value) == repr(default))
+    return value is default or (
+        type(value) is type(default) and repr(value) == repr(default)
+    )
 
 
 def not_fitted(message: str) -> NotFittedError:
@@ -71,7 +88,11 @@ def _learner_not_fitted_error() -> type[NotFittedError]:
     from sklearn.exceptions import NotFittedError as Theirs
 
     about = "A learner was asked for an answer before it learned anything: evergrow's error and scikit-learn's."
-    return type("LearnerNotFittedError", (NotFittedError, Theirs), {"__module__": __name__, "__doc__": about})
+    return type(
+        "LearnerNotFittedError",
+        (NotFittedError, Theirs),
+        {"__module__": __name__, "__doc__": about},
+    )
 
 
 def plain_value(name: str, value: Any) -> Any:
@@ -98,4 +119,6 @@ def plain_value(name: str, value: Any) -> Any:
         return {str(key): plain_value(name, item) for key, item in value.items()}
     if hasattr(value, "to_plain"):
         return value.to_plain()
-    raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")
+    raise InputError(
+        f"{name} must be a plain value to be saved, got {type(value).__name__}"
+    )

@@ -50,7 +50,9 @@ def real_path(path: str | os.PathLike[str]) -> Path:
     'v3.evg'
     """
     if os.path.islink(path) and not os.path.exists(path):
-        raise PathError(f"{os.fspath(path)} must lead to a file, but it is a link to nothing")
+        raise PathError(
+            f"{os.fspath(path)} must lead to a file, but it is a link to nothing"
+        )
     return Path(os.path.realpath(path))
 
 
@@ -68,7 +70,9 @@ def existing_model(path: str | os.PathLike[str]) -> Path:
     if not os.path.isfile(path):
         if os.path.islink(path):
             raise ModelNotFoundError(f"{os.fspath(path)} is a link to nothing")
-        raise ModelNotFoundError(f"No model {os.fspath(path)!r} here. Make one with fit.")
+        raise ModelNotFoundError(
+            f"No model {os.fspath(path)!r} here. Make one with fit."
+        )
     return Path(os.path.realpath(path))
 
 
@@ -82,13 +86,19 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        raise PathError(f"{os.fspath(path)} must be an ordinary file to be replaced, got a folder or a device")
+        raise PathError(
+            f"{os.fspath(path)} must be an ordinary file to be replaced, got a folder or a device"
+        )
     if not mode & 0o222:
-        raise PathError(f"{os.fspath(path)} must be writable, but it is read-only (mode {stat.S_IMODE(mode):04o})")
+        raise PathError(
+            f"{os.fspath(path)} must be writable, but it is read-only (mode {stat.S_IMODE(mode):04o})"
+        )
 
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+def atomic_path(
+    path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None
+) -> Iterator[Path]:
     """Yield a temporary path in a hidden folder beside a file and move it there in one step if the block succeeds.
 
     A crash or an error leaves the old file or the new one, never half; the new file is on disk before it takes
@@ -126,7 +136,9 @@ def atomic_path(path: str | os.PathLike[str], *, like: str | os.PathLike[str] | 
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        _take_access(temporary, target if like is None or target.exists() else Path(like))
+        _take_access(
+            temporary, target if like is None or target.exists() else Path(like)
+        )
         os.replace(temporary, target)
     _sync_folder(target.parent)
 
@@ -136,9 +148,13 @@ def partial_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield a hidden folder of some name and remove it at the end; :func:`remove_leftovers` does after a kill."""
     with ExitStack() as stack:
         while True:
-            folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name}.", suffix=PARTIAL))
+            folder = Path(
+                tempfile.mkdtemp(dir=parent, prefix=f".{name}.", suffix=PARTIAL)
+            )
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            with suppress(BusyError, FileNotFoundError):  # taken for a leftover before it was locked
+            with suppress(
+                BusyError, FileNotFoundError
+            ):  # taken for a leftover before it was locked
                 stack.enter_context(locked(folder))
                 break
         yield folder
@@ -156,7 +172,9 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
     """
     removed = 0
     for leftover in folder.glob(f"{pattern}{PARTIAL}"):
-        with suppress(OSError, BusyError):  # it is being written, was just finished, or is somebody else's
+        with suppress(
+            OSError, BusyError
+        ):  # it is being written, was just finished, or is somebody else's
             if leftover.is_dir() and not leftover.is_symlink():
                 since = time.time() - leftover.stat().st_mtime
                 with locked(leftover) as held:
@@ -183,7 +201,9 @@ def take_owner(path: Path, like: Path) -> bool:
     """Give a file or folder the owner and group of another as far as allowed; return whether the group is the same."""
     wanted = os.stat(like)
     for owner, group in ((wanted.st_uid, -1), (-1, wanted.st_gid)):
-        with suppress(PermissionError, AttributeError):  # only an administrator may give a file away; nobody on Windows
+        with suppress(
+            PermissionError, AttributeError
+        ):  # only an administrator may give a file away; nobody on Windows
             os.chown(path, owner, group)
     return os.stat(path).st_gid == wanted.st_gid
 
@@ -197,7 +217,9 @@ def _take_access(path: Path, like: Path) -> None:
         return
     mode = stat.S_IMODE(like.stat().st_mode) & 0o777
     same_group = take_owner(path, like)
-    os.chmod(path, mode if same_group else mode & ~0o070)  # what was for one group is not for another
+    os.chmod(
+        path, mode if same_group else mode & ~0o070
+    )  # what was for one group is not for another
 
 
 def _sync_folder(folder: Path) -> None:
@@ -245,13 +267,20 @@ def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[bo
     try:
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout as error:
-        raise BusyError(f"{os.fspath(folder)} must not be in use, but another process is writing there") from error
-    except (OSError, NotImplementedError):  # a file system without locks, or a folder that is only read
+        raise BusyError(
+            f"{os.fspath(folder)} must not be in use, but another process is writing there"
+        ) from error
+    except (
+        OSError,
+        NotImplementedError,
+    ):  # a file system without locks, or a folder that is only read
         pass
     try:
         yield lock.is_locked
     finally:
         if lock.is_locked:
-            with suppress(OSError):  # Windows keeps an open file; the lock itself removes it there
+            with suppress(
+                OSError
+            ):  # Windows keeps an open file; the lock itself removes it there
                 os.unlink(lock.lock_file)
             lock.release()

@@ -35,4 +35,6 @@ def meter(title: str, total: float, *, enabled: bool) -> Iterator[Meter]:
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total, note="")
-        yield lambda completed, note="": progress.update(task, completed=completed, note=note)
+        yield lambda completed, note="": progress.update(
+            task, completed=completed, note=note
+        )

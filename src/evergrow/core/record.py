@@ -45,7 +45,17 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +78,15 @@ UNKNOWN = types.MappingProxyType({"unknown": True})
 """Metadata of a dict field that holds the plain values of a file that no other field knows, to be written again."""
 
 _LARGEST_INTEGER = 2**53
-_UNUSABLE = (EvergrowError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+_UNUSABLE = (
+    EvergrowError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+)
 """What a constructor or a check may raise for values that cannot be."""
 
 
@@ -96,12 +114,16 @@ class Between:
 
     def holds(self, value: float) -> bool:
         """Return whether a number lies within the bounds."""
-        return self.low <= value <= self.high and (self.above is None or value > self.above)
+        return self.low <= value <= self.high and (
+            self.above is None or value > self.above
+        )
 
     def __str__(self) -> str:
         if self.above is not None:
             return f"above {self.above:g}"
-        return f"from {self.low:g}" + ("" if self.high == math.inf else f" to {self.high:g}")
+        return f"from {self.low:g}" + (
+            "" if self.high == math.inf else f" to {self.high:g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -254,8 +276,17 @@ def to_values(item: Any) -> Any:
     """
     if is_dataclass(item) and not isinstance(item, type):
         values = written_values(item)
-        extra = next((value for value in values.values() if isinstance(value, Extra)), NOTHING)
-        return {**extra.values, **{key: to_values(v) for key, v in values.items() if not isinstance(v, Extra)}}
+        extra = next(
+            (value for value in values.values() if isinstance(value, Extra)), NOTHING
+        )
+        return {
+            **extra.values,
+            **{
+                key: to_values(v)
+                for key, v in values.items()
+                if not isinstance(v, Extra)
+            },
+        }
     if isinstance(item, Mapping):
         return {str(key): to_values(value) for key, value in item.items()}
     if isinstance(item, (set, frozenset)):
@@ -271,7 +302,9 @@ def _kind(cls: type) -> tuple[str, int]:
     for base in cls.__mro__:
         if base in _KINDS:
             return _KINDS[base]
-    raise TypeError(f"{cls.__name__} is no record: it must be registered, or decorated by @record(kind), to be written")
+    raise TypeError(
+        f"{cls.__name__} is no record: it must be registered, or decorated by @record(kind), to be written"
+    )
 
 
 def written_values(item: Any) -> dict[str, Any]:
@@ -279,9 +312,15 @@ def written_values(item: Any) -> dict[str, Any]:
     values = {}
     for entry in _written_fields(type(item)):  # type: ignore[arg-type]
         value = getattr(item, entry.name)
-        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        default = (
+            entry.default
+            if entry.default_factory is MISSING
+            else entry.default_factory()
+        )
         # Other defaults may change from version to version, and old files must keep their meaning.
-        if (value is None and default is None) or (_is_empty(value) and _is_empty(default)):
+        if (value is None and default is None) or (
+            _is_empty(value) and _is_empty(default)
+        ):
             continue
         if _is_tensor(value) and _is_symmetric(type(item), entry.name):  # type: ignore[arg-type]
             value = _lower_triangle(value)
@@ -326,20 +365,28 @@ def _put(archive: Archive, name: str, value: Any) -> bool:
 
 
 def _is_part(value: Any) -> bool:
-    return isinstance(value, Archive) or any(base in _KINDS for base in type(value).__mro__)
+    return isinstance(value, Archive) or any(
+        base in _KINDS for base in type(value).__mro__
+    )
 
 
 def _is_tensor(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "fiub"
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "nbytes")
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(
+        value, "nbytes"
+    )
 
 
 # -- reading --------------------------------------------------------------------------------------------------
 
 
 def from_archive(
-    cls: type[T], archive: Archive, *, device: str | torch.device | None = None, name: str = "the archive"
+    cls: type[T],
+    archive: Archive,
+    *,
+    device: str | torch.device | None = None,
+    name: str = "the archive",
 ) -> T:
     """Return the record that an archive holds.
 
@@ -375,7 +422,11 @@ def check_kind(cls: type, archive: Archive, name: str = "the archive") -> None:
 
 
 def read_fields(
-    cls: type[T], archive: Archive, *, device: str | torch.device | None = None, name: str = "the archive"
+    cls: type[T],
+    archive: Archive,
+    *,
+    device: str | torch.device | None = None,
+    name: str = "the archive",
 ) -> T:
     """Return a plain dataclass of what an archive of any kind holds; what it has no field for is passed over."""
     return _Reader(archive, device, name).build(cls)
@@ -408,7 +459,9 @@ class _Reader:
 
     def build(self, cls: type[T]) -> T:
         arguments: dict[str, Any] = {}
-        keepers: dict[str, bool] = {}  # fields for what no other asks for: all of it, or plain values alone
+        keepers: dict[
+            str, bool
+        ] = {}  # fields for what no other asks for: all of it, or plain values alone
         for entry, hint in _plan(cls):  # type: ignore[arg-type]
             if hint is Extra or entry.metadata.get("unknown"):
                 keepers[entry.name] = hint is Extra
@@ -417,10 +470,17 @@ class _Reader:
             if value is not MISSING:
                 arguments[entry.name] = value
             elif entry.default is MISSING and entry.default_factory is MISSING:
-                raise FileFormatError(f"{self.name} lacks {entry.name!r}; it is damaged, or something else")
+                raise FileFormatError(
+                    f"{self.name} lacks {entry.name!r}; it is damaged, or something else"
+                )
         contents: Any = (self.archive.meta, self.archive.tensors, self.archive.parts)
         for name, whole in keepers.items():
-            rest = Extra(*({key: kept[key] for key in kept if key not in self.used} for kept in contents))
+            rest = Extra(
+                *(
+                    {key: kept[key] for key in kept if key not in self.used}
+                    for kept in contents
+                )
+            )
             arguments[name] = rest if whole else rest.values
         try:
             made = cls(**arguments)
@@ -429,7 +489,9 @@ class _Reader:
         except NewerSchemaError:
             raise
         except _UNUSABLE as error:
-            raise FileFormatError(f"{self.name} is damaged or contradicts itself: {error}") from error
+            raise FileFormatError(
+                f"{self.name} is damaged or contradicts itself: {error}"
+            ) from error
         return made
 
     def read(self, key: str, hint: Any) -> Any:
@@ -437,24 +499,40 @@ class _Reader:
         self.used.add(key)
         meta, stored = self.archive.meta, _stored_apart(hint)
         if stored is None:
-            return _loader(hint)(meta[key], f"{self.name}: {key!r}") if key in meta else MISSING
+            return (
+                _loader(hint)(meta[key], f"{self.name}: {key!r}")
+                if key in meta
+                else MISSING
+            )
         optional, form, bare, spec = stored
-        found = self.apart(key, bare, spec) if form is None else self.several(key, form, bare, spec)
+        found = (
+            self.apart(key, bare, spec)
+            if form is None
+            else self.several(key, form, bare, spec)
+        )
         return None if found is MISSING and optional and key in meta else found
 
     def several(self, key: str, form: type, bare: Any, spec: Spec) -> Any:
         """Return all tensors or records of a tuple or a dict."""
         source = self.archive.tensors if _is_array(bare) else self.archive.parts
-        names = [name.removeprefix(f"{key}.") for name in source if name.startswith(f"{key}.")]
+        names = [
+            name.removeprefix(f"{key}.")
+            for name in source
+            if name.startswith(f"{key}.")
+        ]
         if not names and key not in self.archive.meta:
             return MISSING
         if form is not dict:
             expected = [str(index) for index in range(len(names))]
             if set(names) != set(expected):
-                raise FileFormatError(f"{self.name}: {key!r} should be numbered from 0 on, but is not")
+                raise FileFormatError(
+                    f"{self.name}: {key!r} should be numbered from 0 on, but is not"
+                )
             names = expected
         self.used.update(f"{key}.{name}" for name in names)
-        found = {name: self.apart(f"{key}.{name}", bare, spec) for name in sorted(names)}
+        found = {
+            name: self.apart(f"{key}.{name}", bare, spec) for name in sorted(names)
+        }
         return found if form is dict else form(found[name] for name in names)
 
     def apart(self, key: str, hint: Any, spec: Spec) -> Any:
@@ -471,7 +549,13 @@ class _Reader:
         if key not in self.archive.parts:
             return MISSING
         part = self.archive.parts[key]
-        return part if hint is Archive else from_archive(hint, part, device=self.device, name=f"{self.name}: {key}")
+        return (
+            part
+            if hint is Archive
+            else from_archive(
+                hint, part, device=self.device, name=f"{self.name}: {key}"
+            )
+        )
 
     def array(self, key: str, spec: Spec) -> NDArray[Any]:
         """Return a tensor after comparing it with what is known of it."""
@@ -481,18 +565,26 @@ class _Reader:
         if spec.symmetric:
             tensor = _symmetric(tensor, name)
         if spec.shape is not None:
-            wanted: Any = tuple("any" if n is None else self.lengths.get(n, n) for n in spec.shape)  # type: ignore[arg-type]
+            wanted: Any = tuple(
+                "any" if n is None else self.lengths.get(n, n) for n in spec.shape
+            )  # type: ignore[arg-type]
             if len(tensor.shape) != len(wanted) or any(
-                n != "any" and m != (self.lengths.setdefault(n, m) if isinstance(n, str) else n)
+                n != "any"
+                and m != (self.lengths.setdefault(n, m) if isinstance(n, str) else n)
                 for n, m in zip(wanted, tensor.shape, strict=True)
             ):
                 _refuse(name, f"a tensor of shape {wanted}", f"one of {tensor.shape}")
         if tensor.dtype.kind == "f" and tensor.size:
-            smallest, largest = float(tensor.min()), float(tensor.max())  # one of them is NaN where there is one
+            smallest, largest = (
+                float(tensor.min()),
+                float(tensor.max()),
+            )  # one of them is NaN where there is one
             if not math.isfinite(smallest) or not math.isfinite(largest):
                 raise FileFormatError(f"{name} should have finite numbers only")
             if spec.largest is not None and max(-smallest, largest) > spec.largest:
-                raise FileFormatError(f"{name} should have numbers of at most {spec.largest:g}, but has larger ones")
+                raise FileFormatError(
+                    f"{name} should have numbers of at most {spec.largest:g}, but has larger ones"
+                )
         return tensor
 
 
@@ -500,11 +592,17 @@ def _symmetric(triangle: NDArray[Any], name: str) -> NDArray[Any]:
     """Return the matrix of a lower triangle: twice the size of what a file holds."""
     order = (math.isqrt(8 * triangle.size + 1) - 1) // 2
     if triangle.ndim != 1 or order * (order + 1) // 2 != triangle.size:
-        _refuse(name, "the lower triangle of a matrix, row by row", f"a tensor of shape {triangle.shape}")
+        _refuse(
+            name,
+            "the lower triangle of a matrix, row by row",
+            f"a tensor of shape {triangle.shape}",
+        )
     matrix = np.empty((order, order), dtype=triangle.dtype)
     for index in range(order):
         start = index * (index + 1) // 2
-        matrix[index, : index + 1] = matrix[: index + 1, index] = triangle[start : start + index + 1]
+        matrix[index, : index + 1] = matrix[: index + 1, index] = triangle[
+            start : start + index + 1
+        ]
     return matrix
 
 
@@ -517,8 +615,14 @@ def _loader(hint: Any) -> Loader:
     """Return the function that turns what JSON holds into a value of a type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        bounds = next((note for note in arguments[1:] if isinstance(note, Between)), None)
-        return _bounded(arguments[0], bounds) if arguments[0] in (int, float) else _loader(arguments[0])
+        bounds = next(
+            (note for note in arguments[1:] if isinstance(note, Between)), None
+        )
+        return (
+            _bounded(arguments[0], bounds)
+            if arguments[0] in (int, float)
+            else _loader(arguments[0])
+        )
     if hint in (int, float):
         return _bounded(hint, None)
     if hint is Any:
@@ -527,7 +631,12 @@ def _loader(hint: Any) -> Loader:
         return _checked(_PLAIN[hint], lambda value: isinstance(value, hint))
     if origin is Literal:
         choices = f"one of {', '.join(map(repr, arguments))}"
-        return _checked(choices, lambda value: any(type(each) is type(value) and each == value for each in arguments))
+        return _checked(
+            choices,
+            lambda value: any(
+                type(each) is type(value) and each == value for each in arguments
+            ),
+        )
     if origin in (Union, types.UnionType):
         return _any_of(arguments)
     if isinstance(hint, type) and is_dataclass(hint):
@@ -537,20 +646,30 @@ def _loader(hint: Any) -> Loader:
         return _checked(
             "an object",
             lambda value: isinstance(value, dict),
-            lambda value, name: {key: item(entry, f"{name}: {key!r}") for key, entry in value.items()},
+            lambda value, name: {
+                key: item(entry, f"{name}: {key!r}") for key, entry in value.items()
+            },
         )
     if origin not in (tuple, list, frozenset):
-        raise TypeError(f"a field of type {hint!r} cannot be read from a file; see evergrow.core.record")
-    length = len(arguments) if origin is tuple and arguments[-1] is not Ellipsis else None
+        raise TypeError(
+            f"a field of type {hint!r} cannot be read from a file; see evergrow.core.record"
+        )
+    length = (
+        len(arguments) if origin is tuple and arguments[-1] is not Ellipsis else None
+    )
     items = [_loader(each) for each in arguments if each is not Ellipsis]
     return _checked(
         "a list" if length is None else f"a list of {length}",
         lambda value: isinstance(value, list) and length in (None, len(value)),
-        lambda value, name: origin(items[i % len(items)](entry, f"{name} {i}") for i, entry in enumerate(value)),
+        lambda value, name: origin(
+            items[i % len(items)](entry, f"{name} {i}") for i, entry in enumerate(value)
+        ),
     )
 
 
-def _checked(wanted: str, accepts: Callable[[Any], bool], convert: Loader | None = None) -> Loader:
+def _checked(
+    wanted: str, accepts: Callable[[Any], bool], convert: Loader | None = None
+) -> Loader:
     """Return a function that refuses what it does not accept, and converts the rest."""
 
     def load(value: Any, name: str) -> Any:
@@ -563,12 +682,22 @@ def _checked(wanted: str, accepts: Callable[[Any], bool], convert: Loader | None
 
 def _bounded(kind: Any, bounds: Between | None) -> Loader:
     within = bounds or (Between(0, _LARGEST_INTEGER) if kind is int else Between())
-    wanted = f"an integer {within}" if kind is int else "a finite number" if bounds is None else f"a number {within}"
+    wanted = (
+        f"an integer {within}"
+        if kind is int
+        else "a finite number"
+        if bounds is None
+        else f"a number {within}"
+    )
     accepted: Any = int if kind is int else (int, float)
 
     def holds(value: Any) -> bool:
         # An integer beyond the range of floats must not end in an OverflowError.
-        usable = isinstance(value, accepted) and not isinstance(value, bool) and abs(value) < 2**1000
+        usable = (
+            isinstance(value, accepted)
+            and not isinstance(value, bool)
+            and abs(value) < 2**1000
+        )
         return usable and math.isfinite(value) and within.holds(value)
 
     return _checked(wanted, holds, lambda value, name: kind(value))
@@ -591,7 +720,9 @@ def _any_of(hints: tuple[Any, ...]) -> Loader:
 
 def _refuse(name: str, wanted: str, value: Any) -> NoReturn:
     shown = repr(value)
-    raise FileFormatError(f"{name} should be {wanted}, but is {shown if len(shown) <= 60 else shown[:57] + '...'}")
+    raise FileFormatError(
+        f"{name} should be {wanted}, but is {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    )
 
 
 # -- what types say -------------------------------------------------------------------------------------------
@@ -599,7 +730,11 @@ def _refuse(name: str, wanted: str, value: Any) -> NoReturn:
 
 @cache
 def _written_fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return tuple(entry for entry in dataclasses.fields(cls) if entry.init and entry.metadata.get("written", True))
+    return tuple(
+        entry
+        for entry in dataclasses.fields(cls)
+        if entry.init and entry.metadata.get("written", True)
+    )
 
 
 @cache
@@ -621,7 +756,11 @@ def _stored_apart(hint: Any) -> tuple[bool, Any, Any, Spec] | None:
         optional, hint = len(others) == 1, others[0] if len(others) == 1 else hint
     spec, hint = _specified(hint)
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is dict or origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+    if (
+        origin is dict
+        or origin is list
+        or (origin is tuple and arguments[-1] is Ellipsis)
+    ):
         form = origin
         spec, hint = _specified(arguments[1 if origin is dict else 0])
     if not _is_array(hint) and hint is not Archive:
@@ -642,12 +781,18 @@ def _specified(hint: Any) -> tuple[Spec, Any]:
 
 
 def _is_array(hint: Any) -> bool:
-    return _is_numpy(hint) or (isinstance(hint, type) and hint.__module__ == "torch" and hint.__name__ == "Tensor")
+    return _is_numpy(hint) or (
+        isinstance(hint, type)
+        and hint.__module__ == "torch"
+        and hint.__name__ == "Tensor"
+    )
 
 
 def _is_numpy(hint: Any) -> bool:
     origin = get_origin(hint) or hint
-    value = getattr(origin, "__value__", origin)  # from NumPy 2.5 on NDArray is an alias of this kind
+    value = getattr(
+        origin, "__value__", origin
+    )  # from NumPy 2.5 on NDArray is an alias of this kind
     return value is np.ndarray or get_origin(value) is np.ndarray
 
 
@@ -656,17 +801,23 @@ def _class_of(cls: type, kind: str, name: str) -> Any:
         load_plugins()
     found = _CLASSES.get(kind)
     if found is None:
-        raise FileFormatError(f"{name} holds {kind!r}, which is unknown here; nearest: {nearest(kind, _CLASSES)}")
+        raise FileFormatError(
+            f"{name} holds {kind!r}, which is unknown here; nearest: {nearest(kind, _CLASSES)}"
+        )
     if not issubclass(found, cls):
         wanted = [known for known, other in _CLASSES.items() if issubclass(other, cls)]
-        raise FileFormatError(f"{name} holds {kind!r}, not {' or '.join(map(repr, sorted(wanted)))}")
+        raise FileFormatError(
+            f"{name} holds {kind!r}, not {' or '.join(map(repr, sorted(wanted)))}"
+        )
     return found
 
 
 def _check_version(cls: type, version: Any, name: str, writer: Any = None) -> None:
     kind, known = _kind(cls)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise FileFormatError(f"{name} should state the version of its layout, but states {version!r:.60}")
+        raise FileFormatError(
+            f"{name} should state the version of its layout, but states {version!r:.60}"
+        )
     if version > known:
         needed = f" ({writer})" if isinstance(writer, str) and len(writer) < 20 else ""
         raise NewerSchemaError(
@@ -674,7 +825,9 @@ def _check_version(cls: type, version: Any, name: str, writer: Any = None) -> No
             f"reads up to {known}; upgrade with 'pip install -U evergrow'"
         )
     if version < known:
-        raise FileFormatError(f"{name} was written by an older evergrow, whose files are not read any more")
+        raise FileFormatError(
+            f"{name} was written by an older evergrow, whose files are not read any more"
+        )
 
 
 # -- files ----------------------------------------------------------------------------------------------------
@@ -685,7 +838,12 @@ def write_record(path: str | os.PathLike[str], item: Any) -> str:
     return write_archive(path, to_archive(item))
 
 
-def read_record(cls: type[T], path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> T:
+def read_record(
+    cls: type[T],
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+) -> T:
     """Return the record in a file, or raise :class:`FileFormatError`."""
     return from_archive(cls, read_archive(path), device=device, name=os.fspath(path))
 
@@ -712,19 +870,35 @@ def to_document(item: Any) -> dict[str, Any]:
     evergrow.core.errors.NewerSchemaError: note.json was written by a newer evergrow (0.9): ...
     """
     kind, version = _kind(type(item))
-    return {"schema": kind, "version": version, "evergrow": __version__, **to_values(item)}
+    return {
+        "schema": kind,
+        "version": version,
+        "evergrow": __version__,
+        **to_values(item),
+    }
 
 
 def from_document(cls: type[T], values: Any, name: str) -> T:
     """Return the record that :func:`to_document` described, or raise :class:`FileFormatError`."""
     if not isinstance(values, dict):
         _refuse(name, "an object", values)
-    check_kind(cls, Archive(values.get("schema", ""), values, version=values.get("version", 0)), name)
+    check_kind(
+        cls,
+        Archive(values.get("schema", ""), values, version=values.get("version", 0)),
+        name,
+    )
     stated = ("schema", "version", "evergrow")
-    return from_values(cls, {key: value for key, value in values.items() if key not in stated}, name)
+    return from_values(
+        cls, {key: value for key, value in values.items() if key not in stated}, name
+    )
 
 
-def write_document(path: str | os.PathLike[str], item: Any, *, like: str | os.PathLike[str] | None = None) -> None:
+def write_document(
+    path: str | os.PathLike[str],
+    item: Any,
+    *,
+    like: str | os.PathLike[str] | None = None,
+) -> None:
     """Write a record without tensors as a JSON file, atomically."""
     with atomic_path(path, like=like) as temporary:
         text = json.dumps(to_document(item), indent=1, allow_nan=False)

@@ -45,7 +45,9 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
     >>> derive_seed(0, "mgsm", 1) == derive_seed(0, "mgsm", 2)
     False
     """
-    text = "\x1f".join([str(int(seed)), *(f"{type(part).__name__}:{part}" for part in purpose)])
+    text = "\x1f".join(
+        [str(int(seed)), *(f"{type(part).__name__}:{part}" for part in purpose)]
+    )
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
@@ -86,7 +88,9 @@ def resolve_seed(random_state: RandomState) -> int:
         return int(random_state.randint(2**31 - 1))
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**_SEED_BITS))
-    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+    if isinstance(random_state, (int, np.integer)) and not isinstance(
+        random_state, bool
+    ):
         return int(random_state)
     raise ParameterError(
         f"random_state must be None, an integer or a numpy random generator, got {type(random_state).__name__}"

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DeviceError, InputError, ParameterError, UnknownNameError
+from evergrow.core.errors import (
+    DeviceError,
+    InputError,
+    ParameterError,
+    UnknownNameError,
+)
 from evergrow.core.record import to_values
 from evergrow.core.registry import nearest
 
@@ -45,9 +50,13 @@ def check_number(
         ...
     evergrow.core.errors.ParameterError: alpha must be a number > 0, got -1
     """
-    number = isinstance(value, numbers.Integral if integer else numbers.Real) and not isinstance(value, bool)
+    number = isinstance(
+        value, numbers.Integral if integer else numbers.Real
+    ) and not isinstance(value, bool)
     # Not so NaN, infinity and integers beyond the range of floats; larger integers overflow where they are used.
-    ok = number and abs(value) <= (2**63 - 1 if integer and high is None else sys.float_info.max)
+    ok = number and abs(value) <= (
+        2**63 - 1 if integer and high is None else sys.float_info.max
+    )
     bounds = []
     if low is not None:
         bounds.append(f"{'>' if low_open else '>='} {low:g}")
@@ -56,7 +65,9 @@ def check_number(
         bounds.append(f"{'<' if high_open else '<='} {high:g}")
         ok = ok and (value < high if high_open else value <= high)
     if not ok:
-        expected = f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
+        expected = (
+            f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
+        )
         raise ParameterError(f"{name} must be {expected}, got {value!r}")
 
 
@@ -73,11 +84,21 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        hint = f"; nearest: {nearest(value, choices, n=1)}" if isinstance(value, str) else ""
+        hint = (
+            f"; nearest: {nearest(value, choices, n=1)}"
+            if isinstance(value, str)
+            else ""
+        )
         raise ParameterError(f"{name} must be one of {listed}, got {value!r}{hint}")
 
 
-def check_matrix(name: str, tensor: torch.Tensor, *, columns: int | None = None, rows: int | None = None) -> None:
+def check_matrix(
+    name: str,
+    tensor: torch.Tensor,
+    *,
+    columns: int | None = None,
+    rows: int | None = None,
+) -> None:
     """Raise :class:`InputError` unless ``tensor`` is a finite 2-D floating-point tensor of that shape."""
     import torch  # here, so that settings can be checked before anything heavy is imported
 
@@ -86,12 +107,16 @@ def check_matrix(name: str, tensor: torch.Tensor, *, columns: int | None = None,
         raise InputError(f"{name} must be a 2-D tensor, got {shape}")
     if not tensor.is_floating_point():
         raise InputError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    for wanted, found, what in zip((rows, columns), tensor.shape, ("rows", "columns"), strict=True):
+    for wanted, found, what in zip(
+        (rows, columns), tensor.shape, ("rows", "columns"), strict=True
+    ):
         if wanted is not None and found != wanted:
             raise InputError(f"{name} must have {wanted} {what}, got {found}")
     if not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
-        raise InputError(f"{name} must be finite, got NaN or infinity, first in row {bad}")
+        raise InputError(
+            f"{name} must be finite, got NaN or infinity, first in row {bad}"
+        )
 
 
 def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
@@ -110,13 +135,19 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     try:
         weights = np.asarray(sample_weight, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"sample_weight must be numbers, got {type(sample_weight).__name__}") from None
+        raise InputError(
+            f"sample_weight must be numbers, got {type(sample_weight).__name__}"
+        ) from None
     if weights.shape != (n_rows,):
-        raise InputError(f"sample_weight must be one number per row ({n_rows}), got shape {weights.shape}")
+        raise InputError(
+            f"sample_weight must be one number per row ({n_rows}), got shape {weights.shape}"
+        )
     bad = ~((weights >= 0) & (weights <= LARGEST_WEIGHT))
     if bad.any():
         row = int(bad.argmax())
-        raise InputError(f"sample_weight must be between 0 and {LARGEST_WEIGHT:g}, got {weights[row]:g} in row {row}")
+        raise InputError(
+            f"sample_weight must be between 0 and {LARGEST_WEIGHT:g}, got {weights[row]:g} in row {row}"
+        )
     if not weights.any():
         raise InputError("sample_weight must be above 0 for at least one row, got none")
     return None if (weights == 1.0).all() else weights
@@ -136,7 +167,14 @@ def is_instance_of(value: Any, module: str, *names: str) -> bool:
     (True, False)
     """
     found = sys.modules.get(module)
-    return isinstance(value, tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type)))
+    return isinstance(
+        value,
+        tuple(
+            kind
+            for name in names
+            if isinstance(kind := getattr(found, name, None), type)
+        ),
+    )
 
 
 # -- settings as frozen dataclasses ----------------------------------------------------------------------------
@@ -166,7 +204,9 @@ def check_keys(given: Iterable[Any], known: Iterable[str], what: str) -> None:
     for key in given:
         if key not in names:
             close = nearest(str(key), names) if names else "none, there are none"
-            raise UnknownNameError(f"{what} must be known, got {key!r}; nearest: {close}")
+            raise UnknownNameError(
+                f"{what} must be known, got {key!r}; nearest: {close}"
+            )
 
 
 def field_names(settings: Any) -> list[str]:
@@ -216,12 +256,16 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     evergrow.core.errors.UnknownNameError: setting of a box must be known, got 'widht'; nearest: 'width'
     """
     if not isinstance(values, Mapping):
-        raise ParameterError(f"settings must be values by name, each a {what}, got {type(values).__name__}")
+        raise ParameterError(
+            f"settings must be values by name, each a {what}, got {type(values).__name__}"
+        )
     check_keys(values, field_names(cls), what)
     try:
         return cls(**values)
     except TypeError as error:
-        raise ParameterError(f"settings must have every {what} that has no default: {error}") from error
+        raise ParameterError(
+            f"settings must have every {what} that has no default: {error}"
+        ) from error
 
 
 def with_changes(settings: T, changes: Mapping[str, Any], what: str) -> T:

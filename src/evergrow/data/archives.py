@@ -24,7 +24,16 @@ from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.escaping import one_line, printable
 from evergrow.data.storage import RATIO, ROOM, Tree
 
-ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+ARCHIVE_SUFFIXES = (
+    ".zip",
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.bz2",
+    ".tbz2",
+    ".tar.xz",
+    ".txz",
+)
 
 MOST_FILES = 2_000_000
 """Files that an archive may hold."""
@@ -32,9 +41,16 @@ MOST_FILES = 2_000_000
 LARGEST_FILE = 512 * 2**20
 """Bytes that one file in an archive may unpack to."""
 
-_OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
+_OPENERS: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZ": bz2.open,
+    b"\xfd7": lzma.open,
+}
 _BLOCK = 65536
-_ZIP_END, _ZIP_ENTRY = 22, 46  # bytes of the end record of a zip, and of an entry in its directory without the name
+_ZIP_END, _ZIP_ENTRY = (
+    22,
+    46,
+)  # bytes of the end record of a zip, and of an entry in its directory without the name
 
 
 class TooManyFilesError(FileFormatError):
@@ -48,8 +64,14 @@ def sound(title: str, what: str) -> Iterator[None]:
         yield
     except (EvergrowError, MemoryError):
         raise
-    except Exception as error:  # zipfile, tarfile, numpy and arrow each have errors of their own
-        reason = "a number is cut off" if isinstance(error, struct.error) else one_line(str(error))
+    except (
+        Exception
+    ) as error:  # zipfile, tarfile, numpy and arrow each have errors of their own
+        reason = (
+            "a number is cut off"
+            if isinstance(error, struct.error)
+            else one_line(str(error))
+        )
         raise FileFormatError(f"{title} must be a whole {what}: {reason}") from error
 
 
@@ -67,13 +89,25 @@ class Member(NamedTuple):
 def name_inside(title: str, name: str) -> str:
     """Return the name of a file in an archive in one spelling; names that lead out of it are refused."""
     plain = name.replace("\\", "/")
-    if plain.startswith("/") or ".." in plain.split("/") or "\0" in plain or (len(plain) > 1 and plain[1] == ":"):
-        raise FileFormatError(f"{title} is not read: it holds {printable(name)!r}, which leads out of it.")
+    if (
+        plain.startswith("/")
+        or ".." in plain.split("/")
+        or "\0" in plain
+        or (len(plain) > 1 and plain[1] == ":")
+    ):
+        raise FileFormatError(
+            f"{title} is not read: it holds {printable(name)!r}, which leads out of it."
+        )
     return posixpath.normpath(plain)
 
 
 def tar_members(
-    file: IO[bytes], title: str, size: int, *, skipped: Counter[str] | None = None, whole: bool = True
+    file: IO[bytes],
+    title: str,
+    size: int,
+    *,
+    skipped: Counter[str] | None = None,
+    whole: bool = True,
 ) -> Iterator[Member]:
     """Yield the files of a tar by its headers; no file is read.
 
@@ -104,16 +138,27 @@ def tar_members(
             if not info.isreg() or info.issparse():
                 kind = "links" if info.issym() or info.islnk() else "special files"
                 if skipped is None:
-                    raise FileFormatError(f"{title} must hold plain files only, got {kind}: {printable(info.name)}")
+                    raise FileFormatError(
+                        f"{title} must hold plain files only, got {kind}: {printable(info.name)}"
+                    )
                 skipped[kind] += 1
                 continue
             if info.size < 0 or info.offset_data + info.size > size:
                 raise EOFError(f"{printable(info.name)} goes beyond the end of it")
             name = name_inside(title, info.name)
-            yield Member(name, info.offset, archive.offset, info.offset_data, info.size, str(int(info.mtime)))
+            yield Member(
+                name,
+                info.offset,
+                archive.offset,
+                info.offset_data,
+                info.size,
+                str(int(info.mtime)),
+            )
         file.seek(archive.offset)
         block = file.read(512)
-        if block.strip(b"\0") or (whole and len(block) < 512):  # tarfile takes damage in the middle for the end
+        if block.strip(b"\0") or (
+            whole and len(block) < 512
+        ):  # tarfile takes damage in the middle for the end
             what = "what comes is no header" if block else "it is cut off"
             raise EOFError(f"at byte {archive.offset} {what}")
 
@@ -132,10 +177,17 @@ def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
         If it is no zip.
     """
     length, tail, at = file.seek(0, os.SEEK_END), b"", -1
-    for comment in (0, 2**16):  # the end record has 22 bytes and perhaps a comment, and 76 of zip64 before it
+    for comment in (
+        0,
+        2**16,
+    ):  # the end record has 22 bytes and perhaps a comment, and 76 of zip64 before it
         file.seek(max(length - comment - _ZIP_END - 76, 0))
         tail = file.read()
-        at = len(tail) - _ZIP_END if tail[-_ZIP_END:].startswith(b"PK\5\6") else tail.rfind(b"PK\5\6")
+        at = (
+            len(tail) - _ZIP_END
+            if tail[-_ZIP_END:].startswith(b"PK\5\6")
+            else tail.rfind(b"PK\5\6")
+        )
         if at >= 0:
             break
     if at < 0 or len(tail) < at + _ZIP_END:
@@ -144,13 +196,17 @@ def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
     if at >= 76 and tail[at - 20 : at].startswith(b"PK\6\7"):  # zip64
         own, count, size = struct.unpack_from("<4xQ20xQQ", tail, at - 76)
         if not tail[at - 76 :].startswith(b"PK\6\6") or own != 44:
-            raise zipfile.BadZipFile("its zip64 records are not those that zip programs write")
+            raise zipfile.BadZipFile(
+                "its zip64 records are not those that zip programs write"
+            )
     if max(count, size // (_ZIP_ENTRY + 1)) > most:
         # Entries with long names fill a large directory too. No entry is parsed that does not begin like this.
         wide = count <= most and size <= min(1024 * most, length)
         file.seek(max(length - len(tail) - size, 0))
         if not wide or file.read().count(b"PK\1\2") > most:
-            raise TooManyFilesError(f"{title} must hold at most {most:,} files, got more")
+            raise TooManyFilesError(
+                f"{title} must hold at most {most:,} files, got more"
+            )
     return zipfile.ZipFile(file)
 
 
@@ -182,7 +238,9 @@ class Archive:
         opener = None if self._is_zip else _OPENERS.get(tree.read(name, 0, 2))
         if opener is not None:
             self._unpack(opener, left)
-        self.members: dict[str, Member] = {}  # the last of every name, as unpacking would leave it
+        self.members: dict[
+            str, Member
+        ] = {}  # the last of every name, as unpacking would leave it
         for member in self._listed():
             if member.name in self.members:
                 self.skipped["files replaced by a later one of the same name"] += 1
@@ -190,17 +248,25 @@ class Archive:
             left -= member.size
             self.members[member.name] = member
             if len(self.members) > self._most:
-                raise TooManyFilesError(f"{self.title} must hold at most {self._most:,} files, got more")
+                raise TooManyFilesError(
+                    f"{self.title} must hold at most {self._most:,} files, got more"
+                )
             if member.size > LARGEST_FILE:
                 limit = f"{LARGEST_FILE // 2**20} MiB"
-                raise FileFormatError(f"{self.title} must hold files of at most {limit}, got {printable(member.name)}")
+                raise FileFormatError(
+                    f"{self.title} must hold files of at most {limit}, got {printable(member.name)}"
+                )
             if left < 0:
-                raise FileFormatError(f"{self.title} must unpack to at most {RATIO} times its size, got more")
+                raise FileFormatError(
+                    f"{self.title} must unpack to at most {RATIO} times its size, got more"
+                )
         self.sizes = {member.name: member.size for member in self.members.values()}
 
     def _unpack(self, opener: Any, left: int) -> None:
         """Unpack a packed tar to a temporary file, which goes with the archive."""
-        with tempfile.NamedTemporaryFile(prefix="evergrow-", suffix=".tar", delete=False) as target:
+        with tempfile.NamedTemporaryFile(
+            prefix="evergrow-", suffix=".tar", delete=False
+        ) as target:
             weakref.finalize(self, _remove, target.name, os.getpid())
             with (
                 sound(self.title, "compressed tar archive"),
@@ -209,24 +275,36 @@ class Archive:
                 while block := source.read(2**20):
                     left -= len(block)
                     if left < 0:
-                        raise ValueError(f"it must unpack to at most {RATIO} times its size and 64 MiB")
+                        raise ValueError(
+                            f"it must unpack to at most {RATIO} times its size and 64 MiB"
+                        )
                     target.write(block)
         self._tree, self._name = Tree(Path(target.name).parent), Path(target.name).name
 
     def _listed(self) -> Iterator[Member]:
         with self._tree.open(self._name, _BLOCK) as file:
             if not self._is_zip:
-                yield from tar_members(file, self.title, self._tree.size(self._name), skipped=self.skipped)
+                yield from tar_members(
+                    file, self.title, self._tree.size(self._name), skipped=self.skipped
+                )
                 return
-            with sound(self.title, "zip archive"), open_zip(file, self.title, self._most) as archive:
+            with (
+                sound(self.title, "zip archive"),
+                open_zip(file, self.title, self._most) as archive,
+            ):
                 for info in archive.infolist():
                     if stat.S_ISLNK(info.external_attr >> 16):
                         self.skipped["links"] += 1
                     elif info.flag_bits & 1:
                         self.skipped["encrypted files"] += 1
                     elif not info.is_dir():
-                        name, tag = name_inside(self.title, info.filename), f"{info.CRC:08x}\0{info.filename}"
-                        yield Member(name, info.header_offset, 0, 0, info.file_size, tag)
+                        name, tag = (
+                            name_inside(self.title, info.filename),
+                            f"{info.CRC:08x}\0{info.filename}",
+                        )
+                        yield Member(
+                            name, info.header_offset, 0, 0, info.file_size, tag
+                        )
 
     def read(self, key: str) -> bytes:
         """Return the content of a file."""
@@ -235,14 +313,20 @@ class Archive:
             if self._is_zip:
                 body = self._unzipped(member)
             else:
-                body = self._tree.read(self._name, member.data, member.data + member.size)
+                body = self._tree.read(
+                    self._name, member.data, member.data + member.size
+                )
             if len(body) != member.size:
                 raise EOFError(f"{len(body)} bytes instead of {member.size}")
         return body
 
     def _unzipped(self, member: Member) -> bytes:
-        if self._opened is None or self._opened[0] != os.getpid():  # a forked process shares no position in a file
-            archive = open_zip(self._tree.open(self._name, _BLOCK), self.title, self._most)
+        if (
+            self._opened is None or self._opened[0] != os.getpid()
+        ):  # a forked process shares no position in a file
+            archive = open_zip(
+                self._tree.open(self._name, _BLOCK), self.title, self._most
+            )
             self._opened = (os.getpid(), archive, threading.Lock())
         _, archive, lock = self._opened
         with lock, archive.open(member.tag.partition("\0")[2]) as file:

@@ -23,24 +23,54 @@ from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, InputError, LabelError, ParameterError
 from evergrow.core.escaping import one_line
 from evergrow.core.files import atomic_path
-from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
+from evergrow.core.record import (
+    NOTHING,
+    Between,
+    Extra,
+    from_document,
+    record,
+    to_document,
+)
 from evergrow.data.archives import open_zip, sound
-from evergrow.data.items import Dataset, Images, Samples, check_widths, concat_samples, join_blocks, listed
+from evergrow.data.items import (
+    Dataset,
+    Images,
+    Samples,
+    check_widths,
+    concat_samples,
+    join_blocks,
+    listed,
+)
 from evergrow.data.readers import has_files, register_reader
-from evergrow.data.sources import Shard, Source, as_features, check_alike, check_finite, class_labels, where_of
+from evergrow.data.sources import (
+    Shard,
+    Source,
+    as_features,
+    check_alike,
+    check_finite,
+    class_labels,
+    where_of,
+)
 from evergrow.data.storage import RATIO, ROOM, Tree
 
 SUFFIX = ".npz"
 REQUIRED = ("X_train", "y_train", "X_test", "y_test")
 _KEYS = {
     "train": (("X_train", "y_train"), ("X", "y"), ("features", "labels")),
-    "test": (("X_test", "y_test"), ("X", "y"), ("features", "labels"), ("X_train", "y_train")),
+    "test": (
+        ("X_test", "y_test"),
+        ("X", "y"),
+        ("features", "labels"),
+        ("X_train", "y_train"),
+    ),
 }
 STAMP = "evergrow"
 """Name of the array that states kind, version and writer; files of others have none."""
 
 _TEXTS = ("classes", "backbone", STAMP)
-_FORMAT: Any = np.lib.format  # which has no types for some of the Pythons that this runs on
+_FORMAT: Any = (
+    np.lib.format
+)  # which has no types for some of the Pythons that this runs on
 _BLOCK, _LOCAL_HEADER, _MOST_ARRAYS = 8192, 30, 1000
 
 
@@ -100,19 +130,36 @@ class FeatureSet:
     def __post_init__(self) -> None:
         for part, empty in (("train", False), ("test", self.whole)):
             X, y = getattr(self, f"X_{part}"), getattr(self, f"y_{part}")
-            numbers = isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind == "f" and X.shape[1] > 0
+            numbers = (
+                isinstance(X, np.ndarray)
+                and X.ndim == 2
+                and X.dtype.kind == "f"
+                and X.shape[1] > 0
+            )
             if not numbers or (len(X) == 0) != empty:
                 rows = "empty where whole is true," if empty else "a non-empty"
-                raise InputError(f"X_{part} must be {rows} 2-D floating-point array, got {_described(X)}")
-            if not isinstance(y, np.ndarray) or y.shape != X.shape[:1] or y.dtype.kind not in "biuU":
-                raise LabelError(f"y_{part} must hold {len(X)} integers or strings, got {_described(y)}")
+                raise InputError(
+                    f"X_{part} must be {rows} 2-D floating-point array, got {_described(X)}"
+                )
+            if (
+                not isinstance(y, np.ndarray)
+                or y.shape != X.shape[:1]
+                or y.dtype.kind not in "biuU"
+            ):
+                raise LabelError(
+                    f"y_{part} must hold {len(X)} integers or strings, got {_described(y)}"
+                )
             check_finite(X, f"X_{part}")
         if self.X_train.shape[1] != self.X_test.shape[1]:
-            raise InputError(f"X_test must have columns like X_train, got {_described(self.X_test)}")
+            raise InputError(
+                f"X_test must have columns like X_train, got {_described(self.X_test)}"
+            )
         check_widths("widths", self.widths, self.X_train.shape[1])
         unknown = np.setdiff1d(self.y_test, self.y_train)
         if len(unknown):
-            raise LabelError(f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides")
+            raise LabelError(
+                f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides"
+            )
 
     @property
     def n_classes(self) -> int:
@@ -121,12 +168,24 @@ class FeatureSet:
 
     def part(self, part: str) -> Samples:
         """Return the samples of ``"train"``, ``"test"`` or ``"all"``; features without a test part are always whole."""
-        wanted = ["train"] if self.whole else [name for name in ("train", "test") if part in (name, "all")]
+        wanted = (
+            ["train"]
+            if self.whole
+            else [name for name in ("train", "test") if part in (name, "all")]
+        )
         X = np.concatenate([getattr(self, f"X_{name}") for name in wanted])
         values = np.concatenate([getattr(self, f"y_{name}") for name in wanted])
-        labels = np.array([self.class_name(value) for value in values.tolist()], dtype=np.str_)
+        labels = np.array(
+            [self.class_name(value) for value in values.tolist()], dtype=np.str_
+        )
         features = join_blocks(as_features(X, self.name), self.widths)
-        return Samples("features", features=features, labels=labels, origin=self.backbone, widths=self.widths)
+        return Samples(
+            "features",
+            features=features,
+            labels=labels,
+            origin=self.backbone,
+            widths=self.widths,
+        )
 
     def class_name(self, label: Any) -> str:
         """Return the name of a label."""
@@ -189,7 +248,9 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     arrays: dict[str, Any] = {
         "classes": np.array(data.class_names, dtype=np.str_),
         "backbone": np.array(json.dumps(dict(data.backbone))),
-        STAMP: np.array(json.dumps(to_document(Stamp(data.widths, Extra(data.unknown))))),
+        STAMP: np.array(
+            json.dumps(to_document(Stamp(data.widths, Extra(data.unknown))))
+        ),
         **{name: getattr(data, name) for name in REQUIRED},
     }
     with atomic_path(target) as temporary, open(temporary, "wb") as file:
@@ -261,15 +322,25 @@ class ArrayFile:
             return _unpacked(self._tree, self._name, key)[start:stop]
         n_bytes = array.row_bytes
         first, count = array.offset + start * n_bytes, (stop - start) * n_bytes
-        if self._tree.on_disk:  # without a copy in between: files may be as large as memory
-            body = np.fromfile(self._tree.root / self._name, np.uint8, count, offset=first)
+        if (
+            self._tree.on_disk
+        ):  # without a copy in between: files may be as large as memory
+            body = np.fromfile(
+                self._tree.root / self._name, np.uint8, count, offset=first
+            )
         else:
-            body = np.frombuffer(bytearray(self._tree.read(self._name, first, first + count)), np.uint8)
+            body = np.frombuffer(
+                bytearray(self._tree.read(self._name, first, first + count)), np.uint8
+            )
         if len(body) != count:
-            raise FileFormatError(f"{self.title} must hold {array.shape[0]} rows of {key}, but it ends early")
+            raise FileFormatError(
+                f"{self.title} must hold {array.shape[0]} rows of {key}, but it ends early"
+            )
         return body.view(array.dtype).reshape((stop - start, *array.shape[1:]))
 
-    def stated(self, width: int) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
+    def stated(
+        self, width: int
+    ) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
         """Return the backbone that the file states, the widths of its blocks, and fields of a later evergrow.
 
         Raises
@@ -280,49 +351,88 @@ class ArrayFile:
         stamp, title = Stamp(), f"{self.title}: {STAMP}"
         if STAMP in self.texts:
             stamp = from_document(Stamp, parse_json(self.texts[STAMP], title), title)
-        backbone = parse_json(self.texts.get("backbone", "{}"), f"{self.title}: backbone")
+        backbone = parse_json(
+            self.texts.get("backbone", "{}"), f"{self.title}: backbone"
+        )
         try:
             check_widths("widths", stamp.widths, width)
             if not isinstance(backbone, dict):
-                raise InputError(f"backbone must be an object, got {type(backbone).__name__}")
+                raise InputError(
+                    f"backbone must be an object, got {type(backbone).__name__}"
+                )
         except InputError as error:
-            raise FileFormatError(f"{self.title}: the stamp must fit the features: {error}") from error
+            raise FileFormatError(
+                f"{self.title}: the stamp must fit the features: {error}"
+            ) from error
         return backbone, stamp.widths, dict(stamp.extra.values)
 
     def _index(self) -> None:
         """Find out where the arrays lie, and read the texts."""
-        known = {name for pairs in _KEYS.values() for pair in pairs for name in pair} | set(_TEXTS)
-        with self._tree.open(self._name, _BLOCK) as file, open_zip(file, self.title, _MOST_ARRAYS) as archive:
-            found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        known = {
+            name for pairs in _KEYS.values() for pair in pairs for name in pair
+        } | set(_TEXTS)
+        with (
+            self._tree.open(self._name, _BLOCK) as file,
+            open_zip(file, self.title, _MOST_ARRAYS) as archive,
+        ):
+            found = {
+                info.filename.removesuffix(".npy"): info for info in archive.infolist()
+            }
             entries = {key: info for key, info in found.items() if key in known}
             self.others = [key for key in found if key not in known]
-            if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in entries.values()):
-                raise ValueError("its arrays must be stored or deflated, as numpy does it")
+            if any(
+                info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+                for info in entries.values()
+            ):
+                raise ValueError(
+                    "its arrays must be stored or deflated, as numpy does it"
+                )
             limit = RATIO * self._size + ROOM
             if sum(info.file_size for info in entries.values()) > limit:
-                raise ValueError(f"its arrays must unpack to at most {limit} bytes, which is {RATIO} times the file")
+                raise ValueError(
+                    f"its arrays must unpack to at most {limit} bytes, which is {RATIO} times the file"
+                )
             for key, info in entries.items():
                 with archive.open(info) as entry:
-                    shape, columns_first, dtype, length = _header(cast(BinaryIO, entry), info.filename, info.file_size)
+                    shape, columns_first, dtype, length = _header(
+                        cast(BinaryIO, entry), info.filename, info.file_size
+                    )
                 if key in _TEXTS:
                     with archive.open(info) as entry:
-                        value = np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
+                        value = np.asarray(
+                            _FORMAT.read_array(
+                                cast(BinaryIO, entry), allow_pickle=False
+                            )
+                        )
                     if key == "classes":
                         self.classes = tuple(str(item) for item in value.reshape(-1))
                     else:
                         self.texts[key] = str(value)
                     continue
                 offset = -1
-                if info.compress_type == zipfile.ZIP_STORED and not (columns_first and len(shape) > 1):
+                if info.compress_type == zipfile.ZIP_STORED and not (
+                    columns_first and len(shape) > 1
+                ):
                     # The local header may have other extra fields than the directory.
-                    local = self._tree.read(self._name, info.header_offset, info.header_offset + _LOCAL_HEADER)
-                    offset = info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", local[26:30])) + length
+                    local = self._tree.read(
+                        self._name,
+                        info.header_offset,
+                        info.header_offset + _LOCAL_HEADER,
+                    )
+                    offset = (
+                        info.header_offset
+                        + _LOCAL_HEADER
+                        + sum(struct.unpack("<HH", local[26:30]))
+                        + length
+                    )
                     if offset + math.prod(shape) * dtype.itemsize > self._size:
                         raise EOFError(f"{key} goes beyond the end of it")
                 self.arrays[key] = StoredArray(shape, dtype, offset)
 
 
-def _header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def _header(
+    file: BinaryIO, name: str, size: int
+) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return shape, order, type and length of the header of an array, which claims what the file has for it.
 
     Raises
@@ -331,15 +441,24 @@ def _header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool
         If it is no array of plain values, or claims another number of bytes.
     """
     version = _FORMAT.read_magic(file)
-    readers = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}
+    readers = {
+        (1, 0): _FORMAT.read_array_header_1_0,
+        (2, 0): _FORMAT.read_array_header_2_0,
+    }
     try:
         shape, columns_first, dtype = readers[version](file)
-    except Exception as error:  # numpy lets Python parse it, whose errors are of many kinds
-        raise ValueError(f"{name} must begin with the header of an array: {one_line(str(error))}") from error
+    except (
+        Exception
+    ) as error:  # numpy lets Python parse it, whose errors are of many kinds
+        raise ValueError(
+            f"{name} must begin with the header of an array: {one_line(str(error))}"
+        ) from error
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"{name} must hold plain values, got {dtype}")
     if math.prod(shape) * dtype.itemsize != size - file.tell():
-        raise ValueError(f"{name} must hold {shape} values of {dtype}, got another number of bytes")
+        raise ValueError(
+            f"{name} must hold {shape} values of {dtype}, got another number of bytes"
+        )
     return shape, columns_first, dtype, file.tell()
 
 
@@ -349,7 +468,9 @@ def _unpacked(tree: Tree, name: str, key: str) -> NDArray[Any]:
     with (
         sound(tree.place(name), "NPZ file of plain arrays"),
         tree.open(name, 1 << 20) as file,
-        np.load(file, allow_pickle=False) as arrays,  # whose entries were counted when it was indexed
+        np.load(
+            file, allow_pickle=False
+        ) as arrays,  # whose entries were counted when it was indexed
     ):
         return np.asarray(arrays[key])
 
@@ -399,7 +520,11 @@ class ArraySource(Source):
     def kind(self) -> str:
         """Images where rows are bytes of two or three dimensions, and features elsewhere."""
         name = next(iter(self.files))
-        return "image" if self._open(name).arrays[self._keys(name)[0][0]].is_pixels else "features"
+        return (
+            "image"
+            if self._open(name).arrays[self._keys(name)[0][0]].is_pixels
+            else "features"
+        )
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -409,24 +534,38 @@ class ArraySource(Source):
     def _widths(self, name: str) -> tuple[int, ...]:
         file = self._open(name)
         array = file.arrays[self._keys(name)[0][0]]
-        return () if array.is_pixels or STAMP not in file.texts else file.stated(array.shape[1])[1]
+        return (
+            ()
+            if array.is_pixels or STAMP not in file.texts
+            else file.stated(array.shape[1])[1]
+        )
 
     def _keys(self, name: str) -> list[tuple[str, str]]:
         """Return the arrays of samples and of labels that the part is in; a label array may be missing."""
         file = self._open(name)
-        wanted = ("train", "test") if self.options.part == "all" else (self.options.part,)
+        wanted = (
+            ("train", "test") if self.options.part == "all" else (self.options.part,)
+        )
         chosen: list[tuple[str, str]] = []
         for part in wanted:
-            there = [pair for pair in _KEYS[part] if pair[0] in file.arrays and 0 not in file.arrays[pair[0]].shape[:1]]
+            there = [
+                pair
+                for pair in _KEYS[part]
+                if pair[0] in file.arrays and 0 not in file.arrays[pair[0]].shape[:1]
+            ]
             chosen += [pair for pair in there[:1] if pair not in chosen]
         if not chosen:
             held = listed([*file.arrays, *file.others], most=8)
-            raise FileFormatError(f"{file.title} must hold an array X_train, X or features, got {held}")
+            raise FileFormatError(
+                f"{file.title} must hold an array X_train, X or features, got {held}"
+            )
         for x, y in chosen:
             _check_arrays(file, x, y)
         return chosen
 
-    def _file_parts(self, name: str, rows: int, size: int) -> tuple[dict[str, Any], list[Shard]]:
+    def _file_parts(
+        self, name: str, rows: int, size: int
+    ) -> tuple[dict[str, Any], list[Shard]]:
         arrays = self._open(name).arrays
         first, shards = None, []
         for x, y in self._keys(name):
@@ -437,28 +576,58 @@ class ArraySource(Source):
             step = max(min(rows, size // max(array.row_bytes, 1)), 1)
             for start in range(0, array.shape[0], step):
                 stop = min(start + step, array.shape[0])
-                where = {"file": name, "array": x, "labels": y, "start": start, "stop": stop}
-                shards.append(Shard(0, stop - start, (stop - start) * array.row_bytes, where))
+                where = {
+                    "file": name,
+                    "array": x,
+                    "labels": y,
+                    "start": start,
+                    "stop": stop,
+                }
+                shards.append(
+                    Shard(0, stop - start, (stop - start) * array.row_bytes, where)
+                )
         return form, shards
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard."""
-        name, key, labels_key, start, stop = where_of(shard, file=str, array=str, labels=str, start=int, stop=int)
+        name, key, labels_key, start, stop = where_of(
+            shard, file=str, array=str, labels=str, start=int, stop=int
+        )
         file = self._open(name)
-        if key not in file.arrays or stop > file.arrays[key].shape[0] or stop - start != shard.rows:
-            raise FileFormatError(f"{file.title} must hold {stop} rows of {key}, as when the shards were made")
+        if (
+            key not in file.arrays
+            or stop > file.arrays[key].shape[0]
+            or stop - start != shard.rows
+        ):
+            raise FileFormatError(
+                f"{file.title} must hold {stop} rows of {key}, as when the shards were made"
+            )
         values = file.rows(key, start, stop)
         names = tuple(f"{name}[{row}]" for row in range(start, stop))
         labels = None
         if self.options.labelled and labels_key in file.arrays:
             known = dict(enumerate(file.classes))
-            labels = class_labels(file.rows(labels_key, start, stop).tolist(), known, file.title)
+            labels = class_labels(
+                file.rows(labels_key, start, stop).tolist(), known, file.title
+            )
         if file.arrays[key].is_pixels:
-            return Samples("image", Images(np.ascontiguousarray(values)), labels=labels, row_names=names)
+            return Samples(
+                "image",
+                Images(np.ascontiguousarray(values)),
+                labels=labels,
+                row_names=names,
+            )
         widths = self._widths(name)
         features = join_blocks(as_features(values, file.title, start), widths)
         origin = file.stated(features.shape[1])[0] if STAMP in file.texts else {}
-        return Samples("features", features=features, labels=labels, row_names=names, widths=widths, origin=origin)
+        return Samples(
+            "features",
+            features=features,
+            labels=labels,
+            row_names=names,
+            widths=widths,
+            origin=origin,
+        )
 
     def samples(self) -> Samples:
         """Return all samples of the part."""
@@ -470,13 +639,25 @@ class ArraySource(Source):
             return super().dataset()
         name = next(iter(self._every_file))
         file = self._open(name)
-        train = next((pair for pair in _KEYS["train"] if set(pair) <= file.arrays.keys()), REQUIRED[:2])
-        pairs = [train, REQUIRED[2:]] if {"X_test", "y_test"} & file.arrays.keys() else [train]
+        train = next(
+            (pair for pair in _KEYS["train"] if set(pair) <= file.arrays.keys()),
+            REQUIRED[:2],
+        )
+        pairs = (
+            [train, REQUIRED[2:]]
+            if {"X_test", "y_test"} & file.arrays.keys()
+            else [train]
+        )
         missing = [key for pair in pairs for key in pair if key not in file.arrays]
         if missing:
-            raise FileFormatError(f"{file.title} must hold X_train, y_train or X, y, but it lacks {', '.join(missing)}")
+            raise FileFormatError(
+                f"{file.title} must hold X_train, y_train or X, y, but it lacks {', '.join(missing)}"
+            )
         parts = [(file.rows(x), file.rows(y)) for x, y in pairs]
-        (X, y), (X_test, y_test) = parts[0], parts[1] if len(parts) > 1 else (parts[0][0][:0], parts[0][1][:0])
+        (X, y), (X_test, y_test) = (
+            parts[0],
+            parts[1] if len(parts) > 1 else (parts[0][0][:0], parts[0][1][:0]),
+        )
         try:
             names = file.classes
             if file.arrays[train[0]].is_pixels:
@@ -487,23 +668,46 @@ class ArraySource(Source):
                 return Dataset.of(Images(X), y, *test, names=names, layout="arrays")
             backbone, widths, unknown = file.stated(X.shape[1] if X.ndim == 2 else 0)
             whole = len(X_test) == 0 == len(y_test)
-            return FeatureSet(Path(name).stem, X, y, X_test, y_test, names, backbone, "", unknown, whole, widths)
+            return FeatureSet(
+                Path(name).stem,
+                X,
+                y,
+                X_test,
+                y_test,
+                names,
+                backbone,
+                "",
+                unknown,
+                whole,
+                widths,
+            )
         except (InputError, LabelError) as error:
-            raise FileFormatError(f"{file.title} must hold labelled features or images: {error}") from error
+            raise FileFormatError(
+                f"{file.title} must hold labelled features or images: {error}"
+            ) from error
 
 
 register_reader(
-    "arrays", suffixes=(SUFFIX,), fits=lambda tree: not tree.folders() and has_files(tree, SUFFIX), rank=40
+    "arrays",
+    suffixes=(SUFFIX,),
+    fits=lambda tree: not tree.folders() and has_files(tree, SUFFIX),
+    rank=40,
 )(ArraySource)
 
 
 def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
     samples, labels = file.arrays[x], file.arrays.get(y)
-    vectors = len(samples.shape) == 2 and samples.shape[1] > 0 and samples.dtype.kind in "fiu"
+    vectors = (
+        len(samples.shape) == 2 and samples.shape[1] > 0 and samples.dtype.kind in "fiu"
+    )
     if not vectors and not samples.is_pixels:
         raise FileFormatError(
             f"{file.title}: {x} must be feature vectors or bytes of images, got {_described(samples)}"
         )
-    if labels is not None and (labels.shape != samples.shape[:1] or labels.dtype.kind not in "biuU"):
+    if labels is not None and (
+        labels.shape != samples.shape[:1] or labels.dtype.kind not in "biuU"
+    ):
         n = samples.shape[0]
-        raise FileFormatError(f"{file.title}: {y} must hold {n} integers or strings, got {_described(labels)}")
+        raise FileFormatError(
+            f"{file.title}: {y} must hold {n} integers or strings, got {_described(labels)}"
+        )

@@ -101,7 +101,11 @@ Encode = Callable[[Items], tuple[NDArray[Any], NDArray[np.int64]]]
 
 
 def check_samples(
-    train: Samples, test: Samples | None = None, *, encode: Encode | None = None, backbone: str = ""
+    train: Samples,
+    test: Samples | None = None,
+    *,
+    encode: Encode | None = None,
+    backbone: str = "",
 ) -> DataCheck:
     """Return what looks wrong about labelled samples.
 
@@ -129,26 +133,44 @@ def check_samples(
     """
     parts: tuple[Samples, ...] = (train,) if test is None else (train, test)
     if len({part.kind for part in parts}) > 1:
-        raise InputError(f"test must hold {train.kind} samples like the training part, got {parts[1].kind}")
+        raise InputError(
+            f"test must hold {train.kind} samples like the training part, got {parts[1].kind}"
+        )
     labels = [label for part in parts for label in part.required_labels().tolist()]
     names = [name for part in parts for name in part.names()]
     found: dict[tuple[int, ...], Finding] = {}
     notes: list[str] = []
 
-    def see(kind: FindingKind | None, rows: tuple[int, int], similarity: float, *, exact: bool = False) -> bool:
+    def see(
+        kind: FindingKind | None,
+        rows: tuple[int, int],
+        similarity: float,
+        *,
+        exact: bool = False,
+    ) -> bool:
         """Keep two samples unless that is known, or nothing is wrong about them; return whether something is."""
         first, second = sorted(rows) if kind is None else rows
         where = ["training" if row < len(train) else "test" for row in (first, second)]
         if kind is None and labels[first] == labels[second] and where[0] == where[1]:
             return False
-        kind = kind or ("two labels" if labels[first] != labels[second] else "training and test")
-        about = ((names[first], names[second]), (labels[first], labels[second]), (where[0], where[1]))
+        kind = kind or (
+            "two labels" if labels[first] != labels[second] else "training and test"
+        )
+        about = (
+            (names[first], names[second]),
+            (labels[first], labels[second]),
+            (where[0], where[1]),
+        )
         key = (first, second, int(kind == "misplaced"))
         found.setdefault(key, Finding(kind, (first, second), *about, similarity, exact))
         return True
 
     groups, unread = _contents(parts)
-    repeated = sum(not see(None, (first, row), 1.0, exact=True) for first, *rows in groups for row in rows)
+    repeated = sum(
+        not see(None, (first, row), 1.0, exact=True)
+        for first, *rows in groups
+        for row in rows
+    )
     if encode is not None or train.kind == "features":
         X, numbers, missing = _vectors(parts, encode, notes)
         unread |= missing
@@ -160,11 +182,31 @@ def check_samples(
                     see(None, (row, other), similarity)
             around = Counter(labels[other] for other, _ in near)
             vote, count = max(around.items(), key=lambda entry: (entry[1], entry[0]))
-            if sizes[labels[row]] >= _JUDGED and not around[labels[row]] and count >= _AGREEING:
-                see("misplaced", *next(((row, other), value) for other, value in near if labels[other] == vote))
-    ordered = sorted(found.values(), key=lambda finding: (not finding.exact, -finding.similarity, finding.rows))
+            if (
+                sizes[labels[row]] >= _JUDGED
+                and not around[labels[row]]
+                and count >= _AGREEING
+            ):
+                see(
+                    "misplaced",
+                    *next(
+                        ((row, other), value)
+                        for other, value in near
+                        if labels[other] == vote
+                    ),
+                )
+    ordered = sorted(
+        found.values(),
+        key=lambda finding: (not finding.exact, -finding.similarity, finding.rows),
+    )
     counts = (len(labels), 0 if test is None else len(test), repeated)
-    return DataCheck(tuple(ordered), *counts, backbone, tuple(names[row] for row in sorted(unread)), tuple(notes))
+    return DataCheck(
+        tuple(ordered),
+        *counts,
+        backbone,
+        tuple(names[row] for row in sorted(unread)),
+        tuple(notes),
+    )
 
 
 def _contents(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[int]]:
@@ -183,9 +225,17 @@ def _contents(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[int]]:
 def _content(samples: Samples, row: int) -> str:
     """Return a hash of the content of a sample; texts are compared without case, blanks and forms of letters."""
     digest = hashlib.blake2b(digest_size=16)
-    raw = samples.features[row] if samples.features is not None else samples.raw_items().raw(row)
+    raw = (
+        samples.features[row]
+        if samples.features is not None
+        else samples.raw_items().raw(row)
+    )
     if isinstance(raw, str) and samples.kind == "text":
-        digest.update(" ".join(unicodedata.normalize("NFKC", raw).casefold().split()).encode("utf-8", "surrogatepass"))
+        digest.update(
+            " ".join(unicodedata.normalize("NFKC", raw).casefold().split()).encode(
+                "utf-8", "surrogatepass"
+            )
+        )
     elif isinstance(raw, (str, os.PathLike)):
         with open(raw, "rb") as file:
             while block := file.read(2**20):
@@ -208,9 +258,15 @@ def _vectors(
         chosen: NDArray[np.int64] = np.arange(len(part))
         if len(part) > MOST_COMPARED:
             chosen = np.linspace(0, len(part) - 1, MOST_COMPARED).astype(np.int64)
-            notes.append(f"{MOST_COMPARED:,} of {len(part):,} samples were compared by features")
+            notes.append(
+                f"{MOST_COMPARED:,} of {len(part):,} samples were compared by features"
+            )
         some = part.take(chosen)
-        X, read = (some.features, np.arange(len(some))) if encode is None else encode(some.raw_items())
+        X, read = (
+            (some.features, np.arange(len(some)))
+            if encode is None
+            else encode(some.raw_items())
+        )
         blocks.append(np.asarray(X, dtype=np.float32))
         rows.append(start + chosen[read])
         asked |= set((start + chosen).tolist())
@@ -228,9 +284,25 @@ def _neighbours(
     k = min(NEIGHBOURS, n_train - 1)
     if k < 1:
         return
-    search = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(X[:n_train])
-    for start, asked in ((0, None), (n_train, X[n_train:])):  # without rows, the training rows except each itself
+    search = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(
+        X[:n_train]
+    )
+    for start, asked in (
+        (0, None),
+        (n_train, X[n_train:]),
+    ):  # without rows, the training rows except each itself
         if asked is None or len(asked):
             distances, places = search.kneighbors(asked)
-            for row, near, far in zip(rows[start:].tolist(), rows[places].tolist(), distances.tolist(), strict=False):
-                yield row, [(other, 1.0 - distance) for other, distance in zip(near, far, strict=True)]
+            for row, near, far in zip(
+                rows[start:].tolist(),
+                rows[places].tolist(),
+                distances.tolist(),
+                strict=False,
+            ):
+                yield (
+                    row,
+                    [
+                        (other, 1.0 - distance)
+                        for other, distance in zip(near, far, strict=True)
+                    ],
+                )

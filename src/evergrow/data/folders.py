@@ -10,11 +10,25 @@ from dataclasses import dataclass, field
 
 from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
-from evergrow.data.items import Dataset, check_test_classes, is_image, listed, unread_format
-from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, file_suffixes, register_reader
+from evergrow.data.items import (
+    Dataset,
+    check_test_classes,
+    is_image,
+    listed,
+    unread_format,
+)
+from evergrow.data.readers import (
+    TEST_WORDS,
+    TRAIN_WORDS,
+    DataOptions,
+    file_suffixes,
+    register_reader,
+)
 from evergrow.data.storage import Tree
 
-_SYSTEM = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"})
+_SYSTEM = frozenset(
+    {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
+)
 
 
 def is_hidden(name: str) -> bool:
@@ -67,8 +81,14 @@ class Walk:
                 if kind == "folder":
                     link = self.tree.on_disk and os.path.islink(self.tree.root / path)
                     target = os.path.realpath(self.tree.root / path) if link else ""
-                    above = ((self.tree.root / place).resolve() for place in (current, "") if target)
-                    if target in followed or any(place.is_relative_to(target) for place in above):
+                    above = (
+                        (self.tree.root / place).resolve()
+                        for place in (current, "")
+                        if target
+                    )
+                    if target in followed or any(
+                        place.is_relative_to(target) for place in above
+                    ):
                         self.ignored["links back to a folder above"] += 1
                         continue
                     followed |= {target} - {""}
@@ -86,12 +106,18 @@ class Walk:
         """Return a sentence about what was left out, if anything was."""
         if not self.ignored:
             return []
-        parts = ", ".join(f"{printable(reason)}: {count}" for reason, count in sorted(self.ignored.items()))
+        parts = ", ".join(
+            f"{printable(reason)}: {count}"
+            for reason, count in sorted(self.ignored.items())
+        )
         return [f"files left out: {sum(self.ignored.values())} ({parts})"]
 
     def cautions(self) -> list[str]:
         """Return a sentence about every kind of images that was left out because nothing here reads it."""
-        return [f"{title} images left out: {n}; {remedy}" for (title, remedy), n in sorted(self.unread.items())]
+        return [
+            f"{title} images left out: {n}; {remedy}"
+            for (title, remedy), n in sorted(self.unread.items())
+        ]
 
     def unread_hint(self) -> str:
         """Return the cautions as the end of a message."""
@@ -109,7 +135,9 @@ class Walk:
         if unread := unread_format(name):
             self.unread[unread] += 1
         else:
-            self.ignored[f"not images ({os.path.splitext(name)[1].lower() or 'no suffix'})"] += 1
+            self.ignored[
+                f"not images ({os.path.splitext(name)[1].lower() or 'no suffix'})"
+            ] += 1
 
 
 # -- which layout -------------------------------------------------------------------------------------------
@@ -125,8 +153,13 @@ def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
     spelled: dict[str, str] = {}
     for name in walk.subfolders():
         lower = name.lower()
-        if lower in (*TRAIN_WORDS, *TEST_WORDS) and spelled.setdefault(lower, name) != name:
-            raise InputError(f"{tree.place()} must hold one of the folders {spelled[lower]!r} and {name!r}, got both")
+        if (
+            lower in (*TRAIN_WORDS, *TEST_WORDS)
+            and spelled.setdefault(lower, name) != name
+        ):
+            raise InputError(
+                f"{tree.place()} must hold one of the folders {spelled[lower]!r} and {name!r}, got both"
+            )
     train = [spelled[name] for name in TRAIN_WORDS if name in spelled]
     tests = [spelled[name] for name in TEST_WORDS if name in spelled]
     if not train or not tests:
@@ -155,14 +188,20 @@ def partner_name(tree: Tree, train: str) -> str | None:
     if at < 0:
         return None
     end = at + (8 if stem.lower().startswith("training", at) else 5)
-    names = [posixpath.join(folder, f"{stem[:at]}{word}{stem[end:]}{suffix}") for word in (*TEST_WORDS, "dev")]
+    names = [
+        posixpath.join(folder, f"{stem[:at]}{word}{stem[end:]}{suffix}")
+        for word in (*TEST_WORDS, "dev")
+    ]
     return next((candidate for candidate in names if tree.is_file(candidate)), None)
 
 
 def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
     """Return the training list or table in a folder, its ``splits`` or its ``data`` that has a partner."""
     folders = tree.folders()
-    for place in ("", *(folders[name] for name in ("splits", "data") if name in folders)):
+    for place in (
+        "",
+        *(folders[name] for name in ("splits", "data") if name in folders),
+    ):
         for file in tree.files(place):
             stem, suffix = posixpath.splitext(posixpath.basename(file))
             right = suffix.lower() in suffixes and stem.lower().endswith(TRAIN_WORDS)
@@ -176,7 +215,9 @@ def has_train_test(tree: Tree) -> bool:
     names = split_folders(tree)
     if names is None:
         return False
-    return training_file(tree, file_suffixes()) is None or bool(Walk(tree).subfolders(names[0]))
+    return training_file(tree, file_suffixes()) is None or bool(
+        Walk(tree).subfolders(names[0])
+    )
 
 
 @register_reader("train-test", fits=has_train_test, rank=50)
@@ -206,11 +247,18 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """
     folders, base = Walk(tree).subfolders(), ""
     walk = Walk(tree)
-    if len(folders) == 1 and folders[0].lower() in TRAIN_WORDS:  # a training folder alone
+    if (
+        len(folders) == 1 and folders[0].lower() in TRAIN_WORDS
+    ):  # a training folder alone
         base, folders = folders[0], Walk(tree).subfolders(folders[0])
         walk.subfolders()  # counts what lies beside it
-    if folders and all(split_folders(tree.below(posixpath.join(base, folder))) is not None for folder in folders):
-        raise InputError(f"{tree.place()} must be one data set, got several: point to one of {listed(folders)}")
+    if folders and all(
+        split_folders(tree.below(posixpath.join(base, folder))) is not None
+        for folder in folders
+    ):
+        raise InputError(
+            f"{tree.place()} must be one data set, got several: point to one of {listed(folders)}"
+        )
     return _read_parts(walk, [base], "class-folders", [])
 
 
@@ -224,15 +272,25 @@ def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> 
         empty = [folder for folder, names in files.items() if not names]
         if len(empty) == len(files):
             where = f"{listed(empty)} of {tree.place()}{walk.unread_hint()}"
-            raise InputError(f"class folders must hold at least one image, got none in {where}")
-        cautions += [f"class folders without images left out: {listed(empty)}"] if empty else []
-        labels = [posixpath.basename(folder) for folder, names in files.items() for _ in names]
+            raise InputError(
+                f"class folders must hold at least one image, got none in {where}"
+            )
+        cautions += (
+            [f"class folders without images left out: {listed(empty)}"] if empty else []
+        )
+        labels = [
+            posixpath.basename(folder) for folder, names in files.items() for _ in names
+        ]
         found.append(([name for names in files.values() for name in names], labels))
     if len(parts) == 2:
         check_test_classes(found[0][1], found[1][1])
-    columns = [value for names, labels in found for value in (tree.images(names), labels)]
+    columns = [
+        value for names, labels in found for value in (tree.images(names), labels)
+    ]
     said = (*cautions, *walk.cautions())
-    return Dataset.of(*columns, layout=layout, notes=(*walk.note(), *notes), cautions=said)  # type: ignore[arg-type]
+    return Dataset.of(
+        *columns, layout=layout, notes=(*walk.note(), *notes), cautions=said
+    )  # type: ignore[arg-type]
 
 
 def _class_folders(walk: Walk, part: str, cautions: list[str]) -> list[str]:
@@ -240,14 +298,25 @@ def _class_folders(walk: Walk, part: str, cautions: list[str]) -> list[str]:
     names = walk.subfolders(part)
     if not names:
         loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
-        hint = f" but {loose} images: move them to folders named after their classes" if loose else ""
+        hint = (
+            f" but {loose} images: move them to folders named after their classes"
+            if loose
+            else ""
+        )
         raise InputError(
             f"{walk.tree.place(part)} holds no folder{hint}{walk.unread_hint()}. It takes one folder per class, or "
             "train/<class>/ and test/<class>/."
         )
     places = [posixpath.join(part, name) for name in names]
-    inner = Counter(name for place in places for name, kind in walk.tree.entries(place) if kind == "folder")
-    repeated = sorted(name for name, count in inner.items() if count > 1 and not is_hidden(name))
+    inner = Counter(
+        name
+        for place in places
+        for name, kind in walk.tree.entries(place)
+        if kind == "folder"
+    )
+    repeated = sorted(
+        name for name, count in inner.items() if count > 1 and not is_hidden(name)
+    )
     if repeated and 2 * len(repeated) >= len(inner):
         cautions.append(
             f"folders of the same names ({listed(repeated)}) repeat in {listed(names)}, which were taken for the "
@@ -264,5 +333,9 @@ def images_below(tree: Tree) -> Dataset:
     walk = Walk(tree)
     names = walk.images()
     if not names:
-        raise InputError(f"{tree.place()} must hold images, got none{walk.unread_hint()}")
-    return Dataset.of(tree.images(names), [""] * len(names), cautions=tuple(walk.cautions()))
+        raise InputError(
+            f"{tree.place()} must hold images, got none{walk.unread_hint()}"
+        )
+    return Dataset.of(
+        tree.images(names), [""] * len(names), cautions=tuple(walk.cautions())
+    )

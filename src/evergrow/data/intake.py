@@ -49,22 +49,34 @@ def as_names(labels: Any, n: int) -> NDArray[np.str_]:
     if len(values) != n:
         raise LabelError(f"labels must be one per sample ({n}), got {len(values)}")
     for value in values:
-        if not isinstance(value, (str, int, float)) or value != value or not str(value).strip():
-            raise LabelError(f"labels must be names that can be seen, or numbers, got {value!r}")
+        if (
+            not isinstance(value, (str, int, float))
+            or value != value
+            or not str(value).strip()
+        ):
+            raise LabelError(
+                f"labels must be names that can be seen, or numbers, got {value!r}"
+            )
     return np.array([str(value) for value in values], dtype=np.str_)
 
 
 def _label_values(labels: Any) -> list[Any]:
     """Return labels as a list of plain values."""
     if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
-        raise LabelError(f"labels must be a sequence of class names, got {type(labels).__name__}")
+        raise LabelError(
+            f"labels must be a sequence of class names, got {type(labels).__name__}"
+        )
     if is_frame(labels):
         names = list(labels.columns)
         if len(names) != 1:
-            raise LabelError(f"a frame of labels must have one column, got {len(names)}")
+            raise LabelError(
+                f"a frame of labels must have one column, got {len(names)}"
+            )
         labels = labels[names[0]]
     values = labels.tolist() if hasattr(labels, "tolist") else labels
-    return [value.item() if isinstance(value, np.generic) else value for value in values]
+    return [
+        value.item() if isinstance(value, np.generic) else value for value in values
+    ]
 
 
 def kind_of(values: Sequence[Any]) -> str:
@@ -81,16 +93,23 @@ def kind_of(values: Sequence[Any]) -> str:
     >>> kind_of(["a", "b"]), kind_of([3, 10]), kind_of([True]), kind_of([0.5])
     ('name', 'integer', 'boolean', 'name')
     """
-    types = {type(value.item() if isinstance(value, np.generic) else value).__name__ for value in values}
+    types = {
+        type(value.item() if isinstance(value, np.generic) else value).__name__
+        for value in values
+    }
     if len(types) > 1:
-        raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(sorted(types))}")
+        raise LabelError(
+            f"labels must all be of one kind, got a mix of {', '.join(sorted(types))}"
+        )
     return {"int": "integer", "bool": "boolean"}.get(next(iter(types), "str"), "name")
 
 
 # -- with labels ------------------------------------------------------------------------------------------------
 
 
-def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataOptions | None = None) -> Samples:
+def read_labelled(
+    data: Any, part: Part, kind: str | None = None, options: DataOptions | None = None
+) -> Samples:
     """Return labelled samples of any accepted source.
 
     Parameters
@@ -127,12 +146,18 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
     if isinstance(data, tuple) and len(data) == 2:
         samples = read_items(data[0], kind)
         labels = _label_values(data[1])
-        return replace(samples, labels=as_names(labels, len(samples)), label_kind=kind_of(labels))
+        return replace(
+            samples, labels=as_names(labels, len(samples)), label_kind=kind_of(labels)
+        )
     got = type(data).__name__ + (f" of {len(data)}" if isinstance(data, tuple) else "")
-    raise InputError(f"data must be a path, a Dataset, a FeatureSet or a pair (items, labels), got {got}")
+    raise InputError(
+        f"data must be a path, a Dataset, a FeatureSet or a pair (items, labels), got {got}"
+    )
 
 
-def read_parts(source: str | os.PathLike[str], options: DataOptions | None = None) -> Dataset | FeatureSet:
+def read_parts(
+    source: str | os.PathLike[str], options: DataOptions | None = None
+) -> Dataset | FeatureSet:
     """Return the training part of a source, or all of it, and the test part where it has one; none is drawn."""
     found = read(source, options).dataset()
     if isinstance(found, Dataset):
@@ -143,7 +168,9 @@ def read_parts(source: str | os.PathLike[str], options: DataOptions | None = Non
 # -- items without labels -----------------------------------------------------------------------------------
 
 
-def read_items(items: Any, kind: str | None = None, options: DataOptions | None = None) -> Samples:
+def read_items(
+    items: Any, kind: str | None = None, options: DataOptions | None = None
+) -> Samples:
     """Return samples without labels.
 
     Parameters
@@ -168,14 +195,20 @@ def read_items(items: Any, kind: str | None = None, options: DataOptions | None 
     if isinstance(items, Samples):
         return items
     if isinstance(items, Items):
-        return Samples(items.kind, items, lasting=isinstance(items, Images) and items.lasting)
+        return Samples(
+            items.kind, items, lasting=isinstance(items, Images) and items.lasting
+        )
     if isinstance(items, (str, os.PathLike)):
         return _of_name(items, kind, options or DEFAULTS)
     if not isinstance(items, list) and _is_pil_image(items):
         return Samples("image", Images((items,)))
     if hasattr(items, "detach"):
         items = items.detach().cpu().numpy()
-        items = channels_last(items) if items.ndim in (3, 4) and kind != "features" else items
+        items = (
+            channels_last(items)
+            if items.ndim in (3, 4) and kind != "features"
+            else items
+        )
     if is_frame(items):
         values, columns = frame_values(items, kind)
         if isinstance(values, list):
@@ -184,11 +217,18 @@ def read_items(items: Any, kind: str | None = None, options: DataOptions | None 
     if hasattr(items, "__array__"):
         return _of_array(np.asarray(items), kind)
     if not isinstance(items, Sequence) or isinstance(items, (bytes, bytearray)):
-        raise InputError(f"items must be paths, images, texts or feature vectors, got {type(items).__name__}")
+        raise InputError(
+            f"items must be paths, images, texts or feature vectors, got {type(items).__name__}"
+        )
     return _of_sequence(items, kind)
 
 
-def read_unknown(unknown: Any, kind: str | None, part: Part = "all", options: DataOptions | None = None) -> Samples:
+def read_unknown(
+    unknown: Any,
+    kind: str | None,
+    part: Part = "all",
+    options: DataOptions | None = None,
+) -> Samples:
     """Return samples with labels (all parts by default), or without as :func:`read_items` does."""
     if isinstance(unknown, (str, os.PathLike)) and os.path.isdir(unknown):
         try:
@@ -196,16 +236,26 @@ def read_unknown(unknown: Any, kind: str | None, part: Part = "all", options: Da
         except InputError:
             return read_items(unknown, kind)  # a folder of images without classes
     labelled = isinstance(unknown, (str, os.PathLike, tuple, Dataset, FeatureSet))
-    return read_labelled(unknown, part, kind, options) if labelled else read_items(unknown, kind)
+    return (
+        read_labelled(unknown, part, kind, options)
+        if labelled
+        else read_items(unknown, kind)
+    )
 
 
-def _of_name(name: str | os.PathLike[str], kind: str | None, options: DataOptions) -> Samples:
+def _of_name(
+    name: str | os.PathLike[str], kind: str | None, options: DataOptions
+) -> Samples:
     path, text = Path(name), os.fspath(name)
-    there = os.path.isfile(name)  # unlike Path.is_file, no error for a text that is too long for a name
+    there = os.path.isfile(
+        name
+    )  # unlike Path.is_file, no error for a text that is too long for a name
     if not there and not os.path.isdir(name):
         if path.suffix.lower() in (".npy", ".npz") and kind != "text":
             raise DatasetNotFoundError(f"No file {text!r} here.")
-        plain = isinstance(name, str) and (kind == "text" or (kind is None and not is_image(text)))
+        plain = isinstance(name, str) and (
+            kind == "text" or (kind is None and not is_image(text))
+        )
         return Samples("text", Texts((text,))) if plain else _of_paths([name])
     if path.suffix.lower() == ".npy" and there:
         return Samples("features", features=_features(read_npy(path)))
@@ -225,8 +275,14 @@ def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         texts = not any(is_image(name) or os.sep in name for name in missing)
-        hint = "; texts need a backbone of texts, such as 'all-MiniLM-L6-v2' or 'sentence:NAME'" if texts else ""
-        raise DatasetNotFoundError(f"images must be existing files, got {missing[0]!r}{more}{hint}")
+        hint = (
+            "; texts need a backbone of texts, such as 'all-MiniLM-L6-v2' or 'sentence:NAME'"
+            if texts
+            else ""
+        )
+        raise DatasetNotFoundError(
+            f"images must be existing files, got {missing[0]!r}{more}{hint}"
+        )
     absolute = [os.path.abspath(path) for path in paths]
     root = Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))
     names = tuple(Path(path).relative_to(root).as_posix() for path in absolute)
@@ -238,21 +294,34 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
         raise InputError("items must hold at least one item, got none")
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         texts = all(isinstance(item, str) for item in items) and kind != "image"
-        images = all(map(is_image, map(os.fspath, items))) and (kind is None or all(map(os.path.isfile, items)))
-        return Samples("text", Texts(tuple(items))) if texts and not images else _of_paths(items)
-    if all(_is_pil_image(item) or _is_pixels(item) for item in items) and kind != "features":
+        images = all(map(is_image, map(os.fspath, items))) and (
+            kind is None or all(map(os.path.isfile, items))
+        )
+        return (
+            Samples("text", Texts(tuple(items)))
+            if texts and not images
+            else _of_paths(items)
+        )
+    if (
+        all(_is_pil_image(item) or _is_pixels(item) for item in items)
+        and kind != "features"
+    ):
         return Samples("image", Images(tuple(items)))
     try:
         array = np.asarray(items, dtype=np.float64)
     except (TypeError, ValueError):
         kinds = ", ".join(sorted({type(item).__name__ for item in items})[:5])
-        raise InputError(f"items must all be paths, images, texts or feature vectors, got {kinds}") from None
+        raise InputError(
+            f"items must all be paths, images, texts or feature vectors, got {kinds}"
+        ) from None
     return Samples("features", features=_features(array))
 
 
 def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
     if array.size == 0:
-        raise InputError(f"items must hold at least one item, got an array of shape {array.shape}")
+        raise InputError(
+            f"items must hold at least one item, got an array of shape {array.shape}"
+        )
     if array.dtype.kind in "UO":
         return _of_sequence(array.tolist(), kind)
     if array.dtype != np.uint8 or kind == "features":
@@ -266,7 +335,9 @@ def _features(array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim == 1:
         array = array[None]
     if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
-        raise InputError(f"features must be numbers of shape (n, d), got {array.dtype} of shape {array.shape}")
+        raise InputError(
+            f"features must be numbers of shape (n, d), got {array.dtype} of shape {array.shape}"
+        )
     return as_features(array, "features")
 
 
@@ -278,7 +349,9 @@ def _is_pil_image(item: Any) -> bool:
 
 
 def _is_pixels(item: Any) -> bool:
-    return isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
+    return (
+        isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
+    )
 
 
 def channels_last(array: NDArray[Any]) -> NDArray[Any]:
@@ -302,12 +375,18 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
     [51, 51, 51]
     """
     if array.dtype.kind == "f":
-        low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        low, high = (
+            (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        )
         if not 0.0 <= low <= high <= 1.0:
             got = f"{low:.3g} to {high:.3g}: leave out the normalisation, which the backbone brings along"
             raise InputError(f"images of floats must lie between 0 and 1, got {got}")
         array = np.rint(array * 255.0).astype(np.uint8)
-    if array.dtype == np.uint8 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3, 4):
+    if (
+        array.dtype == np.uint8
+        and array.shape[-3] in (1, 3)
+        and array.shape[-1] not in (1, 3, 4)
+    ):
         array = np.moveaxis(array, -3, -1)
         array = array[..., 0] if array.shape[-1] == 1 else array
     return np.ascontiguousarray(array)
@@ -326,7 +405,11 @@ def is_frame(value: Any) -> bool:
     >>> is_frame(pandas.DataFrame({"a": [1]})), is_frame(pandas.Series([1])), is_frame([[1]])
     (True, False, False)
     """
-    return hasattr(value, "columns") and hasattr(value, "to_numpy") and len(getattr(value, "shape", ())) == 2
+    return (
+        hasattr(value, "columns")
+        and hasattr(value, "to_numpy")
+        and len(getattr(value, "shape", ())) == 2
+    )
 
 
 def is_pandas(value: Any) -> bool:
@@ -334,7 +417,9 @@ def is_pandas(value: Any) -> bool:
     return is_instance_of(value, "pandas", "DataFrame", "Series")
 
 
-def frame_values(frame: Any, kind: str | None) -> tuple[NDArray[Any] | list[Any], tuple[str, ...]]:
+def frame_values(
+    frame: Any, kind: str | None
+) -> tuple[NDArray[Any] | list[Any], tuple[str, ...]]:
     """Return the contents of a frame: a matrix of its numbers with the names of its columns, or its one column.
 
     Parameters
@@ -365,9 +450,13 @@ def frame_values(frame: Any, kind: str | None) -> tuple[NDArray[Any] | list[Any]
     array, names = np.asarray(frame.to_numpy()), list(frame.columns)
     if len(names) == 1 and kind != "features" and array.dtype.kind in "OUT":
         return list(frame[names[0]]), ()
-    strings = [isinstance(name, str) for name in names]  # scikit-learn goes by the same rule
+    strings = [
+        isinstance(name, str) for name in names
+    ]  # scikit-learn goes by the same rule
     if any(strings) and not all(strings):
-        raise InputError("columns of a frame must all have strings for names, or none of them, got some of each")
+        raise InputError(
+            "columns of a frame must all have strings for names, or none of them, got some of each"
+        )
     if array.dtype.kind not in "fiu":
         array = np.column_stack([_numbers(frame, name) for name in names])
     return array, tuple(names) if all(strings) else ()
@@ -408,7 +497,11 @@ def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
         return
     missing = [f"missing: {name!r}" for name in learned if name not in set(given)]
     more = [f"not learned: {name!r}" for name in given if name not in set(learned)]
-    moved = [f"{now!r} where {was!r} was" for now, was in zip(given, learned, strict=False) if now != was][:1]
+    moved = [
+        f"{now!r} where {was!r} was"
+        for now, was in zip(given, learned, strict=False)
+        if now != was
+    ][:1]
     said = "; ".join([*missing[:5], *more[:5]] or moved)
     raise InputError(f"columns must be those learned, in their order; {said}")
 
@@ -427,16 +520,22 @@ def is_stream(data: Any) -> bool:
     """
     if isinstance(data, (list, str)):  # as most people ask
         return False
-    return isinstance(data, Iterator) or is_instance_of(data, _TORCH, "Dataset", "DataLoader")
+    return isinstance(data, Iterator) or is_instance_of(
+        data, _TORCH, "Dataset", "DataLoader"
+    )
 
 
 def check_whole(data: Any) -> None:
     """Raise :class:`InputError` for a stream where images are needed more than once."""
     if is_stream(data):
-        raise InputError(f"data must be seen many times to adapt a backbone to them, got {type(data).__name__}")
+        raise InputError(
+            f"data must be seen many times to adapt a backbone to them, got {type(data).__name__}"
+        )
 
 
-def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str | None) -> Iterable[Samples]:
+def labelled_chunks(
+    data: Any, y: Any, sample_weight: Any, part: Part, kind: str | None
+) -> Iterable[Samples]:
     """Return labelled samples of anything that a learner takes: all at once, or of a stream one chunk after another.
 
     Parameters
@@ -462,7 +561,9 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
         weights = as_weights(sample_weight, len(samples))
         return [samples if weights is None else replace(samples, weights=weights)]
     if y is not None or sample_weight is not None:
-        raise InputError("a stream must come as pairs (item, label), got labels or weights beside it")
+        raise InputError(
+            "a stream must come as pairs (item, label), got labels or weights beside it"
+        )
     return read_chunks(data, kind)
 
 
@@ -481,10 +582,16 @@ def item_chunks(items: Any, kind: str | None) -> Iterable[Samples]:
     InputError
         If a stream has no item.
     """
-    return read_chunks(items, kind, labelled=False) if is_stream(items) else [read_items(items, kind)]
+    return (
+        read_chunks(items, kind, labelled=False)
+        if is_stream(items)
+        else [read_items(items, kind)]
+    )
 
 
-def read_chunks(data: Any, kind: str | None, *, labelled: bool = True) -> Iterator[Samples]:
+def read_chunks(
+    data: Any, kind: str | None, *, labelled: bool = True
+) -> Iterator[Samples]:
     """Yield samples of a stream, :data:`CHUNK` at a time, each of them read once.
 
     Parameters
@@ -517,24 +624,40 @@ def read_chunks(data: Any, kind: str | None, *, labelled: bool = True) -> Iterat
         else:
             yield read_items(items, kind)
     if empty:
-        raise InputError(f"data must hold at least one {'sample' if labelled else 'item'}, got none")
+        raise InputError(
+            f"data must hold at least one {'sample' if labelled else 'item'}, got none"
+        )
 
 
 def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
     """Yield single items with their labels; an item without a label has None."""
     batches = is_instance_of(data, _TORCH, "DataLoader") and data.batch_size is not None
-    rows = is_instance_of(data, _TORCH, "Dataset") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
+    rows = (
+        is_instance_of(data, _TORCH, "Dataset")
+        and hasattr(data, "__len__")
+        and not hasattr(data, "__iter__")
+    )
     # iter() would ask a data set beyond its end, which few refuse.
     for element in (data[row] for row in range(len(data))) if rows else data:
-        pair = tuple(element) if isinstance(element, (tuple, list)) and len(element) <= 2 else (element,)
+        pair = (
+            tuple(element)
+            if isinstance(element, (tuple, list)) and len(element) <= 2
+            else (element,)
+        )
         if len(pair) != 2 and labelled:
-            what = type(element).__name__ + (f" of {len(element)}" if hasattr(element, "__len__") else "")
-            raise InputError(f"data must come as pairs (item, label) or (items, labels), got a {what}")
+            what = type(element).__name__ + (
+                f" of {len(element)}" if hasattr(element, "__len__") else ""
+            )
+            raise InputError(
+                f"data must come as pairs (item, label) or (items, labels), got a {what}"
+            )
         items, labels = (*pair, None)[:2]
         many = isinstance(labels, (list, tuple)) or getattr(labels, "ndim", 0) > 0
         if len(pair) == 2 and (batches or many):
             if len(items) != len(labels):
-                raise LabelError(f"labels must be one per sample ({len(items)}), got {len(labels)}")
+                raise LabelError(
+                    f"labels must be one per sample ({len(items)}), got {len(labels)}"
+                )
             yield from zip(map(_item, items), map(_label, labels), strict=True)
         elif batches:
             yield from ((_item(item), None) for item in items)
@@ -543,12 +666,20 @@ def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
 
 
 def _label(label: Any) -> Any:
-    return label.item() if hasattr(label, "item") and getattr(label, "ndim", 1) == 0 else label
+    return (
+        label.item()
+        if hasattr(label, "item") and getattr(label, "ndim", 1) == 0
+        else label
+    )
 
 
 def _item(item: Any) -> Any:
     """Return one item as an array, an image or a text; images of tensors have their channels last from here on."""
     tensor = hasattr(item, "detach")
     array = item.detach().cpu().numpy() if tensor else item
-    image = isinstance(array, np.ndarray) and array.ndim == 3 and (tensor or array.dtype.kind == "f")
+    image = (
+        isinstance(array, np.ndarray)
+        and array.ndim == 3
+        and (tensor or array.dtype.kind == "f")
+    )
     return channels_last(array) if image else array

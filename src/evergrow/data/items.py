@@ -21,7 +21,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError, LabelError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    FileFormatError,
+    ImageError,
+    InputError,
+    LabelError,
+)
 from evergrow.core.seeding import derive_seed
 
 Kind = Literal["image", "text"]
@@ -82,9 +88,12 @@ class Images:
     def __post_init__(self) -> None:
         array = self.values
         if isinstance(array, np.ndarray) and not (
-            array.dtype == np.uint8 and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3))
+            array.dtype == np.uint8
+            and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3))
         ):
-            raise InputError(f"pixels must be uint8 of shape (n, h, w[, 3]), got {array.dtype} {array.shape}")
+            raise InputError(
+                f"pixels must be uint8 of shape (n, h, w[, 3]), got {array.dtype} {array.shape}"
+            )
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
@@ -99,7 +108,9 @@ class Images:
     @property
     def lasting(self) -> bool:
         """Whether they lie on disk, so that caching their features pays."""
-        return self.root is not None or (len(self) > 0 and isinstance(self.values[0], Stored))
+        return self.root is not None or (
+            len(self) > 0 and isinstance(self.values[0], Stored)
+        )
 
     def __len__(self) -> int:
         return len(self.values)
@@ -111,7 +122,11 @@ class Images:
         if self.titles:
             return self.titles[row]
         value = self.values[row]
-        named = value if isinstance(value, (str, os.PathLike)) else getattr(value, "filename", "")
+        named = (
+            value
+            if isinstance(value, (str, os.PathLike))
+            else getattr(value, "filename", "")
+        )
         return os.path.basename(os.fspath(named)) if named else f"image {row}"
 
     def raw(self, row: int) -> Any:
@@ -131,7 +146,9 @@ class Images:
             return value
         try:
             return value.store.read(value.key)
-        except FileFormatError as error:  # one damaged image among many, which can be left out
+        except (
+            FileFormatError
+        ) as error:  # one damaged image among many, which can be left out
             raise ImageError(str(error)) from error
 
     def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
@@ -166,20 +183,37 @@ class Images:
 
     def _hash(self, *, times: bool) -> str:
         if isinstance(self.values, np.ndarray):
-            digest = hashlib.blake2b(f"pixels{self.values.shape}".encode(), digest_size=16)
-            for start in range(0, len(self.values), 1024):  # a part at a time: the array may be memory-mapped
-                digest.update(np.ascontiguousarray(self.values[start : start + 1024]).reshape(-1).data)
+            digest = hashlib.blake2b(
+                f"pixels{self.values.shape}".encode(), digest_size=16
+            )
+            for start in range(
+                0, len(self.values), 1024
+            ):  # a part at a time: the array may be memory-mapped
+                digest.update(
+                    np.ascontiguousarray(self.values[start : start + 1024])
+                    .reshape(-1)
+                    .data
+                )
             return digest.hexdigest()
-        digest = hashlib.blake2b(b"files" if self.root is not None else b"images", digest_size=16)
+        digest = hashlib.blake2b(
+            b"files" if self.root is not None else b"images", digest_size=16
+        )
         for value in self.values:
             if isinstance(value, Stored):
-                digest.update(value.store.mark(value.key, times=times).encode("utf-8", "surrogateescape") + b"\0")
+                digest.update(
+                    value.store.mark(value.key, times=times).encode(
+                        "utf-8", "surrogateescape"
+                    )
+                    + b"\0"
+                )
             elif isinstance(value, (str, os.PathLike)):
                 path = os.path.join(self.root or "", value)
                 try:
                     status = os.stat(path)
                 except OSError as error:
-                    raise DatasetNotFoundError(f"image must be a readable file, got {path}: {error}") from error
+                    raise DatasetNotFoundError(
+                        f"image must be a readable file, got {path}: {error}"
+                    ) from error
                 mark = f"{os.fspath(value)}\0{status.st_size}\0{status.st_mtime_ns if times else 0}\0"
                 digest.update(mark.encode("utf-8", "surrogateescape"))
             elif isinstance(value, (bytes, ImageError)):
@@ -269,7 +303,9 @@ def concat_items(parts: Sequence[Items]) -> Items:
     ('1.jpg', 'b/2.jpg')
     """
     if not parts or len({part.kind for part in parts}) > 1:
-        raise InputError(f"items must be at least one, and of one kind to go together, got {len(parts)} parts")
+        raise InputError(
+            f"items must be at least one, and of one kind to go together, got {len(parts)} parts"
+        )
     if len(parts) == 1:
         return parts[0]
     images = [part for part in parts if isinstance(part, Images)]
@@ -280,14 +316,27 @@ def concat_items(parts: Sequence[Items]) -> Items:
         return Images(np.concatenate(arrays))
     roots = [part.root for part in images if part.root is not None]
     if len(roots) < len(images):
-        values = tuple(part.root / value if part.root else value for part in images for value in part.values)
+        values = tuple(
+            part.root / value if part.root else value
+            for part in images
+            for value in part.values
+        )
         return Images(values, tuple(name for part in images for name in part.names))
     root, below = roots[0], [""] * len(roots)
     if any(other != root for other in roots):  # names are relative to the common folder
         root = Path(os.path.commonpath([other.absolute() for other in roots]))
         below = [other.absolute().relative_to(root).as_posix() for other in roots]
-    pairs = ((folder, name) for folder, part in zip(below, images, strict=True) for name in part.values)
-    return Images(tuple(posixpath.normpath(posixpath.join(folder, name)) for folder, name in pairs), root=root)
+    pairs = (
+        (folder, name)
+        for folder, part in zip(below, images, strict=True)
+        for name in part.values
+    )
+    return Images(
+        tuple(
+            posixpath.normpath(posixpath.join(folder, name)) for folder, name in pairs
+        ),
+        root=root,
+    )
 
 
 # -- samples -----------------------------------------------------------------------------------------------------
@@ -336,7 +385,9 @@ class Samples:
     row_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.features) if self.features is not None else len(self.raw_items())
+        return (
+            len(self.features) if self.features is not None else len(self.raw_items())
+        )
 
     def raw_items(self) -> Items:
         """Return the images or texts."""
@@ -367,7 +418,9 @@ class Samples:
             features=None if self.features is None else self.features[rows],
             labels=None if self.labels is None else self.labels[rows],
             weights=None if self.weights is None else self.weights[rows],
-            row_names=tuple(self.row_names[row] for row in rows) if self.row_names else (),
+            row_names=tuple(self.row_names[row] for row in rows)
+            if self.row_names
+            else (),
         )
 
 
@@ -399,7 +452,9 @@ def block_slices(widths: Sequence[int]) -> list[slice]:
     >>> block_slices((2, 3))
     [slice(0, 2, None), slice(2, 5, None)]
     """
-    return [slice(start, stop) for start, stop in pairwise(accumulate(widths, initial=0))]
+    return [
+        slice(start, stop) for start, stop in pairwise(accumulate(widths, initial=0))
+    ]
 
 
 def check_widths(name: str, widths: Any, n_columns: int) -> tuple[int, ...]:
@@ -421,11 +476,14 @@ def check_widths(name: str, widths: Any, n_columns: int) -> tuple[int, ...]:
     (2, 3)
     """
     if not isinstance(widths, (list, tuple)) or not all(
-        isinstance(width, int) and not isinstance(width, bool) and width > 0 for width in widths
+        isinstance(width, int) and not isinstance(width, bool) and width > 0
+        for width in widths
     ):
         raise InputError(f"{name} must be positive integers, got {widths!r}")
     if widths and sum(widths) != n_columns:
-        raise InputError(f"{name} must add up to the {n_columns} columns of the features, got {sum(widths)}")
+        raise InputError(
+            f"{name} must add up to the {n_columns} columns of the features, got {sum(widths)}"
+        )
     return tuple(widths)
 
 
@@ -464,14 +522,18 @@ def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
     for start in range(0, len(features), _JOINED_ROWS):
         rows = slice(start, start + _JOINED_ROWS)
         for columns in block_slices(widths):
-            out[rows, columns] = scale * _unit_rows(np.asarray(features[rows, columns], dtype=np.float64))
+            out[rows, columns] = scale * _unit_rows(
+                np.asarray(features[rows, columns], dtype=np.float64)
+            )
     return out
 
 
 def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return rows of length one, after a square root of those without a negative value."""
     largest = np.abs(block).max(axis=1, keepdims=True)
-    block = block / np.where(largest > 0, largest, 1.0)  # so that squares neither overflow nor vanish
+    block = block / np.where(
+        largest > 0, largest, 1.0
+    )  # so that squares neither overflow nor vanish
     plain = (block >= 0).all(axis=1, keepdims=True)
     block = np.where(plain, np.sqrt(np.abs(block)), block)
     norms = np.linalg.norm(block, axis=1, keepdims=True)
@@ -545,20 +607,34 @@ class Dataset:
             The other fields.
         """
         known = names if isinstance(names, Mapping) else dict(enumerate(names))
-        given = [(train, train_labels)] if test is None else [(train, train_labels), (test, test_labels)]
-        plain: list[list[Any]] = [list(np.asarray(labels, dtype=object)) for _, labels in given]
+        given = (
+            [(train, train_labels)]
+            if test is None
+            else [(train, train_labels), (test, test_labels)]
+        )
+        plain: list[list[Any]] = [
+            list(np.asarray(labels, dtype=object)) for _, labels in given
+        ]
         for (items, _), labels in zip(given, plain, strict=True):
             if len(labels) != len(items):
-                raise LabelError(f"labels must be one per sample ({len(items)}), got {len(labels)}")
+                raise LabelError(
+                    f"labels must be one per sample ({len(items)}), got {len(labels)}"
+                )
         if any(isinstance(label, str) for labels in plain for label in labels):
             plain = [[str(label) for label in labels] for labels in plain]
         classes = sorted(set(plain[0]))  # all strings or all integers by now
-        named = [np.array([known.get(label, str(label)) for label in labels], dtype=np.str_) for labels in plain]
+        named = [
+            np.array([known.get(label, str(label)) for label in labels], dtype=np.str_)
+            for labels in plain
+        ]
         samples = [
-            Samples(items.kind, items, labels=own, lasting=True) for (items, _), own in zip(given, named, strict=True)
+            Samples(items.kind, items, labels=own, lasting=True)
+            for (items, _), own in zip(given, named, strict=True)
         ]
         ordered = tuple(known.get(label, str(label)) for label in classes)
-        return cls(samples[0], samples[1] if len(samples) > 1 else None, ordered, **about)
+        return cls(
+            samples[0], samples[1] if len(samples) > 1 else None, ordered, **about
+        )
 
     @property
     def kind(self) -> str:
@@ -588,13 +664,17 @@ class Dataset:
     def _codes(self, samples: Samples | None) -> NDArray[np.int64]:
         place = {name: code for code, name in enumerate(self.class_names)}
         labels = [] if samples is None else samples.required_labels().tolist()
-        return np.fromiter((place.get(label, -1) for label in labels), np.int64, len(labels))
+        return np.fromiter(
+            (place.get(label, -1) for label in labels), np.int64, len(labels)
+        )
 
     def part(self, part: str) -> Samples:
         """Return ``"train"``, ``"test"`` or ``"all"``; data without a test part are always whole."""
         if self.test is None:
             return self.train
-        return {"train": self.train, "test": self.test}.get(part) or concat_samples([self.train, self.test])
+        return {"train": self.train, "test": self.test}.get(part) or concat_samples(
+            [self.train, self.test]
+        )
 
 
 def stratified_split(
@@ -631,7 +711,9 @@ def stratified_split(
             rng = np.random.default_rng(derive_seed(seed, "data", "split", ascii(name)))
             in_test[rng.permutation(rows)[:share]] = True
     if not in_test.any():
-        raise LabelError("No test set can be drawn: every class has one sample only. Add samples or bring a test set.")
+        raise LabelError(
+            "No test set can be drawn: every class has one sample only. Add samples or bring a test set."
+        )
     return np.flatnonzero(~in_test), np.flatnonzero(in_test), single
 
 
@@ -647,13 +729,19 @@ def check_test_classes(train: Iterable[str], test: Iterable[str]) -> None:
                 f"classes must be spelled alike in training and test set, got {alike[_folded(label)]!r} and {label!r}, "
                 "which differ in case or in how accents are stored: rename one"
             )
-    raise LabelError(f"every class of the test set must be in training, got {listed(unknown)} in the test set only")
+    raise LabelError(
+        f"every class of the test set must be in training, got {listed(unknown)} in the test set only"
+    )
 
 
 def spelled_alike(names: Sequence[str]) -> list[str]:
     """Return a caution where classes differ only in case, blanks or the form of accents."""
     seen: dict[str, str] = {}
-    pairs = [f"{other} / {name}" for name in names if (other := seen.setdefault(_folded(name), name)) != name]
+    pairs = [
+        f"{other} / {name}"
+        for name in names
+        if (other := seen.setdefault(_folded(name), name)) != name
+    ]
     return [f"classes that differ only in spelling: {listed(pairs)}"] if pairs else []
 
 
@@ -684,19 +772,49 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     "'a', 'b' and 1 more"
     """
     every = [repr(name) for name in names]
-    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+    return ", ".join(every[:most]) + (
+        f" and {len(every) - most} more" if len(every) > most else ""
+    )
 
 
 # -- file names -----------------------------------------------------------------------------------------------
 
 IMAGE_SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+    {
+        ".jpg",
+        ".jpeg",
+        ".jfif",
+        ".png",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+    }
 )
 """Endings of images that are read without any plugin."""
 
 _PLUGINS = {
     "heic": ("HEIC", "pillow_heif", (".heic", ".heif", ".hif")),
-    "raw": ("camera RAW", "rawpy", (".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw")),
+    "raw": (
+        "camera RAW",
+        "rawpy",
+        (
+            ".dng",
+            ".cr2",
+            ".cr3",
+            ".nef",
+            ".arw",
+            ".orf",
+            ".rw2",
+            ".raf",
+            ".pef",
+            ".srw",
+        ),
+    ),
 }
 _UNREAD = (".avif", ".jxl", ".jp2", ".svg", ".psd")
 
@@ -710,7 +828,10 @@ def has_plugin(extra: str) -> bool:
 def plugin_of(name: str) -> str | None:
     """Return the extra whose plugin reads an image file; None for other files."""
     suffix = os.path.splitext(name)[1].lower()
-    return next((extra for extra, (_, _, suffixes) in _PLUGINS.items() if suffix in suffixes), None)
+    return next(
+        (extra for extra, (_, _, suffixes) in _PLUGINS.items() if suffix in suffixes),
+        None,
+    )
 
 
 def unread_format(name: str) -> tuple[str, str] | None:
@@ -726,7 +847,11 @@ def unread_format(name: str) -> tuple[str, str] | None:
     if extra is not None and not has_plugin(extra):
         return _PLUGINS[extra][0], f"pip install 'evergrow[{extra}]' reads them"
     unread = name.lower().endswith(_UNREAD)
-    return ("AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG") if unread else None
+    return (
+        ("AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG")
+        if unread
+        else None
+    )
 
 
 def is_image(name: str) -> bool:
@@ -739,4 +864,6 @@ def is_image(name: str) -> bool:
     (True, False, False)
     """
     extra = plugin_of(name)
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or (extra is not None and has_plugin(extra))
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or (
+        extra is not None and has_plugin(extra)
+    )

@@ -15,12 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, ParameterError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    DataWarning,
+    FileFormatError,
+    InputError,
+    ParameterError,
+)
 from evergrow.core.validation import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.folders import Walk, images_below, is_hidden, partner_name, unwrapped
-from evergrow.data.items import Dataset, check_test_classes, listed, spelled_alike, stratified_split
+from evergrow.data.items import (
+    Dataset,
+    check_test_classes,
+    listed,
+    spelled_alike,
+    stratified_split,
+)
 from evergrow.data.readers import (
     DEFAULTS,
     DataOptions,
@@ -39,7 +51,9 @@ FEW = 5
 """Classes with fewer training samples than this are worth a word."""
 
 
-def read(source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any) -> Source:
+def read(
+    source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
+) -> Source:
     r"""Return the data at a path, an address or under a name, to be read whole, in chunks or by shards.
 
     Parameters
@@ -78,14 +92,24 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     ...     [source.read(shard).labels.tolist() for shard in source.shards(rows=1, size=1 << 20)]
     [['spam'], ['mail']]
     """
-    chosen = with_changes(options or DEFAULTS, settings, "data setting") if settings else options or DEFAULTS
+    chosen = (
+        with_changes(options or DEFAULTS, settings, "data setting")
+        if settings
+        else options or DEFAULTS
+    )
     text = os.fspath(source)
     if not text.strip():
-        raise ParameterError(f"an address must be a path, or have a scheme, got {text!r}")
+        raise ParameterError(
+            f"an address must be a path, or have a scheme, got {text!r}"
+        )
     check_address(text)
     tree, pattern = _located(text, chosen)
-    packed = pattern.lower().endswith(ARCHIVE_SUFFIXES) and chosen.layout != "webdataset"
-    reader = _reader(tree, pattern) if packed or chosen.layout == "auto" else chosen.layout
+    packed = (
+        pattern.lower().endswith(ARCHIVE_SUFFIXES) and chosen.layout != "webdataset"
+    )
+    reader = (
+        _reader(tree, pattern) if packed or chosen.layout == "auto" else chosen.layout
+    )
     return make_source(reader, tree, pattern, chosen)
 
 
@@ -95,9 +119,13 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
     far = is_remote(text)
     if glob.has_magic(path) and (far or not os.path.exists(path)):
         steps = path.split("/")
-        first = next(number for number, step in enumerate(steps) if glob.has_magic(step))
+        first = next(
+            number for number, step in enumerate(steps) if glob.has_magic(step)
+        )
         folder = "/".join(steps[:first]) or ("/" if first and not far else "")
-        return Tree(f"{scheme}{mark}{folder}" if far else folder or "."), "/".join(steps[first:])
+        return Tree(f"{scheme}{mark}{folder}" if far else folder or "."), "/".join(
+            steps[first:]
+        )
     if not far:
         found = _existing(path, options)
         return (Tree(found), "") if found.is_dir() else (Tree(found.parent), found.name)
@@ -115,7 +143,11 @@ def _existing(path: str, options: DataOptions) -> Path:
         return Path(path)
     if Path(path).parent == Path("."):
         roots = search_path() if options.root is None else [Path(options.root)]
-        named = (root / f"{path}{suffix}" for root in roots for suffix in ("", *file_suffixes()))
+        named = (
+            root / f"{path}{suffix}"
+            for root in roots
+            for suffix in ("", *file_suffixes())
+        )
         found = next((each for each in named if os.path.exists(each)), None)
         if found is not None:
             return found
@@ -134,7 +166,11 @@ def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
     ['/a', 'data']
     """
     environ = os.environ if environ is None else environ
-    folders = [Path(part) for part in environ.get("EVERGROW_DATA", "").split(os.pathsep) if part]
+    folders = [
+        Path(part)
+        for part in environ.get("EVERGROW_DATA", "").split(os.pathsep)
+        if part
+    ]
     return [*folders, Path("data")]
 
 
@@ -142,12 +178,26 @@ def _nowhere(path: str) -> DatasetNotFoundError:
     """Return the error about a name that is not there, with the nearest one that is."""
     folder, name = os.path.split(os.path.normpath(path))
     places = [folder] if folder else [".", *map(os.fspath, search_path())]
-    open_ones = [place for place in places if os.path.isdir(place) and os.access(place, os.R_OK)]
-    there = [entry for place in open_ones for entry in os.listdir(place) if not is_hidden(entry)]
-    close = difflib.get_close_matches(name, [*there, *(os.path.splitext(entry)[0] for entry in there)], n=1, cutoff=0.6)
+    open_ones = [
+        place for place in places if os.path.isdir(place) and os.access(place, os.R_OK)
+    ]
+    there = [
+        entry
+        for place in open_ones
+        for entry in os.listdir(place)
+        if not is_hidden(entry)
+    ]
+    close = difflib.get_close_matches(
+        name,
+        [*there, *(os.path.splitext(entry)[0] for entry in there)],
+        n=1,
+        cutoff=0.6,
+    )
     hint = f" Did you mean {os.path.join(folder, close[0])!r}?" if close else ""
     where = f"in {folder}" if folder and os.path.isdir(folder) else "here"
-    return DatasetNotFoundError(f"No folder or file {path if where == 'here' else name!r} {where}.{hint}")
+    return DatasetNotFoundError(
+        f"No folder or file {path if where == 'here' else name!r} {where}.{hint}"
+    )
 
 
 def check_source(source: str | os.PathLike[str]) -> None:
@@ -162,19 +212,25 @@ def check_source(source: str | os.PathLike[str]) -> None:
     evergrow.core.errors.DatasetNotFoundError: No folder or file 'nowhere/birds' here.
     """
     text = os.fspath(source)
-    if not is_remote(text) and not glob.has_magic(text):  # their readers say what is wrong
+    if not is_remote(text) and not glob.has_magic(
+        text
+    ):  # their readers say what is wrong
         _existing(text.removeprefix("file://"), DEFAULTS)
 
 
 def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote:
-            tree.listing(deep=False)  # of a place that is refused drivers list everything below as nothing
+            tree.listing(
+                deep=False
+            )  # of a place that is refused drivers list everything below as nothing
         return reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
         endings = ", ".join(file_suffixes())
-        raise InputError(f"{tree.place(pattern)} must be a folder, or end like a data file ({endings}), got another")
+        raise InputError(
+            f"{tree.place(pattern)} must be a folder, or end like a data file ({endings}), got another"
+        )
     plain_tar = pattern.lower().endswith(".tar")
     if plain_tar and (glob.has_magic(pattern) or is_webdataset(tree, pattern)):
         return "webdataset"
@@ -199,14 +255,22 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
         inside = inside.below(inner)
     if not options.labelled:
         return images_below(inside)
-    layout = reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
+    layout = (
+        reader_of_folder(inside)
+        if options.layout in ("auto", "archive")
+        else options.layout
+    )
     found = read_folder(layout, inside, options)
     if not isinstance(found, Dataset):
         raise InputError(f"{inside.place()} must be unpacked to be read as {layout!r}")
     if not archive.skipped:
         return found
-    said = ", ".join(f"{reason}: {count}" for reason, count in sorted(archive.skipped.items()))
-    return replace(found, cautions=(*found.cautions, f"entries of the archive left out: {said}"))
+    said = ", ".join(
+        f"{reason}: {count}" for reason, count in sorted(archive.skipped.items())
+    )
+    return replace(
+        found, cautions=(*found.cautions, f"entries of the archive left out: {said}")
+    )
 
 
 def _only_folder(tree: Tree) -> str | None:
@@ -274,7 +338,9 @@ def load_data(
     return data
 
 
-def _complete(data: Dataset | FeatureSet, source: str, options: DataOptions) -> Dataset | FeatureSet:
+def _complete(
+    data: Dataset | FeatureSet, source: str, options: DataOptions
+) -> Dataset | FeatureSet:
     """Return data with a name and, where they have no test part, with one that is drawn, unless none is wanted."""
     if isinstance(data, Dataset):
         return finish(data, source, options)
@@ -282,9 +348,15 @@ def _complete(data: Dataset | FeatureSet, source: str, options: DataOptions) -> 
         return data
     classes, codes = np.unique(data.y_train, return_inverse=True)
     names = [str(label) for label in classes]
-    keep, hold, _ = stratified_split(codes.astype(np.int64), names, options.test_size, options.seed)
+    keep, hold, _ = stratified_split(
+        codes.astype(np.int64), names, options.test_size, options.seed
+    )
     rows = {"train": keep, "test": hold}
-    parts = {f"{array}_{part}": getattr(data, f"{array}_train")[rows[part]] for array in "Xy" for part in rows}
+    parts = {
+        f"{array}_{part}": getattr(data, f"{array}_train")[rows[part]]
+        for array in "Xy"
+        for part in rows
+    }
     return replace(data, **parts, whole=False, origin="")
 
 
@@ -324,7 +396,9 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
     found = read(name).dataset()
     if isinstance(found, FeatureSet):
         return found
-    raise FileFormatError(f"{os.fspath(name)} must be a labelled feature set, got others, which are read by load_data")
+    raise FileFormatError(
+        f"{os.fspath(name)} must be a labelled feature set, got others, which are read by load_data"
+    )
 
 
 def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
@@ -333,12 +407,26 @@ def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
     if data.test is not None:
         check_test_classes(data.class_names, data.test.required_labels().tolist())
     elif drawn:
-        keep, hold, single = stratified_split(data.y_train, data.class_names, options.test_size, options.seed)
+        keep, hold, single = stratified_split(
+            data.y_train, data.class_names, options.test_size, options.seed
+        )
         note = f"test set drawn here: {options.test_size:g} of each class, seed {options.seed}"
-        data = replace(data, train=data.train.take(keep), test=data.train.take(hold), notes=(*data.notes, note))
-        cautions += [f"classes with one sample are in the training set only: {listed(single)}"] if single else []
+        data = replace(
+            data,
+            train=data.train.take(keep),
+            test=data.train.take(hold),
+            notes=(*data.notes, note),
+        )
+        cautions += (
+            [f"classes with one sample are in the training set only: {listed(single)}"]
+            if single
+            else []
+        )
     else:
-        data = replace(data, notes=(*data.notes, "no test set: all samples are in the training set"))
+        data = replace(
+            data,
+            notes=(*data.notes, "no test set: all samples are in the training set"),
+        )
     tested = set(_labels(data, "test"))
     untested = [name for name in data.class_names if name not in tested]
     if untested and data.test is not None and not drawn:
@@ -355,14 +443,18 @@ def name_of(source: str) -> str:
     name = path.stem.removesuffix(".tar")
     if not path.is_file() or partner_name(Tree(path.parent), path.name) is None:
         return name if path.is_file() else path.name
-    return name[: name.lower().rfind("train")].strip("-_. ") or path.absolute().parent.name
+    return (
+        name[: name.lower().rfind("train")].strip("-_. ") or path.absolute().parent.name
+    )
 
 
 def warn_of(name: str, cautions: Iterable[str], level: int = 3) -> None:
     """Warn once of all probable mistakes; ``level`` is the stack level of the warning."""
     said = "; ".join(cautions)
     if said:
-        warnings.warn(f"data set {name!r} can be used but: {said}", DataWarning, stacklevel=level)
+        warnings.warn(
+            f"data set {name!r} can be used but: {said}", DataWarning, stacklevel=level
+        )
 
 
 # -- reports --------------------------------------------------------------------------------------------------------
@@ -405,7 +497,10 @@ class DataReport:
 
 
 def inspect_data(
-    data: Dataset | FeatureSet | str | os.PathLike[str], options: DataOptions | None = None, *, most: int = 3
+    data: Dataset | FeatureSet | str | os.PathLike[str],
+    options: DataOptions | None = None,
+    *,
+    most: int = 3,
 ) -> DataReport:
     """Return a report on data: kind, classes, counts and probable mistakes.
 
@@ -432,20 +527,32 @@ def inspect_data(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # the report says it all
             data = read(text, options).dataset()
-            if isinstance(data, Dataset) and not {*_labels(data, "test")} <= {*data.class_names}:
+            if isinstance(data, Dataset) and not {*_labels(data, "test")} <= {
+                *data.class_names
+            }:
                 data = replace(data, name=name_of(text), source=text)
             else:
                 data = _complete(data, text, options)
     train, test = Counter(_labels(data, "train")), Counter(_labels(data, "test"))
-    names = [name for name in dict.fromkeys([*data.class_names, *sorted({*train, *test})]) if train[name] + test[name]]
-    rows = sorted(((name, train[name], test[name]) for name in names), key=lambda row: row[1])
+    names = [
+        name
+        for name in dict.fromkeys([*data.class_names, *sorted({*train, *test})])
+        if train[name] + test[name]
+    ]
+    rows = sorted(
+        ((name, train[name], test[name]) for name in names), key=lambda row: row[1]
+    )
     few = [name for name in names if 0 < train[name] < FEW]
     strange = sorted({*test} - {*train})
     cautions = list(data.cautions)
     if strange:
-        cautions.append(f"classes in the test set only: {listed(strange)}; they can be told apart, not learned")
+        cautions.append(
+            f"classes in the test set only: {listed(strange)}; they can be told apart, not learned"
+        )
     if few:
-        cautions.append(f"classes with fewer than {FEW} training samples: {len(few)} of {len(train)} ({listed(few)})")
+        cautions.append(
+            f"classes with fewer than {FEW} training samples: {len(few)} of {len(train)} ({listed(few)})"
+        )
     return DataReport(
         *(data.name, data.kind, data.layout, data.source),
         n_classes=len(train),

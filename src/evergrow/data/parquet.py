@@ -19,7 +19,14 @@ from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.data.archives import sound
 from evergrow.data.items import Images, Samples, Texts, check_widths, listed
 from evergrow.data.readers import has_files, register_reader
-from evergrow.data.sources import Shard, Source, as_features, class_labels, spans, where_of
+from evergrow.data.sources import (
+    Shard,
+    Source,
+    as_features,
+    class_labels,
+    spans,
+    where_of,
+)
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns
 
@@ -73,11 +80,21 @@ def _contents(kind: Any) -> str:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_string(kind) or types.is_large_string(kind):
         return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+    if (
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+    ):
         return "image"
-    if types.is_struct(kind) and {"bytes", "path"} & {kind.field(row).name for row in range(kind.num_fields)}:
+    if types.is_struct(kind) and {"bytes", "path"} & {
+        kind.field(row).name for row in range(kind.num_fields)
+    }:
         return "image"
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    lists = (
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+    )
     return "features" if lists and types.is_floating(kind.value_type) else ""
 
 
@@ -92,7 +109,9 @@ def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
         names = json.loads(kept)["info"]["features"][label]["names"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    good = isinstance(names, list) and all(isinstance(name, str) and name.strip() for name in names)
+    good = isinstance(names, list) and all(
+        isinstance(name, str) and name.strip() for name in names
+    )
     return dict(enumerate(names)) if good and len(set(names)) == len(names) else {}
 
 
@@ -107,7 +126,9 @@ class _ArrowFile:
         """Return the file from its first byte on."""
         import pyarrow as pa
 
-        if self._tree.on_disk and self._tree.size(self._name):  # an empty file cannot be mapped
+        if self._tree.on_disk and self._tree.size(
+            self._name
+        ):  # an empty file cannot be mapped
             return pa.memory_map(str(self._tree.root / self._name))
         return pa.PythonFile(self._tree.open(self._name, 2**20), mode="r")
 
@@ -117,7 +138,9 @@ class _ArrowFile:
 
         return pa.ipc.open_stream(self.opened())
 
-    def iter_batches(self, _: int, *, row_groups: range, columns: list[str], **__: Any) -> Iterator[pa.RecordBatch]:
+    def iter_batches(
+        self, _: int, *, row_groups: range, columns: list[str], **__: Any
+    ) -> Iterator[pa.RecordBatch]:
         """Yield some batches, as :class:`pyarrow.parquet.ParquetFile` does."""
         batches = itertools.islice(self.stream(), row_groups.start, row_groups.stop)
         return (batch.select(columns) for batch in batches)
@@ -139,41 +162,78 @@ class ParquetSource(Source):
             file = self._file(name)
             schema = file.schema_arrow
             if len(set(schema.names)) != len(schema.names):
-                raise FileFormatError(f"{title} must have every column once, got {listed(schema.names, most=8)}")
-            contents = {column: _contents(schema.field(column).type) for column in schema.names}
-            if contents.get(SPLIT_COLUMN) == "text" and self.options.labelled and self.options.part != "all":
-                raise FileFormatError(f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own")
+                raise FileFormatError(
+                    f"{title} must have every column once, got {listed(schema.names, most=8)}"
+                )
+            contents = {
+                column: _contents(schema.field(column).type) for column in schema.names
+            }
+            if (
+                contents.get(SPLIT_COLUMN) == "text"
+                and self.options.labelled
+                and self.options.part != "all"
+            ):
+                raise FileFormatError(
+                    f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own"
+                )
             kind, sample, label = choose_columns(contents, self.options, title)
-            names = (column for column in NAME_COLUMNS if contents.get(column) == "text" and column != sample)
+            names = (
+                column
+                for column in NAME_COLUMNS
+                if contents.get(column) == "text" and column != sample
+            )
             if kind == "image" and contents[sample] == "text":
-                raise FileFormatError(f"{title}: {sample!r} must hold images, got their names, which a .csv can hold")
+                raise FileFormatError(
+                    f"{title}: {sample!r} must hold images, got their names, which a .csv can hold"
+                )
             own = next(names, "")
             groups = self._row_groups(file, [sample, label, own], title)
-            return _Table(file, kind, sample, label, own, _label_names(schema, label), groups)
+            return _Table(
+                file, kind, sample, label, own, _label_names(schema, label), groups
+            )
 
     def _file(self, name: str) -> Any:
         import pyarrow.parquet as pq
 
         return pq.ParquetFile(self.tree.open(name), pre_buffer=False)
 
-    def _row_groups(self, file: Any, wanted: list[str], title: str) -> list[tuple[int, int]]:
+    def _row_groups(
+        self, file: Any, wanted: list[str], title: str
+    ) -> list[tuple[int, int]]:
         """Return rows and bytes of every row group, of the columns that are read; impossible claims are refused."""
         footer = file.metadata
         groups = []
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
             chunks = [group.column(row) for row in range(group.num_columns)]
-            kept = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in wanted]
+            kept = [
+                chunk
+                for chunk in chunks
+                if chunk.path_in_schema.partition(".")[0] in wanted
+            ]
             packed = sum(chunk.total_compressed_size for chunk in kept)
-            flat = (chunk for row, chunk in enumerate(chunks) if not file.schema.column(row).max_repetition_level)
+            flat = (
+                chunk
+                for row, chunk in enumerate(chunks)
+                if not file.schema.column(row).max_repetition_level
+            )
             lies = {chunk.num_values for chunk in flat} - {group.num_rows}
             if lies or not 0 <= group.num_rows <= _ROWS_PER_BYTE * (packed + 1):
-                raise FileFormatError(f"{title} must hold the rows that it states, got others in group {number}")
-            if sum(chunk.total_uncompressed_size for chunk in kept) > RATIO * packed + ROOM:
-                raise FileFormatError(f"{title} must unpack to at most {RATIO} times its size and 64 MiB, got more")
+                raise FileFormatError(
+                    f"{title} must hold the rows that it states, got others in group {number}"
+                )
+            if (
+                sum(chunk.total_uncompressed_size for chunk in kept)
+                > RATIO * packed + ROOM
+            ):
+                raise FileFormatError(
+                    f"{title} must unpack to at most {RATIO} times its size and 64 MiB, got more"
+                )
             groups.append((group.num_rows, packed))
         if sum(rows for rows, _ in groups) != footer.num_rows:
-            raise FileFormatError(f"{title} must hold the {footer.num_rows} rows that it states, got other groups")
+            raise FileFormatError(
+                f"{title} must hold the {footer.num_rows} rows that it states, got other groups"
+            )
         return groups
 
     @property
@@ -205,41 +265,65 @@ class ParquetSource(Source):
         width = int(getattr(schema.field(table.sample).type, "list_size", 0))
         filled = [number for number, (rows, _) in enumerate(table.groups) if rows]
         if not width and filled:  # where the type does not say it, the first row does
-            row = self._rows(name, (filled[0], filled[0] + 1, 0, 1), [table.sample]).column(table.sample)[0]
+            row = self._rows(
+                name, (filled[0], filled[0] + 1, 0, 1), [table.sample]
+            ).column(table.sample)[0]
             width = len(row.as_py() or ())
         stated = (schema.metadata or {}).get(WIDTHS.encode())
         try:
-            return width, check_widths(WIDTHS, parse_json(stated or "[]", f"{title}: {WIDTHS}"), width)
+            return width, check_widths(
+                WIDTHS, parse_json(stated or "[]", f"{title}: {WIDTHS}"), width
+            )
         except InputError as error:
             raise FileFormatError(f"{title}: {error}") from error
 
-    def _file_parts(self, name: str, rows: int, size: int) -> tuple[dict[str, Any], list[Shard]]:
+    def _file_parts(
+        self, name: str, rows: int, size: int
+    ) -> tuple[dict[str, Any], list[Shard]]:
         table, shards = self._open(name), []
-        form = {"samples": table.sample, "labels": table.label, "classes": table.classes}
+        form = {
+            "samples": table.sample,
+            "labels": table.label,
+            "classes": table.classes,
+        }
         form |= dict(zip(("width", "blocks"), self._shape(name), strict=True))
         for span in spans(table.groups, rows, size):
-            where = {"file": name, "first": span.first, "last": span.last, "skip": span.skip}
+            where = {
+                "file": name,
+                "first": span.first,
+                "last": span.last,
+                "skip": span.skip,
+            }
             row = sum(n for n, _ in table.groups[: span.first]) + span.skip
             shards.append(Shard(0, span.rows, span.size, {**where, "row": row}))
         return form, shards
 
-    def _rows(self, name: str, where: tuple[int, int, int, int], wanted: list[str]) -> pa.Table:
+    def _rows(
+        self, name: str, where: tuple[int, int, int, int], wanted: list[str]
+    ) -> pa.Table:
         """Return rows of a range of row groups: (first, last, rows to skip, rows)."""
         import pyarrow as pa
 
         first, last, skip, rows = where
         title, table = self.tree.place(name), self._open(name)
         if not first < last <= len(table.groups):
-            raise FileFormatError(f"{title} must hold {last} row groups, as when shards were made")
+            raise FileFormatError(
+                f"{title} must hold {last} row groups, as when shards were made"
+            )
         left = RATIO * self.tree.size(name) + ROOM
         kept, count = [], 0
         with sound(title, f"{self.format.capitalize()} file"):
             for batch in table.file.iter_batches(
-                _BATCH[table.kind], row_groups=range(first, last), columns=wanted, use_threads=False
+                _BATCH[table.kind],
+                row_groups=range(first, last),
+                columns=wanted,
+                use_threads=False,
             ):
                 left -= batch.nbytes
                 if left < 0:
-                    raise FileFormatError(f"{title} must unpack to at most {RATIO} times its size, got more")
+                    raise FileFormatError(
+                        f"{title} must unpack to at most {RATIO} times its size, got more"
+                    )
                 batch.validate(full=True)
                 before = min(skip, batch.num_rows)
                 part = batch.slice(before, rows - count)
@@ -249,20 +333,34 @@ class ParquetSource(Source):
                 if count >= rows:
                     break
         if count != rows:
-            raise FileFormatError(f"{title} must hold the rows that it states, got {count} instead of {rows}")
+            raise FileFormatError(
+                f"{title} must hold the rows that it states, got {count} instead of {rows}"
+            )
         return pa.Table.from_batches(kept)
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard: its columns of its groups."""
-        name, first, last, skip, row = where_of(shard, file=str, first=int, last=int, skip=int, row=int)
+        name, first, last, skip, row = where_of(
+            shard, file=str, first=int, last=int, skip=int, row=int
+        )
         title, table = self.tree.place(name), self._open(name)
-        wanted = [column for column in (table.sample if bodies else "", table.label, table.name) if column]
-        rows = self._rows(name, (first, last, skip, shard.rows), wanted) if wanted else None
+        wanted = [
+            column
+            for column in (table.sample if bodies else "", table.label, table.name)
+            if column
+        ]
+        rows = (
+            self._rows(name, (first, last, skip, shard.rows), wanted)
+            if wanted
+            else None
+        )
         names = tuple(f"{name}[{number}]" for number in range(row, row + shard.rows))
         labels = None
         if rows is not None and table.label:
             values = rows.column(table.label).to_pylist()
-            plain = [value.strip() if isinstance(value, str) else value for value in values]
+            plain = [
+                value.strip() if isinstance(value, str) else value for value in values
+            ]
             labels = class_labels(plain, table.classes, title)
         if rows is not None and table.name:
             given = rows.column(table.name).to_pylist()
@@ -275,11 +373,15 @@ class ParquetSource(Source):
             return Samples("features", features=vectors, labels=labels, row_names=names)
         values = column.to_pylist()
         if table.kind == "image":
-            images = tuple(_image(cell, own) for cell, own in zip(values, names, strict=True))
+            images = tuple(
+                _image(cell, own) for cell, own in zip(values, names, strict=True)
+            )
             return Samples("image", Images(images, names), labels=labels)
         for own, text in zip(names, values, strict=True):
             if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{title}: {table.sample} must not be empty, got {text!r} for {own}")
+                raise InputError(
+                    f"{title}: {table.sample} must not be empty, got {text!r} for {own}"
+                )
         return Samples("text", Texts(tuple(values)), labels=labels, row_names=names)
 
 
@@ -287,9 +389,15 @@ def _image(cell: Any, title: str) -> bytes | ImageError:
     """Return the bytes of an image, or why there are none: one bad cell is one bad image, not a bad shard."""
     body = cell.get("bytes") if isinstance(cell, dict) else cell
     if not isinstance(body, bytes) or not body:
-        return ImageError(f"image must be there, but its bytes are not in the table: {title}")
+        return ImageError(
+            f"image must be there, but its bytes are not in the table: {title}"
+        )
     large = len(body) > LARGEST_IMAGE
-    return ImageError(f"{title} must have at most {LARGEST_IMAGE // 2**20} MiB, got more") if large else body
+    return (
+        ImageError(f"{title} must have at most {LARGEST_IMAGE // 2**20} MiB, got more")
+        if large
+        else body
+    )
 
 
 def _vectors(column: Any, title: str) -> NDArray[Any]:
@@ -297,16 +405,25 @@ def _vectors(column: Any, title: str) -> NDArray[Any]:
     array = column.combine_chunks()
     values = array.flatten()  # leaves out null lists, so that the count differs
     width = len(values) // len(array) if len(array) else 0
-    even = array.null_count == 0 == values.null_count and len(values) == len(array) * width > 0
+    even = (
+        array.null_count == 0 == values.null_count
+        and len(values) == len(array) * width > 0
+    )
     if even and not hasattr(array.type, "list_size"):
         even = bool((np.diff(np.asarray(array.offsets)) == width).all())
     if not even:
-        raise FileFormatError(f"{title} must hold vectors of one width in every row, got others")
-    return as_features(np.asarray(values.to_numpy(zero_copy_only=False)).reshape(-1, width), title)
+        raise FileFormatError(
+            f"{title} must hold vectors of one width in every row, got others"
+        )
+    return as_features(
+        np.asarray(values.to_numpy(zero_copy_only=False)).reshape(-1, width), title
+    )
 
 
 _is_parquet = partial(has_files, suffixes=".parquet")
-register_reader("parquet", suffixes=(".parquet",), fits=_is_parquet, rank=20)(ParquetSource)
+register_reader("parquet", suffixes=(".parquet",), fits=_is_parquet, rank=20)(
+    ParquetSource
+)
 
 
 def _is_packed(flatbuffer: bytes) -> bool:
@@ -316,7 +433,11 @@ def _is_packed(flatbuffer: bytes) -> bool:
         """Return where an entry of a table begins, counted from the table; 0 where it has none."""
         names = table - struct.unpack_from("<i", flatbuffer, table)[0]
         (size,) = struct.unpack_from("<H", flatbuffer, names)
-        return int(struct.unpack_from("<H", flatbuffer, names + 4 + 2 * number)[0]) if 4 + 2 * number < size else 0
+        return (
+            int(struct.unpack_from("<H", flatbuffer, names + 4 + 2 * number)[0])
+            if 4 + 2 * number < size
+            else 0
+        )
 
     (message,) = struct.unpack_from("<I", flatbuffer)
     header = message + entry(message, 2)
@@ -332,21 +453,34 @@ class ArrowSource(ParquetSource):
     @cached_property
     def _every_file(self) -> dict[str, int]:
         every = super()._every_file
-        found = {name: size for name, size in every.items() if not posixpath.basename(name).startswith("cache-")}
+        found = {
+            name: size
+            for name, size in every.items()
+            if not posixpath.basename(name).startswith("cache-")
+        }
         if any(name.endswith("indices.arrow") for name in found):
-            raise FileFormatError(f"{self.tree.place()} must be saved without indices: run flatten_indices() before")
+            raise FileFormatError(
+                f"{self.tree.place()} must be saved without indices: run flatten_indices() before"
+            )
         return found
 
     def _file(self, name: str) -> Any:
         return _ArrowFile(self.tree, name)
 
-    def _row_groups(self, file: Any, wanted: list[str], title: str) -> list[tuple[int, int]]:
+    def _row_groups(
+        self, file: Any, wanted: list[str], title: str
+    ) -> list[tuple[int, int]]:
         from pyarrow.ipc import MessageReader
 
         messages = iter(MessageReader.open_stream(file.opened()))
         next(messages)  # the schema
-        if any(message.type != "record batch" or _is_packed(message.metadata.to_pybytes()) for message in messages):
-            raise FileFormatError(f"{title} must hold plain batches, as save_to_disk writes them, got packed ones")
+        if any(
+            message.type != "record batch" or _is_packed(message.metadata.to_pybytes())
+            for message in messages
+        ):
+            raise FileFormatError(
+                f"{title} must hold plain batches, as save_to_disk writes them, got packed ones"
+            )
         return [(batch.num_rows, batch.nbytes) for batch in file.stream()]
 
 

@@ -27,7 +27,12 @@ ReadT = TypeVar("ReadT", bound="Callable[..., Dataset | Source]")
 PARTS = ("train", "test", "all")
 TRAIN_WORDS = ("train", "training")
 TEST_WORDS = ("test", "testing", "val", "valid", "validation")
-_TELLING = ("data", "splits", *TRAIN_WORDS, *TEST_WORDS)  # folders whose files tell how a data set is laid out
+_TELLING = (
+    "data",
+    "splits",
+    *TRAIN_WORDS,
+    *TEST_WORDS,
+)  # folders whose files tell how a data set is laid out
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,13 @@ class DataOptions:
         if isinstance(self.root, os.PathLike):
             object.__setattr__(self, "root", os.fspath(self.root))
         for name in ("kind", "text_column", "image_column", "label_column", "root"):
-            if not isinstance(getattr(self, name), str) and (name, self.root) != ("root", None):
-                raise ParameterError(f"{name} must be a string, got {getattr(self, name)!r}")
+            if not isinstance(getattr(self, name), str) and (name, self.root) != (
+                "root",
+                None,
+            ):
+                raise ParameterError(
+                    f"{name} must be a string, got {getattr(self, name)!r}"
+                )
 
 
 @dataclass(frozen=True)
@@ -158,13 +168,25 @@ def list_readers() -> list[str]:
     >>> list_readers()[-2:]
     ['train-test', 'class-folders']
     """
-    return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.fits is not None, each.rank))]
+    return [
+        reader.name
+        for reader in sorted(
+            READERS.values(), key=lambda each: (each.fits is not None, each.rank)
+        )
+    ]
 
 
 def reader_of_file(name: str) -> str | None:
     """Return the reader of a file by its ending, or None where it is no data file."""
     lower = name.lower()  # some endings have two dots, such as .tar.gz
-    return next((each.name for each in READERS.values() if each.suffixes and lower.endswith(each.suffixes)), None)
+    return next(
+        (
+            each.name
+            for each in READERS.values()
+            if each.suffixes and lower.endswith(each.suffixes)
+        ),
+        None,
+    )
 
 
 def file_suffixes() -> tuple[str, ...]:
@@ -181,12 +203,22 @@ def reader_of_folder(tree: Tree) -> str:
 def has_files(tree: Tree, suffixes: str | tuple[str, ...]) -> bool:
     """Return whether files end so: in a folder, in ``data``, ``splits`` and parts in it, or in its only folder."""
     folders = tree.folders()
-    inner = folders.values() if len(folders) == 1 else [folders[name] for name in _TELLING if name in folders]
-    return any(name.lower().endswith(suffixes) for place in ("", *inner) for name in tree.files(place))
+    inner = (
+        folders.values()
+        if len(folders) == 1
+        else [folders[name] for name in _TELLING if name in folders]
+    )
+    return any(
+        name.lower().endswith(suffixes)
+        for place in ("", *inner)
+        for name in tree.files(place)
+    )
 
 
 def read_folder(layout: str, tree: Tree, options: DataOptions) -> Dataset | Source:
     """Return what the reader of a layout reads from a folder; :class:`InputError` where it is no such folder."""
     if not READERS[layout].reads(tree):
-        raise InputError(f"{tree.place()} must be a folder of the layout {layout!r}, got another")
+        raise InputError(
+            f"{tree.place()} must be a folder of the layout {layout!r}, got another"
+        )
     return READERS[layout].read(tree, "", options)

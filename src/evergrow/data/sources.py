@@ -22,19 +22,40 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import DatasetNotFoundError, EvergrowError, FileFormatError, InputError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    EvergrowError,
+    FileFormatError,
+    InputError,
+)
 from evergrow.core.record import from_values, to_values
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.folders import images_below, is_hidden, unwrapped
-from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples, integers
-from evergrow.data.readers import DEFAULTS, READERS, TEST_WORDS, DataOptions, read_folder
+from evergrow.data.items import (
+    Dataset,
+    Images,
+    Samples,
+    Stored,
+    Texts,
+    concat_samples,
+    integers,
+)
+from evergrow.data.readers import (
+    DEFAULTS,
+    READERS,
+    TEST_WORDS,
+    DataOptions,
+    read_folder,
+)
 from evergrow.data.storage import LARGEST_IMAGE, Tree
 
 if TYPE_CHECKING:
     from evergrow.data.arrays import FeatureSet
 
 _SHARD_BYTES, _SHARDS_KEPT, _FILES_KEPT, _AT_ONCE = 64 * 2**20, 4, 64, 8
-_SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
+_SPLIT = re.compile(
+    r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])"
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +106,9 @@ class Source(ABC):
         self.tree, self.pattern, self.options = tree, pattern, options
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+        return {
+            name: value for name, value in self.__dict__.items() if name != "_opened"
+        }
 
     def _open(self, name: str) -> Any:
         """Return what :meth:`_open_file` gives for a file; the last ones are kept."""
@@ -131,10 +154,14 @@ class Source(ABC):
             wanted = [name for name in names if PurePosixPath(name).match(pattern)]
         else:
             right = [name for name in listing if name.lower().endswith(self.suffixes)]
-            wanted = [name for name in right if not any(map(is_hidden, name.split("/")))]
+            wanted = [
+                name for name in right if not any(map(is_hidden, name.split("/")))
+            ]
         if not wanted:
             like = pattern or " or ".join(f"*{suffix}" for suffix in self.suffixes)
-            raise DatasetNotFoundError(f"{tree.place()} must hold files like {like}, got none")
+            raise DatasetNotFoundError(
+                f"{tree.place()} must hold files like {like}, got none"
+            )
         return {name: listing[name] for name in wanted}
 
     # -- whole ----------------------------------------------------------------------------------------------------
@@ -148,7 +175,12 @@ class Source(ABC):
         labels = [part.labels for part in found if part.labels is not None]
         names = tuple(name for part in found for name in part.names())
         images = Images(tuple(Stored(store, row) for row in range(len(names))), names)
-        return Samples("image", images, labels=np.concatenate(labels) if labels else None, lasting=True)
+        return Samples(
+            "image",
+            images,
+            labels=np.concatenate(labels) if labels else None,
+            lasting=True,
+        )
 
     def chunks(self, rows: int) -> Iterator[Samples]:
         """Yield the samples of the part, at most so many at a time."""
@@ -167,12 +199,16 @@ class Source(ABC):
         train = self._of_part("train").samples()
         test = self._of_part("test").samples() if has_test else None
         if train.labels is None:
-            raise InputError(f"{self.tree.place(self.pattern)} must have labels; name their column by label_column")
+            raise InputError(
+                f"{self.tree.place(self.pattern)} must have labels; name their column by label_column"
+            )
         present = set(train.labels.tolist())
         names = [name for name in self.classes.values() if name in present]
         if not names:
             tested = [] if test is None or test.labels is None else test.labels.tolist()
-            names = list(map(str, sorted(integers([*sorted(present), *tested])[: len(present)])))
+            names = list(
+                map(str, sorted(integers([*sorted(present), *tested])[: len(present)]))
+            )
         return Dataset(train, test, tuple(names), layout=self.format)
 
     # -- shards -----------------------------------------------------------------------------------------------------
@@ -180,7 +216,13 @@ class Source(ABC):
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values from which :func:`source_from` makes the source again; no secret is among them."""
         kind: Any = self.kind
-        return dict(to_values(_Description(self.format, self.tree.address, self.pattern, kind, self.options)))
+        return dict(
+            to_values(
+                _Description(
+                    self.format, self.tree.address, self.pattern, kind, self.options
+                )
+            )
+        )
 
     def identity(self) -> str:
         """Return a hash of names, sizes and how they are read: the same on every machine and at every address."""
@@ -194,7 +236,9 @@ class Source(ABC):
         """Yield what tells the data from others."""
         return (f"{name}\0{size}" for name, size in self.files.items())
 
-    def shards(self, rows: int, size: int, unreadable: dict[str, str] | None = None) -> Iterator[Shard]:
+    def shards(
+        self, rows: int, size: int, unreadable: dict[str, str] | None = None
+    ) -> Iterator[Shard]:
         """Yield the shards, each of at most so many rows and, where more than one row fits, so many bytes.
 
         Parameters
@@ -214,7 +258,9 @@ class Source(ABC):
             none = f"{self.tree.place(self.pattern)} must hold at least one sample, got none"
             raise InputError(next(iter((unreadable or {}).values()), none))
 
-    def _parts(self, rows: int, size: int, unreadable: dict[str, str] | None) -> Iterator[Shard]:
+    def _parts(
+        self, rows: int, size: int, unreadable: dict[str, str] | None
+    ) -> Iterator[Shard]:
         """Yield the shards of all files in order, with any number."""
 
         def parts_of(name: str) -> tuple[dict[str, Any], list[Shard]] | EvergrowError:
@@ -225,7 +271,9 @@ class Source(ABC):
 
         first = None
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = (pool.map if self.tree.remote else map)(parts_of, self.files)  # each of a storage is slow
+            found = (pool.map if self.tree.remote else map)(
+                parts_of, self.files
+            )  # each of a storage is slow
             for name, parts in zip(self.files, found, strict=True):
                 if isinstance(parts, tuple):
                     first = check_alike(self.tree, first, name, parts[0])
@@ -234,9 +282,15 @@ class Source(ABC):
                     raise parts
                 else:
                     unreadable[name] = str(parts)
-        self.__dict__["files"] = {name: size for name, size in self.files.items() if name not in (unreadable or {})}
+        self.__dict__["files"] = {
+            name: size
+            for name, size in self.files.items()
+            if name not in (unreadable or {})
+        }
 
-    def _file_parts(self, name: str, rows: int, size: int) -> tuple[dict[str, Any], list[Shard]]:
+    def _file_parts(
+        self, name: str, rows: int, size: int
+    ) -> tuple[dict[str, Any], list[Shard]]:
         """Return what all files must have alike, and the shards of a file in order, with any number."""
         raise NotImplementedError
 
@@ -258,7 +312,9 @@ class ShardStore:
         self.source = source
         self.shards = shards or list(source.shards(1024, _SHARD_BYTES))
         self._ends = np.cumsum([shard.rows for shard in self.shards]).tolist()
-        self._read_shard = lru_cache(_SHARDS_KEPT)(lambda number: source.read(self.shards[number]))
+        self._read_shard = lru_cache(_SHARDS_KEPT)(
+            lambda number: source.read(self.shards[number])
+        )
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -269,7 +325,9 @@ class ShardStore:
         number = bisect.bisect_right(self._ends, key)
         with self._lock:
             found = self._read_shard(number)
-        return found.raw_items().raw(key - self._ends[number] + self.shards[number].rows)
+        return found.raw_items().raw(
+            key - self._ends[number] + self.shards[number].rows
+        )
 
     @cached_property
     def _identity(self) -> tuple[str, str]:
@@ -297,7 +355,9 @@ class ListedSource(Source):
     serve better. What are no plain files is listed by every worker, once.
     """
 
-    def __init__(self, tree: Tree, pattern: str, options: DataOptions, reader: str) -> None:
+    def __init__(
+        self, tree: Tree, pattern: str, options: DataOptions, reader: str
+    ) -> None:
         super().__init__(tree, pattern, options)
         self.format = reader  # type: ignore[misc]
 
@@ -316,7 +376,9 @@ class ListedSource(Source):
         else:
             found = read_folder(self.format, unwrapped(tree), self.options)
         if not isinstance(found, Dataset):
-            raise InputError(f"{tree.place(self.pattern)} must be labelled images or texts, got another form of data")
+            raise InputError(
+                f"{tree.place(self.pattern)} must be labelled images or texts, got another form of data"
+            )
         return found
 
     def dataset(self) -> Dataset:
@@ -338,11 +400,23 @@ class ListedSource(Source):
         items = self._samples.items
         if not isinstance(items, Images):
             return None
-        if self.tree.on_disk and items.root is not None:  # the images of a list may lie beside its folder
+        if (
+            self.tree.on_disk and items.root is not None
+        ):  # the images of a list may lie beside its folder
             base = Path(os.path.relpath(items.root, self.tree.address)).as_posix()
-            return [posixpath.normpath(posixpath.join(base, name)) for name in items.values]
-        stores = [(value.store, value.key) for value in items.values if isinstance(value, Stored)]
-        names = [posixpath.join(store.base, key) for store, key in stores if isinstance(store, Tree)]
+            return [
+                posixpath.normpath(posixpath.join(base, name)) for name in items.values
+            ]
+        stores = [
+            (value.store, value.key)
+            for value in items.values
+            if isinstance(value, Stored)
+        ]
+        names = [
+            posixpath.join(store.base, key)
+            for store, key in stores
+            if isinstance(store, Tree)
+        ]
         return names if len(names) == len(items) else None
 
     @cached_property
@@ -357,24 +431,36 @@ class ListedSource(Source):
         for name, size in zip(self._names, sizes, strict=True):
             if size > LARGEST_IMAGE:
                 most = f"{LARGEST_IMAGE // 2**20} MiB"
-                raise FileFormatError(f"{self.tree.place(name)} must be an image of at most {most}, got {size} bytes")
+                raise FileFormatError(
+                    f"{self.tree.place(name)} must be an image of at most {most}, got {size} bytes"
+                )
         return sizes
 
     def _marks(self) -> Iterable[str]:
         if self._names is None:
             yield self._samples.raw_items().stamp(times=False)
         else:
-            yield from (f"{name}\0{size}" for name, size in zip(self._names, self._sizes, strict=True))
+            yield from (
+                f"{name}\0{size}"
+                for name, size in zip(self._names, self._sizes, strict=True)
+            )
         yield from [] if self._samples.labels is None else self._samples.labels.tolist()
 
-    def _parts(self, rows: int, size: int, unreadable: dict[str, str] | None) -> Iterator[Shard]:
+    def _parts(
+        self, rows: int, size: int, unreadable: dict[str, str] | None
+    ) -> Iterator[Shard]:
         labels = self._samples.labels
         for span in spans([(1, weight) for weight in self._sizes], rows, size):
             start, stop = span.first, span.last
             where: dict[str, Any] = {"start": start, "stop": stop}
             if self._names is not None:
-                where = {"files": self._names[start:stop], "sizes": self._sizes[start:stop]}
-                where |= {} if labels is None else {"labels": labels[start:stop].tolist()}
+                where = {
+                    "files": self._names[start:stop],
+                    "sizes": self._sizes[start:stop],
+                }
+                where |= (
+                    {} if labels is None else {"labels": labels[start:stop].tolist()}
+                )
             yield Shard(0, stop - start, span.size, where)
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
@@ -383,18 +469,34 @@ class ListedSource(Source):
             start, stop = where_of(shard, start=int, stop=int)
             if stop > len(self._samples) or stop - start != shard.rows:
                 title = self.tree.place(self.pattern)
-                raise FileFormatError(f"{title} must hold {stop} samples, as when shards were made")
+                raise FileFormatError(
+                    f"{title} must hold {stop} samples, as when shards were made"
+                )
             found = self._samples.take(np.arange(start, stop))
             rows = range(start, stop) if found.kind == "text" else ()
-            return replace(found, row_names=tuple(f"{self.pattern or 'row'}[{row}]" for row in rows))
+            return replace(
+                found,
+                row_names=tuple(f"{self.pattern or 'row'}[{row}]" for row in rows),
+            )
         where = from_values(_Files, shard.where, f"shard {shard.number}")
         names, sizes, labels = where.files, where.sizes, where.labels
-        if not shard.rows == len(names) == len(sizes) == len(names if labels is None else labels):
-            raise FileFormatError(f"shard {shard.number} must name {shard.rows} files and labels, got other numbers")
+        if (
+            not shard.rows
+            == len(names)
+            == len(sizes)
+            == len(names if labels is None else labels)
+        ):
+            raise FileFormatError(
+                f"shard {shard.number} must name {shard.rows} files and labels, got other numbers"
+            )
         images = self.tree.images(names)
         if not self.tree.on_disk:
             images = Images(tuple(self.tree.read_all(names, sizes)), names)
-        return Samples("image", images, labels=None if labels is None else np.array(labels, dtype=np.str_))
+        return Samples(
+            "image",
+            images,
+            labels=None if labels is None else np.array(labels, dtype=np.str_),
+        )
 
 
 def make_source(reader: str, tree: Tree, pattern: str, options: DataOptions) -> Source:
@@ -433,7 +535,9 @@ def source_from(description: Mapping[str, Any]) -> Source:
     """
     given = from_values(_Description, description, "description of a source")
     check_choice("format", given.format, READERS)
-    source = make_source(given.format, Tree(given.address), given.pattern, given.options)
+    source = make_source(
+        given.format, Tree(given.address), given.pattern, given.options
+    )
     if given.kind:
         source.__dict__["kind"] = given.kind  # no file has to be opened to know it
     return source
@@ -453,11 +557,15 @@ def where_of(shard: Shard, **kinds: type) -> list[Any]:
     values = [shard.where.get(key) for key in kinds]
     for (key, kind), value in zip(kinds.items(), values, strict=True):
         if type(value) is not kind or (isinstance(value, int) and value < 0):
-            raise FileFormatError(f"shard {shard.number}: {key} must be of {kind.__name__}, got {value!r}")
+            raise FileFormatError(
+                f"shard {shard.number}: {key} must be of {kind.__name__}, got {value!r}"
+            )
     return values
 
 
-def class_labels(labels: Sequence[Any], names: Mapping[int, str], title: str) -> NDArray[np.str_]:
+def class_labels(
+    labels: Sequence[Any], names: Mapping[int, str], title: str
+) -> NDArray[np.str_]:
     """Return labels as class names; integers take the names that the data have for them.
 
     Raises
@@ -471,11 +579,15 @@ def class_labels(labels: Sequence[Any], names: Mapping[int, str], title: str) ->
             value = value.item()
         if isinstance(value, int) and names:
             if value not in names:
-                raise InputError(f"{title}: labels must be among the {len(names)} that it names, got {value}")
+                raise InputError(
+                    f"{title}: labels must be among the {len(names)} that it names, got {value}"
+                )
             value = names[value]
         text = str(value) if isinstance(value, (str, int)) else ""
         if not text.strip():
-            raise InputError(f"{title}: every sample must have a label, got {value!r} in row {row}")
+            raise InputError(
+                f"{title}: every sample must have a label, got {value!r} in row {row}"
+            )
         found.append(text)
     return np.array(found, dtype=np.str_)
 
@@ -490,19 +602,31 @@ def as_features(values: NDArray[Any], title: str, start: int = 0) -> NDArray[Any
 
 def check_finite(values: NDArray[Any], title: str, start: int = 0) -> None:
     """Raise :class:`InputError` where a row has NaN or infinity."""
-    for first in range(0, len(values), 4096):  # a part at a time: the array may be memory-mapped
+    for first in range(
+        0, len(values), 4096
+    ):  # a part at a time: the array may be memory-mapped
         finite = np.isfinite(values[first : first + 4096]).all(axis=1)
         if not finite.all():
             row = start + first + int(finite.argmin())
-            raise InputError(f"{title} must be finite, got NaN or infinity, first in row {row}")
+            raise InputError(
+                f"{title} must be finite, got NaN or infinity, first in row {row}"
+            )
 
 
-def check_alike(tree: Tree, first: tuple[str, Any] | None, name: str, form: Any) -> tuple[str, Any]:
+def check_alike(
+    tree: Tree, first: tuple[str, Any] | None, name: str, form: Any
+) -> tuple[str, Any]:
     """Return the first file and its form; raise :class:`FileFormatError` where a later file has another."""
     known, expected = first or (name, form)
     if form != expected:
-        pairs = [(key, expected[key], form[key]) for key in form if form[key] != expected[key]]
-        said = ", ".join(f"{key} {was!r} in {known} and {now!r} in {name}" for key, was, now in pairs)
+        pairs = [
+            (key, expected[key], form[key])
+            for key in form
+            if form[key] != expected[key]
+        ]
+        said = ", ".join(
+            f"{key} {was!r} in {known} and {now!r} in {name}" for key, was, now in pairs
+        )
         raise FileFormatError(f"{tree.place()}: files must be alike, got {said}")
     return known, expected
 
@@ -565,8 +689,16 @@ def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
     {'a.npz': 5, 'b.npz': 9}
     """
     words = {name: match[1] for name in files if (match := _SPLIT.search(name.lower()))}
-    train = {name: size for name, size in files.items() if words.get(name, "").startswith("train")}
+    train = {
+        name: size
+        for name, size in files.items()
+        if words.get(name, "").startswith("train")
+    }
     tests = [word for word in TEST_WORDS if word in words.values()]
     if part == "all" or not train or not tests:
         return files
-    return train if part == "train" else {name: size for name, size in files.items() if words.get(name) == tests[0]}
+    return (
+        train
+        if part == "train"
+        else {name: size for name, size in files.items() if words.get(name) == tests[0]}
+    )

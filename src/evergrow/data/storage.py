@@ -76,7 +76,9 @@ class Tree:
     ({'a.txt': 5}, b'ho')
     """
 
-    def __init__(self, address: str | os.PathLike[str], archive: Archive | None = None) -> None:
+    def __init__(
+        self, address: str | os.PathLike[str], archive: Archive | None = None
+    ) -> None:
         text = os.fspath(address)
         self.archive, self.base = archive, ""
         self.remote = is_remote(text)
@@ -85,10 +87,14 @@ class Tree:
         elif self.remote:
             check_address(text)
             plain = text.rstrip("/")
-            self.address = f"{plain}//" if plain.endswith(":") else plain  # "memory://" is a folder too
+            self.address = (
+                f"{plain}//" if plain.endswith(":") else plain
+            )  # "memory://" is a folder too
             self._connection()  # so that a scheme that nobody knows is said at once
         else:
-            self.address = os.path.abspath(text.removeprefix("file://"))  # workers may run in another folder
+            self.address = os.path.abspath(
+                text.removeprefix("file://")
+            )  # workers may run in another folder
 
     @property
     def on_disk(self) -> bool:
@@ -105,7 +111,9 @@ class Tree:
         inside = posixpath.join(self.base, name) if name else self.base
         if self.on_disk:
             return printable(str(Path(self.address, inside)))
-        return printable(f"{self.address.rstrip('/')}/{inside}" if inside else self.address)
+        return printable(
+            f"{self.address.rstrip('/')}/{inside}" if inside else self.address
+        )
 
     def _full(self, name: str) -> str:
         full = posixpath.normpath(posixpath.join(self.base, name))
@@ -119,7 +127,11 @@ class Tree:
             system, root = fsspec.core.url_to_fs(self.address)
         except ImportError as error:
             scheme = self.address.partition("://")[0].lower()
-            extra = f" (pip install 'evergrow[{_EXTRAS[scheme]}]')" if scheme in _EXTRAS else ""
+            extra = (
+                f" (pip install 'evergrow[{_EXTRAS[scheme]}]')"
+                if scheme in _EXTRAS
+                else ""
+            )
             raise MissingExtraError(
                 f"reading {self.address} must have a driver installed, but: {one_line(str(error))}{extra}"
             ) from error
@@ -165,10 +177,18 @@ class Tree:
             if self.remote:
                 system, path = self._at("")
                 system.invalidate_cache()
-                for entry in system.find(path, detail=True).values() if deep else system.ls(path, detail=True):
+                for entry in (
+                    system.find(path, detail=True).values()
+                    if deep
+                    else system.ls(path, detail=True)
+                ):
                     name = str(entry["name"]).removeprefix(path).lstrip("/")
-                    plain = name and all(part not in ("", ".", "..") for part in name.split("/"))
-                    if entry.get("type") == "file" and plain:  # a key may stand for a folder
+                    plain = name and all(
+                        part not in ("", ".", "..") for part in name.split("/")
+                    )
+                    if (
+                        entry.get("type") == "file" and plain
+                    ):  # a key may stand for a folder
                         found[name] = int(entry.get("size") or 0)
                 return dict(sorted(found.items()))
             pending = [""]
@@ -178,7 +198,11 @@ class Tree:
                     path = posixpath.join(folder, name)
                     if kind == "file":
                         found[path] = os.stat(self.root / path).st_size
-                    elif deep and kind == "folder" and not os.path.islink(self.root / path):
+                    elif (
+                        deep
+                        and kind == "folder"
+                        and not os.path.islink(self.root / path)
+                    ):
                         pending.append(path)
         return dict(sorted(found.items()))
 
@@ -190,8 +214,15 @@ class Tree:
             parent, kind = full, "file"
             while parent:
                 parent, name = posixpath.split(parent)
-                if folders.setdefault(parent, {}).setdefault(name, cast(EntryKind, kind)) != kind:
-                    raise FileFormatError(f"{self.address} must hold a file or a folder, got both: {full!r}")
+                if (
+                    folders.setdefault(parent, {}).setdefault(
+                        name, cast(EntryKind, kind)
+                    )
+                    != kind
+                ):
+                    raise FileFormatError(
+                        f"{self.address} must hold a file or a folder, got both: {full!r}"
+                    )
                 kind = "folder"
         return folders
 
@@ -203,19 +234,33 @@ class Tree:
         with self._reaching(folder), os.scandir(self.root / folder) as entries:
             for entry in entries:
                 if entry.is_symlink():  # which may lead to itself
-                    is_folder, is_file = os.path.isdir(entry.path), os.path.isfile(entry.path)
+                    is_folder, is_file = (
+                        os.path.isdir(entry.path),
+                        os.path.isfile(entry.path),
+                    )
                 else:  # without asking for the status
                     is_folder, is_file = entry.is_dir(), entry.is_file()
-                yield entry.name, "folder" if is_folder else "file" if is_file else "broken"
+                yield (
+                    entry.name,
+                    "folder" if is_folder else "file" if is_file else "broken",
+                )
 
     def files(self, folder: str = "") -> list[str]:
         """Return the names of the files in a folder, sorted; hidden ones are left out."""
-        found = [name for name, kind in self.entries(folder) if kind == "file" and not name.startswith(".")]
+        found = [
+            name
+            for name, kind in self.entries(folder)
+            if kind == "file" and not name.startswith(".")
+        ]
         return sorted(posixpath.join(folder, name) for name in found)
 
     def folders(self, folder: str = "") -> dict[str, str]:
         """Return the names of the folders in a folder by their lower case."""
-        return {name.lower(): name for name, kind in self.entries(folder) if kind == "folder"}
+        return {
+            name.lower(): name
+            for name, kind in self.entries(folder)
+            if kind == "folder"
+        }
 
     def is_file(self, name: str) -> bool:
         """Return whether there is a file of that name; a storage that was not listed is asked for this one."""
@@ -247,16 +292,24 @@ class Tree:
         """Return a file, or a range of its bytes as far as it goes; nothing else of it is read."""
         if self.archive is not None:
             if not self.is_file(name):
-                raise DatasetNotFoundError(f"{self.address} must hold a file {printable(name)}, but it does not")
+                raise DatasetNotFoundError(
+                    f"{self.address} must hold a file {printable(name)}, but it does not"
+                )
             return self.archive.read(self._full(name))[start:stop]
         with self._reaching(name):
             if not self.remote:
                 with open(self.root / name, "rb") as file:
                     file.seek(start)
-                    return file.read() if stop is None else file.read(max(stop - start, 0))
+                    return (
+                        file.read() if stop is None else file.read(max(stop - start, 0))
+                    )
             stop = self.size(name) if stop is None else stop
             system, path = self._at(name)
-            return bytes(system.cat_file(path, start=start, end=stop)) if stop > start else b""
+            return (
+                bytes(system.cat_file(path, start=start, end=stop))
+                if stop > start
+                else b""
+            )
 
     def text(self, name: str) -> str:
         """Return the text of a file in UTF-8, with or without a byte order mark."""
@@ -268,27 +321,48 @@ class Tree:
             if not self.remote:
                 return open(self.root / name, "rb")
             system, path = self._at(name)
-            how = {"cache_type": "readahead", "block_size": block} if block else {"cache_type": "none"}
+            how = (
+                {"cache_type": "readahead", "block_size": block}
+                if block
+                else {"cache_type": "none"}
+            )
             file: IO[bytes] = system.open(path, "rb", **how)
             return file
 
-    def read_all(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | ImageError]:
+    def read_all(
+        self, names: Sequence[str], sizes: Sequence[int]
+    ) -> list[bytes | ImageError]:
         """Return image files of a bucket, asked for at once, and an error in the place of one that cannot be had."""
         system, _ = self._connection()
         with self._reaching(""):
             paths = [self._at(name)[1] for name in names]
-            bodies = system.cat_ranges(paths, [0] * len(paths), list(sizes), on_error="return") if paths else []
+            bodies = (
+                system.cat_ranges(
+                    paths, [0] * len(paths), list(sizes), on_error="return"
+                )
+                if paths
+                else []
+            )
         for row, body in enumerate(bodies):
             if isinstance(body, BaseException):
-                bodies[row] = ImageError(f"image must be a readable file, got {names[row]}: {_said(body)}")
+                bodies[row] = ImageError(
+                    f"image must be a readable file, got {names[row]}: {_said(body)}"
+                )
         return list(bodies)
 
     def images(self, names: Sequence[str]) -> Images:
         """Return images by their names; none is read."""
         if self.on_disk:
             return Images(tuple(names), root=self.root)
-        shown_names = tuple(names) if self.archive is None else tuple(self._full(name) for name in names)
-        return Images(tuple(Stored(self.archive or self, name) for name in shown_names), shown_names)
+        shown_names = (
+            tuple(names)
+            if self.archive is None
+            else tuple(self._full(name) for name in names)
+        )
+        return Images(
+            tuple(Stored(self.archive or self, name) for name in shown_names),
+            shown_names,
+        )
 
     def mark(self, name: str, *, times: bool) -> str:
         """Return what tells a file of a bucket from others."""
@@ -302,13 +376,19 @@ class Tree:
         except (EvergrowError, MemoryError):
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise DatasetNotFoundError(f"{self.place(name)} must exist, but there is no such file or folder") from error
+            raise DatasetNotFoundError(
+                f"{self.place(name)} must exist, but there is no such file or folder"
+            ) from error
         except Exception as error:  # every driver has errors of its own, and all mean that nothing could be had
             said = f"{self.place(name)} must be within reach, but: {_said(error)}"
             if not self.remote and isinstance(error, OSError):
                 raise DatasetNotFoundError(said) from error
             refused = isinstance(error, PermissionError)
-            raise EngineError(f"{said}; credentials are taken from the environment" if refused else said) from error
+            raise EngineError(
+                f"{said}; credentials are taken from the environment"
+                if refused
+                else said
+            ) from error
 
 
 def _said(error: BaseException) -> str:
@@ -321,13 +401,21 @@ def decoded_text(body: bytes, title: str) -> str:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
-        hint = "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise FileFormatError(f"{title} must be text in UTF-8, but line {line} is not{hint}") from error
+        hint = (
+            "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        )
+        raise FileFormatError(
+            f"{title} must be text in UTF-8, but line {line} is not{hint}"
+        ) from error
 
 
 def check_address(address: str) -> None:
     """Raise :class:`ParameterError` for an address with a secret in it; the message does not repeat it."""
     if is_remote(address) and _PASSWORD.search(address):
-        raise ParameterError("an address must hold no password, which belongs into the environment, got one that does")
+        raise ParameterError(
+            "an address must hold no password, which belongs into the environment, got one that does"
+        )
     if address.lower().startswith(("http://", "https://")) and "?" in address:
-        raise ParameterError("an address must hold no query, which may be a signature, got one that does")
+        raise ParameterError(
+            "an address must hold no query, which may be a signature, got one that does"
+        )

@@ -54,7 +54,9 @@ class Columns(NamedTuple):
     label: str
 
 
-def choose_columns(contents: Mapping[str, str], options: DataOptions, title: str) -> Columns:
+def choose_columns(
+    contents: Mapping[str, str], options: DataOptions, title: str
+) -> Columns:
     """Return the columns named by the options, or else by their usual names.
 
     Parameters
@@ -73,23 +75,37 @@ def choose_columns(contents: Mapping[str, str], options: DataOptions, title: str
     """
     for column in (options.text_column, options.image_column, options.label_column):
         if column and column not in contents:
-            raise FileFormatError(f"{title} must have a column {column!r}, got {listed(contents, most=8)}")
+            raise FileFormatError(
+                f"{title} must have a column {column!r}, got {listed(contents, most=8)}"
+            )
     given = (options.text_column, options.image_column)
-    usual_label = (name for name in LABEL_COLUMNS if name in contents and name not in given)
+    usual_label = (
+        name for name in LABEL_COLUMNS if name in contents and name not in given
+    )
     label = (options.label_column or next(usual_label, "")) if options.labelled else ""
     for kind, column in zip(("text", "image"), given, strict=True):
         if column and options.kind in ("", kind):
             if contents[column] not in (kind, "text"):
-                raise FileFormatError(f"{title}: column {column!r} must hold {kind}s, got other values")
+                raise FileFormatError(
+                    f"{title}: column {column!r} must hold {kind}s, got other values"
+                )
             return Columns(kind, column, label)
     for kind, content, names in _CANDIDATES:
-        right = [name for name, held in contents.items() if held == content and name != label]
+        right = [
+            name for name, held in contents.items() if held == content and name != label
+        ]
         usual = [name for name in names if name in right]
-        found = usual or (right if content == "image" or (content == "features" and len(right) == 1) else [])
+        found = usual or (
+            right
+            if content == "image" or (content == "features" and len(right) == 1)
+            else []
+        )
         if found and options.kind in ("", kind):
             return Columns(kind, found[0], label)
     got = f"{listed(contents, most=8)}; name another by text_column or image_column"
-    raise FileFormatError(f"{title} must have a column 'text', 'image', 'path' or 'feature', got {got}")
+    raise FileFormatError(
+        f"{title} must have a column 'text', 'image', 'path' or 'feature', got {got}"
+    )
 
 
 # -- samples that a file lists --------------------------------------------------------------------------------
@@ -108,10 +124,16 @@ class SampleList:
     def take(self, split: str) -> SampleList:
         """Return the samples of one split."""
         rows = [row for row, own in enumerate(self.splits) if own == split]
-        return replace(self, samples=[self.samples[row] for row in rows], labels=[self.labels[row] for row in rows])
+        return replace(
+            self,
+            samples=[self.samples[row] for row in rows],
+            labels=[self.labels[row] for row in rows],
+        )
 
 
-def listed_data(tree: Tree, lists: Sequence[SampleList], options: DataOptions, **about: Any) -> Dataset:
+def listed_data(
+    tree: Tree, lists: Sequence[SampleList], options: DataOptions, **about: Any
+) -> Dataset:
     """Return the data set of a training list and, where there is one, a test list.
 
     Parameters
@@ -127,7 +149,9 @@ def listed_data(tree: Tree, lists: Sequence[SampleList], options: DataOptions, *
     """
     if len({part.images for part in lists}) > 1:
         first, second = (tree.place(part.file) for part in lists)
-        raise FileFormatError(f"{second} must hold texts or images like {first}, got the other")
+        raise FileFormatError(
+            f"{second} must hold texts or images like {first}, got the other"
+        )
     labels = integers([label for part in lists for label in part.labels])
     items: list[Items] = []
     seen: set[str] = set()
@@ -140,7 +164,9 @@ def listed_data(tree: Tree, lists: Sequence[SampleList], options: DataOptions, *
             full = posixpath.join(folder.base, name)
             if full in seen:
                 files = dict.fromkeys(posixpath.basename(each.file) for each in lists)
-                raise InputError(f"images must be named once, got {name!r} twice in {' and '.join(files)}")
+                raise InputError(
+                    f"images must be named once, got {name!r} twice in {' and '.join(files)}"
+                )
             seen.add(full)
         items.append(folder.images(names))
     n = len(lists[0].samples)
@@ -148,7 +174,9 @@ def listed_data(tree: Tree, lists: Sequence[SampleList], options: DataOptions, *
     return Dataset.of(items[0], labels[:n], *test, **about)
 
 
-def find_images(tree: Tree, file: str, names: Sequence[str], options: DataOptions) -> tuple[Tree, list[str]]:
+def find_images(
+    tree: Tree, file: str, names: Sequence[str], options: DataOptions
+) -> tuple[Tree, list[str]]:
     """Return the folder that holds the images of a file, and their names in it.
 
     Files name their images from the folder that some program was run in (``data/imagenet-r/...``), so ever shorter
@@ -161,7 +189,10 @@ def find_images(tree: Tree, file: str, names: Sequence[str], options: DataOption
     """
     if tree.remote:
         tree.sizes  # noqa: B018  # one listing, rather than a question for every image
-    title, last = tree.place(file), posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2]
+    title, last = (
+        tree.place(file),
+        posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2],
+    )
     bases = [""]
     if options.root is not None:
         tree = Tree(options.root)
@@ -170,12 +201,18 @@ def find_images(tree: Tree, file: str, names: Sequence[str], options: DataOption
         if not own and tree.on_disk and tree.root != tree.root.parent:
             tree, own = Tree(tree.root.parent), tree.root.name
         bases = [own, posixpath.dirname(own)]
-    places = [posixpath.join(base, inner).rstrip("/") for base in bases for inner in ("", "images", "data", last)]
+    places = [
+        posixpath.join(base, inner).rstrip("/")
+        for base in bases
+        for inner in ("", "images", "data", last)
+    ]
     folders = list(dict.fromkeys(places))
     plain = [posixpath.normpath(name.strip().replace("\\", "/")) for name in names]
     found = (
         (folder, drop)
-        for name in plain[:: max(len(plain) // 5, 1)]  # the first image may be the one that is missing
+        for name in plain[
+            :: max(len(plain) // 5, 1)
+        ]  # the first image may be the one that is missing
         for drop in range(name.count("/") + 1)
         for folder in folders
         if tree.is_file(posixpath.join(folder, _without_folders(name, drop)))
@@ -199,7 +236,9 @@ def _without_folders(name: str, drop: int) -> str:
 # -- readers --------------------------------------------------------------------------------------------------
 
 
-@register_reader("table", suffixes=_SUFFIXES, fits=lambda tree: bool(_tables_of(tree)), rank=45)
+@register_reader(
+    "table", suffixes=_SUFFIXES, fits=lambda tree: bool(_tables_of(tree)), rank=45
+)
 def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read a table and, if there is one, the table of test samples that goes with it; lines of a ``.txt`` are texts.
 
@@ -228,9 +267,13 @@ def _split_parts(whole: SampleList, title: str) -> tuple[list[SampleList], list[
     """Return the training and the test rows by the split column; without test rows there is one part."""
     if not whole.splits:
         return [whole], []
-    train, test, validation = (whole.take(split) for split in ("train", "test", "validation"))
+    train, test, validation = (
+        whole.take(split) for split in ("train", "test", "validation")
+    )
     if not train.samples:
-        raise FileFormatError(f"{title} must have rows with {SPLIT_COLUMN} = train, got none")
+        raise FileFormatError(
+            f"{title} must have rows with {SPLIT_COLUMN} = train, got none"
+        )
     both = test.samples and validation.samples
     notes = [f"rows for validation left out: {len(validation.samples)}"] if both else []
     return [train, *[part for part in (test, validation) if part.samples][:1]], notes
@@ -244,23 +287,46 @@ def _tables_of(tree: Tree) -> list[str]:
     train = training_file(tree, _SUFFIXES)
     if train is not None:
         return [train, partner_name(tree, train) or train]
-    folders = [name for name, kind in tree.entries() if kind == "folder" and not is_hidden(name)]
+    folders = [
+        name
+        for name, kind in tree.entries()
+        if kind == "folder" and not is_hidden(name)
+    ]
     inside = tree.files("data") if folders == ["data"] else []
-    tables = [name for name in (*tree.files(), *inside) if name.lower().endswith(TABLE_SUFFIXES)]
+    tables = [
+        name
+        for name in (*tree.files(), *inside)
+        if name.lower().endswith(TABLE_SUFFIXES)
+    ]
     return tables if len(tables) == 1 and len(folders) <= 1 else []
 
 
 def _metadata(tree: Tree) -> list[str]:
     """Return the metadata files of a Hugging Face image folder: one, or one each for training and test."""
     folders = tree.folders()
-    places = [[""], *([folders[word] for word in words if word in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
+    places = [
+        [""],
+        *(
+            [folders[word] for word in words if word in folders]
+            for words in (TRAIN_WORDS, TEST_WORDS)
+        ),
+    ]
     whole, train, test = (
-        [file for place in part for name in _METADATA if tree.is_file(file := posixpath.join(place, name))][:1]
+        [
+            file
+            for place in part
+            for name in _METADATA
+            if tree.is_file(file := posixpath.join(place, name))
+        ][:1]
         for part in places
     )
     found = whole or ([*train, *test] if train else [])
     # Another file may happen to be called so.
-    return found if all(FILE_COLUMN.encode() in tree.read(name, 0, 4096) for name in found) else []
+    return (
+        found
+        if all(FILE_COLUMN.encode() in tree.read(name, 0, 4096) for name in found)
+        else []
+    )
 
 
 # -- rows and cells -------------------------------------------------------------------------------------------
@@ -273,18 +339,28 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
     if posixpath.basename(name) in _METADATA:
         options = replace(options, image_column=options.image_column or FILE_COLUMN)
     if lower.endswith(".txt"):
-        header, rows = ["text"], [(row, {"text": line.strip()}) for row, line in enumerate(text.split("\n"), start=1)]
+        header, rows = (
+            ["text"],
+            [
+                (row, {"text": line.strip()})
+                for row, line in enumerate(text.split("\n"), start=1)
+            ],
+        )
     elif lower.endswith((".jsonl", ".ndjson")):
         header, rows = _read_json_lines(text, title)
     else:
         separator = max(",;\t", key=text.partition("\n")[0].count)
-        header, rows = _read_csv(text, title, "\t" if lower.endswith(".tsv") else separator)
+        header, rows = _read_csv(
+            text, title, "\t" if lower.endswith(".tsv") else separator
+        )
     if not rows:
         raise FileFormatError(f"{title} must hold at least one row, got none")
     columns = choose_columns(dict.fromkeys(header, "text"), options, title)
     if options.labelled and not columns.label:
         got = listed(header, most=8)
-        raise FileFormatError(f"{title} must have a column 'label', got {got}; name another by label_column")
+        raise FileFormatError(
+            f"{title} must have a column 'label', got {got}; name another by label_column"
+        )
     split = SPLIT_COLUMN if options.labelled and SPLIT_COLUMN in header else ""
     needed = [column for column in (columns.sample, columns.label, split) if column]
     kept: list[list[str]] = []
@@ -298,13 +374,23 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
                 raise InputError(f"{title} line {line}: {column} must not be empty")
         word = cells[split].strip().lower() if split else "train"
         if word not in _SPLITS:
-            raise FileFormatError(f"{title} line {line}: {split} must be train, test or validation, got {word!r}")
+            raise FileFormatError(
+                f"{title} line {line}: {split} must be train, test or validation, got {word!r}"
+            )
         if cells[columns.sample].strip():
-            kept.append([cells[columns.sample], cells.get(columns.label, "").strip(), _SPLITS[word]])
+            kept.append(
+                [
+                    cells[columns.sample],
+                    cells.get(columns.label, "").strip(),
+                    _SPLITS[word],
+                ]
+            )
     if not kept:
         raise FileFormatError(f"{title} must hold at least one text, got none")
     samples, labels, splits = zip(*kept, strict=True)
-    return SampleList(name, samples, labels, columns.kind == "image", splits if split else ())
+    return SampleList(
+        name, samples, labels, columns.kind == "image", splits if split else ()
+    )
 
 
 def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Row]]:
@@ -312,7 +398,9 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
     header: list[str] = []
     # Not pyarrow.csv: a message needs the line, and texts go over several.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    before = csv.field_size_limit(2**31 - 1)  # texts may be long; the limit belongs to the whole process
+    before = csv.field_size_limit(
+        2**31 - 1
+    )  # texts may be long; the limit belongs to the whole process
     try:
         for cells in reader:
             if not cells or cells == [""]:
@@ -320,7 +408,9 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
             if not header:
                 header = [cell.strip() for cell in cells]
                 if len(set(header)) != len(header):
-                    raise FileFormatError(f"{title} must have every column once, got {listed(header, most=8)}")
+                    raise FileFormatError(
+                        f"{title} must have every column once, got {listed(header, most=8)}"
+                    )
             elif len(cells) != len(header):
                 raise FileFormatError(
                     f"{title} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
@@ -329,7 +419,9 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
             else:
                 rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
     except csv.Error as error:
-        raise FileFormatError(f"{title} line {reader.line_num} must be a row of cells: {error}") from error
+        raise FileFormatError(
+            f"{title} line {reader.line_num} must be a row of cells: {error}"
+        ) from error
     finally:
         csv.field_size_limit(before)
     return header, rows
@@ -342,11 +434,27 @@ def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:
             continue
         try:
             record = json.loads(entry)
-        except (ValueError, RecursionError) as error:  # also integers of thousands of digits
-            raise FileFormatError(f"{title} line {line} must be JSON: {error}") from error
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # also integers of thousands of digits
+            raise FileFormatError(
+                f"{title} line {line} must be JSON: {error}"
+            ) from error
         if not isinstance(record, dict):
-            raise FileFormatError(f"{title} line {line} must be a JSON object, got {type(record).__name__}")
-        rows.append((line, {key: str(value) for key, value in record.items() if isinstance(value, (str, int))}))
+            raise FileFormatError(
+                f"{title} line {line} must be a JSON object, got {type(record).__name__}"
+            )
+        rows.append(
+            (
+                line,
+                {
+                    key: str(value)
+                    for key, value in record.items()
+                    if isinstance(value, (str, int))
+                },
+            )
+        )
     return list(dict.fromkeys(key for _, cells in rows for key in cells)), rows
 
 
@@ -370,13 +478,17 @@ def read_label_studio(tree: Tree, name: str, options: DataOptions) -> Dataset:
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{title} is no JSON: {error}") from error
     if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
-        raise FileFormatError(f"{title} is no export of Label Studio. Export a project as JSON or JSON-MIN.")
+        raise FileFormatError(
+            f"{title} is no export of Label Studio. Export a project as JSON or JSON-MIN."
+        )
     rows: list[tuple[str, str, str]] = []
     unusable: Counter[str] = Counter()
     for number, task in enumerate(tasks, start=1):
         kind, sample = _sample(task)
         if not kind:
-            raise FileFormatError(f"{title}: task {number} has neither an 'image' nor a 'text'.")
+            raise FileFormatError(
+                f"{title}: task {number} has neither an 'image' nor a 'text'."
+            )
         classes = set(_classes(task))
         if not sample:
             unusable["images on another machine"] += 1
@@ -384,11 +496,18 @@ def read_label_studio(tree: Tree, name: str, options: DataOptions) -> Dataset:
             unusable["of several classes" if classes else "without a class"] += 1
         else:
             rows.append((kind, sample, classes.pop()))
-    reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(unusable.items()))
+    reasons = ", ".join(
+        f"{reason}: {count}" for reason, count in sorted(unusable.items())
+    )
     if len({kind for kind, _, _ in rows}) != 1:
-        raise FileFormatError(f"{title} has " + (f"no sample of one class ({reasons})." if not rows else "both kinds."))
+        raise FileFormatError(
+            f"{title} has "
+            + (f"no sample of one class ({reasons})." if not rows else "both kinds.")
+        )
     kinds, samples, labels = zip(*rows, strict=True)
-    cautions = (f"samples left out: {unusable.total()} ({reasons})",) if unusable else ()
+    cautions = (
+        (f"samples left out: {unusable.total()} ({reasons})",) if unusable else ()
+    )
     found = SampleList(name, samples, labels, images=kinds[0] == "image")
     return listed_data(tree, [found], options, layout="label-studio", cautions=cautions)
 
@@ -408,13 +527,34 @@ def _classes(task: Mapping[str, Any]) -> Iterator[str]:
     choice = task.get("choice", task.get("label"))  # JSON-MIN
     values = [choice if isinstance(choice, dict) else {"choices": choice}]
     if isinstance(task.get("annotations"), list):
-        given = [each for each in task["annotations"] if isinstance(each, dict) and not each.get("was_cancelled")]
-        results = [result for each in given if isinstance(each.get("result"), list) for result in each["result"]]
-        values = [result["value"] for result in results if isinstance(result, dict) and "value" in result]
+        given = [
+            each
+            for each in task["annotations"]
+            if isinstance(each, dict) and not each.get("was_cancelled")
+        ]
+        results = [
+            result
+            for each in given
+            if isinstance(each.get("result"), list)
+            for result in each["result"]
+        ]
+        values = [
+            result["value"]
+            for result in results
+            if isinstance(result, dict) and "value" in result
+        ]
     for value in values:
         chosen = value.get("choices") if isinstance(value, dict) else None
-        names = [chosen] if isinstance(chosen, str) else chosen if isinstance(chosen, list) else []
-        yield from (name.strip() for name in names if isinstance(name, str) and name.strip())
+        names = (
+            [chosen]
+            if isinstance(chosen, str)
+            else chosen
+            if isinstance(chosen, list)
+            else []
+        )
+        yield from (
+            name.strip() for name in names if isinstance(name, str) and name.strip()
+        )
 
 
 def _image_name(reference: str) -> str:
@@ -437,4 +577,8 @@ def _image_name(reference: str) -> str:
     name = unquote(parts.path) if "?" in reference else reference
     if parts.path.rstrip("/").endswith("local-files"):
         name = parse_qs(parts.query).get("d", [""])[0]
-    return "/".join(step for step in name.replace("\\", "/").split("/") if step not in ("", ".", ".."))
+    return "/".join(
+        step
+        for step in name.replace("\\", "/").split("/")
+        if step not in ("", ".", "..")
+    )

@@ -70,7 +70,11 @@ def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
 
     # What has no ending, or is hidden, is of no kind that could be told.
     names = ((posixpath.basename(member.name), member) for member in members)
-    seen = (member for name, member in names if name.partition(".")[2] and not is_hidden(name))
+    seen = (
+        member
+        for name, member in names
+        if name.partition(".")[2] and not is_hidden(name)
+    )
     for key, group in itertools.groupby(seen, key_of):
         files: dict[str, Member] = {}
         for member in group:
@@ -90,7 +94,11 @@ def is_webdataset(tree: Tree, name: str) -> bool:
         with tree.open(name, _BLOCK) as file:
             title = tree.place(name)
             members = itertools.islice(tar_members(file, title, tree.size(name)), 16)
-            images = [sample for sample in grouped(members, title) if any(is_image(f"x.{end}") for end in sample.files)]
+            images = [
+                sample
+                for sample in grouped(members, title)
+                if any(is_image(f"x.{end}") for end in sample.files)
+            ]
     except EvergrowError:
         return False
     return any(set(LABEL_SUFFIXES) & sample.files.keys() for sample in images)
@@ -107,7 +115,9 @@ class WebDatasetSource(Source):
     suffixes = (".tar",)
     kind = "image"
 
-    def _file_parts(self, name: str, rows: int, size: int) -> tuple[dict[str, Any], list[Shard]]:
+    def _file_parts(
+        self, name: str, rows: int, size: int
+    ) -> tuple[dict[str, Any], list[Shard]]:
         places, label = self._index(name)
         shards = []
         for span in spans([(1, stop - start) for start, stop in places], rows, size):
@@ -124,7 +134,9 @@ class WebDatasetSource(Source):
         with self.tree.open(name, _BLOCK) as file:
             magic = file.read(2)
             if magic in _PACKED:
-                raise FileFormatError(f"{title} must be a plain tar to be read by ranges, got {_PACKED[magic]}")
+                raise FileFormatError(
+                    f"{title} must be a plain tar to be read by ranges, got {_PACKED[magic]}"
+                )
             file.seek(0)
             for sample in grouped(tar_members(file, title, self.files[name]), title):
                 sample.image(title)
@@ -136,7 +148,12 @@ class WebDatasetSource(Source):
                         f"{printable(sample.key)} has {listed(sample.files)}"
                     )
                 members = sample.files.values()
-                places.append((min(member.start for member in members), max(member.stop for member in members)))
+                places.append(
+                    (
+                        min(member.start for member in members),
+                        max(member.stop for member in members),
+                    )
+                )
         if not places:
             raise InputError(f"{title} must hold at least one sample, got none")
         return places, label or ""
@@ -150,33 +167,54 @@ class WebDatasetSource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the samples of a range of bytes, read at once."""
-        name, start, stop, label = where_of(shard, file=str, start=int, stop=int, label=str)
+        name, start, stop, label = where_of(
+            shard, file=str, start=int, stop=int, label=str
+        )
         title = self.tree.place(name)
         body = self.tree.read(name, start, stop)
         if len(body) != stop - start:
-            raise FileFormatError(f"{title} must be as long as when the shards were made, but it ends early")
-        samples = list(grouped(tar_members(io.BytesIO(body), title, len(body), whole=False), title))
+            raise FileFormatError(
+                f"{title} must be as long as when the shards were made, but it ends early"
+            )
+        samples = list(
+            grouped(tar_members(io.BytesIO(body), title, len(body), whole=False), title)
+        )
         if len(samples) != shard.rows:
-            raise FileFormatError(f"{title} must hold {shard.rows} samples in these bytes, got {len(samples)}")
+            raise FileFormatError(
+                f"{title} must hold {shard.rows} samples in these bytes, got {len(samples)}"
+            )
         images = [sample.image(title) for sample in samples]
         names = tuple(f"{name}/{image.name}" for image in images)
-        values = tuple(body[image.data : image.data + image.size] if bodies else b"" for image in images)
+        values = tuple(
+            body[image.data : image.data + image.size] if bodies else b""
+            for image in images
+        )
         labels = None
         if label:
-            labels = class_labels([self._label(body, sample, label, title) for sample in samples], {}, title)
+            labels = class_labels(
+                [self._label(body, sample, label, title) for sample in samples],
+                {},
+                title,
+            )
         return Samples("image", Images(values, names), labels=labels)
 
     def _label(self, body: bytes, sample: TarSample, suffix: str, title: str) -> Any:
         member = sample.files.get(suffix)
         what = f"{title}: .{suffix} of {printable(sample.key)}"
         if member is None or member.size > LARGEST_LABEL:
-            raise FileFormatError(f"{what} must be a label, got {member.size if member else 'no'} bytes")
+            raise FileFormatError(
+                f"{what} must be a label, got {member.size if member else 'no'} bytes"
+            )
         content = body[member.data : member.data + member.size]
         if suffix != "json":
             return decoded_text(content, what).strip()
         values, key = parse_json(content, what), self.options.label_column or "label"
         if not isinstance(values, dict) or key not in values:
-            got = listed(values, most=8) if isinstance(values, dict) else type(values).__name__
+            got = (
+                listed(values, most=8)
+                if isinstance(values, dict)
+                else type(values).__name__
+            )
             raise InputError(f"{what} must have a field {key!r}, got {got}")
         return values[key]
 

@@ -11,4 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "LocalEngine", "RayEngine"]
 
-__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, "evergrow.engine.engines"))
+__getattr__, __dir__ = lazy_names(
+    __name__, dict.fromkeys(__all__, "evergrow.engine.engines")
+)

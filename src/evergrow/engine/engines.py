@@ -18,8 +18,24 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
-from evergrow.engine.fitting import RunOptions, all_shards, fit, model_job, portable, update
-from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, JobReport, Manifest, begin_job, extraction_settings, plan
+from evergrow.engine.fitting import (
+    RunOptions,
+    all_shards,
+    fit,
+    model_job,
+    portable,
+    update,
+)
+from evergrow.engine.job import (
+    SHARD_MIB,
+    SHARD_ROWS,
+    Job,
+    JobReport,
+    Manifest,
+    begin_job,
+    extraction_settings,
+    plan,
+)
 from evergrow.engine.parquet_out import escaped, read_table
 from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
 from evergrow.engine.worker_tasks import perform as shard_task
@@ -62,7 +78,9 @@ class Engine(ABC):
         """Return the runner of tasks; workers import ``perform`` by its module and name."""
 
     @contextmanager
-    def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, RunOptions]]:
+    def open(
+        self, device: Any, weights: Any = None, *, lasting: bool = False
+    ) -> Iterator[tuple[Path, RunOptions]]:
         """Yield a folder and running workers, which end with the block.
 
         Parameters
@@ -75,7 +93,9 @@ class Engine(ABC):
             Whether the folder holds the result, so that a temporary one would not do.
         """
         if lasting and self.folder is None:
-            raise ParameterError("folder must be given, since the result is written there")
+            raise ParameterError(
+                "folder must be given, since the result is written there"
+            )
         with tempfile.TemporaryDirectory(prefix="evergrow-") as temporary:
             folder = Path(temporary if self.folder is None else self.folder).absolute()
             runner = self.runner()
@@ -115,19 +135,42 @@ class Engine(ABC):
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
             asked = None if learner.info()["novelty"] is None else FALSE_ALARM
-            job = model_job(learner, manifest, folder, "evaluate", top=1, false_alarm=asked)
+            job = model_job(
+                learner, manifest, folder, "evaluate", top=1, false_alarm=asked
+            )
             report = all_shards(job, options)
-            found = [read_table(job.result("evaluate", shard)) for shard in sorted(map(int, report.shards))]
-        labels, answers = (np.concatenate([table[name] for table in found]) for name in ("true_label", "label"))
+            found = [
+                read_table(job.result("evaluate", shard))
+                for shard in sorted(map(int, report.shards))
+            ]
+        labels, answers = (
+            np.concatenate([table[name] for table in found])
+            for name in ("true_label", "label")
+        )
         told: dict[str, Any] = {}
         if asked is not None:
             novelty = np.concatenate([table["novelty"] for table in found])
-            told = {"novelty": novelty, "threshold": learner.threshold(false_alarm), "false_alarm": false_alarm}
-        result = evaluate_predictions(labels, answers, escaped(learner.class_names_.tolist()), **told)
+            told = {
+                "novelty": novelty,
+                "threshold": learner.threshold(false_alarm),
+                "false_alarm": false_alarm,
+            }
+        result = evaluate_predictions(
+            labels, answers, escaped(learner.class_names_.tolist()), **told
+        )
         left_out = tuple(name for name, _ in report.samples_left_out())
-        return replace(result, seconds=time.perf_counter() - started, left_out=left_out), report
+        return replace(
+            result, seconds=time.perf_counter() - started, left_out=left_out
+        ), report
 
-    def predict(self, learner: Learner, data: Any, *, top: int = 1, false_alarm: float | None = None) -> JobReport:
+    def predict(
+        self,
+        learner: Learner,
+        data: Any,
+        *,
+        top: int = 1,
+        false_alarm: float | None = None,
+    ) -> JobReport:
         """Write a model's answers about a data set into ``folder/predict``, one Parquet file per shard.
 
         Parameters
@@ -148,10 +191,17 @@ class Engine(ABC):
         """
         check_number("top", top, low=1, integer=True)
         if false_alarm is not None:
-            learner.threshold(false_alarm)  # raises where there is none, before any work is done
+            learner.threshold(
+                false_alarm
+            )  # raises where there is none, before any work is done
         manifest = self.manifest(data, skip=_skips(learner))
-        with self.open(learner.device, learner.weights, lasting=True) as (folder, options):
-            job = model_job(learner, manifest, folder, "predict", top=top, false_alarm=false_alarm)
+        with self.open(learner.device, learner.weights, lasting=True) as (
+            folder,
+            options,
+        ):
+            job = model_job(
+                learner, manifest, folder, "predict", top=top, false_alarm=false_alarm
+            )
             return all_shards(job, options)
 
     def features(
@@ -183,10 +233,15 @@ class Engine(ABC):
         spec, manifest = backbone.spec, self.manifest(data, skip=on_error == "skip")
         with self.open(backbone.device, lasting=True) as (folder, options):
             if manifest.kind != spec.kind:
-                raise ParameterError(f"data must be {spec.kind}s for {spec.name}, got {manifest.kind}")
+                raise ParameterError(
+                    f"data must be {spec.kind}s for {spec.name}, got {manifest.kind}"
+                )
             settings: dict[str, Any] = {"on_error": on_error, "batch_size": batch_size}
             settings |= {"backbone": spec.decisive(), "evergrow": __version__}
-            return all_shards(begin_job(Job(folder, manifest, "features", settings, portable(spec))), options)
+            return all_shards(
+                begin_job(Job(folder, manifest, "features", settings, portable(spec))),
+                options,
+            )
 
     def manifest(self, data: Any, seed: int = 0, *, skip: bool = False) -> Manifest:
         """Return the manifest of data: an address, or a source.
@@ -206,7 +261,11 @@ class Engine(ABC):
                 f"data must be the address of data or a source with engine, since every worker reads "
                 f"its shards for itself, got {type(data).__name__}"
             )
-        sizes = {"shard_rows": self.shard_rows, "shard_mib": self.shard_mib, "first_rows": self.first_rows}
+        sizes = {
+            "shard_rows": self.shard_rows,
+            "shard_mib": self.shard_mib,
+            "first_rows": self.first_rows,
+        }
         return plan(source, **sizes, seed=seed, skip=skip)
 
 
@@ -258,7 +317,13 @@ class RayEngine(Engine):
 
     def runner(self, perform: Perform = shard_task) -> Runner:
         """Return the cluster's workers."""
-        return RayRunner(perform, self.address, self.workers, self.gpus_per_worker, self.cpus_per_worker)
+        return RayRunner(
+            perform,
+            self.address,
+            self.workers,
+            self.gpus_per_worker,
+            self.cpus_per_worker,
+        )
 
 
 def _skips(learner: Learner) -> bool:

@@ -26,7 +26,15 @@ from evergrow.core.files import locked, remove_leftovers
 from evergrow.core.progress import meter
 from evergrow.core.record import write_document
 from evergrow.data import source_from
-from evergrow.engine.job import Job, JobReport, Manifest, Work, begin_job, digest_of, extraction_settings
+from evergrow.engine.job import (
+    Job,
+    JobReport,
+    Manifest,
+    Work,
+    begin_job,
+    digest_of,
+    extraction_settings,
+)
 from evergrow.engine.runners import Runner, Task, TaskResult
 from evergrow.engine.worker_tasks import (
     ShardFeatures,
@@ -58,7 +66,9 @@ _PER_WORKER = 4
 """Shards of a round for each worker, where that is more: at its end workers wait for the last of them."""
 
 
-def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions) -> JobReport:
+def fit(
+    learner: Learner, manifest: Manifest, folder: Path, options: RunOptions
+) -> JobReport:
     """Let a learner forget everything and learn a data set.
 
     Parameters
@@ -79,15 +89,30 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions)
     """
     check_mergeable(learner, fresh=True)
     encoder = encoder_for(
-        learner, manifest.kind, manifest.widths, lambda: source_from(manifest.source).read(manifest.shards[0])
+        learner,
+        manifest.kind,
+        manifest.widths,
+        lambda: source_from(manifest.source).read(manifest.shards[0]),
     )
     decisive = None if encoder.spec is None else encoder.spec.decisive()
-    settings = {**deciding_settings(learner), **extraction_settings(learner), "backbone": decisive, "fan_in": FAN_IN}
+    settings = {
+        **deciding_settings(learner),
+        **extraction_settings(learner),
+        "backbone": decisive,
+        "fan_in": FAN_IN,
+    }
     backbone = None if encoder.spec is None else portable(encoder.spec)
-    return _learned(learner, begin_job(Job(folder, manifest, "fit", settings, backbone)), options, encoder)
+    return _learned(
+        learner,
+        begin_job(Job(folder, manifest, "fit", settings, backbone)),
+        options,
+        encoder,
+    )
 
 
-def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions) -> JobReport:
+def update(
+    learner: Learner, manifest: Manifest, folder: Path, options: RunOptions
+) -> JobReport:
     """Let a learner learn a data set beside what it knows; arguments and result are those of :func:`fit`."""
     check_mergeable(learner, fresh=False)
     if learner.spec_ is not None:
@@ -105,7 +130,9 @@ def _done(job: Job) -> JobReport | None:
     return None if if_whole(read_archive, job.model) is None else job.finished()
 
 
-def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> JobReport:
+def _learned(
+    learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None
+) -> JobReport:
     """Do what is left of a job, and let the learner know the result."""
     if (done := _done(job)) is not None:
         adopt(learner, _loaded(job.model, options))
@@ -114,14 +141,18 @@ def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder |
         with locked(job.folder):
             _make_template(learner, job, options, encoder)
             report = JobReport(job.key, unreadable=dict(job.manifest.unreadable))
-            with meter("learning", len(job.manifest.shards), enabled=options.progress) as tick:
+            with meter(
+                "learning", len(job.manifest.shards), enabled=options.progress
+            ) as tick:
                 path = ShardMerge(job, report, options).run(tick)
             total = _loaded(path, options)
             _check_counted(job, total, report)
             complete = complete_fit if job.work == "fit" else complete_update
             sample = _sample(job, skipped=report.failed)
             if strange := sorted({*sample.labels} - {*total.samples_by_name_}):
-                raise EngineError(f"{job.folder / 'first'} was changed: no shard has its class {strange[0]!r:.60}")
+                raise EngineError(
+                    f"{job.folder / 'first'} was changed: no shard has its class {strange[0]!r:.60}"
+                )
             complete(learner, total, sample)
             learner.save(job.model)
             finish(job, report, ("first", "statistics", "merged"))
@@ -131,12 +162,18 @@ def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder |
 
 
 def _loaded(path: Path, options: RunOptions) -> Learner:
-    return Learner.load(path, device=None if options.device == "auto" else options.device, cache=False)
+    return Learner.load(
+        path, device=None if options.device == "auto" else options.device, cache=False
+    )
 
 
-def _make_template(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> None:
+def _make_template(
+    learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None
+) -> None:
     """Write the features of all first samples, and grow the layer on them unless that is done."""
-    missing = [number for number in _with_first(job) if first_features(job, number) is None]
+    missing = [
+        number for number in _with_first(job) if first_features(job, number) is None
+    ]
     report = run_shards(job, "first", missing, options, "first samples")
     if if_whole(read_archive, job.template) is None:
         assert encoder is not None
@@ -147,7 +184,11 @@ def _make_template(learner: Learner, job: Job, options: RunOptions, encoder: Enc
 
 def _with_first(job: Job) -> list[int]:
     """Return the shards that have some of the first samples."""
-    return [shard.number for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
+    return [
+        shard.number
+        for shard in job.manifest.shards
+        if len(job.manifest.first_of(shard))
+    ]
 
 
 def _sample(job: Job, skipped: Iterable[str]) -> Block:
@@ -156,14 +197,20 @@ def _sample(job: Job, skipped: Iterable[str]) -> Block:
     for number in sorted(set(_with_first(job)).difference(map(int, skipped))):
         found, path = first_features(job, number), job.result("first", number)
         if found is None and (path.is_file() or not job.skips):
-            raise EngineError(f"{path} is gone, damaged or of another shard: was the folder changed? Run it again.")
+            raise EngineError(
+                f"{path} is gone, damaged or of another shard: was the folder changed? Run it again."
+            )
         if found is not None and len(found):
             kept.append((number, found))
     if not kept:
-        raise InputError("data must have at least one sample that can be read, got none")
+        raise InputError(
+            "data must have at least one sample that can be read, got none"
+        )
     widths = {found.X.shape[1]: number for number, found in reversed(kept)}
     if len(widths) > 1:
-        listed = " and ".join(f"{width} in shard {number}" for width, number in reversed(widths.items()))
+        listed = " and ".join(
+            f"{width} in shard {number}" for width, number in reversed(widths.items())
+        )
         raise EngineError(f"shards must have features of one width, got {listed}")
     labels = np.concatenate([found.labels for _, found in kept])
     return Block(np.concatenate([found.X for _, found in kept]), labels)
@@ -172,16 +219,25 @@ def _sample(job: Job, skipped: Iterable[str]) -> Block:
 def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
     """Raise unless every sample was counted once, and every class has one that could be read."""
     learned, told = sum(total.samples_by_name_.values()), report.rows
-    wanted = sum(shard.rows for shard in job.manifest.shards if str(shard.number) not in report.failed)
+    wanted = sum(
+        shard.rows
+        for shard in job.manifest.shards
+        if str(shard.number) not in report.failed
+    )
     left_out = len(report.samples_left_out())
     if learned != told or told + left_out != wanted:
         raise EngineError(
             f"every sample must be counted once, but of {wanted} samples {left_out} were left out and "
             f"{learned} learned: delete {job.folder} and begin anew"
         )
-    lost = sorted({name for each in report.shards.values() for name in each.lost} - set(total.samples_by_name_))
+    lost = sorted(
+        {name for each in report.shards.values() for name in each.lost}
+        - set(total.samples_by_name_)
+    )
     if lost:
-        raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
+        raise InputError(
+            f"every class must keep a sample that can be read, got none of {lost[0]!r}"
+        )
 
 
 # -- the sum of all shards ------------------------------------------------------------------------------------
@@ -214,7 +270,9 @@ class Node:
             return job.result("statistics", self.number)
         missing = sorted(without & set(self.leaves))
         name = f"{self.level}-{self.number:06d}"
-        return job.result("merged", f"{name}-without-{digest_of(missing)}" if missing else name)
+        return job.result(
+            "merged", f"{name}-without-{digest_of(missing)}" if missing else name
+        )
 
     def topmost(self, there: Callable[[Node], bool]) -> Iterator[Node]:
         """Yield the nodes that are there, without those below them: what a sum holds need not be there."""
@@ -241,12 +299,24 @@ def merge_tree(n_shards: int, fan_in: int = FAN_IN) -> list[list[Node]]:
     >>> [[list(node.leaves) for node in level] for level in merge_tree(10, fan_in=4)[1:]]
     [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]]
     """
-    levels = [[Node(0, number, range(number, number + 1)) for number in range(n_shards)]]
+    levels = [
+        [Node(0, number, range(number, number + 1)) for number in range(n_shards)]
+    ]
     while len(levels[-1]) > 1:
-        groups = [tuple(levels[-1][start : start + fan_in]) for start in range(0, len(levels[-1]), fan_in)]
-        spans = [range(group[0].leaves.start, group[-1].leaves.stop) for group in groups]
+        groups = [
+            tuple(levels[-1][start : start + fan_in])
+            for start in range(0, len(levels[-1]), fan_in)
+        ]
+        spans = [
+            range(group[0].leaves.start, group[-1].leaves.stop) for group in groups
+        ]
         level = len(levels)
-        levels.append([Node(level, *numbered) for numbered in zip(range(len(groups)), spans, groups, strict=True)])
+        levels.append(
+            [
+                Node(level, *numbered)
+                for numbered in zip(range(len(groups)), spans, groups, strict=True)
+            ]
+        )
     return levels
 
 
@@ -265,19 +335,34 @@ class ShardMerge:
         Shards of a round; by default 64, or four for each worker where that is more.
     """
 
-    def __init__(self, job: Job, report: JobReport, options: RunOptions, at_once: int | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        report: JobReport,
+        options: RunOptions,
+        at_once: int | None = None,
+    ) -> None:
         self._job, self._report, self._options = job, report, options
-        self._at_once = max(AT_ONCE, _PER_WORKER * options.runner.workers) if at_once is None else at_once
+        self._at_once = (
+            max(AT_ONCE, _PER_WORKER * options.runner.workers)
+            if at_once is None
+            else at_once
+        )
         self._root = merge_tree(len(job.manifest.shards))[-1][0]
         self._empty: set[int] = set()  # shards that were left out
-        self._done = set(self._root.topmost(self._recovered))  # what has a file, but is in no larger sum
+        self._done = set(
+            self._root.topmost(self._recovered)
+        )  # what has a file, but is in no larger sum
 
     def run(self, tick: Callable[[int, str], None]) -> Path:
         """Learn and add up what is missing, and return the file of the sum of all."""
         root = self._root
         while not self._is_settled(root):
             ready = list(self._open(root))
-            sums, shards = ([node for node in ready if bool(node.level) is level] for level in (True, False))
+            sums, shards = (
+                [node for node in ready if bool(node.level) is level]
+                for level in (True, False)
+            )
             leaves = {node.number: node for node in shards[: self._at_once]}
             tasks = [self._merge(number, node) for number, node in enumerate(sums)]
             tasks += self._options.shard_tasks(self._job, "statistics", leaves)
@@ -294,7 +379,8 @@ class ShardMerge:
         if self._empty.issuperset(root.leaves):
             raise EngineError(
                 f"data must have at least one shard that can be read, got none of "
-                f"{len(self._job.manifest.shards)}: " + next(iter(self._report.failed.values()), "")
+                f"{len(self._job.manifest.shards)}: "
+                + next(iter(self._report.failed.values()), "")
             )
         return root.file(self._job, self._empty)
 
@@ -310,7 +396,9 @@ class ShardMerge:
         """Return whether an earlier run left the file of a node, and count its shards."""
         reports = if_whole(reports_of, node.file(self._job)) or {}
         found = {number: report.shard for number, report in reports.items()}
-        if found != {str(leaf): self._job.fingerprint(leaf) for leaf in node.leaves}:  # also where there is no file
+        if found != {
+            str(leaf): self._job.fingerprint(leaf) for leaf in node.leaves
+        }:  # also where there is no file
             return False
         self._report.shards.update(reports)
         return True
@@ -320,16 +408,23 @@ class ShardMerge:
 
     def _merge(self, number: int, node: Node) -> Task:
         """Return the task that forms a sum."""
-        children = [child for child in node.children if not self._empty.issuperset(child.leaves)]
+        children = [
+            child for child in node.children if not self._empty.issuperset(child.leaves)
+        ]
         inputs = [child.file(self._job, self._empty) for child in children]
         target = node.file(self._job, self._empty).name
-        about = {"target": target, "inputs": [[path.parent.name, path.name] for path in inputs]}
+        about = {
+            "target": target,
+            "inputs": [[path.parent.name, path.name] for path in inputs],
+        }
         return Task("merge", number, {**self._options.about(self._job), **about})
 
     def _see_sum(self, node: Node) -> None:
         """Count a sum as formed, and remove its parts."""
         self._done.add(node)
-        if not self._empty & set(node.leaves):  # a sum that lacks a shard may be formed again with it
+        if not self._empty & set(
+            node.leaves
+        ):  # a sum that lacks a shard may be formed again with it
             for child in node.children:
                 child.file(self._job).unlink(missing_ok=True)
 
@@ -360,7 +455,11 @@ class RunOptions:
 
     def about(self, job: Job) -> dict[str, Any]:
         """Return what every task of a job must know."""
-        where = {"folder": str(job.folder), "device": self.device, "weights": self.weights}
+        where = {
+            "folder": str(job.folder),
+            "device": self.device,
+            "weights": self.weights,
+        }
         return {**where, "key": job.key, "versions": versions()}
 
     def shard_tasks(self, job: Job, work: str, shards: Iterable[int]) -> list[Task]:
@@ -369,7 +468,9 @@ class RunOptions:
         return [Task(work, number, about) for number in shards]
 
 
-def run_tasks(job: Job, options: RunOptions, tasks: Sequence[Task]) -> Iterator[TaskResult]:
+def run_tasks(
+    job: Job, options: RunOptions, tasks: Sequence[Task]
+) -> Iterator[TaskResult]:
     """Run tasks and yield every result; a failure that the job does not go on without ends all.
 
     Raises
@@ -381,16 +482,22 @@ def run_tasks(job: Job, options: RunOptions, tasks: Sequence[Task]) -> Iterator[
     with closing(options.runner.run(tasks)) as results:  # type: ignore[type-var]
         for result in results:
             work, number, error = result.task.work, result.task.number, result.error
-            if result.state == "failed" or (result.state == "unreadable" and not job.skips):
+            if result.state == "failed" or (
+                result.state == "unreadable" and not job.skips
+            ):
                 what = "a merge" if work == "merge" else f"{work} of shard {number}"
-                error = error if error.startswith("shard ") else f"{what} failed: {error}"
+                error = (
+                    error if error.startswith("shard ") else f"{what} failed: {error}"
+                )
                 raise EngineError(
                     f"{error}; what is done is kept in {job.folder}, and the same command goes on from there"
                 )
             yield result
 
 
-def run_shards(job: Job, work: str, shards: Iterable[int], options: RunOptions, title: str) -> JobReport:
+def run_shards(
+    job: Job, work: str, shards: Iterable[int], options: RunOptions, title: str
+) -> JobReport:
     """Do one kind of task with shards, and return what was done.
 
     Parameters
@@ -433,10 +540,16 @@ def portable(spec: BackboneSpec) -> dict[str, Any]:
     return spec.to_dict()
 
 
-def model_job(learner: Learner, manifest: Manifest, folder: Path, work: Work, **settings: Any) -> Job:
+def model_job(
+    learner: Learner, manifest: Manifest, folder: Path, work: Work, **settings: Any
+) -> Job:
     """Begin a job on a model, or take it up again; ``settings`` is what else decides the result."""
     model = learner.to_archive()
-    decisive = {"model": archive_digest(model), **extraction_settings(learner), **settings}
+    decisive = {
+        "model": archive_digest(model),
+        **extraction_settings(learner),
+        **settings,
+    }
     job = begin_job(Job(folder, manifest, work, decisive))
     if if_whole(read_archive, job.start) is None:
         write_archive(job.start, model)
@@ -447,10 +560,14 @@ def all_shards(job: Job, options: RunOptions) -> JobReport:
     """Do the task of a job with all shards, and return what was done."""
     try:
         with locked(job.folder):
-            report = run_shards(job, job.work, range(len(job.manifest.shards)), options, job.work)
+            report = run_shards(
+                job, job.work, range(len(job.manifest.shards)), options, job.work
+            )
             if not report.shards:
                 why = next(iter(report.failed.values()))
-                raise EngineError(f"data must have a shard that can be read, got none: {why}")
+                raise EngineError(
+                    f"data must have a shard that can be read, got none: {why}"
+                )
             finish(job, report)
             return report
     finally:

@@ -28,7 +28,14 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EngineError, FileFormatError
-from evergrow.core.record import Between, from_document, record, require, to_values, write_document
+from evergrow.core.record import (
+    Between,
+    from_document,
+    record,
+    require,
+    to_values,
+    write_document,
+)
 from evergrow.core.seeding import derive_seed
 from evergrow.core.version import __version__
 from evergrow.data import Shard, Source
@@ -89,10 +96,18 @@ class Manifest:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where the shards of a file cannot be, or its first samples are not theirs."""
-        require(self.kind in ("image", "text", "features"), f"its 'kind' of samples is {self.kind!r:.60}")
+        require(
+            self.kind in ("image", "text", "features"),
+            f"its 'kind' of samples is {self.kind!r:.60}",
+        )
         require(bool(self.shards), "it has no shards")
-        numbered = [shard.number for shard in self.shards] == list(range(len(self.shards)))
-        require(numbered and all(shard.rows > 0 for shard in self.shards), "its shards are empty or not in order")
+        numbered = [shard.number for shard in self.shards] == list(
+            range(len(self.shards))
+        )
+        require(
+            numbered and all(shard.rows > 0 for shard in self.shards),
+            "its shards are empty or not in order",
+        )
         if self.first is not None:
             ascending = bool(self.first) and all(a < b for a, b in pairwise(self.first))
             inside = ascending and self.first[-1] < self.rows
@@ -105,7 +120,11 @@ class Manifest:
 
     def first_of(self, shard: Shard) -> NDArray[np.int64]:
         """Return the rows of a shard that are among the first, counted from its beginning."""
-        return np.arange(shard.rows) if self.first is None else self._first_rows[shard.number]
+        return (
+            np.arange(shard.rows)
+            if self.first is None
+            else self._first_rows[shard.number]
+        )
 
     @cached_property
     def _first_rows(self) -> list[NDArray[np.int64]]:
@@ -117,7 +136,9 @@ class Manifest:
     @cached_property
     def key(self) -> str:
         """A hash of everything but where the data lie."""
-        return digest_of({name: value for name, value in to_values(self).items() if name != "source"})
+        return digest_of(
+            {name: value for name, value in to_values(self).items() if name != "source"}
+        )
 
 
 def plan(
@@ -153,21 +174,38 @@ def plan(
     """
     identity = source.identity()
     unreadable: dict[str, str] = {}
-    shards = tuple(source.shards(shard_rows, shard_mib << 20, unreadable if skip else None))
+    shards = tuple(
+        source.shards(shard_rows, shard_mib << 20, unreadable if skip else None)
+    )
     rows = sum(shard.rows for shard in shards)
     first = None  # all of them
     if rows > first_rows:
         draw = np.random.default_rng(derive_seed(seed, "engine", "first rows"))
-        first = tuple(np.sort(draw.choice(rows, size=first_rows, replace=False, shuffle=False)).tolist())
+        first = tuple(
+            np.sort(
+                draw.choice(rows, size=first_rows, replace=False, shuffle=False)
+            ).tolist()
+        )
     sizes = (shard_rows, shard_mib, first_rows)
     widths = tuple(source.widths)
-    return Manifest(source.describe(), source.kind, identity, *sizes, shards, first, widths, unreadable)
+    return Manifest(
+        source.describe(),
+        source.kind,
+        identity,
+        *sizes,
+        shards,
+        first,
+        widths,
+        unreadable,
+    )
 
 
 def digest_of(values: dict[str, Any] | Sequence[Any]) -> str:
     """Return a short hash of plain values."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        text.encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
 # -- the job ---------------------------------------------------------------------------------------------------
@@ -241,7 +279,10 @@ class JobReport:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where a file has shards without a number."""
-        require(all(name.isdecimal() for name in (*self.shards, *self.failed)), "its shards are not numbered")
+        require(
+            all(name.isdecimal() for name in (*self.shards, *self.failed)),
+            "its shards are not numbered",
+        )
 
     @property
     def rows(self) -> int:
@@ -251,7 +292,9 @@ class JobReport:
     def see(self, result: TaskResult) -> None:
         """Count the shard of a task, as done or as failed."""
         kept: dict[str, Any] = self.shards if result.state == "done" else self.failed
-        kept[str(result.task.number)] = result.report if result.state == "done" else result.error
+        kept[str(result.task.number)] = (
+            result.report if result.state == "done" else result.error
+        )
 
     def progress(self) -> tuple[int, str]:
         """Return the shards that are done or failed, and a note for the bar."""
@@ -260,7 +303,11 @@ class JobReport:
 
     def samples_left_out(self) -> list[tuple[str, str]]:
         """Return name and reason of samples that could not be read, in the order of the shards."""
-        return [pair for shard in sorted(self.shards, key=int) for pair in self.shards[shard].left_out]
+        return [
+            pair
+            for shard in sorted(self.shards, key=int)
+            for pair in self.shards[shard].left_out
+        ]
 
     def summary(self) -> list[str]:
         """Return what was left out, in lines for people; none where nothing was."""
@@ -273,14 +320,22 @@ class JobReport:
         lines = []
         for what, reasons in found.items():
             if reasons:
-                more = [f"and {len(reasons) - NAMED} more"] if len(reasons) > NAMED else []
-                lines.append(f"{len(reasons)} {what} were left out: {'; '.join([*reasons[:NAMED], *more])}")
+                more = (
+                    [f"and {len(reasons) - NAMED} more"] if len(reasons) > NAMED else []
+                )
+                lines.append(
+                    f"{len(reasons)} {what} were left out: {'; '.join([*reasons[:NAMED], *more])}"
+                )
         return lines
 
     def to_values(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         left_out = [list(pair) for pair in self.samples_left_out()]
-        about = {"failed": self.failed, "left_out": left_out, "unreadable": self.unreadable}
+        about = {
+            "failed": self.failed,
+            "left_out": left_out,
+            "unreadable": self.unreadable,
+        }
         return {"rows": self.rows, "shards": len(self.shards), **about}
 
 
@@ -325,7 +380,11 @@ class Job:
     def result(self, stage: str, name: int | str) -> Path:
         """Return where a result of a stage lies: that of a shard by its number, others by name."""
         called = f"{name:06d}" if isinstance(name, int) else name
-        return self.folder / stage / f"{self.key}-{called}{'.parquet' if stage in _TABLES else '.evg'}"
+        return (
+            self.folder
+            / stage
+            / f"{self.key}-{called}{'.parquet' if stage in _TABLES else '.evg'}"
+        )
 
     def fingerprint(self, shard: int) -> str:
         """Return a hash of the job and of one of its shards; results hold it, so that none is taken for another's."""
@@ -354,7 +413,11 @@ class Job:
     def finished(self) -> JobReport | None:
         """Return what was done in the end; None before, and where what says so is damaged."""
         try:
-            found = from_document(JobReport, parse_json(self.finish.read_bytes(), str(self.finish)), str(self.finish))
+            found = from_document(
+                JobReport,
+                parse_json(self.finish.read_bytes(), str(self.finish)),
+                str(self.finish),
+            )
         except (FileNotFoundError, FileFormatError):
             return None
         return found if found.key == self.key else None
@@ -367,7 +430,10 @@ EXTRACTION = ("on_error", "batch_size", "precision")
 def extraction_settings(learner: Learner) -> dict[str, Any]:
     """Return those settings of a learner that decide features, and the version that computes them."""
     config = encode_config(learner.extract, False)
-    return {"evergrow": __version__, **{name: getattr(config, name) for name in EXTRACTION}}
+    return {
+        "evergrow": __version__,
+        **{name: getattr(config, name) for name in EXTRACTION},
+    }
 
 
 def begin_job(job: Job) -> Job:
@@ -383,7 +449,9 @@ def begin_job(job: Job) -> Job:
     if path.exists():
         _check_same(read_job(job.folder), job)
     # Also where it is there: data may have moved.
-    write_document(path, _JobFile(job.manifest, job.work, job.settings, job.key, job.backbone))
+    write_document(
+        path, _JobFile(job.manifest, job.work, job.settings, job.key, job.backbone)
+    )
     return job
 
 
@@ -392,7 +460,14 @@ def _check_folder(job: Job) -> None:
     folder = job.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = [folder / ".lock", folder / "job.json", job.template, job.start, job.model, job.finish]
+        files = [
+            folder / ".lock",
+            folder / "job.json",
+            job.template,
+            job.start,
+            job.model,
+            job.finish,
+        ]
         stages = [folder / stage for stage in STAGES]
         for stage in stages:
             if stage.is_dir() and not stage.is_symlink():
@@ -400,9 +475,13 @@ def _check_folder(job: Job) -> None:
         for path in (*files, *stages):
             is_right = path.is_dir() if path in stages else path.is_file()
             if path.is_symlink() or (path.exists() and not is_right):
-                raise EngineError(f"{path} is nothing that a job writes: remove it, or choose another folder.")
+                raise EngineError(
+                    f"{path} is nothing that a job writes: remove it, or choose another folder."
+                )
     except OSError as error:
-        raise EngineError(f"{folder} cannot be the folder of a job: {error.strerror or error}") from error
+        raise EngineError(
+            f"{folder} cannot be the folder of a job: {error.strerror or error}"
+        ) from error
 
 
 def read_job(folder: str | os.PathLike[str]) -> Job:
@@ -419,11 +498,17 @@ def read_job(folder: str | os.PathLike[str]) -> Job:
     """
     path = Path(folder, "job.json")
     if not path.is_file():
-        raise EngineError(f"{os.fspath(folder)} is no folder of a job: it has no job.json.")
-    found = from_document(_JobFile, parse_json(path.read_bytes(), os.fspath(path)), os.fspath(path))
+        raise EngineError(
+            f"{os.fspath(folder)} is no folder of a job: it has no job.json."
+        )
+    found = from_document(
+        _JobFile, parse_json(path.read_bytes(), os.fspath(path)), os.fspath(path)
+    )
     job = Job(Path(folder), found.manifest, found.work, found.settings, found.backbone)
     if job.key != found.key:
-        raise FileFormatError(f"{path} was altered: its key is not that of its data and settings")
+        raise FileFormatError(
+            f"{path} was altered: its key is not that of its data and settings"
+        )
     return job
 
 
@@ -440,6 +525,12 @@ def _check_same(found: Job, job: Job) -> None:
         }
         for each in (found, job)
     )
-    differing = [f"{name} ({before.get(name)})" for name in {**before, **now} if before.get(name) != now.get(name)]
+    differing = [
+        f"{name} ({before.get(name)})"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
     listed = ", ".join(differing) or "the seed, or in files that cannot be read"
-    raise EngineError(f"{job.folder} holds a job that differs in {listed}. Choose another folder, or delete this one.")
+    raise EngineError(
+        f"{job.folder} holds a job that differs in {listed}. Choose another folder, or delete this one."
+    )

@@ -71,12 +71,20 @@ def write_features(
     import pyarrow as arrow
 
     values = np.ascontiguousarray(features, dtype=np.float32)
-    columns = {"name": _texts(names)} | ({} if labels is None else {"label": _texts(labels.tolist())})
-    columns["feature"] = arrow.FixedSizeListArray.from_arrays(arrow.array(values.reshape(-1)), values.shape[1])
+    columns = {"name": _texts(names)} | (
+        {} if labels is None else {"label": _texts(labels.tolist())}
+    )
+    columns["feature"] = arrow.FixedSizeListArray.from_arrays(
+        arrow.array(values.reshape(-1)), values.shape[1]
+    )
     # Features hardly compress; stored plainly a range of them costs no more than its bytes.
     packing = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
-    stated: dict[Any, str] = {WIDTHS: json.dumps(list(widths))} if len(widths) > 1 else {}
-    _write(path, columns, max(_GROUP // (4 * values.shape[1]), 1), packing, report, stated)
+    stated: dict[Any, str] = (
+        {WIDTHS: json.dumps(list(widths))} if len(widths) > 1 else {}
+    )
+    _write(
+        path, columns, max(_GROUP // (4 * values.shape[1]), 1), packing, report, stated
+    )
 
 
 def write_answers(
@@ -116,7 +124,11 @@ def write_answers(
 
     ranked = answers.ranked(max(top, 1))
     values = np.take_along_axis(answers.values, ranked, axis=1)
-    unknown = np.zeros(len(ranked), dtype=bool) if answers.unknown is None else answers.unknown
+    unknown = (
+        np.zeros(len(ranked), dtype=bool)
+        if answers.unknown is None
+        else answers.unknown
+    )
     columns = {
         "name": _texts([names[row] for row in answers.rows]),
         "label": arrow.array(classes(ranked[:, 0]), arrow.string(), mask=unknown),
@@ -126,7 +138,10 @@ def write_answers(
         if getattr(answers, column) is not None:
             columns[column] = arrow.array(getattr(answers, column))
     if top > 1:  # the likeliest classes of every row, as a list of label and number
-        pairs = [arrow.array(classes(ranked.reshape(-1)), arrow.string()), arrow.array(values.reshape(-1))]
+        pairs = [
+            arrow.array(classes(ranked.reshape(-1)), arrow.string()),
+            arrow.array(values.reshape(-1)),
+        ]
         ends = np.arange(len(ranked) + 1, dtype=np.int32) * ranked.shape[1]
         columns["top"] = arrow.ListArray.from_arrays(
             ends, arrow.StructArray.from_arrays(pairs, ["label", answers.measure])
@@ -158,14 +173,18 @@ def _write(
     import pyarrow as arrow
     from pyarrow import parquet
 
-    metadata = stated | ({} if report is None else {_REPORT: json.dumps(to_values(report))})
+    metadata = stated | (
+        {} if report is None else {_REPORT: json.dumps(to_values(report))}
+    )
     with atomic_path(path) as temporary:
         parquet.write_table(
             arrow.table(columns, metadata=metadata or None),
             temporary,
             row_group_size=rows,
             compression=packing,
-            use_dictionary=[name for name in ("label", "true_label") if name in columns],
+            use_dictionary=[
+                name for name in ("label", "true_label") if name in columns
+            ],
             write_page_checksum=True,
         )
 
@@ -199,4 +218,6 @@ def read_report(path: Path) -> ShardReport:
     report = (read_table(path).schema.metadata or {}).get(_REPORT)
     if report is None:
         raise FileFormatError(f"{path} has no report of what was left out")
-    return from_values(ShardReport, parse_json(report, str(path)), f"the report in {path}")
+    return from_values(
+        ShardReport, parse_json(report, str(path)), f"the report in {path}"
+    )

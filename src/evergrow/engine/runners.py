@@ -102,11 +102,21 @@ def task_result(task: Task, perform: Perform) -> TaskResult:
         return TaskResult(task, "done", perform(task))
     except UnfitWorkerError as error:
         raise UnfitWorkerError(f"node {socket.gethostname()}: {error}") from error
-    except Exception as error:  # a worker goes on with its next task, and the driver decides
+    except (
+        Exception
+    ) as error:  # a worker goes on with its next task, and the driver decides
         text = " ".join(str(error).split())[:400]
         # Where an error is none of ours, its type often says more than its text.
-        reason = text if isinstance(error, EvergrowError) else f"{type(error).__name__}: {text}"
-        return TaskResult(task, "unreadable" if isinstance(error, ShardError) else "failed", error=reason)
+        reason = (
+            text
+            if isinstance(error, EvergrowError)
+            else f"{type(error).__name__}: {text}"
+        )
+        return TaskResult(
+            task,
+            "unreadable" if isinstance(error, ShardError) else "failed",
+            error=reason,
+        )
 
 
 # -- processes of this machine ----------------------------------------------------------------------------------
@@ -145,8 +155,13 @@ class LocalRunner:
         if self.workers == 1:
             yield from (task_result(task, self._perform) for task in tasks)
             return
-        waiting, running = deque((task, 0) for task in tasks), dict[Future[TaskResult], tuple[Task, int]]()
-        suspects: deque[tuple[Task, int]] = deque()  # with the number of workers that died on them
+        waiting, running = (
+            deque((task, 0) for task in tasks),
+            dict[Future[TaskResult], tuple[Task, int]](),
+        )
+        suspects: deque[tuple[Task, int]] = (
+            deque()
+        )  # with the number of workers that died on them
         try:
             while waiting or suspects or running:
                 # A pool breaks as a whole when one process dies. Whatever ran then is run again by itself, so that a
@@ -154,9 +169,14 @@ class LocalRunner:
                 if suspects:
                     ready = [] if running else [suspects.popleft()]
                 else:
-                    ready = [waiting.popleft() for _ in range(min(self.workers - len(running), len(waiting)))]
+                    ready = [
+                        waiting.popleft()
+                        for _ in range(min(self.workers - len(running), len(waiting)))
+                    ]
                 for task, deaths in ready:
-                    running[self._started().submit(task_result, task, self._perform)] = (task, deaths)
+                    running[
+                        self._started().submit(task_result, task, self._perform)
+                    ] = (task, deaths)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     task, deaths = running.pop(future)
                     try:
@@ -166,7 +186,9 @@ class LocalRunner:
                         if deaths + 1 < TRIES:
                             suspects.append((task, deaths + 1))
                         else:
-                            yield TaskResult(task, "failed", error=f"its worker died {TRIES} times")
+                            yield TaskResult(
+                                task, "failed", error=f"its worker died {TRIES} times"
+                            )
         finally:
             if running:
                 self._end(kill=True)
@@ -182,7 +204,10 @@ class LocalRunner:
             threads = str(max(1, (os.cpu_count() or 1) // self.workers))
             names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
             self._pool = ProcessPoolExecutor(
-                self.workers, initializer=_start_worker, initargs=(os.getpid(),), env=dict.fromkeys(names, threads)
+                self.workers,
+                initializer=_start_worker,
+                initargs=(os.getpid(),),
+                env=dict.fromkeys(names, threads),
             )
         return self._pool
 
@@ -211,9 +236,15 @@ _SECONDS_TO_ANSWER = 5.0
 """How long a port may take to be opened."""
 _PATIENCE = 300.0
 """Seconds without a result and without a node that could give one, after which there is no point in waiting."""
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 """Keep Ray from writing to standard error and from reporting its use."""
-_OBJECT_STORE = 80 * 1024 * 1024  # the least that Ray takes: results are files, and only small messages go through it
+_OBJECT_STORE = (
+    80 * 1024 * 1024
+)  # the least that Ray takes: results are files, and only small messages go through it
 
 
 class RayRunner:
@@ -271,13 +302,21 @@ class RayRunner:
             _connect(self._ray, address, cpus=(workers or 1) * cpus_per_worker)
         elif address not in ("auto", "local") and not address.startswith("ray://"):
             here = str(self._ray.get_runtime_context().gcs_address)
-            if here.rpartition(":")[2] != address.rpartition(":")[2]:  # a host has many names, so ports are compared
-                raise EngineError(f"This process is connected to the Ray at {here} already, not to {address}.")
+            if (
+                here.rpartition(":")[2] != address.rpartition(":")[2]
+            ):  # a host has many names, so ports are compared
+                raise EngineError(
+                    f"This process is connected to the Ray at {here} already, not to {address}."
+                )
         room = self._room()
         if room == 0:
             self.close()
-            needs = " and ".join(f"{number:g} {name}" for name, number in self._needs.items() if number)
-            raise EngineError(f"No node of the Ray at {address!r} has {needs} for a worker.")
+            needs = " and ".join(
+                f"{number:g} {name}" for name, number in self._needs.items() if number
+            )
+            raise EngineError(
+                f"No node of the Ray at {address!r} has {needs} for a worker."
+            )
         self.workers = workers or room
 
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
@@ -293,15 +332,22 @@ class RayRunner:
         since = time.monotonic()
         try:
             while waiting or running:
-                while waiting and len(running) < 2 * self.workers:  # the next ones wait where Ray will start them
+                while (
+                    waiting and len(running) < 2 * self.workers
+                ):  # the next ones wait where Ray will start them
                     task = waiting.popleft()
-                    beside = replace(task, about={"decoders": int(self._needs["CPU"]) - 1, **task.about})
+                    beside = replace(
+                        task,
+                        about={"decoders": int(self._needs["CPU"]) - 1, **task.about},
+                    )
                     running[remote.remote(beside, self._perform)] = task
                 done, _ = self._ray.wait(list(running), num_returns=1, timeout=5.0)
                 if done or self._room():
                     since = time.monotonic()
                 elif time.monotonic() - since > _PATIENCE:
-                    raise EngineError(f"Ray had no room for a worker for {_PATIENCE:.0f} s.")
+                    raise EngineError(
+                        f"Ray had no room for a worker for {_PATIENCE:.0f} s."
+                    )
                 for promise in done:
                     task = running.pop(promise)
                     try:
@@ -312,11 +358,15 @@ class RayRunner:
                         reason = f"its worker died {TRIES} times, at last: {_telling_line(error)}"
                         yield TaskResult(task, "failed", error=reason)
         finally:
-            with suppress(Exception):  # Ctrl-C, an error, or nobody wants the rest; the whole cluster may be gone
+            with suppress(
+                Exception
+            ):  # Ctrl-C, an error, or nobody wants the rest; the whole cluster may be gone
                 for promise in running:
                     self._ray.cancel(promise, force=True)
                 if running:  # Ray must not be left before it has seen them end
-                    self._ray.wait(list(running), num_returns=len(running), timeout=20.0)
+                    self._ray.wait(
+                        list(running), num_returns=len(running), timeout=20.0
+                    )
 
     def close(self) -> None:
         """Leave Ray, and end it where it was started here."""
@@ -328,24 +378,39 @@ class RayRunner:
         """Return how many workers the nodes have room for."""
         needs = [(name, number) for name, number in self._needs.items() if number]
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return sum(int(min(node.get(name, 0.0) // number for name, number in needs)) for node in nodes)
+        return sum(
+            int(min(node.get(name, 0.0) // number for name, number in needs))
+            for node in nodes
+        )
 
 
 def _connect(ray: Any, address: str, *, cpus: int) -> None:
     """Join the cluster at an address, or start one here; errors have one line."""
-    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    own = {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    settings: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.CRITICAL,
+    }
+    own = {
+        "num_cpus": max(cpus, os.cpu_count() or 1),
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE,
+    }
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     named = os.environ.get("RAY_ADDRESS", "auto")
-    address = named if address == "auto" else address  # which Ray itself would wait for, for many minutes
+    address = (
+        named if address == "auto" else address
+    )  # which Ray itself would wait for, for many minutes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if address not in ("auto", "local"):
                 _knock(address)
-                ray.init(address=address, **({} if address.startswith("ray://") else settings))
+                ray.init(
+                    address=address,
+                    **({} if address.startswith("ray://") else settings),
+                )
             else:
                 if address == "auto":
                     with suppress(ConnectionError):  # no cluster runs on this machine
@@ -354,8 +419,13 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
                     ray.init(address="local", **settings, **own)
         except EvergrowError:
             raise
-        except (SystemExit, Exception) as error:  # Ray ends the process for some reasons that are none of ours
-            raise EngineError(f"No Ray could be joined or started at {address!r}: {_telling_line(error)}") from error
+        except (
+            SystemExit,
+            Exception,
+        ) as error:  # Ray ends the process for some reasons that are none of ours
+            raise EngineError(
+                f"No Ray could be joined or started at {address!r}: {_telling_line(error)}"
+            ) from error
         # The death of a worker is a paragraph on standard error, which no setting of Ray turns off.
         internals: Any = importlib.import_module("ray._private.worker")
         if hasattr(internals, "_worker_logs_enabled"):
@@ -370,10 +440,14 @@ def _knock(address: str) -> None:
     """Raise unless a gRPC server, as Ray's are, answers at an address: Ray itself would try for many minutes."""
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ParameterError(f"address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got {address!r}")
+        raise ParameterError(
+            f"address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got {address!r}"
+        )
     plain = os.environ.get("RAY_USE_TLS", "0") in ("0", "")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER) as line:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), _SECONDS_TO_ANSWER
+        ) as line:
             line.sendall(_HELLO)
             frame = line.makefile("rb").read(9) if plain else b""
     except OSError as error:
@@ -381,16 +455,28 @@ def _knock(address: str) -> None:
             f"Nobody answers at {address}: {error.strerror or error}. Start a head there with 'ray start --head'."
         ) from error
     if plain and frame[3:4] != b"\x04":
-        raise EngineError(f"What answers at {address} is no Ray: look for another program on that port.")
+        raise EngineError(
+            f"What answers at {address} is no Ray: look for another program on that port."
+        )
 
 
 def _telling_line(error: BaseException) -> str:
     """Return the line of Ray's many that says most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and lines[0].startswith("Version mismatch"):  # the versions stand on lines of their own
-        return f"{' '.join(lines)}. Install the same Ray and the same Python here and there"[:400]
-    telling = [line for line in lines if "Error" in line.partition(":")[0] and " " not in line.partition(":")[0]]
-    return (telling[-1] if telling else lines[0] if lines else type(error).__name__)[:300]
+    if lines and lines[0].startswith(
+        "Version mismatch"
+    ):  # the versions stand on lines of their own
+        return f"{' '.join(lines)}. Install the same Ray and the same Python here and there"[
+            :400
+        ]
+    telling = [
+        line
+        for line in lines
+        if "Error" in line.partition(":")[0] and " " not in line.partition(":")[0]
+    ]
+    return (telling[-1] if telling else lines[0] if lines else type(error).__name__)[
+        :300
+    ]
 
 
 Runner = LocalRunner | RayRunner

@@ -28,7 +28,16 @@ from evergrow.core.errors import (
     ImageError,
     InputError,
 )
-from evergrow.core.record import UNWRITTEN, Spec, from_values, read_record, record, require, to_values, write_record
+from evergrow.core.record import (
+    UNWRITTEN,
+    Spec,
+    from_values,
+    read_record,
+    record,
+    require,
+    to_values,
+    write_record,
+)
 from evergrow.core.version import __version__
 from evergrow.data import Samples, Source
 from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
@@ -59,12 +68,21 @@ def perform(task: Task) -> ShardReport | None:
         If this process has other versions or weights than the job, or does not reach its folder.
     """
     if task.work not in TASKS:
-        raise EngineError(f"work must be one of {', '.join(sorted(TASKS))}, got {task.work!r}")
+        raise EngineError(
+            f"work must be one of {', '.join(sorted(TASKS))}, got {task.work!r}"
+        )
     check_versions(task.about["versions"])
-    job = _job(task.about["folder"], task.about["key"], task.about["device"], task.about.get("weights"))
+    job = _job(
+        task.about["folder"],
+        task.about["key"],
+        task.about["device"],
+        task.about.get("weights"),
+    )
     report = None if task.work == "merge" else finished(job, task.work, task.number)
     if report is None:
-        (job.folder / ("merged" if task.work == "merge" else task.work)).mkdir(exist_ok=True)
+        (job.folder / ("merged" if task.work == "merge" else task.work)).mkdir(
+            exist_ok=True
+        )
         report = TASKS[task.work](job, task)
     return report
 
@@ -85,7 +103,9 @@ def finished(job: Job, stage: str, shard: int) -> ShardReport | None:
 def first_features(job: Job, shard: int) -> ShardFeatures | None:
     """Return the features of a shard's first samples; None unless their file is there, whole, and of this shard."""
     found = if_whole(partial(read_record, ShardFeatures), job.result("first", shard))
-    return None if found is None or found.engine.shard != job.fingerprint(shard) else found
+    return (
+        None if found is None or found.engine.shard != job.fingerprint(shard) else found
+    )
 
 
 def if_whole(read: Callable[[Path], Kept], path: Path) -> Kept | None:
@@ -113,7 +133,9 @@ def check_versions(expected: dict[str, str]) -> None:
     evergrow.engine.runners.UnfitWorkerError: versions must be {'evergrow': '0.0.1'} as where the job was begun, got ...
     """
     if versions() != expected:
-        raise UnfitWorkerError(f"versions must be {expected} as where the job was begun, got {versions()}")
+        raise UnfitWorkerError(
+            f"versions must be {expected} as where the job was begun, got {versions()}"
+        )
 
 
 # -- learning -------------------------------------------------------------------------------------------------
@@ -121,7 +143,9 @@ def check_versions(expected: dict[str, str]) -> None:
 
 def first(job: Job, task: Task) -> ShardReport:
     """Write the features of those samples of a shard that the layer is grown on."""
-    found = shard_features(job, task, job.manifest.first_of(job.manifest.shards[task.number]))
+    found = shard_features(
+        job, task, job.manifest.first_of(job.manifest.shards[task.number])
+    )
     write_record(job.result("first", task.number), found)
     return found.engine
 
@@ -133,14 +157,18 @@ def statistics(job: Job, task: Task) -> ShardReport:
     if found is None:
         found = shard_features(job, task, rows)
     else:  # those of the first samples are only read
-        rest = np.setdiff1d(rows, job.manifest.first_of(job.manifest.shards[task.number]))
+        rest = np.setdiff1d(
+            rows, job.manifest.first_of(job.manifest.shards[task.number])
+        )
         if len(rest):
             found = found.and_more(shard_features(job, task, rest))
     if not len(found):
         raise ShardError(f"shard {task.number} has no sample that can be read")
     template = loaded_model(str(job.template), job.key, task.about["device"])
     part = learn_shard(template, Block(found.X, found.labels), task.number)
-    write_part(job.result("statistics", task.number), part, {str(task.number): found.engine})
+    write_part(
+        job.result("statistics", task.number), part, {str(task.number): found.engine}
+    )
     return found.engine
 
 
@@ -168,7 +196,9 @@ class _PartReport:
 def reports_of(path: Path, archive: Archive | None = None) -> dict[str, ShardReport]:
     """Return the reports of the shards in the file of a part or a sum, by number."""
     archive = read_archive(path) if archive is None else archive
-    return from_values(_PartReport, archive.meta.get("engine"), f"the report in {path}").shards
+    return from_values(
+        _PartReport, archive.meta.get("engine"), f"the report in {path}"
+    ).shards
 
 
 def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> None:
@@ -193,10 +223,15 @@ def predict(job: Job, task: Task) -> ShardReport:
     """Write the answers about a shard as one Parquet file; an evaluation calls nothing unknown."""
     found, path = shard_features(job, task), job.result(job.work, task.number)
     model = loaded_model(str(job.start), job.key, task.about["device"])
-    answers = model.ask(Features(found.X, np.arange(len(found))), false_alarm=job.settings["false_alarm"])
+    answers = model.ask(
+        Features(found.X, np.arange(len(found))),
+        false_alarm=job.settings["false_alarm"],
+    )
     if job.work == "evaluate":
         answers = replace(answers, unknown=None)
-    write_answers(path, answers=answers, top=int(job.settings["top"]), **found.described())
+    write_answers(
+        path, answers=answers, top=int(job.settings["top"]), **found.described()
+    )
     return found.engine
 
 
@@ -238,7 +273,11 @@ class ShardFeatures:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where a file has not one class for every row."""
-        counts = {len(self), self.engine.rows, len(self if self.classes is None else self.classes)}
+        counts = {
+            len(self),
+            self.engine.rows,
+            len(self if self.classes is None else self.classes),
+        }
         require(len(counts) == 1, "its samples are not as many as their classes")
 
     def __len__(self) -> int:
@@ -257,13 +296,17 @@ class ShardFeatures:
     def and_more(self, other: ShardFeatures) -> ShardFeatures:
         """Return these labelled samples with others of the same shard after them."""
         classes = (*(self.classes or ()), *(other.classes or ()))
-        lost = tuple(sorted({*self.engine.lost, *other.engine.lost}.difference(classes)))
+        lost = tuple(
+            sorted({*self.engine.lost, *other.engine.lost}.difference(classes))
+        )
         left_out = (*self.engine.left_out, *other.engine.left_out)
         report = ShardReport(len(self) + len(other), self.engine.shard, left_out, lost)
         return ShardFeatures(np.concatenate([self.X, other.X]), classes, report)
 
 
-def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) -> ShardFeatures:
+def shard_features(
+    job: Job, task: Task, rows: NDArray[np.int64] | None = None
+) -> ShardFeatures:
     """Return the features of the shard of a task, or of some rows of it.
 
     Parameters
@@ -293,7 +336,9 @@ def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) 
     except (InputError, FileFormatError, DatasetNotFoundError) as error:
         file = shard.where.get("file")
         place = f" ({file})" if isinstance(file, str) else ""
-        raise ShardError(f"shard {shard.number}{place} cannot be read: {error}") from error
+        raise ShardError(
+            f"shard {shard.number}{place} cannot be read: {error}"
+        ) from error
     if data.labels is None and job.work not in ("features", "predict"):
         raise InputError("data must have labels, got none")
     classes, lost = None, set[str]()
@@ -302,7 +347,9 @@ def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) 
         lost = set(map(str, data.labels.tolist())).difference(classes)
     names = tuple(data.row_names[row] for row in encoded.rows)
     X = np.ascontiguousarray(encoded.X, dtype=np.float32)
-    report = ShardReport(len(X), job.fingerprint(shard.number), encoded.failures, tuple(sorted(lost)))
+    report = ShardReport(
+        len(X), job.fingerprint(shard.number), encoded.failures, tuple(sorted(lost))
+    )
     return ShardFeatures(X, classes, report, names)
 
 
@@ -310,17 +357,29 @@ def _encoded(job: Job, data: Samples, task: Task) -> Features:
     from evergrow.features import encode
 
     backbone = backbone_of(job, task.about["device"], task.about.get("weights"))
-    decoders = task.about.get("decoders", 0 if backbone.device.type == "cpu" else "auto")
+    decoders = task.about.get(
+        "decoders", 0 if backbone.device.type == "cpu" else "auto"
+    )
     settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DataWarning)  # the job names in the end what was left out
-            return encode(backbone, data.raw_items(), cache=False, workers=decoders, **settings)
+            warnings.simplefilter(
+                "ignore", DataWarning
+            )  # the job names in the end what was left out
+            return encode(
+                backbone, data.raw_items(), cache=False, workers=decoders, **settings
+            )
     except ImageError as error:
         if not job.skips:
             raise
-        failures = tuple((name, str(error)) for name in data.row_names)  # none can be read
-    return Features(np.empty((0, backbone.n_features), dtype=np.float32), np.empty(0, dtype=np.int64), failures)
+        failures = tuple(
+            (name, str(error)) for name in data.row_names
+        )  # none can be read
+    return Features(
+        np.empty((0, backbone.n_features), dtype=np.float32),
+        np.empty(0, dtype=np.int64),
+        failures,
+    )
 
 
 # -- what a process opens once --------------------------------------------------------------------------------
@@ -330,11 +389,15 @@ def _encoded(job: Job, data: Samples, task: Task) -> Features:
 def _job(folder: str, key: str, device: str, weights: str | None) -> Job:
     """Return the job of a folder, or raise :class:`UnfitWorkerError` where this process cannot work on it."""
     if not os.access(folder, os.R_OK | os.W_OK):
-        raise UnfitWorkerError(f"folder must be one that every worker can write to, got {folder}, which this cannot")
+        raise UnfitWorkerError(
+            f"folder must be one that every worker can write to, got {folder}, which this cannot"
+        )
     try:
         job = read_job(folder)
         if job.key != key:
-            raise EngineError(f"folder must hold the job {key}, got {job.key}: another job was begun in {folder}")
+            raise EngineError(
+                f"folder must hold the job {key}, got {job.key}: another job was begun in {folder}"
+            )
         if job.manifest.kind != "features":  # it is kept, for the tasks to come
             backbone_of(job, device, weights)
     except EvergrowError as error:
@@ -357,16 +420,24 @@ def backbone_of(job: Job, device: str, weights: str | None = None) -> Backbone:
         if found is not None:
             return found  # type: ignore[no-any-return]
     if job.backbone is None:
-        raise InputError("samples must be feature vectors, since the job has no backbone, got images or texts")
+        raise InputError(
+            "samples must be feature vectors, since the job has no backbone, got images or texts"
+        )
     from evergrow.features.backbones import backbone_from_spec
 
-    return backbone_from_spec(BackboneSpec.from_dict(job.backbone), weights=weights, device=device)
+    return backbone_from_spec(
+        BackboneSpec.from_dict(job.backbone), weights=weights, device=device
+    )
 
 
 @lru_cache(maxsize=4)
-def loaded_model(path: str, key: str, device: str, weights: str | None = None) -> Learner:
+def loaded_model(
+    path: str, key: str, device: str, weights: str | None = None
+) -> Learner:
     """Return a model of a job; it is not to be changed."""
-    return Learner.load(path, weights=weights, device=None if device == "auto" else device, cache=False)
+    return Learner.load(
+        path, weights=weights, device=None if device == "auto" else device, cache=False
+    )
 
 
 def forget_opened() -> None:

@@ -48,7 +48,9 @@ def save_model(learner: Learner, path: str | os.PathLike[str], **settings: Any) 
         kind needs.
     """
     with _described(learner) as described:
-        _mlflow("mlflow.pyfunc").save_model(path=os.fspath(path), **{**described, **settings})
+        _mlflow("mlflow.pyfunc").save_model(
+            path=os.fspath(path), **{**described, **settings}
+        )
 
 
 def log_model(learner: Learner, name: str = "model", **settings: Any) -> Any:
@@ -68,7 +70,9 @@ def log_model(learner: Learner, name: str = "model", **settings: Any) -> Any:
     mlflow.models.model.ModelInfo
     """
     with _described(learner) as described:
-        return _mlflow("mlflow.pyfunc").log_model(name=name, **{**described, **settings})
+        return _mlflow("mlflow.pyfunc").log_model(
+            name=name, **{**described, **settings}
+        )
 
 
 @contextmanager
@@ -81,8 +85,15 @@ def _described(learner: Learner) -> Iterator[dict[str, Any]]:
             "python_model": str(CODE),
             "artifacts": {ARTIFACT: file},
             "signature": signature_of(learner),
-            "pip_requirements": [f"evergrow{_EXTRAS[learner.kind_]}=={__version__}", "pandas"],
-            "metadata": {"evergrow": __version__, "kind": learner.kind_, "classes": len(learner.class_names_)},
+            "pip_requirements": [
+                f"evergrow{_EXTRAS[learner.kind_]}=={__version__}",
+                "pandas",
+            ],
+            "metadata": {
+                "evergrow": __version__,
+                "kind": learner.kind_,
+                "classes": len(learner.class_names_),
+            },
         }
 
 
@@ -93,14 +104,20 @@ def signature_of(learner: Learner) -> Any:
     """
     models, types = _mlflow("mlflow.models"), _mlflow("mlflow.types")
     params = types.ParamSchema(
-        [types.ParamSpec("top", types.DataType.long, 1), types.ParamSpec("false_alarm", types.DataType.double, 0.0)]
+        [
+            types.ParamSpec("top", types.DataType.long, 1),
+            types.ParamSpec("false_alarm", types.DataType.double, 0.0),
+        ]
     )
     if learner.kind_ == "text":
         columns = [types.ColSpec(types.DataType.string, "text")]
     elif learner.kind_ == "image":
         columns = [types.ColSpec(types.DataType.binary, "image")]
     elif hasattr(learner, "feature_names_in_"):
-        columns = [types.ColSpec(types.DataType.double, name) for name in learner.feature_names_in_.tolist()]
+        columns = [
+            types.ColSpec(types.DataType.double, name)
+            for name in learner.feature_names_in_.tolist()
+        ]
     else:
         columns = [types.TensorSpec(np.dtype(np.float64), (-1, learner.n_features_in_))]
     return models.ModelSignature(inputs=types.Schema(columns), params=params)
@@ -109,7 +126,9 @@ def signature_of(learner: Learner) -> Any:
 # -- what a served model does -------------------------------------------------------------------------------------
 
 
-def answered(learner: Learner, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+def answered(
+    learner: Learner, model_input: Any, params: dict[str, Any] | None = None
+) -> Any:
     """Return the answers to what MLflow hands over, as a pandas frame.
 
     Parameters
@@ -127,7 +146,9 @@ def answered(learner: Learner, model_input: Any, params: dict[str, Any] | None =
     items = model_input
     if learner.kind_ != "features":
         if not hasattr(items, "columns") or learner.kind_ not in list(items.columns):
-            raise InputError(f"inputs must be a frame with a column {learner.kind_!r}, got {type(items).__name__}")
+            raise InputError(
+                f"inputs must be a frame with a column {learner.kind_!r}, got {type(items).__name__}"
+            )
         items = list(items[learner.kind_])
     if learner.kind_ == "text":
         items = [str(text) for text in items]
@@ -144,7 +165,9 @@ def _bytes(cell: Any, row: int) -> bytes:
     try:
         return base64.b64decode(cell, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise InputError(f"image must be the bytes of an image file, in base64 over HTTP, got row {row}") from None
+        raise InputError(
+            f"image must be the bytes of an image file, in base64 over HTTP, got row {row}"
+        ) from None
 
 
 def _mlflow(module: str) -> Any:

@@ -27,7 +27,12 @@ from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone, TextBackbone
 from evergrow.features.base import Backbone, Block
-from evergrow.features.depths import default_prompt, read_hidden_states, read_views, tokens_of
+from evergrow.features.depths import (
+    default_prompt,
+    read_hidden_states,
+    read_views,
+    tokens_of,
+)
 from evergrow.features.preprocess import Preprocessing
 from evergrow.features.weights import first_line
 
@@ -71,13 +76,22 @@ class PixelModule(nn.Module):
         What a feature vector is made of.
     """
 
-    def __init__(self, module: nn.Module, transform: Preprocessing, blocks: Sequence[Block]) -> None:
+    def __init__(
+        self, module: nn.Module, transform: Preprocessing, blocks: Sequence[Block]
+    ) -> None:
         super().__init__()
         self.module, self._transform, self._blocks = module, transform, tuple(blocks)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return float32 features (n, d) of uint8 images (n, 3, height, width)."""
-        return join_equally(read_views(self.module, self._blocks, self._transform, self._transform.normalised(pixels)))
+        return join_equally(
+            read_views(
+                self.module,
+                self._blocks,
+                self._transform,
+                self._transform.normalised(pixels),
+            )
+        )
 
 
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
@@ -102,9 +116,14 @@ def join_equally(blocks: Sequence[Tensor]) -> Tensor:
         largest = block.abs().amax(dim=1, keepdim=True)
         block = block / torch.where(largest > 0, largest, torch.ones_like(largest))
         # Rows without a negative value are replaced by their square roots; then all get length one.
-        block = torch.where(block.amin(dim=1, keepdim=True) >= 0, block.abs().sqrt(), block)
+        block = torch.where(
+            block.amin(dim=1, keepdim=True) >= 0, block.abs().sqrt(), block
+        )
         norms = block.square().sum(dim=1, keepdim=True).sqrt()
-        joined.append(len(blocks) ** -0.5 * (block / torch.where(norms > 0, norms, torch.ones_like(norms))))
+        joined.append(
+            len(blocks) ** -0.5
+            * (block / torch.where(norms > 0, norms, torch.ones_like(norms)))
+        )
     return torch.cat(joined, dim=1)
 
 
@@ -124,7 +143,12 @@ class TokenModule(nn.Module):
         self.encoder = encoder
         self._blocks = tuple(blocks)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
         """Return float32 features (n, d) of tokens (n, length); those with a mask of 0 are padding."""
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
@@ -134,7 +158,9 @@ class TokenModule(nn.Module):
 
 def own_copy(module: nn.Module) -> nn.Module:
     """Return a copy on the CPU, with the tuners on it."""
-    copied: nn.Module = copy.deepcopy(module)  # the tuners' hooks lead to the model, so that they are copied with it
+    copied: nn.Module = copy.deepcopy(
+        module
+    )  # the tuners' hooks lead to the model, so that they are copied with it
     copied.to("cpu").to(memory_format=torch.contiguous_format)
     for tuner in tuners_of(copied):
         tuner.to("cpu")
@@ -189,13 +215,17 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
     # Noise of every scale: fine grain, and patches of colour.
     stream = generator(0, "export", "images")
     coarse = torch.rand(_ROWS, 3, 6, 6, generator=stream)
-    smooth = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
+    smooth = torch.nn.functional.interpolate(
+        coarse, size=(height, width), mode="bilinear"
+    )
     grain = torch.rand(_ROWS, 3, height, width, generator=stream)
     share = torch.linspace(0.0, 1.0, _ROWS).view(-1, 1, 1, 1)
     noise = (255 * (share * grain + (1 - share) * smooth)).round().to(torch.uint8)
 
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
-        module = PixelModule(own_copy(backbone.module), transform, backbone.spec.blocks.parsed)
+        module = PixelModule(
+            own_copy(backbone.module), transform, backbone.spec.blocks.parsed
+        )
         return module.eval().requires_grad_(False), {PIXELS: noise[:2]}
 
     return GraphInput(
@@ -205,7 +235,9 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
         lambda: encode_batch(backbone, list(transform.normalised(noise))),
         lambda part: {PIXELS: np.asarray(noise[part].numpy())},
         network=network,
-        metadata={"evergrow.preprocessing": cuts[0][0].to_dict()} if len(cuts) == 1 else {"evergrow.views": views},
+        metadata={"evergrow.preprocessing": cuts[0][0].to_dict()}
+        if len(cuts) == 1
+        else {"evergrow.views": views},
     )
 
 
@@ -229,12 +261,23 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
     prompt, inputs = default_prompt(backbone.module), _token_inputs(backbone)
     tokenizer = _tokenizer_file(backbone, limit, prompt)
     words = len(SENTENCES[-1].split())  # each of them is at least one token
-    texts = [*SENTENCES[:-1], SENTENCES[-1] * (8 if limit is None else limit // words + 1)]
+    texts = [
+        *SENTENCES[:-1],
+        SENTENCES[-1] * (8 if limit is None else limit // words + 1),
+    ]
 
     def samples(part: slice) -> dict[str, NDArray[Any]]:
         """Return the tokens of some texts, padded to one length, by the tokenizers library alone."""
-        found = _tokenizers().Tokenizer.from_str(tokenizer).encode_batch([prompt + text for text in texts[part]])
-        rows = ([row.ids for row in found], [row.attention_mask for row in found], [row.type_ids for row in found])
+        found = (
+            _tokenizers()
+            .Tokenizer.from_str(tokenizer)
+            .encode_batch([prompt + text for text in texts[part]])
+        )
+        rows = (
+            [row.ids for row in found],
+            [row.attention_mask for row in found],
+            [row.type_ids for row in found],
+        )
         tokens = dict(zip(TOKENS, rows, strict=True))
         return {token: np.asarray(tokens[token], dtype=np.int64) for token in inputs}
 
@@ -253,14 +296,24 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
             )
     digest = hashlib.sha256(tokenizer.encode()).hexdigest()
     return GraphInput(
-        [{"name": token, "type": "int64", "shape": ["n", "length"]} for token in inputs],
+        [
+            {"name": token, "type": "int64", "shape": ["n", "length"]}
+            for token in inputs
+        ],
         "tokens of texts by the tokenizer beside the graph, which cuts off and pads; a mask of 0 is padding",
         lambda: encode_batch(backbone, texts),
         samples,
         "texts of mixed lengths",
         network,
         (("n", 2**20), ("length", limit or _MANY)),
-        {"evergrow.tokenizer": {"file": path.name, "sha256": digest, "max_length": limit, "prompt": prompt}},
+        {
+            "evergrow.tokenizer": {
+                "file": path.name,
+                "sha256": digest,
+                "max_length": limit,
+                "prompt": prompt,
+            }
+        },
         {path: tokenizer.encode()},
     )
 
@@ -268,7 +321,11 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
 def _token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
     """Return the names of what the encoder's network takes, or raise :class:`ExportError`."""
     name = backbone.spec.name
-    found = {token for token, value in _tokens(backbone, ["a text"]).items() if isinstance(value, Tensor)}
+    found = {
+        token
+        for token, value in _tokens(backbone, ["a text"]).items()
+        if isinstance(value, Tensor)
+    }
     if not set(TOKENS[:2]) <= found <= set(TOKENS):
         raise ExportError(
             f"backbone must take {TOKENS[0]} and {TOKENS[1]} of texts to be exported, got {name}, which takes "
@@ -276,9 +333,15 @@ def _token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
         )
     network = getattr(next(iter(backbone.module.children()), None), "auto_model", None)
     if not isinstance(network, nn.Module):
-        raise ExportError(f"backbone must begin with a transformer to be exported, got {name}{_HEAD_ALONE}")
+        raise ExportError(
+            f"backbone must begin with a transformer to be exported, got {name}{_HEAD_ALONE}"
+        )
     known = inspect.signature(network.forward).parameters
-    return tuple(token for token in TOKENS if token in found and (token in TOKENS[:2] or token in known))
+    return tuple(
+        token
+        for token in TOKENS
+        if token in found and (token in TOKENS[:2] or token in known)
+    )
 
 
 def _tokenizer_file(backbone: TextBackbone, limit: int | None, prompt: str) -> str:
@@ -291,7 +354,9 @@ def _tokenizer_file(backbone: TextBackbone, limit: int | None, prompt: str) -> s
             f"the tokenizer of backbone must be one of the tokenizers library to be exported, got "
             f"{type(tokenizer).__name__} of {backbone.spec.name}{_HEAD_ALONE}"
         )
-    if prompt and any(getattr(part, "include_prompt", True) is False for part in encoder.modules()):
+    if prompt and any(
+        getattr(part, "include_prompt", True) is False for part in encoder.modules()
+    ):
         raise ExportError(
             f"the pooling of backbone must count all tokens to be exported, got {backbone.spec.name}, "
             f"which leaves out those of its prompt{_HEAD_ALONE}"
@@ -340,7 +405,9 @@ def graph_input(backbone: Backbone | None, width: int, target: Path) -> GraphInp
         inputs = [{"name": FEATURES, "type": "float32", "shape": ["n", width]}]
         features = random_features(width)
         words = "feature vectors of the backbone"
-        return GraphInput(inputs, words, lambda: features, lambda part: {FEATURES: features[part]})
+        return GraphInput(
+            inputs, words, lambda: features, lambda part: {FEATURES: features[part]}
+        )
     if isinstance(backbone, TextBackbone):
         return _token_input(backbone, tokenizer_path(target))
     if not isinstance(backbone, ImageBackbone):
@@ -366,7 +433,9 @@ def tokenizer_path(target: Path) -> Path:
 
 def random_features(width: int) -> NDArray[np.float32]:
     """Return a few rows of standard normal numbers."""
-    return np.asarray(torch.randn(_ROWS, width, generator=generator(0, "export", "features")).numpy())
+    return np.asarray(
+        torch.randn(_ROWS, width, generator=generator(0, "export", "features")).numpy()
+    )
 
 
 def _tokenizers() -> Any:
@@ -378,7 +447,11 @@ def _tokenizers() -> Any:
 
 def exporters() -> list[str]:
     """Return the exporters of this torch, the better one first."""
-    return ["torchscript"] if importlib.util.find_spec("onnxscript") is None else ["dynamo", "torchscript"]
+    return (
+        ["torchscript"]
+        if importlib.util.find_spec("onnxscript") is None
+        else ["dynamo", "torchscript"]
+    )
 
 
 def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str] | None:
@@ -405,37 +478,66 @@ def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str]
     for exporter in exporters():
         try:
             with _quiet(), torch.no_grad():
-                model = _exported(*network, source.sizes, opset, dynamo=exporter == "dynamo")
+                model = _exported(
+                    *network, source.sizes, opset, dynamo=exporter == "dynamo"
+                )
             _check_model(model, list(network[1]), source.sizes, opset)
         except Exception as error:  # noqa: PERF203  of many kinds, none documented; the other exporter may do
             failures.append(f"{exporter}: {type(error).__name__}: {first_line(error)}")
         else:
             return model, exporter
-    raise ExportError(f"backbone must be one that torch can export, got {name}; {'; '.join(failures)}")
+    raise ExportError(
+        f"backbone must be one that torch can export, got {name}; {'; '.join(failures)}"
+    )
 
 
 def _exported(
-    module: nn.Module, examples: dict[str, Tensor], sizes: Sequence[tuple[str, int]], opset: int, *, dynamo: bool
+    module: nn.Module,
+    examples: dict[str, Tensor],
+    sizes: Sequence[tuple[str, int]],
+    opset: int,
+    *,
+    dynamo: bool,
 ) -> Any:
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
     buffer = io.BytesIO()
     if dynamo:
-        dims = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(sizes)}
-        how: dict[str, Any] = {"dynamic_shapes": {name: dict(dims) for name in examples}}
+        dims = {
+            place: torch.export.Dim(name, min=1, max=most)
+            for place, (name, most) in enumerate(sizes)
+        }
+        how: dict[str, Any] = {
+            "dynamic_shapes": {name: dict(dims) for name in examples}
+        }
     else:
-        axes: dict[str, Any] = {name: {place: size for place, (size, _) in enumerate(sizes)} for name in examples}
+        axes: dict[str, Any] = {
+            name: {place: size for place, (size, _) in enumerate(sizes)}
+            for name in examples
+        }
         how = {"f": buffer, "dynamic_axes": {**axes, FEATURES: {0: sizes[0][0]}}}
-    names: dict[str, Any] = {"input_names": list(examples), "output_names": [FEATURES], "opset_version": opset}
-    program: Any = torch.onnx.export(module, tuple(examples.values()), verbose=False, dynamo=dynamo, **names, **how)
+    names: dict[str, Any] = {
+        "input_names": list(examples),
+        "output_names": [FEATURES],
+        "opset_version": opset,
+    }
+    program: Any = torch.onnx.export(
+        module, tuple(examples.values()), verbose=False, dynamo=dynamo, **names, **how
+    )
     return program.model_proto if dynamo else onnx.load_from_string(buffer.getvalue())
 
 
-def _check_model(model: Any, names: list[str], sizes: Sequence[tuple[str, int]], opset: int) -> None:
+def _check_model(
+    model: Any, names: list[str], sizes: Sequence[tuple[str, int]], opset: int
+) -> None:
     """Raise if the exporter has fixed an open size, renamed what goes in and out or taken other operators."""
     graph = model.graph
-    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    versions = [
+        entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")
+    ]
     if versions != [opset]:
-        raise ExportError(f"the exporter has written operator set {versions} instead of {opset}")
+        raise ExportError(
+            f"the exporter has written operator set {versions} instead of {opset}"
+        )
     found = [value.name for value in graph.input]
     # The graph may do without token_type_ids, where the network does not look at them.
     kept = [name for name in names if name in found or name != TOKENS[2]]
@@ -444,13 +546,17 @@ def _check_model(model: Any, names: list[str], sizes: Sequence[tuple[str, int]],
     for value in graph.input:
         for place, (name, _) in enumerate(sizes):
             if not value.type.tensor_type.shape.dim[place].dim_param:
-                raise ExportError(f"the exporter has fixed the size {name} of {value.name}")
+                raise ExportError(
+                    f"the exporter has fixed the size {name} of {value.name}"
+                )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporters' progress and advice to developers off the user's screen."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")
+    ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -170,7 +170,9 @@ def export_onnx(
     """
     started, target = time.perf_counter(), Path(path)
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
-    check_number("opset", opset, low=17, high=onnx.defs.onnx_opset_version(), integer=True)
+    check_number(
+        "opset", opset, low=17, high=onnx.defs.onnx_opset_version(), integer=True
+    )
     if target.is_dir() or not target.parent.is_dir():
         raise ParameterError(f"path must be a file in an existing folder, got {target}")
     if check:
@@ -179,8 +181,12 @@ def export_onnx(
     source = graph_input(backbone, head.n_features_in_, target)
     spec = spec if backbone is None else backbone.spec
     if spec is not None and spec.n_features != head.n_features_in_:
-        raise ParameterError(f"head must take {spec.n_features} features, got {head.n_features_in_}")
-    model, exporter = _assemble(onnx, source, head, found, temperature, opset, "" if spec is None else spec.name)
+        raise ParameterError(
+            f"head must take {spec.n_features} features, got {head.n_features_in_}"
+        )
+    model, exporter = _assemble(
+        onnx, source, head, found, temperature, opset, "" if spec is None else spec.name
+    )
     # Exporters leave out an input that a network does not look at.
     names = {value.name for value in model.graph.input}
     inputs = [entry for entry in source.inputs if entry["name"] in names]
@@ -189,9 +195,13 @@ def export_onnx(
         data: bytes = model.SerializeToString()
         onnx.checker.check_model(data)
     except Exception as error:  # protobuf and the checker have no common error
-        raise ExportError(f"the graph must be a valid ONNX model of less than 2 GiB, but {error}") from error
+        raise ExportError(
+            f"the graph must be a valid ONNX model of less than 2 GiB, but {error}"
+        ) from error
     checked = check_graph(source, head, data) if check else None
-    with ExitStack() as stack:  # all files are whole before the first one is in place; the graph comes last
+    with (
+        ExitStack() as stack
+    ):  # all files are whole before the first one is in place; the graph comes last
         for file, content in {target: data, **source.beside}.items():
             stack.enter_context(atomic_path(file)).write_bytes(content)
     return ExportReport(
@@ -209,7 +219,11 @@ def export_onnx(
 
 
 def export_learner(
-    learner: Learner, path: str | os.PathLike[str], *, head_only: bool = False, **settings: Any
+    learner: Learner,
+    path: str | os.PathLike[str],
+    *,
+    head_only: bool = False,
+    **settings: Any,
 ) -> ExportReport:
     """Write a learner as one ONNX graph; see :func:`export_onnx`.
 
@@ -246,7 +260,9 @@ def _assemble(
     graph = GraphBuilder(found.dtype)
     wide = graph.cast(FEATURES, graph.onnx_dtype)
     double = needs_double(head)
-    names = add_answers(graph, add_scores(graph, found, wide), temperature, double=double)
+    names = add_answers(
+        graph, add_scores(graph, found, wide), temperature, double=double
+    )
     shape = ["n", len(head.classes_)]
     kinds = {
         "scores": (proto.DOUBLE if double else proto.FLOAT, shape),
@@ -256,8 +272,12 @@ def _assemble(
     outputs = [helper.make_tensor_value_info(name, *kinds[name]) for name in names]
     exported = export_network(name, source, opset)
     if exported is None:
-        features = helper.make_tensor_value_info(FEATURES, proto.FLOAT, ["n", head.n_features_in_])
-        whole = helper.make_graph(graph.nodes, "evergrow", [features], outputs, graph.constants)
+        features = helper.make_tensor_value_info(
+            FEATURES, proto.FLOAT, ["n", head.n_features_in_]
+        )
+        whole = helper.make_graph(
+            graph.nodes, "evergrow", [features], outputs, graph.constants
+        )
         versions = [helper.make_opsetid("", opset)]
         model = helper.make_model(whole, opset_imports=versions)
         # The oldest form that has these operators, so that older runtimes read it too.
@@ -297,7 +317,10 @@ def _describe(
         entries["evergrow.backbone"] = _public(spec)
         if spec.preprocessing and not source.metadata:  # of a head alone
             entries["evergrow.preprocessing"] = spec.preprocessing
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in entries.items()
+    }
     onnx.helper.set_model_props(model, texts)
 
 
@@ -305,8 +328,16 @@ def _public(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone without where its files lie on this machine."""
     values = spec.to_dict()
     source, colon, place = values["weights"].partition(":")
-    values["weights"] = f"{source}:{_base_name(place)}" if colon and source == "file" else values["weights"]
-    values["name"] = _base_name(spec.name) if os.path.isabs(spec.name.removeprefix("sentence:")) else spec.name
+    values["weights"] = (
+        f"{source}:{_base_name(place)}"
+        if colon and source == "file"
+        else values["weights"]
+    )
+    values["name"] = (
+        _base_name(spec.name)
+        if os.path.isabs(spec.name.removeprefix("sentence:"))
+        else spec.name
+    )
     return values
 
 
@@ -317,7 +348,9 @@ def _base_name(place: str) -> str:
 # -- does the graph compute what the model computes? -----------------------------------------------------------
 
 
-def check_graph(source: GraphInput, head: IncrementalClassifier, data: bytes) -> CheckReport:
+def check_graph(
+    source: GraphInput, head: IncrementalClassifier, data: bytes
+) -> CheckReport:
     """Run a graph on samples, one by one and together, and compare its scores with ours.
 
     Parameters
@@ -338,12 +371,19 @@ def check_graph(source: GraphInput, head: IncrementalClassifier, data: bytes) ->
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common parent but this
-        raise ExportError(f"the graph must be one that onnxruntime can run, but {error}") from error
+        raise ExportError(
+            f"the graph must be one that onnxruntime can run, but {error}"
+        ) from error
     ours = np.asarray(head.class_scores(source.features()))
     spread = score_spread(ours)
     taken, worst = {value.name for value in session.get_inputs()}, 0.0
-    for rows in (slice(0, len(ours)), *(slice(row, row + 1) for row in range(len(ours)))):
-        inputs = {name: value for name, value in source.samples(rows).items() if name in taken}
+    for rows in (
+        slice(0, len(ours)),
+        *(slice(row, row + 1) for row in range(len(ours))),
+    ):
+        inputs = {
+            name: value for name, value in source.samples(rows).items() if name in taken
+        }
         (scores,) = session.run(["scores"], inputs)
         worst = max(worst, float(np.abs(scores - ours[rows]).max()) / spread)
     if not worst <= AGREEMENT:
@@ -366,7 +406,9 @@ def needs_double(head: IncrementalClassifier) -> bool:
     than what tells classes apart.
     """
     scores = head.class_scores(random_features(head.n_features_in_))
-    return float(np.abs(scores).max()) * float(np.finfo(np.float32).eps) > 0.1 * AGREEMENT * score_spread(scores)
+    return float(np.abs(scores).max()) * float(
+        np.finfo(np.float32).eps
+    ) > 0.1 * AGREEMENT * score_spread(scores)
 
 
 # -- from a head as matrices to ONNX nodes ---------------------------------------------------------------------
@@ -401,12 +443,22 @@ class GraphBuilder:
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """Add a node and return the name of its output."""
         name = f"{PREFIX}/{operator.lower()}_{len(self.nodes)}"
-        self.nodes.append(self._onnx.helper.make_node(operator, list(inputs), [name], name=name, **attributes))
+        self.nodes.append(
+            self._onnx.helper.make_node(
+                operator, list(inputs), [name], name=name, **attributes
+            )
+        )
         return name
 
     def top(self, name: str, k: int, *, largest: bool = True) -> tuple[str, str]:
         """Add the k largest (or smallest) entries of every row, in order, and return their name and that of where."""
-        values = self.node("TopK", name, self.array(np.asarray([k], dtype=np.int64)), axis=1, largest=int(largest))
+        values = self.node(
+            "TopK",
+            name,
+            self.array(np.asarray([k], dtype=np.int64)),
+            axis=1,
+            largest=int(largest),
+        )
         places = f"{values}/places"
         self.nodes[-1].output.append(places)
         return values, places
@@ -420,20 +472,32 @@ class GraphBuilder:
 
         Random weights are float32 numbers: they are stored as such and widened by the graph, at half the size.
         """
-        keep = tensor.dtype == torch.float32 and self.dtype == torch.float64 and tensor.numel() > 1024
-        stored = tensor.detach().cpu().to(torch.float32 if keep else self.dtype).contiguous()
+        keep = (
+            tensor.dtype == torch.float32
+            and self.dtype == torch.float64
+            and tensor.numel() > 1024
+        )
+        stored = (
+            tensor.detach().cpu().to(torch.float32 if keep else self.dtype).contiguous()
+        )
         name = self.array(stored.numpy())
         return self.cast(name, self.onnx_dtype) if keep else name
 
     def array(self, values: Any) -> str:
         """Add a NumPy array as it is."""
         name = f"{PREFIX}/constant_{len(self.constants)}"
-        self.constants.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(values), name=name))
+        self.constants.append(
+            self._onnx.numpy_helper.from_array(np.ascontiguousarray(values), name=name)
+        )
         return name
 
     def number(self, value: float) -> str:
         """Add one number in the type that the head computes in."""
-        return self.array(np.asarray(value, dtype=np.float64 if self.dtype == torch.float64 else np.float32))
+        return self.array(
+            np.asarray(
+                value, dtype=np.float64 if self.dtype == torch.float64 else np.float32
+            )
+        )
 
     def cast(self, name: str, to: int) -> str:
         """Add a change of type."""
@@ -457,23 +521,39 @@ def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
         features = graph.node("Mul", graph.node("Sign", features), root)
     if found.normalization in ("l2", "sqrt-l2"):
         axes = graph.array(np.asarray([1], dtype=np.int64))
-        total = graph.node("ReduceSum", graph.node("Mul", features, features), axes, keepdims=1)
-        features = graph.node("Div", features, graph.node("Max", graph.node("Sqrt", total), graph.number(1e-12)))
+        total = graph.node(
+            "ReduceSum", graph.node("Mul", features, features), axes, keepdims=1
+        )
+        features = graph.node(
+            "Div",
+            features,
+            graph.node("Max", graph.node("Sqrt", total), graph.number(1e-12)),
+        )
     elif found.normalization != "none":
-        raise ExportError(f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {found.normalization!r}")
+        raise ExportError(
+            f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {found.normalization!r}"
+        )
     if found.blocks is not None:
-        features = graph.node("Mul", features, graph.constant(found.blocks.column_weights()))
+        features = graph.node(
+            "Mul", features, graph.constant(found.blocks.column_weights())
+        )
     parts = [graph.constant(found.constant)] if bool(found.constant.any()) else []
     if found.units is not None and found.readout is not None:
         # The gain goes into the class weights, which spares the graph a pass over all activations.
         weights = graph.constant(found.readout * found.units.gain)
-        parts.append(graph.node("MatMul", _add_units(graph, found.units, features), weights))
+        parts.append(
+            graph.node("MatMul", _add_units(graph, found.units, features), weights)
+        )
     if found.linear is not None:
         parts.append(graph.node("MatMul", features, graph.constant(found.linear)))
     scores = parts.pop()
     while parts:
         scores = graph.node("Add", scores, parts.pop())
-    return scores if found.shapes is None else _add_shapes(graph, found.shapes, features, scores)
+    return (
+        scores
+        if found.shapes is None
+        else _add_shapes(graph, found.shapes, features, scores)
+    )
 
 
 def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
@@ -484,28 +564,51 @@ def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
             pre = graph.node("Add", pre, graph.constant(units.bias))
         return _add_activation(graph, units.activation, pre)
     if not isinstance(units, FourierMap):
-        raise ExportError(f"units must be of a layer that ONNX can compute, got {type(units).__name__}")
+        raise ExportError(
+            f"units must be of a layer that ONNX can compute, got {type(units).__name__}"
+        )
     (signs, phases), (first, second) = units.drawn(), units.factors()
     blocks, order = signs.shape[1:]
 
     def shaped(name: str, *shape: int) -> str:
-        return graph.node("Reshape", name, graph.array(np.asarray(shape, dtype=np.int64)))
+        return graph.node(
+            "Reshape", name, graph.array(np.asarray(shape, dtype=np.int64))
+        )
 
     missing = np.asarray([0, 0, 0, order - units.features], dtype=np.int64)
-    turned = shaped(graph.node("Pad", features, graph.array(missing), graph.number(0.0)), -1, 1, order)
+    turned = shaped(
+        graph.node("Pad", features, graph.array(missing), graph.number(0.0)),
+        -1,
+        1,
+        order,
+    )
     for turn in signs:
-        turned = shaped(graph.node("Mul", turned, graph.constant(turn)), -1, len(second), len(first))
-        turned = graph.node("Transpose", graph.node("MatMul", turned, graph.constant(first)), perm=[0, 2, 1])
+        turned = shaped(
+            graph.node("Mul", turned, graph.constant(turn)), -1, len(second), len(first)
+        )
+        turned = graph.node(
+            "Transpose",
+            graph.node("MatMul", turned, graph.constant(first)),
+            perm=[0, 2, 1],
+        )
         # As rows of their own: older runtimes join a transposition and a product, and then lack it in double precision.
-        turned = graph.node("MatMul", shaped(turned, -1, len(second)), graph.constant(second))
+        turned = graph.node(
+            "MatMul", shaped(turned, -1, len(second)), graph.constant(second)
+        )
         turned = shaped(turned, -1, blocks, order)
     turned = shaped(turned, -1, blocks * order)
-    ends = (graph.array(np.asarray([end], dtype=np.int64)) for end in (0, units.width, 1))
-    pre = graph.node("Mul", graph.node("Slice", turned, *ends), graph.number(units.bandwidth / order))
+    ends = (
+        graph.array(np.asarray([end], dtype=np.int64)) for end in (0, units.width, 1)
+    )
+    pre = graph.node(
+        "Mul", graph.node("Slice", turned, *ends), graph.number(units.bandwidth / order)
+    )
     return _add_activation(graph, "cos", graph.node("Add", pre, graph.constant(phases)))
 
 
-def _add_shapes(graph: GraphBuilder, shapes: ShapeScores, features: str, scores: str) -> str:
+def _add_shapes(
+    graph: GraphBuilder, shapes: ShapeScores, features: str, scores: str
+) -> str:
     """Add what the shapes of classes add to linear scores: a quadratic in a few directions.
 
     With ``p = (z - centre) R`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c + k_c, f_c)``. It is added to
@@ -515,16 +618,23 @@ def _add_shapes(graph: GraphBuilder, shapes: ShapeScores, features: str, scores:
     pairs = shapes.quadratics(range(len(means)))
     matrices = torch.stack([matrix for matrix, _ in pairs])
     inner = torch.einsum("cij,cj->ci", matrices, means)
-    constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
+    constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor(
+        [value for _, value in pairs]
+    )
     inside = graph.node("MatMul", features, graph.constant(sums.basis))
     inside = graph.node("Sub", inside, graph.constant(sums.centre @ sums.basis))
     # p p^T is symmetric: products of two entries are made once, and stand for both of their places.
     rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
     twice = torch.where(rows == columns, 1.0, 2.0).to(matrices)
-    first, second = (graph.node("Gather", inside, graph.array(part.numpy()), axis=1) for part in (rows, columns))
+    first, second = (
+        graph.node("Gather", inside, graph.array(part.numpy()), axis=1)
+        for part in (rows, columns)
+    )
     quadratic = graph.constant((matrices[:, rows, columns] * twice).T)
     terms = graph.node("MatMul", graph.node("Mul", first, second), quadratic)
-    terms = graph.node("Add", terms, graph.node("MatMul", inside, graph.constant(-2.0 * inner.T)))
+    terms = graph.node(
+        "Add", terms, graph.node("MatMul", inside, graph.constant(-2.0 * inner.T))
+    )
     terms = graph.node("Add", terms, graph.constant(constant))
     terms = graph.node("Max", terms, graph.constant(shapes.floors))
     # TopK finds the smallest too: ReduceMin takes its axes in another way from operator set 18 on.
@@ -532,7 +642,9 @@ def _add_shapes(graph: GraphBuilder, shapes: ShapeScores, features: str, scores:
     own = graph.node("GatherElements", terms, likeliest, axis=1)
     lowest = graph.node("Min", graph.top(own, 1, largest=False)[0], graph.number(0.0))
     others = graph.node("Expand", lowest, graph.node("Shape", scores))
-    return graph.node("Add", scores, graph.node("ScatterElements", others, likeliest, own, axis=1))
+    return graph.node(
+        "Add", scores, graph.node("ScatterElements", others, likeliest, own, axis=1)
+    )
 
 
 def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
@@ -548,13 +660,17 @@ def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
         raise ExportError(f"activation must be one that ONNX has, got {activation!r}")
     # x (1 + erf(x / sqrt 2)) / 2. onnxruntime has erf in float32 only, which is exact to 1e-7 of x here.
     single = graph._onnx.TensorProto.FLOAT
-    inner = graph.cast(graph.node("Mul", pre, graph.number(1.0 / math.sqrt(2.0))), single)
+    inner = graph.cast(
+        graph.node("Mul", pre, graph.number(1.0 / math.sqrt(2.0))), single
+    )
     erf = graph.cast(graph.node("Erf", inner), graph.onnx_dtype)
     half = graph.node("Mul", pre, graph.number(0.5))
     return graph.node("Mul", half, graph.node("Add", erf, graph.number(1.0)))
 
 
-def add_answers(graph: GraphBuilder, scores: str, temperature: float | None, *, double: bool) -> list[str]:
+def add_answers(
+    graph: GraphBuilder, scores: str, temperature: float | None, *, double: bool
+) -> list[str]:
     """Add the outputs: scores, probabilities where there is a temperature, and the place of the best score.
 
     Parameters
@@ -576,11 +692,16 @@ def add_answers(graph: GraphBuilder, scores: str, temperature: float | None, *, 
     outputs = []
     if temperature is not None:
         divided = graph.node("Div", scores, graph.number(temperature))
-        graph.cast(graph.node("Softmax", divided, axis=1), graph._onnx.TensorProto.FLOAT)
+        graph.cast(
+            graph.node("Softmax", divided, axis=1), graph._onnx.TensorProto.FLOAT
+        )
         graph.rename("probabilities")
         outputs.append("probabilities")
     graph.node("ArgMax", scores, axis=1, keepdims=0)
     graph.rename("label_index")
-    graph.cast(scores, graph._onnx.TensorProto.DOUBLE if double else graph._onnx.TensorProto.FLOAT)
+    graph.cast(
+        scores,
+        graph._onnx.TensorProto.DOUBLE if double else graph._onnx.TensorProto.FLOAT,
+    )
     graph.rename("scores")
     return ["scores", *outputs, "label_index"]

@@ -98,9 +98,15 @@ def label_studio_tasks(
         sample = _served(samples[row], root) if kind == "image" else samples[row]
         task: dict[str, Any] = {"data": {kind: sample, **novelty}}
         if answer is not None:
-            result: dict[str, Any] = {"id": f"answer-{row}", "from_name": CONTROL, "to_name": kind}
+            result: dict[str, Any] = {
+                "id": f"answer-{row}",
+                "from_name": CONTROL,
+                "to_name": kind,
+            }
             result |= {"type": "choices", "value": {"choices": [answer[0]]}}
-            task["predictions"] = [{"model_version": version, "score": answer[1], "result": [result]}]
+            task["predictions"] = [
+                {"model_version": version, "score": answer[1], "result": [result]}
+            ]
         tasks.append(task)
     return tasks
 
@@ -138,23 +144,41 @@ def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
     return {"classes": [str(name) for name in answers.classes], "labels": labels}
 
 
-def _rows(answers: Answers) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float]]]:
+def _rows(
+    answers: Answers,
+) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float]]]:
     """Yield the row of every answer, its class and value (None for what is unknown), and how new it looks."""
-    for place, (row, top) in enumerate(zip(answers.rows.tolist(), answers.ranked(1)[:, 0], strict=True)):
+    for place, (row, top) in enumerate(
+        zip(answers.rows.tolist(), answers.ranked(1)[:, 0], strict=True)
+    ):
         known = answers.unknown is None or not answers.unknown[place]
-        novelty = {} if answers.novelty is None else {"novelty": float(answers.novelty[place])}
-        yield row, (str(answers.classes[top]), float(answers.values[place, top])) if known else None, novelty
+        novelty = (
+            {}
+            if answers.novelty is None
+            else {"novelty": float(answers.novelty[place])}
+        )
+        yield (
+            row,
+            (str(answers.classes[top]), float(answers.values[place, top]))
+            if known
+            else None,
+            novelty,
+        )
 
 
 def _check_kind(kind: str) -> None:
     if kind not in ("image", "text"):
-        raise InputError("answers to be reviewed must be about images or texts, got feature vectors")
+        raise InputError(
+            "answers to be reviewed must be about images or texts, got feature vectors"
+        )
 
 
 def _file(name: str) -> Path:
     path = Path(os.path.abspath(name))
     if not path.is_file():
-        raise InputError(f"images to be reviewed must be files, so that the tool can show them, got {name!r}")
+        raise InputError(
+            f"images to be reviewed must be files, so that the tool can show them, got {name!r}"
+        )
     return path
 
 
@@ -162,5 +186,7 @@ def _served(name: str, root: str | os.PathLike[str]) -> str:
     """Return the address at which Label Studio serves a file below its document root."""
     path, top = _file(name), Path(os.path.abspath(root))
     if not path.is_relative_to(top):
-        raise InputError(f"images must lie below root ({top}), which Label Studio serves, got {name!r}")
+        raise InputError(
+            f"images must lie below root ({top}), which Label Studio serves, got {name!r}"
+        )
     return LOCAL_FILES + quote(path.relative_to(top).as_posix())

@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.features.backbones import ImageBackbone, TextBackbone, backbone_from_spec, create_backbone
+    from evergrow.features.backbones import (
+        ImageBackbone,
+        TextBackbone,
+        backbone_from_spec,
+        create_backbone,
+    )
     from evergrow.features.base import RECIPES, Backbone, BackboneSpec, FeatureRecipe
     from evergrow.features.cache import FeatureCache
-    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, featurize
+    from evergrow.features.encoding import (
+        EncodeConfig,
+        Features,
+        encode,
+        encode_batch,
+        featurize,
+    )
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
     from evergrow.features.sources import BackboneInfo, best_backbone, list_backbones
@@ -43,7 +54,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "backbones": ("ImageBackbone", "TextBackbone", "backbone_from_spec", "create_backbone"),
+    "backbones": (
+        "ImageBackbone",
+        "TextBackbone",
+        "backbone_from_spec",
+        "create_backbone",
+    ),
     "base": ("RECIPES", "Backbone", "BackboneSpec", "FeatureRecipe"),
     "cache": ("FeatureCache",),
     "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "featurize"),
@@ -54,5 +70,7 @@ _HOMES = {
 }
 """Public names by the module that is imported when one of them is first used."""
 
-_PLACES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+_PLACES = {
+    name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names
+}
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

@@ -20,7 +20,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from evergrow.core.errors import FileFormatError, InputError, ParameterError, UnknownNameError, WeightsError
+from evergrow.core.errors import (
+    FileFormatError,
+    InputError,
+    ParameterError,
+    UnknownNameError,
+    WeightsError,
+)
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
@@ -46,8 +52,19 @@ from evergrow.features.depths import (
     tokens_of,
 )
 from evergrow.features.preprocess import PRESETS, Preprocessing, view_sheet
-from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
-from evergrow.features.weights import hash_weights, load_weights, read_weights, seeded_init
+from evergrow.features.sources import (
+    FILE_NAMES,
+    PREFIX,
+    SHORT_NAMES,
+    WantedWeights,
+    locate,
+)
+from evergrow.features.weights import (
+    hash_weights,
+    load_weights,
+    read_weights,
+    seeded_init,
+)
 
 _PROBE = ("a text", "another text, which is longer")
 
@@ -133,36 +150,59 @@ def create_backbone(
     target = resolve_device(device)
     if isinstance(name, nn.Module):
         if weights is not None or model_options:
-            raise ParameterError("weights and model options must be left out for a module, which has its own")
+            raise ParameterError(
+                "weights and model options must be left out for a module, which has its own"
+            )
         module, title, origin = name, type(name).__name__, "module"
         options: dict[str, Any] = {}
     elif not isinstance(name, str) or not name:
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
     elif is_text_name(name):
         check_choice("preset of a text backbone", preset, ("timm", ""))
-        return _text_backbone(name, weights, device=target, options=model_options).with_recipe(recipe)
+        return _text_backbone(
+            name, weights, device=target, options=model_options
+        ).with_recipe(recipe)
     else:
-        title, (module, origin, options) = name, _load_timm(name, weights, seed, model_options)
+        title, (module, origin, options) = (
+            name,
+            _load_timm(name, weights, seed, model_options),
+        )
     if isinstance(preset, Preprocessing):
         preset_name, preprocessing = "custom", preset
     else:
         check_choice("preset", preset, PRESETS)
-        preset_name, preprocessing = preset, PRESETS[preset](_own_preprocessing(module, options.get("img_size")))
+        preset_name, preprocessing = (
+            preset,
+            PRESETS[preset](_own_preprocessing(module, options.get("img_size"))),
+        )
     # The width of its features is seen by running it once.
     parameter = next(module.parameters(), None)
-    blank = torch.zeros(1, 3, *preprocessing.size, device=parameter.device if parameter is not None else "cpu")
+    blank = torch.zeros(
+        1,
+        3,
+        *preprocessing.size,
+        device=parameter.device if parameter is not None else "cpu",
+    )
     try:
         (features,) = _read(module, [Block(FINAL, FINAL)], preprocessing, blank)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         if isinstance(error, InputError):
             raise
-        raise ParameterError(f"module must take images of shape {tuple(blank.shape)}, but {title}: {error}") from error
+        raise ParameterError(
+            f"module must take images of shape {tuple(blank.shape)}, but {title}: {error}"
+        ) from error
     if features.ndim != 2:
         raise ParameterError(
             f"module must return one vector per image, got shape {tuple(features.shape)} from {title}: pool it first"
         )
-    width, weights_hash, settings = features.shape[1], hash_weights(module), preprocessing.to_dict()
-    spec = BackboneSpec(title, "image", width, origin, weights_hash, preset_name, settings, options)
+    width, weights_hash, settings = (
+        features.shape[1],
+        hash_weights(module),
+        preprocessing.to_dict(),
+    )
+    spec = BackboneSpec(
+        title, "image", width, origin, weights_hash, preset_name, settings, options
+    )
     return ImageBackbone(module, spec, target).with_recipe(recipe)
 
 
@@ -200,11 +240,15 @@ def backbone_from_spec(
     >>> backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec
     True
     """
-    preset = Preprocessing.from_dict(spec.preprocessing) if spec.kind == "image" else "timm"
+    preset = (
+        Preprocessing.from_dict(spec.preprocessing) if spec.kind == "image" else "timm"
+    )
     if isinstance(weights, nn.Module):
         backbone: Backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
-        raise WeightsError(f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}")
+        raise WeightsError(
+            f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}"
+        )
     else:
         if weights is None:
             weights = spec.weights.removeprefix("file:")
@@ -214,14 +258,20 @@ def backbone_from_spec(
                     f"give weights='/path/to/file'"
                 )
         if spec.kind == "image":
-            options = {key: value for key, value in spec.options.items() if key != "seed"}
+            options = {
+                key: value for key, value in spec.options.items() if key != "seed"
+            }
             check_buildable(timm_entry(spec.name)[0], options)
-            module, origin, _ = _load_timm(spec.name, weights, spec.options.get("seed", 0), options)
+            module, origin, _ = _load_timm(
+                spec.name, weights, spec.options.get("seed", 0), options
+            )
             # The same network gives vectors of the same width: no pass is needed to see it.
             found = replace(spec, weights=origin, weights_hash=hash_weights(module))
             backbone = ImageBackbone(module, found, resolve_device(device))
         else:
-            backbone = create_backbone(spec.name, weights, preset, device=device, **spec.options)
+            backbone = create_backbone(
+                spec.name, weights, preset, device=device, **spec.options
+            )
     if backbone.spec.weights_hash != spec.weights_hash:
         raise WeightsError(
             f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
@@ -262,13 +312,17 @@ class ImageBackbone(Backbone):
         The network, for those who tune it; :meth:`encode` runs it in evaluation mode and leaves its mode as it was.
     """
 
-    def __init__(self, module: nn.Module, spec: BackboneSpec, device: torch.device) -> None:
+    def __init__(
+        self, module: nn.Module, spec: BackboneSpec, device: torch.device
+    ) -> None:
         self.module = module
         self.spec = spec
         self.own = Preprocessing.from_dict(spec.preprocessing)
         # Convolutional networks run faster with channels last; one convolution is only a transformer's way in.
         convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
-        self._layout = torch.channels_last if convolutions > 1 else torch.preserve_format
+        self._layout = (
+            torch.channels_last if convolutions > 1 else torch.preserve_format
+        )
         self.to(device)
 
     def to(self, device: str | torch.device) -> Self:
@@ -282,7 +336,12 @@ class ImageBackbone(Backbone):
     @property
     def transform(self) -> Preprocessing:  # type: ignore[override]
         """What is done to an image: one view, or a sheet of several."""
-        return view_sheet(self.own, tuple(part.view for block in self.spec.blocks.parsed for part in block.read_as))
+        return view_sheet(
+            self.own,
+            tuple(
+                part.view for block in self.spec.blocks.parsed for part in block.read_as
+            ),
+        )
 
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return float32 features (n, d) of a batch of transformed images.
@@ -292,14 +351,27 @@ class ImageBackbone(Backbone):
         batch : Tensor of shape (n, 3, height, width)
             From :attr:`transform`; moved to the device if it is elsewhere. A surrounding ``torch.autocast`` applies.
         """
-        if not isinstance(batch, Tensor) or batch.ndim != 4 or batch.shape[1] != 3 or not batch.is_floating_point():
-            what = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
-            raise InputError(f"batch must be a floating-point tensor (n, 3, height, width), got {what}")
+        if (
+            not isinstance(batch, Tensor)
+            or batch.ndim != 4
+            or batch.shape[1] != 3
+            or not batch.is_floating_point()
+        ):
+            what = (
+                f"{batch.dtype} of shape {tuple(batch.shape)}"
+                if isinstance(batch, Tensor)
+                else type(batch).__name__
+            )
+            raise InputError(
+                f"batch must be a floating-point tensor (n, 3, height, width), got {what}"
+            )
         if len(batch) == 0:
             return torch.zeros(0, self.spec.n_features, device=self.device)
         images = batch.to(self.device, torch.float32, memory_format=self._layout)
         read = _read(self.module, self.spec.blocks.parsed, self.transform, images)
-        _check_widths(self.spec.name, [block.shape[1] for block in read], self.spec.blocks.widths)
+        _check_widths(
+            self.spec.name, [block.shape[1] for block in read], self.spec.blocks.widths
+        )
         # Joined out here they are an ordinary tensor, which a probe can later be trained on.
         return torch.cat(read, dim=1)
 
@@ -307,14 +379,23 @@ class ImageBackbone(Backbone):
         height, width = self.own.size
 
         def read(blocks: Sequence[Block]) -> list[Tensor]:
-            transform = view_sheet(self.own, tuple(part.view for block in blocks for part in block.read_as))
+            transform = view_sheet(
+                self.own, tuple(part.view for block in blocks for part in block.read_as)
+            )
             noise = torch.rand(2, 3, *transform.size, generator=generator(0, "recipe"))
             images = noise.to(self.device, memory_format=self._layout)
             try:
                 with torch.autocast(self.device.type, enabled=False):
                     return _read(self.module, blocks, transform, images)
             except (RuntimeError, AssertionError, ValueError) as error:
-                other = next((block.view for block in blocks if block.view and block.view.size != height), None)
+                other = next(
+                    (
+                        block.view
+                        for block in blocks
+                        if block.view and block.view.size != height
+                    ),
+                    None,
+                )
                 if other is None or isinstance(error, InputError):
                     raise
                 raise ParameterError(
@@ -326,37 +407,58 @@ class ImageBackbone(Backbone):
             best = name == "best"
             if height != width:  # sizes are those of squares
                 return Views(side="mirror")
-            small, large = (View(size, size) for size in (_larger(height, RICH_COST), _larger(height, BEST_COST)))
+            small, large = (
+                View(size, size)
+                for size in (_larger(height, RICH_COST), _larger(height, BEST_COST))
+            )
             whole = View(height, math.ceil(height * height / min(self.own.resize)))
             first, wide = None, side is not None and side >= small.size
             if wide:
                 first = small
             elif side is not None and side * SMALL <= height and whole.whole < height:
                 first = whole
-            seen = f"{first.size if first else height} px" + (", the whole image" if first == whole else "")
+            seen = f"{first.size if first else height} px" + (
+                ", the whole image" if first == whole else ""
+            )
             found = Views(
                 (first,),
-                note="" if side is None else f"{seen}, since images have {side} px on their shorter side (median)",
+                note=""
+                if side is None
+                else f"{seen}, since images have {side} px on their shorter side (median)",
             )
             if not best and not wide:
                 return found
             try:
                 if large.size > height:
                     read([Block(FINAL, FINAL, large if best else small)])
-                    return Views((first, large), "mirror", note=found.note) if best else found
+                    return (
+                        Views((first, large), "mirror", note=found.note)
+                        if best
+                        else found
+                    )
             except ParameterError:  # a network of one size takes zooms
                 pass
-            return Views((None,), "mirror", (View(height, int(ZOOM * height)),)) if best else Views()
+            return (
+                Views((None,), "mirror", (View(height, int(ZOOM * height)),))
+                if best
+                else Views()
+            )
 
         depths, kind = len(depth_names(self.module)), "maps"
         if depths and isinstance(getattr(self.module, "num_prefix_tokens", None), int):
             # A transformer of one width has blocks of tokens, any other network stages of maps.
-            with contextlib.suppress(InputError, ParameterError):  # said by name where a recipe asks for it
-                last, earlier = read([Block("mean", -1), Block("mean", -min(3, depths))])
+            with contextlib.suppress(
+                InputError, ParameterError
+            ):  # said by name where a recipe asks for it
+                last, earlier = read(
+                    [Block("mean", -1), Block("mean", -min(3, depths))]
+                )
                 kind = "tokens" if last.shape[1] == earlier.shape[1] else "maps"
         rich = rich_blocks(kind, depths, has_class_token(self.module))
         own = View(height, height) if height == width else None
-        return resolve_recipe(recipe, read, rich, name=self.spec.name, views=views, own=own)
+        return resolve_recipe(
+            recipe, read, rich, name=self.spec.name, views=views, own=own
+        )
 
 
 def _larger(size: int, cost: float) -> int:
@@ -364,7 +466,9 @@ def _larger(size: int, cost: float) -> int:
     return max(size, int(size * cost**0.5) // STRIDE * STRIDE)
 
 
-def _read(module: nn.Module, blocks: Sequence[Block], transform: Preprocessing, images: Tensor) -> list[Tensor]:
+def _read(
+    module: nn.Module, blocks: Sequence[Block], transform: Preprocessing, images: Tensor
+) -> list[Tensor]:
     """Return blocks of images without gradients, in evaluation mode; the module's mode is left as it was."""
     training = [part for part in module.modules() if part.training]
     if training:
@@ -422,8 +526,12 @@ class TextBackbone(Backbone):
         batch : list of str
             The texts. A surrounding ``torch.autocast`` applies.
         """
-        if not isinstance(batch, (list, tuple)) or not all(isinstance(text, str) for text in batch):
-            raise InputError(f"batch must be a list of texts, got {type(batch).__name__}")
+        if not isinstance(batch, (list, tuple)) or not all(
+            isinstance(text, str) for text in batch
+        ):
+            raise InputError(
+                f"batch must be a list of texts, got {type(batch).__name__}"
+            )
         if not batch:
             return torch.zeros(0, self.n_features, device=self.device)
         return torch.cat(self._read(self.spec.blocks.parsed, list(batch)), dim=1)
@@ -433,56 +541,103 @@ class TextBackbone(Backbone):
             with torch.autocast(self.device.type, enabled=False):
                 return self._read(blocks, list(_PROBE))
 
-        return resolve_recipe(recipe, read, rich_blocks("texts", hidden_depths(self.module)), name=self.spec.name)
+        return resolve_recipe(
+            recipe,
+            read,
+            rich_blocks("texts", hidden_depths(self.module)),
+            name=self.spec.name,
+        )
 
     def _read(self, blocks: Sequence[Block], texts: list[str]) -> list[Tensor]:
         with torch.inference_mode():
-            return read_hidden_states(self.module, blocks, tokens_of(self.module, texts, self.device))
+            return read_hidden_states(
+                self.module, blocks, tokens_of(self.module, texts, self.device)
+            )
 
 
 def _text_backbone(
-    name: str, weights: str | os.PathLike[str] | None, *, device: torch.device, options: Mapping[str, Any]
+    name: str,
+    weights: str | os.PathLike[str] | None,
+    *,
+    device: torch.device,
+    options: Mapping[str, Any],
 ) -> TextBackbone:
     """Return a sentence encoder; see :func:`create_backbone`."""
     unknown = set(options) - {"max_seq_length"}
     if unknown:
-        raise ParameterError(f"options of a text backbone must be among ['max_seq_length'], got {sorted(unknown)}")
+        raise ParameterError(
+            f"options of a text backbone must be among ['max_seq_length'], got {sorted(unknown)}"
+        )
     require("sentence_transformers", extra="text", purpose="encoding texts")
     bare = name.removeprefix(PREFIX)
-    short = next((short for short, full in SHORT_NAMES.items() if bare in (short, full)), None)
+    short = next(
+        (short for short, full in SHORT_NAMES.items() if bare in (short, full)), None
+    )
     encoder, label = _load_encoder(short or bare, weights)
     if "max_seq_length" in options:
         longest = getattr(encoder, "max_seq_length", None) or 2**20
-        check_number("max_seq_length", options["max_seq_length"], low=1, high=longest, integer=True)
+        check_number(
+            "max_seq_length",
+            options["max_seq_length"],
+            low=1,
+            high=longest,
+            integer=True,
+        )
         encoder.max_seq_length = int(options["max_seq_length"])
     encoder.eval().requires_grad_(False)
-    width = int(encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False).shape[1])
+    width = int(
+        encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False).shape[1]
+    )
     # What the library calls a weight since its version 6: models outlive versions.
-    weights_hash = hash_weights(encoder, lambda name: name.replace(".auto_model.", ".model.", 1))
-    spec = BackboneSpec(short or name, "text", width, label, weights_hash, "", {}, dict(options))
+    weights_hash = hash_weights(
+        encoder, lambda name: name.replace(".auto_model.", ".model.", 1)
+    )
+    spec = BackboneSpec(
+        short or name, "text", width, label, weights_hash, "", {}, dict(options)
+    )
     return TextBackbone(encoder, spec, device)
 
 
 def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
     """Return the encoder and where its weights came from."""
-    wanted = WantedWeights(name, "text", SHORT_NAMES.get(name, name), (*FILE_NAMES, "modules.json", "config.json"))
-    label, place = locate(wanted, name if weights is None and Path(name).is_dir() else weights)
+    wanted = WantedWeights(
+        name,
+        "text",
+        SHORT_NAMES.get(name, name),
+        (*FILE_NAMES, "modules.json", "config.json"),
+    )
+    label, place = locate(
+        wanted, name if weights is None and Path(name).is_dir() else weights
+    )
     if place is None:
-        raise ParameterError(f"weights of a text backbone must be trained ones, got {weights!r}")
+        raise ParameterError(
+            f"weights of a text backbone must be trained ones, got {weights!r}"
+        )
     if isinstance(place, Path) and not place.is_dir():
-        raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {place}")
+        raise WeightsError(
+            f"weights of a text backbone must be a folder with the encoder's files, got {place}"
+        )
     from sentence_transformers import SentenceTransformer
 
-    with seeded_init(0, "text encoder"), _no_progress_bar():  # layers are filled with random numbers first
+    with (
+        seeded_init(0, "text encoder"),
+        _no_progress_bar(),
+    ):  # layers are filled with random numbers first
         try:
-            return SentenceTransformer(str(place), device="cpu", local_files_only=True), label
+            return SentenceTransformer(
+                str(place), device="cpu", local_files_only=True
+            ), label
         except Exception as error:  # a missing or damaged file is reported in many ways
             if isinstance(place, Path):
-                raise WeightsError(f"folder must hold a sentence encoder, got {place}: {error}") from error
+                raise WeightsError(
+                    f"folder must hold a sentence encoder, got {place}: {error}"
+                ) from error
         try:
             return SentenceTransformer(str(place), device="cpu"), label
         except Exception as error:
-            raise WeightsError(f"The download of {place} failed ({type(error).__name__}: {error})") from error
+            raise WeightsError(
+                f"The download of {place} failed ({type(error).__name__}: {error})"
+            ) from error
 
 
 @contextlib.contextmanager
@@ -502,28 +657,53 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _load_timm(
-    name: str, weights: str | os.PathLike[str] | None, seed: int, options: Mapping[str, Any]
+    name: str,
+    weights: str | os.PathLike[str] | None,
+    seed: int,
+    options: Mapping[str, Any],
 ) -> tuple[nn.Module, str, dict[str, Any]]:
     """Return an architecture with its weights, where they came from, and the options to be saved with a model."""
     current, config = timm_entry(name)
-    for reserved in ("num_classes", "pretrained", "in_chans", "features_only", "checkpoint_path"):
+    for reserved in (
+        "num_classes",
+        "pretrained",
+        "in_chans",
+        "features_only",
+        "checkpoint_path",
+    ):
         if reserved in options:
-            raise ParameterError(f"model options must not set {reserved}: a backbone returns features of RGB images")
+            raise ParameterError(
+                f"model options must not set {reserved}: a backbone returns features of RGB images"
+            )
     check_number("seed", seed, integer=True)
     if "img_size" in options:
         check_number("img_size", options["img_size"], low=1, integer=True)
     try:
         kept: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ParameterError(f"model options must be plain values, got {dict(options)}: {error}") from error
-    repository, file = (getattr(config, key, None) or "" for key in ("hf_hub_id", "hf_hub_filename"))
-    wanted = WantedWeights(current, "image", repository, (file,) if file else FILE_NAMES)
+        raise ParameterError(
+            f"model options must be plain values, got {dict(options)}: {error}"
+        ) from error
+    repository, file = (
+        getattr(config, key, None) or "" for key in ("hf_hub_id", "hf_hub_filename")
+    )
+    wanted = WantedWeights(
+        current, "image", repository, (file,) if file else FILE_NAMES
+    )
     origin, place = locate(wanted, weights)
     try:
         with seeded_init(seed, "backbone", current):
             module = _timm_model(current, options).eval().requires_grad_(False)
-    except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
-        raise ParameterError(f"model options must fit {current}, got {dict(options)}: {error}") from error
+    except (
+        TypeError,
+        ValueError,
+        AssertionError,
+        RuntimeError,
+        AttributeError,
+    ) as error:
+        raise ParameterError(
+            f"model options must fit {current}, got {dict(options)}: {error}"
+        ) from error
     if place is None:
         kept["seed"] = seed
     else:
@@ -541,7 +721,9 @@ def timm_entry(name: str) -> tuple[str, Any]:
     """
     import timm
 
-    old: Mapping[str, str | None] = getattr(timm.models, "get_deprecated_models", dict)()
+    old: Mapping[str, str | None] = getattr(
+        timm.models, "get_deprecated_models", dict
+    )()
     current = str(old.get(name) or name)
     with contextlib.suppress(RuntimeError):  # the architecture is known, the tag is not
         # A name with other characters could be a path or an address, which timm would go and fetch.
@@ -601,21 +783,34 @@ def check_buildable(name: str, options: Mapping[str, Any]) -> None:
         limit = MOST_BLOCKS if "depth" in key or "layer" in key else LARGEST_OPTION
         parts = value if isinstance(value, list) else [value]
         if len(parts) > MOST_BLOCKS:
-            raise FileFormatError(f"option {key!r} of {name} must have at most {MOST_BLOCKS} parts, got {len(parts)}")
+            raise FileFormatError(
+                f"option {key!r} of {name} must have at most {MOST_BLOCKS} parts, got {len(parts)}"
+            )
         for part in parts:
-            if isinstance(part, (int, float)) and not isinstance(part, bool) and not abs(part) <= limit:
-                raise FileFormatError(f"option {key!r} of {name} must be at most {limit}, got {part}")
+            if (
+                isinstance(part, (int, float))
+                and not isinstance(part, bool)
+                and not abs(part) <= limit
+            ):
+                raise FileFormatError(
+                    f"option {key!r} of {name} must be at most {limit}, got {part}"
+                )
     try:
         with torch.device("meta"):
             networks = [_timm_model(name, given) for given in ({}, options)]
     except Exception as error:  # what is wrong with the options is said, in better words, where it is built
-        if isinstance(error, RuntimeError) and "meta" in str(error):  # nobody knows how large it would be
+        if isinstance(error, RuntimeError) and "meta" in str(
+            error
+        ):  # nobody knows how large it would be
             raise FileFormatError(
                 f"options of {name} must be such that its size is known before it is built, which it is not with this "
                 "version of timm"
             ) from error
         return
-    own, asked = (sum(parameter.numel() for parameter in network.parameters()) for network in networks)
+    own, asked = (
+        sum(parameter.numel() for parameter in network.parameters())
+        for network in networks
+    )
     if asked > 2 * own + _FREE_PARAMETERS:
         raise FileFormatError(
             f"options of {name} must leave it a network of its size, got {asked:,} parameters instead of {own:,}"

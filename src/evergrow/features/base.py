@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.record import NOTHING, Between, Extra, from_values, require, to_values
+from evergrow.core.record import (
+    NOTHING,
+    Between,
+    Extra,
+    from_values,
+    require,
+    to_values,
+)
 from evergrow.data.items import Kind
 
 if TYPE_CHECKING:
@@ -59,14 +66,18 @@ class View(NamedTuple):
     def parse(cls, text: str) -> Self:
         """Return the view that a text such as ``"320"`` or ``"64of72"`` stands for."""
         found = _VIEW.fullmatch(text)
-        if found is None or not all(1 <= int(part) <= _LARGEST for part in found.groups() if part):
+        if found is None or not all(
+            1 <= int(part) <= _LARGEST for part in found.groups() if part
+        ):
             raise ParameterError(
                 f"view must be a size such as 320 or a zoom such as 64of72, of 1 to {_LARGEST} pixels, got {text!r}"
             )
         return cls(int(found[1]), int(found[2] or found[1]))
 
     def __str__(self) -> str:
-        return str(self.size) if self.size == self.whole else f"{self.size}of{self.whole}"
+        return (
+            str(self.size) if self.size == self.whole else f"{self.size}of{self.whole}"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,10 +117,23 @@ class Block:
     @classmethod
     def parse(cls, text: Any) -> Self:
         """Return the block that a text such as ``"final"``, ``"cls@-1"`` or ``"mean@layer3@320:mirror"`` stands for."""
-        body, colon, side = text.partition(":") if isinstance(text, str) else ("", "", "")
+        body, colon, side = (
+            text.partition(":") if isinstance(text, str) else ("", "", "")
+        )
         pooling, *rest = body.split("@")
-        place = FINAL if pooling == FINAL else rest.pop(0) if rest and pooling in POOLINGS else ""
-        if not place or place.strip() != place or len(rest) > 1 or (colon and side not in ("mirror", "flipped")):
+        place = (
+            FINAL
+            if pooling == FINAL
+            else rest.pop(0)
+            if rest and pooling in POOLINGS
+            else ""
+        )
+        if (
+            not place
+            or place.strip() != place
+            or len(rest) > 1
+            or (colon and side not in ("mirror", "flipped"))
+        ):
             raise ParameterError(
                 f"block must be 'final' or POOLING@PLACE, with a pooling of {', '.join(POOLINGS)} and a place such as "
                 f"-1 for the last depth, final or the name of a submodule, perhaps with @VIEW and :mirror, got {text!r}"
@@ -120,16 +144,30 @@ class Block:
     def seen(self, text: str = "") -> Self:
         """Return the block at views such as ``"320"`` or ``"64~64of80"``; the first may be left out for the own one."""
         first, *more = text.split("~")
-        return replace(self, view=View.parse(first) if first else None, also=tuple(map(View.parse, more)))
+        return replace(
+            self,
+            view=View.parse(first) if first else None,
+            also=tuple(map(View.parse, more)),
+        )
 
     @property
     def read_as(self) -> tuple[Self, ...]:
         """The blocks that passes of the network give: one for each view, of the image and of its mirror image."""
-        sides: tuple[Side, ...] = ("", "flipped") if self.side == "mirror" else (self.side,)
-        return tuple(replace(self, view=view, side=side, also=()) for view in (self.view, *self.also) for side in sides)
+        sides: tuple[Side, ...] = (
+            ("", "flipped") if self.side == "mirror" else (self.side,)
+        )
+        return tuple(
+            replace(self, view=view, side=side, also=())
+            for view in (self.view, *self.also)
+            for side in sides
+        )
 
     def __str__(self) -> str:
-        place = self.pooling if self.pooling in (FINAL, *RECIPES) else f"{self.pooling}@{self.place}"
+        place = (
+            self.pooling
+            if self.pooling in (FINAL, *RECIPES)
+            else f"{self.pooling}@{self.place}"
+        )
         views = "~".join([str(self.view or ""), *map(str, self.also)])
         return f"{place}{f'@{views}' if views else ''}{f':{self.side}' if self.side else ''}"
 
@@ -165,9 +203,15 @@ class FeatureRecipe:
 
     def check(self) -> None:
         """Raise unless a recipe out of a file is one."""
-        require(1 <= len(self.blocks) <= _MOST, f"it has {len(self.blocks)} blocks instead of 1 to {_MOST}")
+        require(
+            1 <= len(self.blocks) <= _MOST,
+            f"it has {len(self.blocks)} blocks instead of 1 to {_MOST}",
+        )
         _check_different(self.parsed, "recipe")
-        require(len(self.widths) == len(self.blocks) and all(self.widths), "its blocks have no widths")
+        require(
+            len(self.widths) == len(self.blocks) and all(self.widths),
+            "its blocks have no widths",
+        )
 
     @cached_property
     def parsed(self) -> tuple[Block, ...]:
@@ -183,26 +227,40 @@ class FeatureRecipe:
     def passes(self) -> FeatureRecipe:
         """What is computed and kept: the blocks of an image and of its mirror image apart."""
         widths = {
-            str(part): width for block, width in zip(self.parsed, self.widths, strict=True) for part in block.read_as
+            str(part): width
+            for block, width in zip(self.parsed, self.widths, strict=True)
+            for part in block.read_as
         }
         return FeatureRecipe(tuple(widths), tuple(widths.values()))
 
     def without(self, names: Sequence[str]) -> FeatureRecipe | None:
         """Return the other blocks; None where none is left."""
-        kept = {name: width for name, width in zip(self.blocks, self.widths, strict=True) if name not in names}
+        kept = {
+            name: width
+            for name, width in zip(self.blocks, self.widths, strict=True)
+            if name not in names
+        }
         return FeatureRecipe(tuple(kept), tuple(kept.values())) if kept else None
 
     def vectors(self, blocks: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
         """Return feature vectors out of the blocks of :attr:`passes`; several views or sides are averaged."""
         read = [[blocks[str(part)] for part in block.read_as] for block in self.parsed]
-        return np.concatenate([parts[0] if len(parts) == 1 else sum(parts) / len(parts) for parts in read], axis=1)
+        return np.concatenate(
+            [
+                parts[0] if len(parts) == 1 else sum(parts) / len(parts)
+                for parts in read
+            ],
+            axis=1,
+        )
 
     def __str__(self) -> str:
         return ", ".join(self.blocks)
 
 
 def _check_different(blocks: Sequence[Block], name: str) -> None:
-    twice = next((block for place, block in enumerate(blocks) if block in blocks[:place]), None)
+    twice = next(
+        (block for place, block in enumerate(blocks) if block in blocks[:place]), None
+    )
     if twice is not None:
         raise ParameterError(f"blocks of {name} must differ, got {str(twice)!r} twice")
 
@@ -210,21 +268,31 @@ def _check_different(blocks: Sequence[Block], name: str) -> None:
 def _entries(recipe: Any, name: str) -> list[Block]:
     """Return the blocks of a recipe, names among them, or raise :class:`ParameterError`."""
     texts = recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe
-    texts = [part.strip() for part in texts.split(",")] if isinstance(texts, str) else texts
+    texts = (
+        [part.strip() for part in texts.split(",")] if isinstance(texts, str) else texts
+    )
     if not isinstance(texts, Sequence) or not 1 <= len(texts) <= _MOST:
-        raise ParameterError(f"{name} must be a list of 1 to {_MOST} blocks, got {recipe!r}")
+        raise ParameterError(
+            f"{name} must be a list of 1 to {_MOST} blocks, got {recipe!r}"
+        )
     found: list[Block] = []
     for text in texts:
         body, colon, side = str(text).partition(":")
         head, *rest = body.split("@")
         if head in RECIPES:
             plain = head not in ("auto", "best")
-            if len(rest) > 1 or (colon and side != "mirror") or not (plain or body + colon == head):
+            if (
+                len(rest) > 1
+                or (colon and side != "mirror")
+                or not (plain or body + colon == head)
+            ):
                 raise ParameterError(
                     f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' and 'best', got {text!r}"
                 )
             name_at = Block(head, FINAL, side=cast("Side", side))
-            found += [name_at.seen(views) for views in (rest[0].split("+") if rest else [""])]
+            found += [
+                name_at.seen(views) for views in (rest[0].split("+") if rest else [""])
+            ]
         elif head not in (*POOLINGS, FINAL) and isinstance(recipe, str):
             raise ParameterError(
                 f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as 'final,mean@-2', got {recipe!r}"
@@ -232,7 +300,10 @@ def _entries(recipe: Any, name: str) -> list[Block]:
         else:
             several = rest.pop().split("+") if "+" in body else [None]
             what = "@".join([head, *rest])
-            found += [Block.parse(text if view is None else f"{what}@{view}{colon}{side}") for view in several]
+            found += [
+                Block.parse(text if view is None else f"{what}@{view}{colon}{side}")
+                for view in several
+            ]
     _check_different(found, name)
     return found
 
@@ -316,8 +387,15 @@ def resolve_recipe(
                 note = chosen.note
         side = chosen.side if entry.pooling == "best" else entry.side
         for view in chosen.seen:
-            at = replace(names[0], view=None if view == own else view, also=chosen.also, side=side)
-            wanted += [replace(at, pooling=block.pooling, place=block.place) for block in names]
+            at = replace(
+                names[0],
+                view=None if view == own else view,
+                also=chosen.also,
+                side=side,
+            )
+            wanted += [
+                replace(at, pooling=block.pooling, place=block.place) for block in names
+            ]
     _check_different(wanted, "recipe")
     blocks = tuple(wanted)
 
@@ -325,7 +403,9 @@ def resolve_recipe(
         values = read(blocks)
         for block, value in zip(blocks, values, strict=True):
             if value.ndim != 2 or not value.shape[1]:
-                raise InputError(f"block {str(block)!r} must be one vector per sample, got shape {tuple(value.shape)}")
+                raise InputError(
+                    f"block {str(block)!r} must be one vector per sample, got shape {tuple(value.shape)}"
+                )
         return values
 
     def is_readable(block: Block) -> bool:
@@ -339,28 +419,49 @@ def resolve_recipe(
     else:
         try:
             values = vectors(blocks)
-        except (InputError, ParameterError):  # a block that cannot be read here is left out
-            blocks = tuple(block for block in blocks if block.pooling == FINAL or is_readable(block))
+        except (
+            InputError,
+            ParameterError,
+        ):  # a block that cannot be read here is left out
+            blocks = tuple(
+                block
+                for block in blocks
+                if block.pooling == FINAL or is_readable(block)
+            )
             values = vectors(blocks)
         kept = {}
         for block, value in zip(blocks, values, strict=True):
             place = replace(block, pooling=FINAL, place=FINAL)
-            alike = (kept[other] for other in kept if replace(other, pooling=FINAL, place=FINAL) == place)
+            alike = (
+                kept[other]
+                for other in kept
+                if replace(other, pooling=FINAL, place=FINAL) == place
+            )
             if not any(_say_the_same(value, other) for other in alike):
                 kept[block] = value
-        if all(block.pooling == FINAL for block in kept) and recipe not in ("auto", "fast"):
+        if all(block.pooling == FINAL for block in kept) and recipe not in (
+            "auto",
+            "fast",
+        ):
             raise ParameterError(
                 f"recipe must be 'fast' or a list of blocks at named submodules, since no depth of {name} can be read, "
                 f"got {recipe!r}"
             )
-    return FeatureRecipe(tuple(map(str, kept)), tuple(int(value.shape[1]) for value in kept.values()), note)
+    return FeatureRecipe(
+        tuple(map(str, kept)),
+        tuple(int(value.shape[1]) for value in kept.values()),
+        note,
+    )
 
 
 def _say_the_same(one: Tensor, other: Tensor) -> bool:
     """Return whether two blocks point the same way for every sample, so that the second adds nothing."""
     if one.shape != other.shape:
         return False
-    one, other = (value.double() / value.double().norm(dim=1, keepdim=True).clamp_min(1e-12) for value in (one, other))
+    one, other = (
+        value.double() / value.double().norm(dim=1, keepdim=True).clamp_min(1e-12)
+        for value in (one, other)
+    )
     return bool((one - other).norm(dim=1).max() <= _SAME)
 
 
@@ -377,7 +478,11 @@ def rich_blocks(kind: str, depths: int, class_token: bool = False) -> list[Block
         Whether it has a class token.
     """
     poolings = ("cls", "mean") if kind == "tokens" and class_token else ("mean",)
-    last = [Block(pooling, -depth) for depth in range(1, min(3, depths) + 1) for pooling in poolings]
+    last = [
+        Block(pooling, -depth)
+        for depth in range(1, min(3, depths) + 1)
+        for pooling in poolings
+    ]
     more = ("max", "cls", "spread") if kind == "texts" and depths else ()
     return [Block(FINAL, FINAL), *last, *(Block(pooling, -1) for pooling in more)]
 
@@ -428,12 +533,24 @@ class BackboneSpec:
     @property
     def blocks(self) -> FeatureRecipe:
         """The blocks of a feature vector, be it a single one."""
-        return FeatureRecipe((FINAL,), (self.n_features,)) if self.recipe is None else self.recipe
+        return (
+            FeatureRecipe((FINAL,), (self.n_features,))
+            if self.recipe is None
+            else self.recipe
+        )
 
     def decisive(self) -> dict[str, Any]:
         """Return all fields that decide the features, as plain values; the source of the weights is not among them."""
-        plain = self if self.recipe is None else replace(self, recipe=replace(self.recipe, note=""))
-        return {name: value for name, value in plain.to_dict().items() if name not in ("weights", *self.extra.values)}
+        plain = (
+            self
+            if self.recipe is None
+            else replace(self, recipe=replace(self.recipe, note=""))
+        )
+        return {
+            name: value
+            for name, value in plain.to_dict().items()
+            if name not in ("weights", *self.extra.values)
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description as plain values."""
@@ -446,7 +563,10 @@ class BackboneSpec:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where the description contradicts itself."""
-        require(self.recipe is None or self.recipe.n_features == self.n_features, "its recipe has another width")
+        require(
+            self.recipe is None or self.recipe.n_features == self.n_features,
+            "its recipe has another width",
+        )
 
 
 class Backbone(ABC):
@@ -509,7 +629,9 @@ class Backbone(ABC):
             return self
         twin = copy.copy(self)
         own = recipe.blocks == (FINAL,) and not recipe.note
-        twin.spec = replace(self.spec, recipe=None if own else recipe, n_features=recipe.n_features)
+        twin.spec = replace(
+            self.spec, recipe=None if own else recipe, n_features=recipe.n_features
+        )
         return twin
 
     def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:

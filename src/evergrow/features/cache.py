@@ -76,7 +76,9 @@ def default_root() -> Path:
     >>> del os.environ["EVERGROW_CACHE"]
     """
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get(VARIABLE) or os.path.join(shared, "evergrow")).expanduser()
+    return Path(
+        os.environ.get(VARIABLE) or os.path.join(shared, "evergrow")
+    ).expanduser()
 
 
 def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
@@ -100,7 +102,11 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
     >>> feature_key("00", spec, "auto") == feature_key("01", spec, "auto")
     False
     """
-    decisive = {name: value for name, value in spec.decisive().items() if name not in ("recipe", "n_features")}
+    decisive = {
+        name: value
+        for name, value in spec.decisive().items()
+        if name not in ("recipe", "n_features")
+    }
     text = json.dumps([_FORMAT, stamp, decisive, policy], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -133,12 +139,17 @@ class Chunk(ChunkHead):
         Items that went through the backbone in this call.
     """
 
-    blocks: dict[str, Annotated[NDArray[np.float32], Spec(("n", None), dtype="float32")]] = field(default_factory=dict)
+    blocks: dict[
+        str, Annotated[NDArray[np.float32], Spec(("n", None), dtype="float32")]
+    ] = field(default_factory=dict)
     computed: int = field(default=0, metadata=UNWRITTEN)
 
     def check(self) -> None:
         """Raise unless the blocks have the stated names."""
-        require(sorted(self.names) == sorted(self.blocks), "its blocks are not those that it names")
+        require(
+            sorted(self.names) == sorted(self.blocks),
+            "its blocks are not those that it names",
+        )
 
     def joined(self, other: Chunk) -> Chunk:
         """Return all blocks of two chunks of the same items; if the two do not match, the first chunk."""
@@ -190,35 +201,52 @@ class CacheEntry:
             lock.acquire(timeout=0)
         except Timeout as error:
             if not wait:
-                raise BusyError(f"{self.folder} is being written by another process") from error
-            _LOG.warning("waiting for another process that computes the same features (%s)", self.folder.name[:12])
+                raise BusyError(
+                    f"{self.folder} is being written by another process"
+                ) from error
+            _LOG.warning(
+                "waiting for another process that computes the same features (%s)",
+                self.folder.name[:12],
+            )
             lock.acquire()
         try:
             yield
         finally:
             if self.folder.is_dir() and not self.chunks():
                 shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # a waiting process computes, at worst, the same again
+            with suppress(
+                OSError
+            ):  # a waiting process computes, at worst, the same again
                 Path(lock.lock_file).unlink()
             lock.release()
 
     def begin(self, about: CacheInfo) -> None:
         """Create the folder and its ``meta.json``; partial files of a killed process are removed."""
         if self.folder.is_symlink():
-            raise OSError(f"{self.folder} is a link; the cache writes to folders of its own only")
+            raise OSError(
+                f"{self.folder} is a link; the cache writes to folders of its own only"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
         if not (self.folder / _META).is_file():
             with atomic_path(self.folder / _META) as path:
-                path.write_text(json.dumps(to_values(about), indent=1) + "\n", encoding="utf-8")
+                path.write_text(
+                    json.dumps(to_values(about), indent=1) + "\n", encoding="utf-8"
+                )
 
     def info(self) -> CacheInfo:
         """Return its description, or raise :class:`FileNotFoundError` if there is no such entry."""
         about, path = CacheInfo(), self.folder / _META
-        if path.is_file() and not path.is_symlink():  # opening a pipe would wait for its writer
+        if (
+            path.is_file() and not path.is_symlink()
+        ):  # opening a pipe would wait for its writer
             with suppress(FileFormatError, OSError):  # a damaged one only tells less
-                about = from_values(CacheInfo, parse_json(path.read_bytes(), _META), _META)
-        size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(self.folder))
+                about = from_values(
+                    CacheInfo, parse_json(path.read_bytes(), _META), _META
+                )
+        size = sum(
+            item.stat(follow_symlinks=False).st_size for item in os.scandir(self.folder)
+        )
         age = max(time.time() - self.folder.stat().st_mtime, 0.0)
         return replace(about, key=self.folder.name, bytes=size, age_seconds=age)
 
@@ -249,12 +277,20 @@ class CacheEntry:
             stored = read_record(Chunk, path)
             wrong = [failure.row for failure in stored.failures]
             if wrong != sorted(set(wrong) & set(rows)):
-                raise FileFormatError(f"{path.name} has failures that are not those of its rows")
-            if any(len(block) != len(rows) - len(wrong) for block in stored.blocks.values()):
-                raise FileFormatError(f"{path.name} has features of another number of items than it is about")
+                raise FileFormatError(
+                    f"{path.name} has failures that are not those of its rows"
+                )
+            if any(
+                len(block) != len(rows) - len(wrong) for block in stored.blocks.values()
+            ):
+                raise FileFormatError(
+                    f"{path.name} has features of another number of items than it is about"
+                )
             for name, width in zip(recipe.blocks, recipe.widths, strict=True):
                 if name in stored.blocks and stored.blocks[name].shape[1] != width:
-                    raise FileFormatError(f"{path.name} has a block {name} that is not {width} columns wide")
+                    raise FileFormatError(
+                        f"{path.name} has a block {name} that is not {width} columns wide"
+                    )
             return stored
         return None
 
@@ -286,12 +322,18 @@ class CacheEntry:
             raise
         except FileFormatError as error:
             name = self.folder.name[:12]
-            warnings.warn(f"Cached features {name} are computed again, damaged: {error}", CacheWarning, stacklevel=3)
+            warnings.warn(
+                f"Cached features {name} are computed again, damaged: {error}",
+                CacheWarning,
+                stacklevel=3,
+            )
 
 
 def _check_file(path: Path) -> None:
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
-        raise FileFormatError(f"{path.name} of a cache entry must be a file of at most {_LARGEST:,} bytes")
+        raise FileFormatError(
+            f"{path.name} of a cache entry must be a file of at most {_LARGEST:,} bytes"
+        )
 
 
 def _head(path: Path) -> ChunkHead:
@@ -336,8 +378,14 @@ class CacheInfo:
     def of(cls, items: Items, spec: BackboneSpec) -> CacheInfo:
         """Return the contents of ``meta.json``: no path of this machine, and no text."""
         prefix, colon, place = spec.name.rpartition(":")
-        name = f"{prefix}{colon}{Path(place).name}" if Path(place).is_absolute() else spec.name
-        return cls(items.kind, len(items), items.name(0) if items.kind == "image" else "", name)
+        name = (
+            f"{prefix}{colon}{Path(place).name}"
+            if Path(place).is_absolute()
+            else spec.name
+        )
+        return cls(
+            items.kind, len(items), items.name(0) if items.kind == "image" else "", name
+        )
 
 
 class FeatureCache:
@@ -367,11 +415,17 @@ class FeatureCache:
     def list(self) -> list[CacheInfo]:
         """Return the descriptions of all entries, the newest first; other folders, and links, are not touched."""
         try:
-            found = [item.name for item in os.scandir(self.root) if item.is_dir(follow_symlinks=False)]
+            found = [
+                item.name
+                for item in os.scandir(self.root)
+                if item.is_dir(follow_symlinks=False)
+            ]
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise ParameterError(f"cache must be a readable folder, got {self.root}: {error}") from error
+            raise ParameterError(
+                f"cache must be a readable folder, got {self.root}: {error}"
+            ) from error
         infos = []
         for name in filter(_KEY.fullmatch, found):
             with suppress(FileNotFoundError):  # removed meanwhile

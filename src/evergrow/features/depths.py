@@ -41,21 +41,33 @@ def depth_names(module: nn.Module) -> list[str]:
         parts = getattr(module, name, None)
         if not isinstance(parts, (nn.Sequential, nn.ModuleList)) or len(parts) < 2:
             continue
-        if not any(isinstance(part, nn.ModuleList) for part in parts):  # which are never called themselves
+        if not any(
+            isinstance(part, nn.ModuleList) for part in parts
+        ):  # which are never called themselves
             return [f"{name}.{place}" for place in range(len(parts))]
     for names in _NUMBERED:
         if all(isinstance(getattr(module, name, None), nn.Module) for name in names):
             return list(names)
-    return [name for name in _stage_widths(module) if not name.startswith("head") and _has_submodule(module, name)]
+    return [
+        name
+        for name in _stage_widths(module)
+        if not name.startswith("head") and _has_submodule(module, name)
+    ]
 
 
 def _stage_widths(module: nn.Module) -> dict[str, int]:
     """Return the channels of timm's own list of stages, by the name of their module."""
     info: Any = getattr(module, "feature_info", None)
     entries = getattr(info, "info", info)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) for entry in entries
+    ):
         return {}
-    return {str(entry["module"]): int(entry["num_chs"]) for entry in entries if {"module", "num_chs"} <= set(entry)}
+    return {
+        str(entry["module"]): int(entry["num_chs"])
+        for entry in entries
+        if {"module", "num_chs"} <= set(entry)
+    }
 
 
 def _has_submodule(module: nn.Module, name: str) -> bool:
@@ -68,10 +80,14 @@ def _has_submodule(module: nn.Module, name: str) -> bool:
 def has_class_token(module: nn.Module) -> bool:
     """Return whether the first token of a plain transformer is a class token."""
     # Where the token lies among the embeddings, a flag tells.
-    return getattr(module, "cls_token", None) is not None or bool(getattr(module, "has_class_token", False))
+    return getattr(module, "cls_token", None) is not None or bool(
+        getattr(module, "has_class_token", False)
+    )
 
 
-def read_views(module: nn.Module, blocks: Sequence[Block], transform: Preprocessing, images: Tensor) -> list[Tensor]:
+def read_views(
+    module: nn.Module, blocks: Sequence[Block], transform: Preprocessing, images: Tensor
+) -> list[Tensor]:
     """Return blocks (n, width) of a batch, in float32, from one pass of the network for each view.
 
     Parameters
@@ -91,20 +107,31 @@ def read_views(module: nn.Module, blocks: Sequence[Block], transform: Preprocess
     for view, (part, columns) in zip(views, transform.cuts(), strict=True):
         mine = [half for half in halves if half.view == view]
         seen = images if len(views) == 1 else images[:, :, : part.size[0], columns]
-        sides = [side for side in ("", "flipped") if any(half.side == side for half in mine)]
+        sides = [
+            side for side in ("", "flipped") if any(half.side == side for half in mine)
+        ]
         turned = [seen.flip(-1) if side else seen for side in sides]
         batch = turned[0] if len(turned) == 1 else torch.cat(turned)
         depths = list(dict.fromkeys(replace(half, view=None, side="") for half in mine))
-        for depth, values in zip(depths, read_depths(module, depths, batch), strict=True):
+        for depth, values in zip(
+            depths, read_depths(module, depths, batch), strict=True
+        ):
             for place, side in enumerate(sides):
-                rows = slice(place * seen.shape[0], (place + 1) * seen.shape[0])  # not len(): exporters keep it open
+                rows = slice(
+                    place * seen.shape[0], (place + 1) * seen.shape[0]
+                )  # not len(): exporters keep it open
                 half = values if len(sides) == 1 else values[rows]
                 read[replace(depth, view=view, side=side)] = half  # type: ignore[arg-type]
     parts = [[read[half] for half in block.read_as] for block in blocks]
-    return [part[0] if len(part) == 1 else torch.stack(part).sum(dim=0) / len(part) for part in parts]
+    return [
+        part[0] if len(part) == 1 else torch.stack(part).sum(dim=0) / len(part)
+        for part in parts
+    ]
 
 
-def read_depths(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> list[Tensor]:
+def read_depths(
+    module: nn.Module, blocks: Sequence[Block], images: Tensor
+) -> list[Tensor]:
     """Return blocks (n, width) of a batch, in float32, from one pass of the network.
 
     Parameters
@@ -141,7 +168,9 @@ def read_depths(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> l
         if block.pooling != FINAL:
             sites.setdefault(_site(module, depths, block), []).append(block)
     read: dict[Block, Tensor] = {}
-    tokens: list[int] = []  # of an image at the first block, before any tuner appends its own
+    tokens: list[
+        int
+    ] = []  # of an image at the first block, before any tuner appends its own
     thread = threading.get_ident()
 
     def count(part: nn.Module, args: tuple[Any, ...]) -> None:
@@ -153,17 +182,31 @@ def read_depths(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> l
             return
         first = sites[name][0]
         if first in read:
-            raise InputError(f"block {str(first)!r} must be computed once in a pass, got a place reached twice")
+            raise InputError(
+                f"block {str(first)!r} must be computed once in a pass, got a place reached twice"
+            )
         if name in depths and isinstance(output, (tuple, list)) and output:
-            output = output[0]  # of timm's blocks the first is what the next one goes on with
-        if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4) or output.shape[0] != images.shape[0]:
-            what = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            output = output[
+                0
+            ]  # of timm's blocks the first is what the next one goes on with
+        if (
+            not isinstance(output, Tensor)
+            or output.ndim not in (2, 3, 4)
+            or output.shape[0] != images.shape[0]
+        ):
+            what = (
+                f"shape {tuple(output.shape)}"
+                if isinstance(output, Tensor)
+                else type(output).__name__
+            )
             raise InputError(
                 f"block {str(first)!r} must be read at a submodule that returns a tensor (n, positions, channels) or "
                 f"(n, channels, height, width), got {what} from {name}"
             )
         if name in depths and output.ndim == 3 and tokens:
-            output = output[:, : tokens[-1]]  # a tuner's prompts run behind the tokens of the image
+            output = output[
+                :, : tokens[-1]
+            ]  # a tuner's prompts run behind the tokens of the image
         rows = _positions(module, name, output, normed=name in depths)
         for block in sites[name]:
             read[block] = _pooled(module, block, rows, prefix if name in depths else 0)
@@ -171,23 +214,39 @@ def read_depths(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> l
     handles = []
     try:
         if sites and depths and isinstance(prefix, int):
-            handles.append(module.get_submodule(depths[0]).register_forward_pre_hook(count, prepend=True))
+            handles.append(
+                module.get_submodule(depths[0]).register_forward_pre_hook(
+                    count, prepend=True
+                )
+            )
         for name in sites:
             site = module.get_submodule(name)
             if name in _POOLS:  # what goes into it is the map
-                handles.append(site.register_forward_pre_hook(lambda part, args, name=name: take(name, args[0])))
+                handles.append(
+                    site.register_forward_pre_hook(
+                        lambda part, args, name=name: take(name, args[0])
+                    )
+                )
             else:
-                handles.append(site.register_forward_hook(lambda part, args, output, name=name: take(name, output)))
+                handles.append(
+                    site.register_forward_hook(
+                        lambda part, args, output, name=name: take(name, output)
+                    )
+                )
         output = module(images)
     finally:
         for handle in handles:
             handle.remove()
     if not isinstance(output, Tensor):
-        raise InputError(f"module must return a tensor (n, d), got {type(output).__name__}")
+        raise InputError(
+            f"module must return a tensor (n, d), got {type(output).__name__}"
+        )
     read[Block(FINAL, FINAL)] = output.float()
     missing = next((block for block in blocks if block not in read), None)
     if missing is not None:
-        raise InputError(f"block {str(missing)!r} must be computed in a pass, but its place was never reached")
+        raise InputError(
+            f"block {str(missing)!r} must be computed in a pass, but its place was never reached"
+        )
     return [read[block] for block in blocks]
 
 
@@ -200,7 +259,9 @@ def _site(module: nn.Module, depths: list[str], block: Block) -> str:
         there = f"{network} has none that is known; name a submodule instead, as in mean@features.3"
         if depths:
             there = f"{network} has -1 ({depths[-1]}) to -{len(depths)} ({depths[0]})"
-        raise ParameterError(f"block must be read at a depth of the network, got {str(block)!r}: {there}")
+        raise ParameterError(
+            f"block must be read at a depth of the network, got {str(block)!r}: {there}"
+        )
     if place == FINAL:  # its own pooling layer, or the last block of a transformer
         found = [name for name in _POOLS if _has_submodule(module, name)] + depths[-1:]
         if not found:
@@ -224,11 +285,17 @@ def _positions(module: nn.Module, name: str, output: Tensor, *, normed: bool) ->
     """
     if output.ndim == 2:
         return output.unsqueeze(1).float()
-    last = output.ndim == 3  # whether channels come last, as in tokens and in the maps of windowed transformers
+    last = (
+        output.ndim == 3
+    )  # whether channels come last, as in tokens and in the maps of windowed transformers
     if not last:
         width = _stage_widths(module).get(name)
-        last = str(getattr(module, "output_fmt", "")).rpartition(".")[2].upper() == "NHWC"
-        last = last or (width is not None and output.shape[1] != width == output.shape[3])
+        last = (
+            str(getattr(module, "output_fmt", "")).rpartition(".")[2].upper() == "NHWC"
+        )
+        last = last or (
+            width is not None and output.shape[1] != width == output.shape[3]
+        )
     norm = getattr(module, "norm", None)
     weight = getattr(norm, "weight", None)
     if normed and isinstance(norm, nn.Module) and isinstance(weight, Tensor):
@@ -276,12 +343,18 @@ def pool_positions(pooling: str, rows: Tensor, mask: Tensor | None = None) -> Te
     if mask is None:
         if pooling == "mean":
             return rows.mean(dim=1)
-        return rows.amax(dim=1) if pooling == "max" else rows.var(dim=1, correction=0).sqrt()
+        return (
+            rows.amax(dim=1)
+            if pooling == "max"
+            else rows.var(dim=1, correction=0).sqrt()
+        )
     counted = mask.bool().unsqueeze(2)
     total = counted.sum(dim=1).clamp_min(1)
     if pooling == "max":
         empty = ~counted.any(dim=1)
-        return rows.masked_fill(~counted, -torch.inf).amax(dim=1).masked_fill(empty, 0.0)
+        return (
+            rows.masked_fill(~counted, -torch.inf).amax(dim=1).masked_fill(empty, 0.0)
+        )
     mean = rows.masked_fill(~counted, 0.0).sum(dim=1) / total
     if pooling == "mean":
         return mean
@@ -299,7 +372,9 @@ def _transformer(encoder: nn.Module) -> Any:
 
 def hidden_depths(encoder: nn.Module) -> int:
     """Return how many hidden states a sentence encoder has after its embeddings; 0 where that is not known."""
-    count = getattr(getattr(_transformer(encoder), "config", None), "num_hidden_layers", None)
+    count = getattr(
+        getattr(_transformer(encoder), "config", None), "num_hidden_layers", None
+    )
     return count if isinstance(count, int) else 0
 
 
@@ -326,10 +401,15 @@ def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str,
         tokens = encoder.preprocess(texts, prompt=prompt or None)
     else:  # before version 6 of the library
         tokens = encoder.tokenize([f"{prompt}{text}" for text in texts])
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in tokens.items()}
+    return {
+        key: value.to(device) if isinstance(value, Tensor) else value
+        for key, value in tokens.items()
+    }
 
 
-def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, Any]) -> list[Tensor]:
+def read_hidden_states(
+    encoder: Any, blocks: Sequence[Block], tokens: dict[str, Any]
+) -> list[Tensor]:
     """Return blocks (n, width) of a batch of tokens, in float32, from one pass; padding never counts.
 
     Parameters
@@ -346,11 +426,16 @@ def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, 
     ParameterError
         If the encoder lacks a depth that is asked for; the message says what there is.
     """
-    depths, mask = hidden_depths(encoder), tokens.get("attention_mask")  # embeddings without a transformer have none
+    depths, mask = (
+        hidden_depths(encoder),
+        tokens.get("attention_mask"),
+    )  # embeddings without a transformer have none
     places = [-1 if block.place == FINAL else block.place for block in blocks]
     for block, place in zip(blocks, places, strict=True):
         if block.view is not None or block.also or block.side:
-            raise ParameterError(f"views and mirror images are for images, got {str(block)!r} for texts")
+            raise ParameterError(
+                f"views and mirror images are for images, got {str(block)!r} for texts"
+            )
         if block.pooling != FINAL and (not isinstance(place, int) or -place > depths):
             raise ParameterError(
                 f"block of a sentence encoder must be cls, mean, max or spread at a hidden state, which here are "
@@ -362,16 +447,42 @@ def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, 
     layers, read = output.get("all_layer_embeddings") or (), []
     for block, place in zip(blocks, places, strict=True):
         if block.pooling == FINAL:
-            read.append(output["sentence_embedding"][:, : getattr(encoder, "truncate_dim", None)].float())
+            read.append(
+                output["sentence_embedding"][
+                    :, : getattr(encoder, "truncate_dim", None)
+                ].float()
+            )
             continue
-        states = output.get("token_embeddings") if place == -1 else layers[place] if layers else None
-        if mask is None or not isinstance(states, Tensor) or states.shape[:2] != mask.shape:
-            what = tuple(states.shape) if isinstance(states, Tensor) else type(states).__name__
-            raise InputError(f"block {str(block)!r} must be read at the states of all tokens, got {what}")
+        states = (
+            output.get("token_embeddings")
+            if place == -1
+            else layers[place]
+            if layers
+            else None
+        )
+        if (
+            mask is None
+            or not isinstance(states, Tensor)
+            or states.shape[:2] != mask.shape
+        ):
+            what = (
+                tuple(states.shape)
+                if isinstance(states, Tensor)
+                else type(states).__name__
+            )
+            raise InputError(
+                f"block {str(block)!r} must be read at the states of all tokens, got {what}"
+            )
         states = states.float()
         if block.pooling == "cls":
-            first = mask.bool().int().argmax(dim=1)  # not the first position where padding comes before
-            read.append(states.gather(1, first.view(-1, 1, 1).expand(-1, 1, states.shape[2])).squeeze(1))
+            first = (
+                mask.bool().int().argmax(dim=1)
+            )  # not the first position where padding comes before
+            read.append(
+                states.gather(
+                    1, first.view(-1, 1, 1).expand(-1, 1, states.shape[2])
+                ).squeeze(1)
+            )
         else:
             read.append(pool_positions(block.pooling, states, mask))
     return read

@@ -41,8 +41,20 @@ from evergrow.data.arrays import FeatureSet
 from evergrow.data.items import Dataset, Items, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone, BackboneSpec, FeatureRecipe, LazyBackbone
-from evergrow.features.cache import CacheEntry, CacheInfo, Chunk, ChunkHead, FeatureCache, feature_key
-from evergrow.features.gpu_images import LARGEST_RAW, GpuPreparation, RawReader, can_prepare
+from evergrow.features.cache import (
+    CacheEntry,
+    CacheInfo,
+    Chunk,
+    ChunkHead,
+    FeatureCache,
+    feature_key,
+)
+from evergrow.features.gpu_images import (
+    LARGEST_RAW,
+    GpuPreparation,
+    RawReader,
+    can_prepare,
+)
 from evergrow.features.images import (
     Failure,
     ImageReader,
@@ -115,12 +127,20 @@ class EncodeConfig:
             check_number("workers", self.workers, low=0, integer=True)
         check_choice("precision", self.precision, get_args(Policy))
         check_choice("on_error", self.on_error, get_args(OnError))
-        if self.cache is not None and self.cache is not False and not isinstance(self.cache, (str, os.PathLike)):
-            raise ParameterError(f"cache must be None, False or a folder, got {self.cache!r}")
+        if (
+            self.cache is not None
+            and self.cache is not False
+            and not isinstance(self.cache, (str, os.PathLike))
+        ):
+            raise ParameterError(
+                f"cache must be None, False or a folder, got {self.cache!r}"
+            )
 
     def changed(self, **changes: Any) -> EncodeConfig:
         """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
-        return with_changes(self, changes, "setting of an encoding") if changes else self
+        return (
+            with_changes(self, changes, "setting of an encoding") if changes else self
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,13 +239,17 @@ def encode(
     X = np.empty((work.n_items, work.recipe.n_features), dtype=np.float32)
     failures: list[Failure] = []
     end = computed = 0
-    with ThreadPoolExecutor(4, "evergrow-features") as pool:  # while the next chunk goes through the backbone
+    with ThreadPoolExecutor(
+        4, "evergrow-features"
+    ) as pool:  # while the next chunk goes through the backbone
         finished = []
         for chunk in work.chunks():
             start, end = end, end + len(next(iter(chunk.blocks.values())))
             for rows in split_rows(range(end - start), _FINISHED):
                 place = X[start + rows.start : start + rows.stop]
-                finished.append(pool.submit(_finish, place, chunk, rows, work.recipe, join))
+                finished.append(
+                    pool.submit(_finish, place, chunk, rows, work.recipe, join)
+                )
             failures += chunk.failures
             computed, precision = computed + chunk.computed, chunk.precision
     for done in finished:
@@ -242,13 +266,23 @@ def encode(
     )
 
 
-def _finish(place: NDArray[np.float32], chunk: Chunk, rows: range, recipe: FeatureRecipe, join: bool) -> None:
+def _finish(
+    place: NDArray[np.float32],
+    chunk: Chunk,
+    rows: range,
+    recipe: FeatureRecipe,
+    join: bool,
+) -> None:
     """Make feature vectors of some rows of a chunk."""
-    some = recipe.vectors({name: block[rows.start : rows.stop] for name, block in chunk.blocks.items()})
+    some = recipe.vectors(
+        {name: block[rows.start : rows.stop] for name, block in chunk.blocks.items()}
+    )
     place[:] = join_blocks(some, recipe.widths) if join else some
 
 
-def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) -> NDArray[np.float32]:
+def encode_batch(
+    backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]
+) -> NDArray[np.float32]:
     """Return the features of prepared samples from one pass in float32, blocks at equal energy.
 
     Parameters
@@ -276,10 +310,18 @@ def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) 
     if backbone.transform is not None:
         layout = torch.channels_last if batch[0].ndim == 3 else torch.contiguous_format
         batch = torch.stack(batch).contiguous(memory_format=layout)
-    return join_blocks(_Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths)
+    return join_blocks(
+        _Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths
+    )
 
 
-def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None = None, **settings: Any) -> FeatureSet:
+def featurize(
+    data: Dataset,
+    backbone: Backbone,
+    *,
+    config: EncodeConfig | None = None,
+    **settings: Any,
+) -> FeatureSet:
     """Run a backbone over a whole data set, once; later calls on the same data look at no image.
 
     Parameters
@@ -313,11 +355,16 @@ def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None 
     True
     """
     parts = [part.raw_items() for part in (data.train, data.test) if part is not None]
-    train, *rest = (encode(backbone, items, config=config, join=False, **settings) for items in parts)
+    train, *rest = (
+        encode(backbone, items, config=config, join=False, **settings)
+        for items in parts
+    )
     lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
     if lost:
         names = ", ".join(data.class_names[label] for label in lost[:5])
-        raise InputError(f"every class must keep a training sample, got none that can be read for {names}")
+        raise InputError(
+            f"every class must keep a training sample, got none that can be read for {names}"
+        )
     return FeatureSet(
         data.name,
         train.X,
@@ -333,18 +380,41 @@ def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None 
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files; never a path."""
-    names = ("name", "weights", "weights_hash", "preset", "preprocessing", "options", "n_features")
-    entry = {name: getattr(spec, name) for name in names} | {"weights": spec.weights.partition(":")[0]}
-    return entry if spec.recipe is None else {**entry, "recipe": to_values(replace(spec.recipe, note=""))}
+    names = (
+        "name",
+        "weights",
+        "weights_hash",
+        "preset",
+        "preprocessing",
+        "options",
+        "n_features",
+    )
+    entry = {name: getattr(spec, name) for name in names} | {
+        "weights": spec.weights.partition(":")[0]
+    }
+    return (
+        entry
+        if spec.recipe is None
+        else {**entry, "recipe": to_values(replace(spec.recipe, note=""))}
+    )
 
 
 class _Encoding:
     """One call of :func:`encode`: chunks come from the cache, or are computed and stored there."""
 
-    def __init__(self, backbone: Backbone | LazyBackbone, items: Items, config: EncodeConfig) -> None:
-        self.backbone, self.items, self.config, self.recipe = backbone, items, config, backbone.spec.blocks
+    def __init__(
+        self, backbone: Backbone | LazyBackbone, items: Items, config: EncodeConfig
+    ) -> None:
+        self.backbone, self.items, self.config, self.recipe = (
+            backbone,
+            items,
+            config,
+            backbone.spec.blocks,
+        )
         self.passes = self.recipe.passes
-        self.batch_size = config.batch_size or (32 if backbone.device.type == "cpu" else 128)
+        self.batch_size = config.batch_size or (
+            32 if backbone.device.type == "cpu" else 128
+        )
         self.n_items, self.done, self.started = len(items), 0, time.perf_counter()
         if self.n_items == 0:
             raise InputError("items must hold at least one item, got none")
@@ -357,23 +427,44 @@ class _Encoding:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of all items in order."""
-        chunks, wanted = split_rows(range(self.n_items), cache.CHUNK), set(self.passes.blocks)
+        chunks, wanted = (
+            split_rows(range(self.n_items), cache.CHUNK),
+            set(self.passes.blocks),
+        )
         entry = self._find_entry()
         with ExitStack() as stack:
             if self.config.progress:
-                self.tick = stack.enter_context(meter("features", self.n_items, enabled=True))
+                self.tick = stack.enter_context(
+                    meter("features", self.n_items, enabled=True)
+                )
             try:
                 stored = {} if entry is None else self._open(entry, chunks, stack)
-            except (OSError, NewerSchemaError) as error:  # files of a newer evergrow stay untouched
+            except (
+                OSError,
+                NewerSchemaError,
+            ) as error:  # files of a newer evergrow stay untouched
                 _warn_unused(error)
                 entry, stored = None, {}
-            names = {rows: wanted & set(stored[rows].names if rows in stored else ()) for rows in chunks}
+            names = {
+                rows: wanted & set(stored[rows].names if rows in stored else ())
+                for rows in chunks
+            }
             missing = [rows for rows in chunks if names[rows] != wanted]
             # What all of them have is not computed again.
-            there = set.intersection(*(names[rows] for rows in missing)) if missing else set()
-            computed = self._computed(missing, self.passes.without(tuple(there)) or self.passes)
+            there = (
+                set.intersection(*(names[rows] for rows in missing))
+                if missing
+                else set()
+            )
+            computed = self._computed(
+                missing, self.passes.without(tuple(there)) or self.passes
+            )
             for rows in chunks:
-                kept = entry.load(rows, self.passes) if entry is not None and rows in stored else None
+                kept = (
+                    entry.load(rows, self.passes)
+                    if entry is not None and rows in stored
+                    else None
+                )
                 chunk = kept
                 if names[rows] != wanted:
                     fresh = next(computed)
@@ -382,7 +473,9 @@ class _Encoding:
                     chunk = next(self._computed([rows], self.passes))
                 if chunk is kept:
                     self._done(len(rows), chunk.failures)
-                elif entry is not None and not any(failure.passing for failure in chunk.failures):
+                elif entry is not None and not any(
+                    failure.passing for failure in chunk.failures
+                ):
                     try:
                         entry.store(rows, chunk)
                     except OSError as error:
@@ -402,16 +495,26 @@ class _Encoding:
                 raise
             _warn_unused(error)
             return None
-        return FeatureCache(config.cache).entry(feature_key(stamp, self.backbone.spec, config.precision))
+        return FeatureCache(config.cache).entry(
+            feature_key(stamp, self.backbone.spec, config.precision)
+        )
 
-    def _open(self, entry: CacheEntry, chunks: list[range], stack: ExitStack) -> dict[range, ChunkHead]:
+    def _open(
+        self, entry: CacheEntry, chunks: list[range], stack: ExitStack
+    ) -> dict[range, ChunkHead]:
         """Return the chunks that an entry holds; where blocks are missing, it is locked and made ready for them."""
         stored, wanted = entry.stored(chunks), set(self.passes.blocks)
-        if len(stored) == len(chunks) and all(wanted <= set(head.names) for head in stored.values()):
+        if len(stored) == len(chunks) and all(
+            wanted <= set(head.names) for head in stored.values()
+        ):
             return stored
         stack.enter_context(entry.writing())
-        stored = entry.stored(chunks)  # another process may have computed them meanwhile
-        self.precision = next((head.precision for head in stored.values()), self.precision)
+        stored = entry.stored(
+            chunks
+        )  # another process may have computed them meanwhile
+        self.precision = next(
+            (head.precision for head in stored.values()), self.precision
+        )
         if self.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
             stored, self.precision = {}, "float32"
@@ -421,7 +524,9 @@ class _Encoding:
     def _done(self, n_items: int, failures: Sequence[Failure]) -> None:
         """Show progress, or raise if an image could not be read and none may be left out."""
         if failures and self.config.on_error == "raise":
-            raise ImageError(f"{failures[0].reason}; on_error='skip' leaves such images out")
+            raise ImageError(
+                f"{failures[0].reason}; on_error='skip' leaves such images out"
+            )
         self.done += n_items
         rate = self.done / max(time.perf_counter() - self.started, 1e-9)
         if self.config.progress:
@@ -433,16 +538,25 @@ class _Encoding:
             self.backbone = self.backbone.load().to(self.backbone.device)
         backbone = self.backbone.reading(recipe)
         runner = _Runner(backbone, self.precision)
-        with self._batches(chunks, backbone) as batches, closing(_encoded(batches, runner)) as encoded:
+        with (
+            self._batches(chunks, backbone) as batches,
+            closing(_encoded(batches, runner)) as encoded,
+        ):
             for rows in chunks:
                 whole = np.empty((len(rows), recipe.n_features), dtype=np.float32)
                 failures: list[Failure] = []
-                for loaded, features in islice(encoded, -(-len(rows) // self.batch_size)):
+                for loaded, features in islice(
+                    encoded, -(-len(rows) // self.batch_size)
+                ):
                     self._done(len(loaded.rows) + len(loaded.failures), loaded.failures)
                     whole[loaded.rows - rows.start] = features
                     failures += loaded.failures
                 if failures:
-                    whole = np.delete(whole, [failure.row - rows.start for failure in failures], axis=0)
+                    whole = np.delete(
+                        whole,
+                        [failure.row - rows.start for failure in failures],
+                        axis=0,
+                    )
                 blocks = np.split(whole, np.cumsum(recipe.widths)[:-1], axis=1)
                 self.precision = runner.precision
                 yield Chunk(
@@ -454,39 +568,69 @@ class _Encoding:
                 )
 
     @contextmanager
-    def _batches(self, chunks: list[range], backbone: Backbone) -> Iterator[Iterator[LoadedBatch]]:
+    def _batches(
+        self, chunks: list[range], backbone: Backbone
+    ) -> Iterator[Iterator[LoadedBatch]]:
         items, transform, device = self.items, backbone.transform, backbone.device
         if items.kind == "text":
             yield text_batches(items, chunks, self.batch_size)
             return
         if transform is None:
-            raise InputError(f"backbone must have a transform to take images, got None from {self.backbone.spec.name}")
+            raise InputError(
+                f"backbone must have a transform to take images, got None from {self.backbone.spec.name}"
+            )
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
         # A transform of the user's gives floats, of a size that is not known.
-        image_bytes = 3 * math.prod(transform.size) if isinstance(transform, Preprocessing) else 12 * 512 * 512
+        image_bytes = (
+            3 * math.prod(transform.size)
+            if isinstance(transform, Preprocessing)
+            else 12 * 512 * 512
+        )
         wanted, own = self.config.workers, None
-        if device.type == "cuda" and isinstance(transform, Preprocessing) and can_prepare(transform):
+        if (
+            device.type == "cuda"
+            and isinstance(transform, Preprocessing)
+            and can_prepare(transform)
+        ):
             own, image_bytes = transform, max(image_bytes, LARGEST_RAW)
-            if getattr(items, "pixels", None) is not None:  # beside a GPU there is nothing left to do for them
+            if (
+                getattr(items, "pixels", None) is not None
+            ):  # beside a GPU there is nothing left to do for them
                 wanted = 0
-        workers = choose_workers(wanted, len(rows), device, self.batch_size * image_bytes)
-        reader = ImageReader(items, transform) if own is None else RawReader(items, own, pinned=workers == 0)
+        workers = choose_workers(
+            wanted, len(rows), device, self.batch_size * image_bytes
+        )
+        reader = (
+            ImageReader(items, transform)
+            if own is None
+            else RawReader(items, own, pinned=workers == 0)
+        )
         with (
             loaded_batches(reader, rows, workers=workers, device=device) as batches,
-            nullcontext(batches) if own is None else closing(GpuPreparation(own, device)(batches)) as prepared,
+            nullcontext(batches)
+            if own is None
+            else closing(GpuPreparation(own, device)(batches)) as prepared,
         ):
             yield prepared
 
 
-def _encoded(batches: Iterator[LoadedBatch], runner: _Runner) -> Generator[Encoded, None, None]:
+def _encoded(
+    batches: Iterator[LoadedBatch], runner: _Runner
+) -> Generator[Encoded, None, None]:
     """Yield every batch with its features; a GPU is given the next ones before the first of them is fetched."""
 
-    def start(batch: LoadedBatch) -> tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]:
+    def start(
+        batch: LoadedBatch,
+    ) -> tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]:
         return batch, runner.start(batch.batch)
 
     device = runner.backbone.device
     calls = (partial(start, batch) for batch in batches)
-    steps = run_ahead(calls, _AHEAD, _starter(device)) if device.type == "cuda" else (call() for call in calls)
+    steps = (
+        run_ahead(calls, _AHEAD, _starter(device))
+        if device.type == "cuda"
+        else (call() for call in calls)
+    )
     with closing(steps):
         for loaded, fetch in steps:
             yield loaded, fetch()
@@ -505,7 +649,9 @@ def _first_precision(device: torch.device, policy: Policy) -> Precision | None:
             f"precision must be 'auto' or 'float32' where the backbone runs on {device.type}, got 'float16'; "
             "only CUDA devices run it"
         )
-    return policy if policy != "auto" else (None if device.type == "cuda" else "float32")
+    return (
+        policy if policy != "auto" else (None if device.type == "cuda" else "float32")
+    )
 
 
 class _Runner:
@@ -522,13 +668,17 @@ class _Runner:
     def __init__(self, backbone: Backbone, precision: Precision | None) -> None:
         self.backbone, self.precision = backbone, precision
 
-    def start(self, batch: Tensor | list[str] | None) -> Callable[[], NDArray[np.float32]]:
+    def start(
+        self, batch: Tensor | list[str] | None
+    ) -> Callable[[], NDArray[np.float32]]:
         """Run a batch, and return the function that waits for its features and checks them.
 
         Images come as the backbone's transform gives them or, where it is a :class:`Preprocessing`, as bytes.
         """
         if batch is None:
-            return lambda: np.empty((0, self.backbone.spec.n_features), dtype=np.float32)
+            return lambda: np.empty(
+                (0, self.backbone.spec.n_features), dtype=np.float32
+            )
         with torch.inference_mode():
             features = self._run(batch)
             if features.device.type != "cuda":
@@ -540,7 +690,9 @@ class _Runner:
         ready.record(torch.cuda.current_stream(features.device))
         return partial(self._fetch, batch, host, ready)
 
-    def _fetch(self, batch: Tensor | list[str], features: Tensor, ready: Any) -> NDArray[np.float32]:
+    def _fetch(
+        self, batch: Tensor | list[str], features: Tensor, ready: Any
+    ) -> NDArray[np.float32]:
         """Return finished features as an array; a batch that overflowed in half precision is run again in float32.
 
         Raises
@@ -559,7 +711,9 @@ class _Runner:
                 array = self._encode(batch, "float32").cpu().numpy()
         spec, expected = self.backbone.spec, (len(batch), self.backbone.spec.n_features)
         if array.shape != expected:
-            raise InputError(f"backbone must return features of shape {expected}, got {array.shape} from {spec.name}")
+            raise InputError(
+                f"backbone must return features of shape {expected}, got {array.shape} from {spec.name}"
+            )
         finite = np.isfinite(array).all(axis=1)
         if not finite.all():
             raise NumericalError(
@@ -574,7 +728,10 @@ class _Runner:
             return self._encode(batch, self.precision)
         exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
         # Block by block: one of small numbers must agree as well as the others.
-        halves, exacts = (torch.split(part, list(self.backbone.spec.blocks.widths), dim=1) for part in (half, exact))
+        halves, exacts = (
+            torch.split(part, list(self.backbone.spec.blocks.widths), dim=1)
+            for part in (half, exact)
+        )
         gap = max(map(distance, halves, exacts))
         self.precision = "float16" if gap <= AGREEMENT else "float32"
         return half if self.precision == "float16" else exact
@@ -619,7 +776,9 @@ def _judge(failures: Sequence[Failure], n_items: int) -> None:
     if len(failures) == n_items:
         raise ImageError(f"None of the {n_items} images can be read: {said}")
     warnings.warn(
-        f"{len(failures)} of {n_items} images could not be read and are left out: {said}", DataWarning, stacklevel=3
+        f"{len(failures)} of {n_items} images could not be read and are left out: {said}",
+        DataWarning,
+        stacklevel=3,
     )
 
 

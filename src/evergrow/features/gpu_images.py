@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.data.items import Items
-from evergrow.features.images import Failure, ImageReader, LoadedBatch, decode_image, run_ahead
+from evergrow.features.images import (
+    Failure,
+    ImageReader,
+    LoadedBatch,
+    decode_image,
+    run_ahead,
+)
 from evergrow.features.preprocess import Preprocessing
 
 FILTERS = {"bilinear": 1.0, "bicubic": 2.0}
@@ -78,17 +84,33 @@ class RawReader(ImageReader):
         Whether batches are placed where a GPU can fetch them by itself; not in worker processes, which have none.
     """
 
-    def __init__(self, items: Items, transform: Preprocessing, *, pinned: bool = False) -> None:
+    def __init__(
+        self, items: Items, transform: Preprocessing, *, pinned: bool = False
+    ) -> None:
         super().__init__(items, transform)
         self._pinned = pinned
 
-    def load(self, source: Any, name: str | None = None) -> tuple[NDArray[np.uint8], tuple[int, int] | None]:
+    def load(
+        self, source: Any, name: str | None = None
+    ) -> tuple[NDArray[np.uint8], tuple[int, int] | None]:
         """Return the bytes of an image, and its height and width, or the bytes of its views."""
         assert self._own is not None
-        in_memory = isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.shape[2:] == (3,)
-        image = source if in_memory and source.size else np.asarray(decode_image(source, name=name))
+        in_memory = (
+            isinstance(source, np.ndarray)
+            and source.dtype == np.uint8
+            and source.shape[2:] == (3,)
+        )
+        image = (
+            source
+            if in_memory and source.size
+            else np.asarray(decode_image(source, name=name))
+        )
         height, width = image.shape[:2]
-        if image.nbytes <= LARGEST_RAW and height <= _TALLEST * width and self._own.window(height, width):
+        if (
+            image.nbytes <= LARGEST_RAW
+            and height <= _TALLEST * width
+            and self._own.window(height, width)
+        ):
             return image.reshape(-1), (height, width)
         views = self._own.pixels(decode_image(image, name=name))
         return views.permute(1, 2, 0).reshape(-1).numpy(), None
@@ -98,9 +120,16 @@ class RawReader(ImageReader):
         read, loaded, failures = self.read(rows)
         order = sorted(range(len(read)), key=lambda place: loaded[place][1] or (0, 0))
         pieces = [loaded[place][0] for place in order]
-        data = torch.empty(sum(map(len, pieces)), dtype=torch.uint8, pin_memory=self._pinned)
+        data = torch.empty(
+            sum(map(len, pieces)), dtype=torch.uint8, pin_memory=self._pinned
+        )
         np.concatenate([data.numpy()[:0], *pieces], out=data.numpy())
-        return RawBatch([read[place] for place in order], data, [loaded[place][1] for place in order], failures)
+        return RawBatch(
+            [read[place] for place in order],
+            data,
+            [loaded[place][1] for place in order],
+            failures,
+        )
 
 
 @lru_cache
@@ -123,11 +152,17 @@ class GpuPreparation:
     def __init__(self, transform: Preprocessing, device: torch.device) -> None:
         self._own, self._device = transform, device
         # Halves go through a GPU's matrix units, and hold bytes and parts of weights exactly; sums need more.
-        self._exact: dict[str, Any] = {"out_dtype": torch.float32} if device.type == "cuda" else {}
+        self._exact: dict[str, Any] = (
+            {"out_dtype": torch.float32} if device.type == "cuda" else {}
+        )
         dtype = torch.float16 if self._exact else torch.float32
-        self._weights = lru_cache(64)(lambda *about: resize_weights(*about).to(device, dtype))
+        self._weights = lru_cache(64)(
+            lambda *about: resize_weights(*about).to(device, dtype)
+        )
 
-    def __call__(self, batches: Iterable[RawBatch]) -> Generator[LoadedBatch, None, None]:
+    def __call__(
+        self, batches: Iterable[RawBatch]
+    ) -> Generator[LoadedBatch, None, None]:
         """Yield batches of pixels on the device.
 
         A thread reads and prepares them, on a stream of its own; on the network's stream it would wait for the network.
@@ -145,21 +180,35 @@ class GpuPreparation:
                 yield loaded, done
 
         calls = repeat(partial(next, prepared(), None))
-        with ThreadPoolExecutor(1, "evergrow-images") as pool, closing(run_ahead(calls, _AHEAD, pool)) as ready:
+        with (
+            ThreadPoolExecutor(1, "evergrow-images") as pool,
+            closing(run_ahead(calls, _AHEAD, pool)) as ready,
+        ):
             for loaded, done in iter(lambda: next(ready), None):
                 if isinstance(loaded.batch, Tensor):
                     current = torch.cuda.current_stream(self._device)
                     current.wait_event(done)
-                    loaded.batch.record_stream(current)  # its memory must not be reused before the network has read it
+                    loaded.batch.record_stream(
+                        current
+                    )  # its memory must not be reused before the network has read it
                 yield loaded
 
     def _prepared(self, batch: RawBatch) -> LoadedBatch:
-        sheets = torch.zeros((len(batch.rows), *self._own.size, 3), dtype=torch.uint8, device=self._device)
+        sheets = torch.zeros(
+            (len(batch.rows), *self._own.size, 3),
+            dtype=torch.uint8,
+            device=self._device,
+        )
         here, start, place = batch.data.to(self._device, non_blocking=True), 0, 0
         for shape, alike in groupby(batch.shapes):
             count, (height, width) = len(list(alike)), shape or self._own.size
-            images = here[start : start + 3 * count * height * width].view(count, height, width, 3)
-            found = (torch.split(part, _SLICE) for part in (images, sheets[place : place + count]))
+            images = here[start : start + 3 * count * height * width].view(
+                count, height, width, 3
+            )
+            found = (
+                torch.split(part, _SLICE)
+                for part in (images, sheets[place : place + count])
+            )
             for some, places in zip(*found, strict=True):
                 if shape is None:
                     places.copy_(some)
@@ -175,19 +224,34 @@ class GpuPreparation:
         window = own.window(*images.shape[1:3])
         assert window is not None  # images that need a border were not sent
         (height, width), top, left = window
-        across = self._weights(own.interpolation, images.shape[2], width, left, own.size[1])
-        down = self._weights(own.interpolation, images.shape[1], height, top, own.size[0])
+        across = self._weights(
+            own.interpolation, images.shape[2], width, left, own.size[1]
+        )
+        down = self._weights(
+            own.interpolation, images.shape[1], height, top, own.size[0]
+        )
         with torch.autocast(self._device.type, enabled=False):
-            planes = images.permute(0, 3, 1, 2).to(across.dtype, memory_format=torch.contiguous_format)
+            planes = images.permute(0, 3, 1, 2).to(
+                across.dtype, memory_format=torch.contiguous_format
+            )
             lines = planes.view(-1, planes.shape[3])
-            wide = _as_bytes(*(torch.mm(lines, part.T, **self._exact) for part in across)).to(torch.uint8)
+            wide = _as_bytes(
+                *(torch.mm(lines, part.T, **self._exact) for part in across)
+            ).to(torch.uint8)
             wide = wide.view(*planes.shape[:3], -1).permute(0, 2, 3, 1)
-            wide = wide.to(across.dtype, memory_format=torch.contiguous_format).flatten(2)
-            sums = (torch.bmm(part.expand(len(wide), *part.shape), wide, **self._exact) for part in down)
+            wide = wide.to(across.dtype, memory_format=torch.contiguous_format).flatten(
+                2
+            )
+            sums = (
+                torch.bmm(part.expand(len(wide), *part.shape), wide, **self._exact)
+                for part in down
+            )
             return _as_bytes(*sums).view(-1, *own.size, 3)
 
 
-def resize_weights(name: str, length: int, resized: int, start: int, kept: int) -> Tensor:
+def resize_weights(
+    name: str, length: int, resized: int, start: int, kept: int
+) -> Tensor:
     """Return Pillow's weights (2, kept, length) from a side of ``length`` pixels to some of its ``resized`` ones.
 
     Pillow rounds weights to 22 binary digits. The two matrices are their lower and upper parts, of at
@@ -205,20 +269,36 @@ def resize_weights(name: str, length: int, resized: int, start: int, kept: int) 
     scale = length / resized
     stretch = max(scale, 1.0)
     centres = (np.arange(start, start + kept) + 0.5) * scale
-    first, last = ((centres + side * FILTERS[name] * stretch + 0.5).astype(np.int64) for side in (-1, 1))
+    first, last = (
+        (centres + side * FILTERS[name] * stretch + 0.5).astype(np.int64)
+        for side in (-1, 1)
+    )
     pixels = np.arange(length)
     x = np.abs((pixels - centres[:, None] + 0.5) * (1.0 / stretch))
     if name == "bilinear":
         weights = np.maximum(1.0 - x, 0.0)
     else:
-        weights = np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, np.where(x < 2, -0.5 * (((x - 5) * x + 8) * x - 4), 0))
+        weights = np.where(
+            x < 1,
+            (1.5 * x - 2.5) * x * x + 1,
+            np.where(x < 2, -0.5 * (((x - 5) * x + 8) * x - 4), 0),
+        )
     weights *= (pixels >= first[:, None]) & (pixels < last[:, None])
-    whole = np.trunc(weights / weights.sum(axis=1, keepdims=True) * 2**_BITS + np.copysign(0.5, weights))
+    whole = np.trunc(
+        weights / weights.sum(axis=1, keepdims=True) * 2**_BITS
+        + np.copysign(0.5, weights)
+    )
     upper = np.rint(whole / 2**_LOWER)
     lower = whole - upper * 2**_LOWER
-    return torch.from_numpy(np.stack([lower / 2**_LOWER, upper / 2 ** (_BITS - _LOWER)])).float()
+    return torch.from_numpy(
+        np.stack([lower / 2**_LOWER, upper / 2 ** (_BITS - _LOWER)])
+    ).float()
 
 
 def _as_bytes(lower: Tensor, upper: Tensor) -> Tensor:
     """Return sums of weighted bytes, from those of both parts: bytes as Pillow rounds them, plus a fraction."""
-    return upper.add_(lower.floor_(), alpha=2.0 ** (_LOWER - _BITS)).add_(0.5).clamp_(0, 255)
+    return (
+        upper.add_(lower.floor_(), alpha=2.0 ** (_LOWER - _BITS))
+        .add_(0.5)
+        .clamp_(0, 255)
+    )

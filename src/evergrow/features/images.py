@@ -52,7 +52,9 @@ ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 _LOOKED_AT = 64  # images whose sizes decide which view is taken
 
 
-def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Image:
+def decode_image(
+    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> Image:
     """Return an image in RGB, the right way up.
 
     An orientation noted in the EXIF data is applied. Grey, palette and CMYK images become RGB as Pillow's
@@ -102,7 +104,9 @@ def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: in
         opened = Path(source)
         name = name or str(opened)
     else:
-        raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
+        raise ImageError(
+            f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}"
+        )
     if plugin_of(name) == "raw" and has_plugin("raw"):
         return _from_raw(opened, name, max_pixels)
     with _readable(name), opened_image(opened) as image:
@@ -128,8 +132,16 @@ def median_side(items: Items) -> int | None:
             sides.append(min(source.shape[:2]))
         elif not isinstance(source, Exception):
             with suppress(Exception):  # decoding will say what is wrong with it
-                opened = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
-                with nullcontext(opened) if hasattr(opened, "size") else opened_image(opened) as image:
+                opened = (
+                    io.BytesIO(source)
+                    if isinstance(source, (bytes, bytearray, memoryview))
+                    else source
+                )
+                with (
+                    nullcontext(opened)
+                    if hasattr(opened, "size")
+                    else opened_image(opened) as image
+                ):
                     sides.append(min(image.size))
     return int(np.median(sides)) if sides else None
 
@@ -144,7 +156,9 @@ def _readable(name: str) -> Iterator[None]:
     except MemoryError:
         raise  # says something about the machine, not about the image
     except Exception as error:  # decoders meet broken files with any exception: OSError, SyntaxError, struct.error, ...
-        raise ImageError(f"image must be a readable image file, got {name}: {_reason(error, name)}") from error
+        raise ImageError(
+            f"image must be a readable image file, got {name}: {_reason(error, name)}"
+        ) from error
 
 
 def _reason(error: Exception, name: str) -> str:
@@ -182,7 +196,12 @@ def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
     from PIL import Image
 
     rawpy = importlib.import_module("rawpy")
-    with _readable(name), rawpy.imread(opened if isinstance(opened, io.BytesIO) else os.fspath(opened)) as raw:
+    with (
+        _readable(name),
+        rawpy.imread(
+            opened if isinstance(opened, io.BytesIO) else os.fspath(opened)
+        ) as raw,
+    ):
         _check_size(raw.sizes.raw_width, raw.sizes.raw_height, max_pixels)
         return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
 
@@ -209,7 +228,9 @@ def _to_rgb(image: Image) -> Image:
     if upright.mode.startswith(("I", "F")):
         return _scaled_to_bytes(upright).convert("RGB")
     if upright.mode == "P" and "transparency" in upright.info:
-        upright = upright.convert("RGBA")  # the same colours, without a warning about transparency
+        upright = upright.convert(
+            "RGBA"
+        )  # the same colours, without a warning about transparency
     return upright.convert("RGB")
 
 
@@ -224,7 +245,10 @@ def _scaled_to_bytes(image: Image) -> Image:
     if image.mode == "F" and low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     elif image.mode != "F" and low >= 0 and high <= 65535:
-        low, high = 0.0, 65535.0  # the range of the format, so that a dark image stays dark
+        low, high = (
+            0.0,
+            65535.0,
+        )  # the range of the format, so that a dark image stays dark
     span = high - low or 1.0
     return Image.fromarray(np.rint((levels - low) / span * 255).astype(np.uint8))
 
@@ -233,13 +257,22 @@ def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
     from PIL import Image
 
     channels = array.shape[2] if array.ndim == 3 else 1
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4) or array.size == 0:
+    if (
+        array.dtype != np.uint8
+        or array.ndim not in (2, 3)
+        or channels not in (1, 3, 4)
+        or array.size == 0
+    ):
         raise ImageError(
             f"image must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {array.dtype} of shape "
             f"{array.shape} (in {name})"
         )
     with _readable(name):
-        image = Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
+        image = Image.fromarray(
+            np.ascontiguousarray(
+                array[..., 0] if array.ndim == 3 and channels == 1 else array
+            )
+        )
         _check_size(*image.size, max_pixels)
         return image.convert("RGB")
 
@@ -297,7 +330,9 @@ def split_rows(rows: range, batch_size: int) -> list[range]:
     >>> split_rows(range(5, 8), 2)
     [range(5, 7), range(7, 8)]
     """
-    return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    return [
+        rows[start : start + batch_size] for start in range(0, len(rows), batch_size)
+    ]
 
 
 class ImageReader(Dataset[Any]):
@@ -336,7 +371,9 @@ class ImageReader(Dataset[Any]):
                 read.append(row)
             except (ImageError, OSError) as error:  # noqa: PERF203 - decoding takes a thousand times as long
                 reason = str(error) or type(error).__name__
-                if isinstance(source, os.PathLike):  # the cache names the file, not where this machine has it
+                if isinstance(
+                    source, os.PathLike
+                ):  # the cache names the file, not where this machine has it
                     reason = reason.replace(os.fspath(source), name)
                 failures.append(Failure(row, name, reason, _refused(error)))
         return read, loaded, failures
@@ -347,8 +384,12 @@ class ImageReader(Dataset[Any]):
         batch: Tensor | None = None
         for place, image in enumerate(loaded):
             if batch is None:
-                layout = torch.channels_last if image.ndim == 3 else torch.contiguous_format
-                batch = torch.empty((len(loaded), *image.shape), dtype=image.dtype, memory_format=layout)
+                layout = (
+                    torch.channels_last if image.ndim == 3 else torch.contiguous_format
+                )
+                batch = torch.empty(
+                    (len(loaded), *image.shape), dtype=image.dtype, memory_format=layout
+                )
             elif image.shape != batch.shape[1:]:
                 raise InputError(
                     f"transform must give images of one shape, got {tuple(image.shape)} for "
@@ -415,12 +456,16 @@ def loaded_batches(
     try:
         yield iterator
     finally:
-        stop = getattr(iterator, "_shutdown_workers", None)  # at once, not when the garbage collector comes by
+        stop = getattr(
+            iterator, "_shutdown_workers", None
+        )  # at once, not when the garbage collector comes by
         if stop is not None:
             stop()
 
 
-def run_ahead(calls: Iterable[Callable[[], Step]], count: int, pool: Executor) -> Generator[Step, None, None]:
+def run_ahead(
+    calls: Iterable[Callable[[], Step]], count: int, pool: Executor
+) -> Generator[Step, None, None]:
     """Yield what calls give, in their order; threads make some of them ahead of the caller.
 
     Parameters
@@ -453,18 +498,27 @@ def run_ahead(calls: Iterable[Callable[[], Step]], count: int, pool: Executor) -
         wait([step for step in waiting if not step.cancel()])
 
 
-def text_batches(items: Items, chunks: Sequence[range], batch_size: int) -> Iterator[LoadedBatch]:
+def text_batches(
+    items: Items, chunks: Sequence[range], batch_size: int
+) -> Iterator[LoadedBatch]:
     """Yield batches of texts, sorted by length within a chunk: texts of one length need the least padding."""
     for chunk in chunks:
         texts = [str(text) for _, text in items.batch(chunk)]
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]), reverse=True)
+        order = sorted(
+            range(len(texts)), key=lambda place: len(texts[place]), reverse=True
+        )
         for first in range(0, len(order), batch_size):
             places = order[first : first + batch_size]
             rows = np.array([chunk.start + place for place in places], dtype=np.int64)
             yield LoadedBatch(rows, [texts[place] for place in places], [])
 
 
-def choose_workers(wanted: int | Literal["auto"], n_batches: int, device: torch.device, batch_bytes: int) -> int:
+def choose_workers(
+    wanted: int | Literal["auto"],
+    n_batches: int,
+    device: torch.device,
+    batch_bytes: int,
+) -> int:
     """Return the number of decoding processes: as wanted, or as suits the machine.
 
     A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants all but two, which start its
@@ -491,14 +545,24 @@ def choose_workers(wanted: int | Literal["auto"], n_batches: int, device: torch.
     """
     if wanted != "auto":
         return min(wanted, n_batches)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
     gpu = device.type != "cpu"
     if n_batches <= _PREFETCH or (sys.platform != "linux" and not gpu):
         return 0  # starting processes would cost more than they save
-    useful = min(max(cores - 2, 1), 16) if gpu else (0 if cores <= 2 else min(cores // 4 or 1, 8))
+    useful = (
+        min(max(cores - 2, 1), 16)
+        if gpu
+        else (0 if cores <= 2 else min(cores // 4 or 1, 8))
+    )
     try:
         free = shutil.disk_usage(_SHARED_MEMORY).free
     except OSError:  # no such limit
         return min(useful, n_batches)
-    room = free // 2 // max(1, batch_bytes * (_PREFETCH + 1))  # half of it is left to others
+    room = (
+        free // 2 // max(1, batch_bytes * (_PREFETCH + 1))
+    )  # half of it is left to others
     return min(useful, n_batches, int(room))

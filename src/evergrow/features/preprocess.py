@@ -80,13 +80,17 @@ class Preprocessing:
         for name, length in (("size", 2), ("resize", 2), ("mean", 3), ("std", 3)):
             value = getattr(self, name)
             if not isinstance(value, (tuple, list)) or len(value) != length:
-                raise ParameterError(f"{name} must have {length} numbers, got {value!r}")
+                raise ParameterError(
+                    f"{name} must have {length} numbers, got {value!r}"
+                )
             for part in value:
                 if length == 2:
                     check_number(name, part, low=1, high=65536, integer=True)
                 else:
                     check_number(name, part, low=0, low_open=name == "std")
-            object.__setattr__(self, name, tuple(map(int if length == 2 else float, value)))
+            object.__setattr__(
+                self, name, tuple(map(int if length == 2 else float, value))
+            )
         check_choice("crop_mode", self.crop_mode, get_args(CropMode))
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
 
@@ -104,7 +108,9 @@ class Preprocessing:
         """
         check_number("size", size, low=1, integer=True)
         resized = round(size * 256 / 224) if resize is None else resize
-        return cls((size, size), (resized, resized), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+        return cls(
+            (size, size), (resized, resized), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+        )
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any]) -> Self:
@@ -116,7 +122,9 @@ class Preprocessing:
         if mode not in get_args(CropMode):
             mode = "center"
         interpolation: Any = config.get("interpolation") or "bilinear"
-        return cls((height, width), resize, mode, interpolation, config["mean"], config["std"])
+        return cls(
+            (height, width), resize, mode, interpolation, config["mean"], config["std"]
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -130,7 +138,9 @@ class Preprocessing:
         made = from_values(cls, values, "preprocessing")
         missing = {item.name for item in fields(cls)} - {*values}
         if missing:
-            raise FileFormatError(f"preprocessing lacks {sorted(missing)}; it is damaged")
+            raise FileFormatError(
+                f"preprocessing lacks {sorted(missing)}; it is damaged"
+            )
         if max(made.size) > _LARGEST_STORED:
             raise FileFormatError(
                 f"preprocessing must give images of at most {_LARGEST_STORED} pixels, got {made.size}"
@@ -200,7 +210,9 @@ class Preprocessing:
         height, width = self._resized_size(image.height, image.width)
         resample = PILImage.Resampling[self.interpolation.upper()]
         covers = height >= self.size[0] and width >= self.size[1]
-        if covers and window is None:  # a strip, of which only the part that the crop keeps is computed
+        if (
+            covers and window is None
+        ):  # a strip, of which only the part that the crop keeps is computed
             across, down = image.width / width, image.height / height
             left, top, right, bottom = self._crop_box(height, width)
             part = (left * across, top * down, right * across, bottom * down)
@@ -208,10 +220,16 @@ class Preprocessing:
         if (width, height) != image.size:
             image = image.resize((width, height), resample)
         if not covers:  # laid on the middle of a background
-            fill = tuple(round(255 * value) for value in self.mean) if self.crop_mode == "border" else (0, 0, 0)
+            fill = (
+                tuple(round(255 * value) for value in self.mean)
+                if self.crop_mode == "border"
+                else (0, 0, 0)
+            )
             height, width = max(self.size[0], height), max(self.size[1], width)
             background = PILImage.new("RGB", (width, height), fill)
-            background.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+            background.paste(
+                image, ((width - image.width) // 2, (height - image.height) // 2)
+            )
             image = background
         return to_bytes(image.crop(self._crop_box(height, width)))
 
@@ -229,24 +247,37 @@ class Preprocessing:
         """
         result = pixels / 255
         if any(self.mean) or any(value != 1 for value in self.std):
-            channels = _channels.__wrapped__ if torch.compiler.is_compiling() else _channels  # a graph needs its own
-            result.sub_(channels(self.mean, result.device)).div_(channels(self.std, result.device))
+            channels = (
+                _channels.__wrapped__ if torch.compiler.is_compiling() else _channels
+            )  # a graph needs its own
+            result.sub_(channels(self.mean, result.device)).div_(
+                channels(self.std, result.device)
+            )
         return result
 
-    def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
+    def window(
+        self, height: int, width: int
+    ) -> tuple[tuple[int, int], int, int] | None:
         """Return the size that an image is resized to, and the top and left of the crop in it.
 
         None where borders must be filled, or where it is a strip of which only a part is worth computing.
         """
         resized = self._resized_size(height, width)
-        if resized[0] < self.size[0] or resized[1] < self.size[1] or resized[0] * resized[1] > _RESIZED_LIMIT:
+        if (
+            resized[0] < self.size[0]
+            or resized[1] < self.size[1]
+            or resized[0] * resized[1] > _RESIZED_LIMIT
+        ):
             return None
         left, top, _, _ = self._crop_box(*resized)
         return resized, top, left
 
     def _crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Return left, top, right and bottom of the centre of an image."""
-        top, left = round((height - self.size[0]) / 2.0), round((width - self.size[1]) / 2.0)
+        top, left = (
+            round((height - self.size[0]) / 2.0),
+            round((width - self.size[1]) / 2.0),
+        )
         return left, top, left + self.size[1], top + self.size[0]
 
     def _resized_size(self, height: int, width: int) -> tuple[int, int]:
@@ -284,23 +315,32 @@ class Sheet(Preprocessing):
     def cuts(self) -> list[tuple[Preprocessing, slice]]:
         """Return the views, each with its columns of the sheet."""
         ends = np.cumsum([part.size[1] for part in self.parts]).tolist()
-        return [(part, slice(end - part.size[1], end)) for part, end in zip(self.parts, ends, strict=True)]
+        return [
+            (part, slice(end - part.size[1], end))
+            for part, end in zip(self.parts, ends, strict=True)
+        ]
 
     def pixels(self, image: Image) -> Tensor:
         """Return the bytes (3, height, width) of the sheet of an image."""
-        sheet = torch.zeros(*self.size, 3, dtype=torch.uint8).permute(2, 0, 1)  # as images lie in memory
+        sheet = torch.zeros(*self.size, 3, dtype=torch.uint8).permute(
+            2, 0, 1
+        )  # as images lie in memory
         for part, columns in self.cuts():
             sheet[:, : part.size[0], columns] = part.pixels(image)
         return sheet
 
-    def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
+    def window(
+        self, height: int, width: int
+    ) -> tuple[tuple[int, int], int, int] | None:
         """Return the window of the first view, or None if a view has none."""
         found = [part.window(height, width) for part in self.parts]
         return None if None in found else found[0]
 
 
 @lru_cache(64)
-def view_sheet(own: Preprocessing, views: tuple[tuple[int, int] | None, ...]) -> Preprocessing:
+def view_sheet(
+    own: Preprocessing, views: tuple[tuple[int, int] | None, ...]
+) -> Preprocessing:
     """Return the preprocessing of several views; a single view needs no sheet.
 
     Parameters
@@ -311,11 +351,17 @@ def view_sheet(own: Preprocessing, views: tuple[tuple[int, int] | None, ...]) ->
         Size and whole of each, as in :meth:`Preprocessing.for_view`, None for the network's own; repetitions do not
         count.
     """
-    parts = [own if view is None else own.for_view(*view) for view in dict.fromkeys(views)]
+    parts = [
+        own if view is None else own.for_view(*view) for view in dict.fromkeys(views)
+    ]
     if len(parts) == 1:
         return parts[0]
     size = (max(part.size[0] for part in parts), sum(part.size[1] for part in parts))
-    shared = {item.name: getattr(own, item.name) for item in fields(own) if item.name != "size"}
+    shared = {
+        item.name: getattr(own, item.name)
+        for item in fields(own)
+        if item.name != "size"
+    }
     return Sheet(size, **shared, parts=tuple(parts))
 
 
@@ -327,12 +373,16 @@ def to_bytes(image: Image) -> Tensor:
 PRESETS: dict[str, Callable[[Preprocessing], Preprocessing]] = {
     "timm": lambda own: own,
     "pilot": lambda own: Preprocessing.pilot(_square(own, "pilot")),
-    "pilot-cifar": lambda own: Preprocessing.pilot(_square(own, "pilot-cifar"), own.size[0]),
+    "pilot-cifar": lambda own: Preprocessing.pilot(
+        _square(own, "pilot-cifar"), own.size[0]
+    ),
 }
 """Presets, from a model's own preprocessing: that itself, and two of published continual-learning numbers."""
 
 
 def _square(own: Preprocessing, preset: str) -> int:
     if own.size[0] != own.size[1]:
-        raise ParameterError(f"preset must be 'timm' for a model whose images are not square, got {preset!r}")
+        raise ParameterError(
+            f"preset must be 'timm' for a model whose images are not square, got {preset!r}"
+        )
     return own.size[0]

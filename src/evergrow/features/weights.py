@@ -25,7 +25,15 @@ Tensors = dict[str, Tensor]
 
 _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
-_CLASSIFIERS = ("head", "head_dist", "head.fc", "fc", "classifier", "last_linear", "pre_logits")
+_CLASSIFIERS = (
+    "head",
+    "head_dist",
+    "head.fc",
+    "fc",
+    "classifier",
+    "last_linear",
+    "pre_logits",
+)
 _POSITIONS = ("pos_embed", "rel_pos", "relative_position", "rope")
 _SHOWN = 3
 
@@ -59,7 +67,9 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
     """
     path = Path(path)
     if path.suffix not in WEIGHT_SUFFIXES:
-        raise WeightsError(f"weights file must end in {', '.join(WEIGHT_SUFFIXES)}, got {path}")
+        raise WeightsError(
+            f"weights file must end in {', '.join(WEIGHT_SUFFIXES)}, got {path}"
+        )
     if not path.is_file():
         raise WeightsError(f"weights file must exist, got {path}")
     try:
@@ -72,18 +82,38 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
             f"weights file must hold tensors and plain values only, got {path}, which is damaged or holds objects "
             f"that would have to be executed: save its state_dict alone, best as .safetensors ({first_line(error)})"
         ) from error
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, safetensors.SafetensorError) as error:
-        raise WeightsError(f"weights file must be readable, got {path}: {first_line(error)}") from error
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        KeyError,
+        safetensors.SafetensorError,
+    ) as error:
+        raise WeightsError(
+            f"weights file must be readable, got {path}: {first_line(error)}"
+        ) from error
     while isinstance(content, Mapping):
-        inner = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), Mapping)), None)
+        inner = next(
+            (
+                content[key]
+                for key in _CONTAINERS
+                if isinstance(content.get(key), Mapping)
+            ),
+            None,
+        )
         if inner is None:
             break
         content = inner
     named = content.items() if isinstance(content, Mapping) else ()
     tensors = {str(name): value for name, value in named if isinstance(value, Tensor)}
     if not tensors:
-        raise WeightsError(f"weights file must hold tensors by name, got {path} without any")
-    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), None):
+        raise WeightsError(
+            f"weights file must hold tensors by name, got {path} without any"
+        )
+    while prefix := next(
+        (p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), None
+    ):
         tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
     return tensors
 
@@ -93,7 +123,9 @@ def first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
-def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
+def load_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], *, source: str
+) -> None:
     """Put weights into a module, all of them or none.
 
     Classifier weights are left out where the module has no classifier. Position embeddings are resampled where timm
@@ -125,24 +157,41 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: st
     """
     wanted = module.state_dict()
     named = (getattr(module, "pretrained_cfg", None) or {}).get("classifier") or ()
-    classifiers = tuple(f"{name}." for name in (*_CLASSIFIERS, *((named,) if isinstance(named, str) else named)))
+    classifiers = tuple(
+        f"{name}."
+        for name in (*_CLASSIFIERS, *((named,) if isinstance(named, str) else named))
+    )
     best: list[str] = []
     for candidate in _candidates(module, wanted, dict(tensors)):
         # A counter that old files lack, and that evaluation never reads, keeps its value.
-        counters = {name: value for name, value in wanted.items() if name.endswith("num_batches_tracked")}
-        kept = {name: value for name, value in candidate.items() if name in wanted or not name.startswith(classifiers)}
+        counters = {
+            name: value
+            for name, value in wanted.items()
+            if name.endswith("num_batches_tracked")
+        }
+        kept = {
+            name: value
+            for name, value in candidate.items()
+            if name in wanted or not name.startswith(classifiers)
+        }
         chosen = counters | kept
         differences = []
         for name, value in wanted.items():
             if name not in chosen:
                 differences.append(f"{name} is missing")
             elif chosen[name].shape != value.shape:
-                differences.append(f"{name} is {tuple(chosen[name].shape)} instead of {tuple(value.shape)}")
-        differences += [f"{name} is not part of it" for name in chosen if name not in wanted]
+                differences.append(
+                    f"{name} is {tuple(chosen[name].shape)} instead of {tuple(value.shape)}"
+                )
+        differences += [
+            f"{name} is not part of it" for name in chosen if name not in wanted
+        ]
         if not differences:
             for name, value in chosen.items():
                 if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                    raise WeightsError(f"weights must be finite, but {name} of {source} holds NaN or infinity")
+                    raise WeightsError(
+                        f"weights must be finite, but {name} of {source} holds NaN or infinity"
+                    )
             module.load_state_dict(chosen, strict=True)
             return
         best = min(best or differences, differences, key=len)
@@ -152,7 +201,9 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: st
     )
 
 
-def _candidates(module: nn.Module, wanted: Tensors, tensors: Tensors) -> Iterator[Tensors]:
+def _candidates(
+    module: nn.Module, wanted: Tensors, tensors: Tensors
+) -> Iterator[Tensors]:
     """Yield the tensors as they are, then renamed or resampled by what is known of other layouts."""
     yield tensors
     if "_conv_stem.weight" in tensors:
@@ -160,21 +211,35 @@ def _candidates(module: nn.Module, wanted: Tensors, tensors: Tensors) -> Iterato
     # timm keeps, beside each architecture, a function that converts the layouts it was published in.
     home = sys.modules[type(module).__module__]
     known = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
-    convert: Callable[..., Any] | None = next((getattr(home, name) for name in known if hasattr(home, name)), None)
+    convert: Callable[..., Any] | None = next(
+        (getattr(home, name) for name in known if hasattr(home, name)), None
+    )
     if convert is None or not home.__name__.startswith("timm."):
         return
     # It resamples patch kernels too, so that weights of one patch size go into another architecture and give features
     # that nobody trained. Only position embeddings and classifiers may change their shape.
     for name, value in tensors.items():
-        fixed = name in wanted and value.ndim == wanted[name].ndim and value.shape != wanted[name].shape
-        if fixed and not any(part in name for part in _POSITIONS) and name.rpartition(".")[0] not in _CLASSIFIERS:
+        fixed = (
+            name in wanted
+            and value.ndim == wanted[name].ndim
+            and value.shape != wanted[name].shape
+        )
+        if (
+            fixed
+            and not any(part in name for part in _POSITIONS)
+            and name.rpartition(".")[0] not in _CLASSIFIERS
+        ):
             return
     try:
         converted = convert(dict(tensors), module)
     except Exception:  # made for files of its own family; on any other it fails in its own way, and nothing fits
         return
     if isinstance(converted, Mapping):
-        yield {str(name): value for name, value in converted.items() if isinstance(value, Tensor)}
+        yield {
+            str(name): value
+            for name, value in converted.items()
+            if isinstance(value, Tensor)
+        }
 
 
 def _efficientnet_names(tensors: Tensors, names: list[str]) -> Tensors:
@@ -183,13 +248,21 @@ def _efficientnet_names(tensors: Tensors, names: list[str]) -> Tensors:
     Both list their layers in the order of computation, so the n-th name goes to the n-th; that the last parts of the
     names agree and (later) all the shapes is the proof.
     """
-    body = {name: value for name, value in tensors.items() if not name.startswith("_fc.")}
+    body = {
+        name: value for name, value in tensors.items() if not name.startswith("_fc.")
+    }
     targets = [name for name in names if not name.startswith("classifier.")]
     pairs = list(zip(body, targets))
-    if len(body) != len(targets) or any(a.rpartition(".")[2] != b.rpartition(".")[2] for a, b in pairs):
+    if len(body) != len(targets) or any(
+        a.rpartition(".")[2] != b.rpartition(".")[2] for a, b in pairs
+    ):
         return tensors
     renamed = {target: body[name] for name, target in pairs}
-    head = {f"classifier.{n.removeprefix('_fc.')}": v for n, v in tensors.items() if n.startswith("_fc.")}
+    head = {
+        f"classifier.{n.removeprefix('_fc.')}": v
+        for n, v in tensors.items()
+        if n.startswith("_fc.")
+    }
     return renamed | head
 
 
@@ -227,9 +300,15 @@ def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:
     for name in sorted(state):
         value = state[name]
         if not isinstance(value, Tensor):
-            raise WeightsError(f"state_dict of a backbone must hold tensors only, got {type(value).__name__} at {name}")
+            raise WeightsError(
+                f"state_dict of a backbone must hold tensors only, got {type(value).__name__} at {name}"
+            )
         digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}\0".encode())
         body = value.detach().cpu().contiguous().reshape(-1)
         # Through bytes: numpy knows no bfloat16, and a view costs nothing.
-        digest.update(np.ascontiguousarray(body.view(torch.uint8).numpy()).data if body.numel() else b"")
+        digest.update(
+            np.ascontiguousarray(body.view(torch.uint8).numpy()).data
+            if body.numel()
+            else b""
+        )
     return digest.hexdigest()

@@ -28,10 +28,31 @@ from evergrow.core.errors import (
     UnsupportedError,
 )
 from evergrow.core.estimator import Estimator, not_fitted, plain_value
-from evergrow.core.record import Between, check_kind, make_archive, read_fields, record, require, written_values
+from evergrow.core.record import (
+    Between,
+    check_kind,
+    make_archive,
+    read_fields,
+    record,
+    require,
+    written_values,
+)
 from evergrow.core.registry import Registry
-from evergrow.core.validation import as_weights, check_keys, check_matrix, resolve_device
-from evergrow.head.labels import BUILT_IN, ClassChange, LabelUpdate, NamedClasses, SavedHead, StoredLabels, as_labels
+from evergrow.core.validation import (
+    as_weights,
+    check_keys,
+    check_matrix,
+    resolve_device,
+)
+from evergrow.head.labels import (
+    BUILT_IN,
+    ClassChange,
+    LabelUpdate,
+    NamedClasses,
+    SavedHead,
+    StoredLabels,
+    as_labels,
+)
 from evergrow.head.ridge_model import RidgeModel
 
 Seed = Annotated[int, Between(-(2**63), 2**64)]
@@ -152,7 +173,9 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     def _regroup(self, change: ClassChange) -> None:
         """Reorder sums by class, and add up those of classes that become one; all or nothing."""
-        raise UnsupportedError(f"method {self.method_name()!r} cannot give classes other names")
+        raise UnsupportedError(
+            f"method {self.method_name()!r} cannot give classes other names"
+        )
 
     def _solve_order(self) -> float:
         """Return the order of the largest system that answers need; infinite for what takes longer than a solve."""
@@ -183,19 +206,25 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def require_weights(self) -> None:
         """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""
         if not self.takes_weights:
-            raise UnsupportedError(f"method {self.method_name()!r} cannot let samples count for more or less than one")
+            raise UnsupportedError(
+                f"method {self.method_name()!r} cannot let samples count for more or less than one"
+            )
 
     @classmethod
     def method_name(cls) -> str:
         """Return the name that the head is registered under, or that of its class."""
-        return next((name for name in HEADS.names() if HEADS[name] is cls), cls.__name__)
+        return next(
+            (name for name in HEADS.names() if HEADS[name] is cls), cls.__name__
+        )
 
     def _is_fitted(self) -> bool:
         return hasattr(self, "classes_") and len(self.classes_) > 0
 
     def _require_fitted(self) -> None:
         if not self._is_fitted():
-            raise not_fitted(f"this {type(self).__name__} must learn something first: call fit()")
+            raise not_fitted(
+                f"this {type(self).__name__} must learn something first: call fit()"
+            )
 
     def _require_started(self) -> None:
         """Raise unless there is something to save; a spawned classifier has begun before it knows a class."""
@@ -242,7 +271,13 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         return self
 
     def _labelled(
-        self, X: Any, y: Any, sample_weight: Any, device: torch.device, *, reset: bool = False
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        device: torch.device,
+        *,
+        reset: bool = False,
     ) -> tuple[Tensor, NDArray[Any], Tensor | None]:
         """Return rows and labels of some weight, and the weights; None where every one is one."""
         Z = self._features(X, device, reset=reset)
@@ -251,9 +286,15 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             return Z, labels, None
         self.require_weights()
         rows = np.flatnonzero(weights)
-        return Z[torch.from_numpy(rows).to(device)], labels[rows], torch.from_numpy(weights[rows]).to(device)
+        return (
+            Z[torch.from_numpy(rows).to(device)],
+            labels[rows],
+            torch.from_numpy(weights[rows]).to(device),
+        )
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> Self:
         """Learn one more batch: new classes, old classes or both, of any size.
 
         The first call is the same as :meth:`fit`. If anything is wrong with the batch the learner stays
@@ -283,7 +324,9 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         if classes is not None:
             unknown = np.setdiff1d(np.asarray(y), np.asarray(classes))
             if len(unknown):
-                raise LabelError(f"y must be among the classes {list(classes)!r}, got {unknown[:5].tolist()}")
+                raise LabelError(
+                    f"y must be among the classes {list(classes)!r}, got {unknown[:5].tolist()}"
+                )
         if "classes_" not in vars(self):
             return self._begin(X, y, sample_weight)
         Z, labels, weights = self._labelled(X, y, sample_weight, self.device_)
@@ -348,11 +391,15 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         """Return X as a finite float64 tensor on the device, or raise :class:`InputError`."""
         if isinstance(X, torch.Tensor):
             if X.is_complex():
-                raise InputError(f"X must be real, got {X.dtype}: Complex data not supported")
+                raise InputError(
+                    f"X must be real, got {X.dtype}: Complex data not supported"
+                )
             Z = X.detach().to(device, torch.float64)
             check_matrix("X", Z, columns=None if reset else self.n_features_in_)
             if min(Z.shape) < 1:
-                raise InputError(f"X must have at least one row and one column, got shape {tuple(Z.shape)}")
+                raise InputError(
+                    f"X must have at least one row and one column, got shape {tuple(Z.shape)}"
+                )
         elif (
             # What a stream hands over, so that scikit-learn's milliseconds of checks would find nothing. A sum that is
             # not finite may come from finite numbers; such an array takes the long way, which tells.
@@ -360,7 +407,13 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             and X.dtype in (np.float32, np.float64)
             and X.ndim == 2
             and min(X.shape) > 0
-            and (reset or (X.shape[1] == self.n_features_in_ and not hasattr(self, "feature_names_in_")))
+            and (
+                reset
+                or (
+                    X.shape[1] == self.n_features_in_
+                    and not hasattr(self, "feature_names_in_")
+                )
+            )
             and bool(np.isfinite(X.sum()))
         ):
             Z = torch.from_numpy(np.array(X, dtype=np.float64, order="C")).to(device)
@@ -371,8 +424,12 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
                 # Copying happens only where the type changes or the array is read-only.
                 array = validate_data(self, X, reset=reset, dtype=np.float64, order="C")
             except ValueError as error:
-                raise InputError(f"X must be a finite 2-D array of features: {error}") from error
-            return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
+                raise InputError(
+                    f"X must be a finite 2-D array of features: {error}"
+                ) from error
+            return torch.from_numpy(
+                array if array.flags.writeable else array.copy()
+            ).to(device)
         if reset:
             self.n_features_in_ = int(Z.shape[1])
             self.__dict__.pop("feature_names_in_", None)
@@ -424,18 +481,25 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         """Return what :meth:`save` writes, for those who put a head into a file of their own."""
         self._require_started()
         archive = make_archive(type(self), written_values(self._contents()))
-        params = {name: plain_value(name, value) for name, value in self.get_params(deep=False).items()}
+        params = {
+            name: plain_value(name, value)
+            for name, value in self.get_params(deep=False).items()
+        }
         # What a later version wrote beside that, and this one does not know, goes back where it was.
         for name, value in self._unknown_fields.items():
             archive.meta.setdefault(name, value)
         labels = asdict(StoredLabels.of(self.classes_))
-        archive.meta.update(params=params, labels=labels, n_features=self.n_features_in_)
+        archive.meta.update(
+            params=params, labels=labels, n_features=self.n_features_in_
+        )
         if hasattr(self, "feature_names_in_"):
             archive.meta["feature_names"] = self.feature_names_in_.tolist()
         return archive
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], device: str | torch.device | None = None) -> Self:
+    def load(
+        cls, path: str | os.PathLike[str], device: str | torch.device | None = None
+    ) -> Self:
         """Read a classifier that :meth:`save` wrote.
 
         Parameters
@@ -456,7 +520,11 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @classmethod
     def from_archive(
-        cls, archive: Archive, device: str | torch.device | None = None, *, name: str = "the archive"
+        cls,
+        archive: Archive,
+        device: str | torch.device | None = None,
+        *,
+        name: str = "the archive",
     ) -> Self:
         """Rebuild a classifier from what :meth:`to_archive` gave.
 
@@ -478,31 +546,67 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         saved = read_fields(SavedHead, archive, name=name)
         try:
             check_keys(saved.params, cls._param_names(), "setting")
-            made = cls(**{key: tuple(item) if isinstance(item, list) else item for key, item in saved.params.items()})
+            made = cls(
+                **{
+                    key: tuple(item) if isinstance(item, list) else item
+                    for key, item in saved.params.items()
+                }
+            )
             made._check_params()
-        except (EvergrowError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-            raise FileFormatError(f"{name} must have settings that the method takes: {error}") from error
-        made.device_ = _usable_device(name, made.device) if device is None else resolve_device(device)
+        except (
+            EvergrowError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
+            raise FileFormatError(
+                f"{name} must have settings that the method takes: {error}"
+            ) from error
+        made.device_ = (
+            _usable_device(name, made.device)
+            if device is None
+            else resolve_device(device)
+        )
         if device is not None:
             made.device = device
         made.classes_, made.n_features_in_ = saved.labels.table(), saved.n_features
         if saved.feature_names is not None:
             made.feature_names_in_ = np.asarray(saved.feature_names, dtype=object)
-        learned: Any = read_fields(made.learned_as, archive, device=made.device_, name=name)
+        learned: Any = read_fields(
+            made.learned_as, archive, device=made.device_, name=name
+        )
         try:
             made._restore(learned)
-            if not bool((made.classes_[:-1] < made.classes_[1:]).all()):  # they got other names in the file
+            if not bool(
+                (made.classes_[:-1] < made.classes_[1:]).all()
+            ):  # they got other names in the file
                 made._change_classes(ClassChange.of(made.classes_, {}))
         except (FileFormatError, InputError, ParameterError) as error:
-            raise FileFormatError(f"{name} is damaged or contradicts itself: {error}") from error
-        known = {field.name for part in (SavedHead, made.learned_as) for field in fields(part)}
-        made._unknown_fields = {key: value for key, value in archive.meta.items() if key not in known}
+            raise FileFormatError(
+                f"{name} is damaged or contradicts itself: {error}"
+            ) from error
+        known = {
+            field.name
+            for part in (SavedHead, made.learned_as)
+            for field in fields(part)
+        }
+        made._unknown_fields = {
+            key: value for key, value in archive.meta.items() if key not in known
+        }
         return made
 
     def _check_model(self, model: RidgeModel) -> RidgeModel:
         """Return a ridge model of a file that fits the head's features and classes."""
-        require(model.layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
-        require(len(model.counts) == len(self.classes_), "its statistics are of another number of classes")
+        require(
+            model.layer.n_features_in == self.n_features_in_,
+            "its layer is for features of another width",
+        )
+        require(
+            len(model.counts) == len(self.classes_),
+            "its statistics are of another number of classes",
+        )
         return model
 
 
@@ -514,5 +618,13 @@ def _usable_device(name: str, device: Any) -> torch.device:
         wanted = torch.device(device)
     except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
         raise FileFormatError(f"{name} must name a device, got {device!r}") from error
-    usable = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    return wanted if (wanted.index or 0) < usable.get(wanted.type, 0) else torch.device("cpu")
+    usable = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    return (
+        wanted
+        if (wanted.index or 0) < usable.get(wanted.type, 0)
+        else torch.device("cpu")
+    )

@@ -76,7 +76,9 @@ _MOST_TRIED = 8
 weights in use, half as many."""
 
 
-def first_blocks(Z: Tensor, codes: Tensor, sizes: Sequence[int] | None) -> FeatureBlocks | None:
+def first_blocks(
+    Z: Tensor, codes: Tensor, sizes: Sequence[int] | None
+) -> FeatureBlocks | None:
     """Return the blocks with the weights that a first task fixes; None where there is one block only.
 
     Parameters
@@ -105,11 +107,18 @@ def first_blocks(Z: Tensor, codes: Tensor, sizes: Sequence[int] | None) -> Featu
     if len(rows) < ENOUGH_ROWS:
         found = cautious_weights(len(sizes))
     elif 2 * len(rows) > width:
-        found = choose_block_weights(rows.T @ rows, rows.T @ targets, targets.sum(dim=0), sizes)
+        found = choose_block_weights(
+            rows.T @ rows, rows.T @ targets, targets.sum(dim=0), sizes
+        )
     else:
         one = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
-        found = choose_block_weights(one, targets, targets.sum(dim=0), sizes, basis=rows.T)
-    return FeatureBlocks(sizes, tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in found))
+        found = choose_block_weights(
+            one, targets, targets.sum(dim=0), sizes, basis=rows.T
+        )
+    return FeatureBlocks(
+        sizes,
+        tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in found),
+    )
 
 
 def cautious_weights(blocks: int) -> tuple[float, ...]:
@@ -176,7 +185,10 @@ def choose_block_weights(
     if len(blocks) < 2 or classes < 2 or rows - classes < 1.0:
         return even
     mean = cross.sum(dim=1) / rows
-    gram, cross = gram - rows * torch.outer(mean, mean), cross - torch.outer(mean, counts)
+    gram, cross = (
+        gram - rows * torch.outer(mean, mean),
+        cross - torch.outer(mean, counts),
+    )
     mean = mean if basis is None else basis @ mean
     search: _Search
     if rows <= sum(blocks) or (basis is not None and 2 * basis.shape[1] <= len(basis)):
@@ -196,16 +208,25 @@ def choose_block_weights(
         apart = used - search.given
         begin = search.given + (apart - apart.mean()).clamp(-limit, limit)
     plain = float((search.energies / begin.exp()).sum()) / rows
-    ridges, score = search.minimum(math.log(_START * plain) + begin, is_near=start is not None)
+    ridges, score = search.minimum(
+        math.log(_START * plain) + begin, is_near=start is not None
+    )
     if ridges is None:
         return even
-    if start is not None and search._judge(used + (ridges - used).mean())[0] < score + _FREE:
+    if (
+        start is not None
+        and search._judge(used + (ridges - used).mean())[0] < score + _FREE
+    ):
         return tuple(start)
     limit = 0.5 * math.log(LARGEST_BLOCK_WEIGHT)
     weights = (-0.5 * (ridges - ridges.mean())).clamp(-limit, limit).exp()
     kept = float((weights.square() * search.energies).sum())
-    weights = weights * math.sqrt(energy / kept) if kept > 0.0 else weights  # all columns' energy stays what it is
-    return tuple(weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist())
+    weights = (
+        weights * math.sqrt(energy / kept) if kept > 0.0 else weights
+    )  # all columns' energy stays what it is
+    return tuple(
+        weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist()
+    )
 
 
 class _Search(ABC):
@@ -223,19 +244,36 @@ class _Search(ABC):
         Weights of blocks before.
     """
 
-    def __init__(self, columns: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None) -> None:
+    def __init__(
+        self,
+        columns: Tensor,
+        counts: Tensor,
+        blocks: Sequence[int],
+        given: Sequence[float] | None,
+    ) -> None:
         self.blocks, self.rows = list(blocks), float(counts.sum())
         self.targets = self.rows - float(counts.square().sum()) / self.rows
-        self.owner = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor(self.blocks)).to(columns.device)
+        self.owner = torch.repeat_interleave(
+            torch.arange(len(blocks)), torch.tensor(self.blocks)
+        ).to(columns.device)
         self.energies = self._by_block(columns)
         # Columns w x with a ridge are columns x with a ridge that is w^2 times smaller.
-        self.given = 2.0 * torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64).log()
+        self.given = (
+            2.0
+            * torch.tensor(
+                list(given or [1.0] * len(blocks)), dtype=torch.float64
+            ).log()
+        )
 
     def _by_block(self, values: Tensor) -> Tensor:
         """Return the sum of values (d,) over the columns of each block, on the CPU."""
-        return values.new_zeros(len(self.blocks)).index_add_(0, self.owner, values).cpu()
+        return (
+            values.new_zeros(len(self.blocks)).index_add_(0, self.owner, values).cpu()
+        )
 
-    def minimum(self, ridges: Tensor, *, is_near: bool = False) -> tuple[Tensor | None, float]:
+    def minimum(
+        self, ridges: Tensor, *, is_near: bool = False
+    ) -> tuple[Tensor | None, float]:
         """Return the best logarithms of ridges and their score, or None where no ridge can be judged."""
         value, slopes = self._judge(ridges)
         for _ in range(5):
@@ -254,13 +292,21 @@ class _Search(ABC):
                 return known
             found, bent = self._judge(torch.from_numpy(SPREAD * point))
             # A line search goes back from where there is no score.
-            return (found if math.isfinite(found) else value + _NO_SCORE), SPREAD * bent.numpy()
+            return (
+                found if math.isfinite(found) else value + _NO_SCORE
+            ), SPREAD * bent.numpy()
 
         most = _MOST_TRIED // 2 if is_near else _MOST_TRIED
-        enough = {"ftol": _ENOUGH / max(abs(value), 1.0), "gtol": _ENOUGH, "maxfun": most}
+        enough = {
+            "ftol": _ENOUGH / max(abs(value), 1.0),
+            "gtol": _ENOUGH,
+            "maxfun": most,
+        }
         from scipy import optimize  # takes longer to import than most choices take
 
-        found = optimize.minimize(judge, start, jac=True, method="L-BFGS-B", options=enough)
+        found = optimize.minimize(
+            judge, start, jac=True, method="L-BFGS-B", options=enough
+        )
         return torch.from_numpy(SPREAD * found.x), float(found.fun)
 
     def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
@@ -268,7 +314,9 @@ class _Search(ABC):
         score, slopes = self._score(ridges)
         apart = ridges - self.given
         apart = apart - apart.mean()
-        value = 0.5 * self.rows * score + float(apart.square().sum()) / (2.0 * SPREAD**2)
+        value = 0.5 * self.rows * score + float(apart.square().sum()) / (
+            2.0 * SPREAD**2
+        )
         return value, 0.5 * self.rows * slopes + apart / SPREAD**2
 
     def _score(self, ridges: Tensor) -> tuple[float, Tensor]:
@@ -280,7 +328,9 @@ class _Search(ABC):
         # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
         if rss <= 1e-10 * self.targets or slack <= 1e-6 * self.rows:
             return math.inf, torch.zeros_like(ridges)
-        return math.log(self.rows * rss / slack**2), rss_slopes / rss - 2.0 * slack_slopes / slack
+        return math.log(
+            self.rows * rss / slack**2
+        ), rss_slopes / rss - 2.0 * slack_slopes / slack
 
     @abstractmethod
     def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
@@ -293,7 +343,12 @@ class _DenseSearch(_Search):
     def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
         super().__init__(total.diagonal().clamp_min(0.0), *others)
         self.total, self.cross = total, cross
-        signs = torch.randint(0, 2, (len(total), PROBES), generator=generator(0, "block weights", len(total)))
+        signs = torch.randint(
+            0,
+            2,
+            (len(total), PROBES),
+            generator=generator(0, "block weights", len(total)),
+        )
         self.signs = signs.to(total).mul_(2.0).sub_(1.0)
 
     def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
@@ -301,22 +356,34 @@ class _DenseSearch(_Search):
         matrix = self.total.clone()
         matrix.diagonal().add_(ridge)
         factor = safe_cholesky(matrix)
-        solved = factor.solve(torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1))
-        weights, probes, weighted = torch.split(solved, [self.cross.shape[1], PROBES, PROBES], dim=1)
+        solved = factor.solve(
+            torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1)
+        )
+        weights, probes, weighted = torch.split(
+            solved, [self.cross.shape[1], PROBES, PROBES], dim=1
+        )
         # The diagonals of L P and L P L P.
         kept = ridge * (self.signs * probes).sum(dim=1) / PROBES
         shrinking = ridge * (probes * weighted).sum(dim=1) / PROBES
         shrunk = ridge[:, None] * weights
-        rss = self.targets - float((weights * self.cross).sum()) - float((weights * shrunk).sum())
+        rss = (
+            self.targets
+            - float((weights * self.cross).sum())
+            - float((weights * shrunk).sum())
+        )
         slack = self.rows - 1.0 - len(kept) + float(kept.sum())
-        rss_slopes = 2.0 * self._by_block(ridge * (weights * factor.solve(shrunk)).sum(dim=1))
+        rss_slopes = 2.0 * self._by_block(
+            ridge * (weights * factor.solve(shrunk)).sum(dim=1)
+        )
         return rss, slack, rss_slopes, self._by_block(kept - shrinking)
 
 
 class _ThinSearch(_Search):
     """From a total scatter ``V G V^T`` of few rows and cross products ``V Q``; without V they are G and Q."""
 
-    def __init__(self, gram: Tensor, cross: Tensor, basis: Tensor | None, *others: Any) -> None:
+    def __init__(
+        self, gram: Tensor, cross: Tensor, basis: Tensor | None, *others: Any
+    ) -> None:
         values, vectors = symmetric_eigh(gram)
         kept = values > 1e-12 * values[-1].clamp_min(0.0)
         lengths, vectors = values[kept].sqrt(), vectors[:, kept]
@@ -336,6 +403,8 @@ class _ThinSearch(_Search):
         again, squared = inverse @ left, inverse @ inverse
         rss = self.rest + float(left.square().sum())
         slack = self.rows - 1.0 - len(inverse) + float(inverse.diagonal().sum())
-        rss_slopes = torch.stack([2.0 * (again * (part @ left)).sum() for part in self.inner])
+        rss_slopes = torch.stack(
+            [2.0 * (again * (part @ left)).sum() for part in self.inner]
+        )
         slack_slopes = torch.stack([(squared * part).sum() for part in self.inner])
         return rss, slack, shares * rss_slopes.cpu(), shares * slack_slopes.cpu()

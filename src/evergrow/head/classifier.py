@@ -12,14 +12,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import LabelError, MergeError, NothingLeftError, ParameterError, UnsupportedError
+from evergrow.core.errors import (
+    LabelError,
+    MergeError,
+    NothingLeftError,
+    ParameterError,
+    UnsupportedError,
+)
 from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
 from evergrow.head.guesses import Guesses, GuessReport, guess_rows, merged_guesses
-from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, known_codes, old_columns
+from evergrow.head.labels import (
+    ClassChange,
+    LabelUpdate,
+    as_labels,
+    check_kind,
+    known_codes,
+    old_columns,
+)
 from evergrow.head.layers.feature_map import (
     LAYERS,
     MOST_BLOCKS,
@@ -72,7 +85,11 @@ class Learned:
 
 def _solution_of(solved: SolvedCache) -> Solution | None:
     """Return what a file keeps of what was solved; a calibrated temperature is no matter of the statistics."""
-    return None if solved.solution is None else Solution(solved.solution, solved.warmth, solved.choice)
+    return (
+        None
+        if solved.solution is None
+        else Solution(solved.solution, solved.warmth, solved.choice)
+    )
 
 
 @HEADS.register("evergrow")
@@ -180,14 +197,24 @@ class Classifier(IncrementalClassifier):
             check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("readout", self.readout, READOUTS)
         check_choice("normalize", self.normalize, ("auto", "none", "l2", "sqrt-l2"))
-        check_number("shape_directions", self.shape_directions, low=0, high=4096, integer=True)
+        check_number(
+            "shape_directions", self.shape_directions, low=0, high=4096, integer=True
+        )
         sizes = () if self.blocks is None else self.blocks
-        if not isinstance(sizes, (tuple, list)) or len(sizes) > MOST_BLOCKS or (self.blocks is not None and not sizes):
-            raise ParameterError(f"blocks must be None or 1 to {MOST_BLOCKS} numbers of columns, got {self.blocks!r}")
+        if (
+            not isinstance(sizes, (tuple, list))
+            or len(sizes) > MOST_BLOCKS
+            or (self.blocks is not None and not sizes)
+        ):
+            raise ParameterError(
+                f"blocks must be None or 1 to {MOST_BLOCKS} numbers of columns, got {self.blocks!r}"
+            )
         for size in sizes:
             check_number("blocks", size, low=1, high=2**31, integer=True)
         if len(sizes) > 1 and self.normalize not in ("auto", "none"):
-            raise ParameterError(f"normalize must be 'auto' or 'none' with several blocks, got {self.normalize!r}")
+            raise ParameterError(
+                f"normalize must be 'auto' or 'none' with several blocks, got {self.normalize!r}"
+            )
 
     def _chosen_layer(self) -> Layer:
         """Return the settings of the layer to build."""
@@ -201,7 +228,9 @@ class Classifier(IncrementalClassifier):
         if isinstance(layer, Mapping):
             return layer_from_plain({**layer, **own})
         if not isinstance(layer, Layer):
-            raise ParameterError(f"layer must be a layer, its name or None, got {type(layer).__name__}")
+            raise ParameterError(
+                f"layer must be a layer, its name or None, got {type(layer).__name__}"
+            )
         return dataclasses.replace(layer, **own) if own else layer
 
     def _fixed_alpha(self) -> float | None:
@@ -211,17 +240,29 @@ class Classifier(IncrementalClassifier):
     # -- learning -----------------------------------------------------------------------------------------
 
     def _reset(self) -> None:
-        for name in ("_model", "_solved", "_temperature", "_standard", "_guesses", "_blend"):
+        for name in (
+            "_model",
+            "_solved",
+            "_temperature",
+            "_standard",
+            "_guesses",
+            "_blend",
+        ):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
             self._commit(self._first_model(Z, labels.codes), None, None)
-        learned, guesses = self._model.learn(Z, labels.codes, labels.groups, labels.weights), self._guesses
+        learned, guesses = (
+            self._model.learn(Z, labels.codes, labels.groups, labels.weights),
+            self._guesses,
+        )
         if guesses is not None:  # a label replaces the guess about its row
             guesses = guesses.group(labels.groups).without(learned, Z)
-        solved = self._solved.followed(learned, Z, labels.codes, labels.groups, labels.weights)
+        solved = self._solved.followed(
+            learned, Z, labels.codes, labels.groups, labels.weights
+        )
         self._commit(learned, solved, guesses)
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
@@ -236,30 +277,48 @@ class Classifier(IncrementalClassifier):
         kind, alpha = self._chosen_layer(), self._fixed_alpha()
         # A matrix of all rows and many classes would be large: the default layer looks at no targets.
         is_drawn = isinstance(kind, FourierLayer)
-        Y = Z.new_empty(len(Z), 0) if is_drawn else torch.nn.functional.one_hot(codes).to(Z.dtype)
+        Y = (
+            Z.new_empty(len(Z), 0)
+            if is_drawn
+            else torch.nn.functional.one_hot(codes).to(Z.dtype)
+        )
         layer = kind.build(Z, Y, seed=self._seed, alpha=alpha, verbose=self.verbose > 0)
         check_contrast(layer, Z)
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
-        shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
+        shapes = (
+            ClassShapes.first(Z, self.shape_directions)
+            if self.shape_directions
+            else None
+        )
         state = self._empty_state(layer.n_outputs, floor, Z.device)
         return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
 
-    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeStatistics:
+    def _empty_state(
+        self, width: int, floor: float, device: torch.device
+    ) -> RidgeStatistics:
         """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
         return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
 
-    def _commit(self, model: RidgeModel, solved: SolvedCache | None, guesses: Guesses | None) -> None:
+    def _commit(
+        self, model: RidgeModel, solved: SolvedCache | None, guesses: Guesses | None
+    ) -> None:
         """Make a new model the current one; what was solved for the old one is solved anew when needed."""
         if solved is None:
             before: SolvedCache | None = vars(self).get("_solved")
             fixed = self._fixed_alpha()
-            solved = SolvedCache(model, self.readout, fixed) if before is None else before.after(model, fixed)
+            solved = (
+                SolvedCache(model, self.readout, fixed)
+                if before is None
+                else before.after(model, fixed)
+            )
         self._model, self._solved, self._guesses = model, solved, guesses or None
 
     # -- rows without labels ------------------------------------------------------------------------------
 
-    def learn_unlabelled(self, X: Any, *, threshold: float | None = None) -> GuessReport:
+    def learn_unlabelled(
+        self, X: Any, *, threshold: float | None = None
+    ) -> GuessReport:
         """Learn rows without labels as what they look like, the less the more labels there are.
 
         They are sums of their own: :meth:`forget_unlabelled` takes them out, and a label that comes for one of the
@@ -293,11 +352,19 @@ class Classifier(IncrementalClassifier):
         0
         """
         self._require_fitted()
-        if self.readout == "ridge":  # under ridge regression classes of many guesses swallow the others
-            raise UnsupportedError("rows without labels are learned with the denoised readout only")
+        if (
+            self.readout == "ridge"
+        ):  # under ridge regression classes of many guesses swallow the others
+            raise UnsupportedError(
+                "rows without labels are learned with the denoised readout only"
+            )
         if len(self.classes_) < 2:
-            raise LabelError("rows without labels need at least two learned classes to choose from, got one")
-        found, report = guess_rows(self.branch(), self._features(X, self.device_), threshold)
+            raise LabelError(
+                "rows without labels need at least two learned classes to choose from, got one"
+            )
+        found, report = guess_rows(
+            self.branch(), self._features(X, self.device_), threshold
+        )
         if report.used:
             self._guesses, self._blend = found, None
         return report
@@ -319,10 +386,18 @@ class Classifier(IncrementalClassifier):
         if self._guesses is None:
             return self._solved
         model, guesses = self._model, self._guesses
-        if self._blend is None or self._blend[0] is not model or self._blend[1] is not guesses:
+        if (
+            self._blend is None
+            or self._blend[0] is not model
+            or self._blend[1] is not guesses
+        ):
             before = self._solved if self._blend is None else self._blend[2]
             cache = before.after(guesses.blended(model), self._fixed_alpha())
-            self._blend = model, guesses, dataclasses.replace(cache, shape_masses=model.masses)
+            self._blend = (
+                model,
+                guesses,
+                dataclasses.replace(cache, shape_masses=model.masses),
+            )
         return self._blend[2]
 
     # -- answers ------------------------------------------------------------------------------------------
@@ -333,7 +408,11 @@ class Classifier(IncrementalClassifier):
         for rows, H in model.activations(Z):
             out[rows] = torch.addmm(readout.offset, H, readout.weights)
         shapes = self._answering.shapes
-        return out if shapes is None or model.shapes is None else shapes.add(model.shapes.rows(model.inputs(Z)), out)
+        return (
+            out
+            if shapes is None or model.shapes is None
+            else shapes.add(model.shapes.rows(model.inputs(Z)), out)
+        )
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return class probabilities: a softmax of the scores at :attr:`temperature_`.
@@ -351,14 +430,24 @@ class Classifier(IncrementalClassifier):
             Rows sum to one; columns follow ``classes_``.
         """
         temperature = self.temperature_
-        return np.asarray(torch.softmax(torch.from_numpy(self.class_scores(X)) / temperature, dim=1).numpy())
+        return np.asarray(
+            torch.softmax(
+                torch.from_numpy(self.class_scores(X)) / temperature, dim=1
+            ).numpy()
+        )
 
     @property
     def temperature_(self) -> float:
         """Temperature of the softmax: the one given to :meth:`calibrate`, else a guess from the statistics."""
         self._require_fitted()
-        found = self._solved.temperature() if self._temperature is None else self._temperature
-        if self._guesses is not None:  # scores are larger by as much as the means are better known
+        found = (
+            self._solved.temperature()
+            if self._temperature is None
+            else self._temperature
+        )
+        if (
+            self._guesses is not None
+        ):  # scores are larger by as much as the means are better known
             found *= self._answering.temperature() / self._solved.temperature()
         return found
 
@@ -391,7 +480,9 @@ class Classifier(IncrementalClassifier):
         True
         """
         terms = self.novelty_terms(X)
-        return (self._solved.standard if self._standard is None else self._standard).score(terms)
+        return (
+            self._solved.standard if self._standard is None else self._standard
+        ).score(terms)
 
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
         """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
@@ -407,7 +498,9 @@ class Classifier(IncrementalClassifier):
             Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is less known, and the last.
         """
         self._require_fitted()
-        return np.asarray(self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy())
+        return np.asarray(
+            self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy()
+        )
 
     def expected_terms(self) -> NDArray[np.float64]:
         """Return the terms of novelty (256, 6) that the statistics alone expect of known rows."""
@@ -435,7 +528,9 @@ class Classifier(IncrementalClassifier):
 
     # -- calibration --------------------------------------------------------------------------------------
 
-    def fold_outs(self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None) -> FoldOuts:
+    def fold_outs(
+        self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None
+    ) -> FoldOuts:
         """Return terms of novelty and log losses of learned rows as if they, or their fold, had not been learned.
 
         Parameters
@@ -451,12 +546,26 @@ class Classifier(IncrementalClassifier):
         """
         self._require_fitted()
         Z = self._features(X, self.device_)
-        codes, found = known_codes(self.classes_, as_labels(y, len(Z))), as_weights(sample_weight, len(Z))
+        codes, found = (
+            known_codes(self.classes_, as_labels(y, len(Z))),
+            as_weights(sample_weight, len(Z)),
+        )
         weights = None if found is None else torch.from_numpy(found).to(Z.device)
-        parts = np.zeros(len(Z), dtype=np.int64) if folds is None else np.asarray(folds, dtype=np.int64)
-        return self._solved.fold_outs(Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights)
+        parts = (
+            np.zeros(len(Z), dtype=np.int64)
+            if folds is None
+            else np.asarray(folds, dtype=np.int64)
+        )
+        return self._solved.fold_outs(
+            Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights
+        )
 
-    def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
+    def calibrate(
+        self,
+        *,
+        temperature: float | None = None,
+        novelty: NoveltyStandard | None = None,
+    ) -> Self:
         """Set what was found out from rows as if they had not been learned; it stays when more is learned.
 
         Parameters
@@ -484,7 +593,10 @@ class Classifier(IncrementalClassifier):
         self._require_started()
         if temperature is not None:
             check_number("temperature", temperature, low=0, low_open=True)
-        self._temperature, self._standard = None if temperature is None else float(temperature), novelty
+        self._temperature, self._standard = (
+            None if temperature is None else float(temperature),
+            novelty,
+        )
         return self
 
     # -- exact edits --------------------------------------------------------------------------------------
@@ -497,7 +609,13 @@ class Classifier(IncrementalClassifier):
         """
         self._require_started()
         child = self.branch()
-        for name in ("_solved", "_temperature", "_standard", "_unknown_fields", "_blend"):
+        for name in (
+            "_solved",
+            "_temperature",
+            "_standard",
+            "_unknown_fields",
+            "_blend",
+        ):
             child.__dict__.pop(name, None)
         child._commit(self._model.empty(), None, None)
         child.classes_ = self.classes_[:0]
@@ -515,7 +633,11 @@ class Classifier(IncrementalClassifier):
         -------
         self
         """
-        self._commit(dataclasses.replace(self._model, state=self._model.state.expecting(rows)), None, self._guesses)
+        self._commit(
+            dataclasses.replace(self._model, state=self._model.state.expecting(rows)),
+            None,
+            self._guesses,
+        )
         return self
 
     def numbered(self, place: int) -> Self:
@@ -531,7 +653,9 @@ class Classifier(IncrementalClassifier):
         self
         """
         lineage = frozenset(f"{name}-{place}" for name in self._model.lineage)
-        self._commit(dataclasses.replace(self._model, lineage=lineage), None, self._guesses)
+        self._commit(
+            dataclasses.replace(self._model, lineage=lineage), None, self._guesses
+        )
         return self
 
     def merge(self, other: Classifier, base: Classifier | None = None) -> Self:
@@ -558,20 +682,34 @@ class Classifier(IncrementalClassifier):
         heads: list[Classifier] = [self, other] if base is None else [self, other, base]
         for head in heads[1:]:
             if not isinstance(head, Classifier) or "_model" not in vars(head):
-                raise MergeError(f"other must be a learner that shares this layer, got {type(head).__name__}")
+                raise MergeError(
+                    f"other must be a learner that shares this layer, got {type(head).__name__}"
+                )
         if len(self.classes_) and len(other.classes_):
             check_kind(self.classes_, other.classes_)
-        classes = np.union1d(self.classes_, other.classes_) if len(self.classes_) else other.classes_
+        classes = (
+            np.union1d(self.classes_, other.classes_)
+            if len(self.classes_)
+            else other.classes_
+        )
         if base is not None:
-            missing = np.setdiff1d(base.classes_, np.intersect1d(self.classes_, other.classes_))
+            missing = np.setdiff1d(
+                base.classes_, np.intersect1d(self.classes_, other.classes_)
+            )
             if len(missing):
                 raise MergeError(
                     f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}"
                 )
         groups = [old_columns(head.classes_, classes) for head in heads]
-        mine, *others = (head._model.group(own) for head, own in zip(heads, groups, strict=True))
+        mine, *others = (
+            head._model.group(own) for head, own in zip(heads, groups, strict=True)
+        )
         merged = mine.merge(*others)
-        self._commit(merged, None, merged_guesses([head._guesses for head in heads], groups, mine))
+        self._commit(
+            merged,
+            None,
+            merged_guesses([head._guesses for head in heads], groups, mine),
+        )
         self.classes_ = classes
         return self
 
@@ -598,15 +736,23 @@ class Classifier(IncrementalClassifier):
         Z, labels, weights = self._labelled(X, y, sample_weight, self.device_)
         codes = known_codes(self.classes_, labels).to(Z.device)
         alpha = self._fixed_alpha()
-        model = self._model.unlearn(Z, codes, alpha or 1e-3 * max(self._model.row_energy, 1e-12), weights)
+        model = self._model.unlearn(
+            Z, codes, alpha or 1e-3 * max(self._model.row_energy, 1e-12), weights
+        )
         kept = torch.nonzero(model.counts).ravel().tolist()
         if not kept:
-            raise NothingLeftError("at least one sample must remain; call fit to start anew")
+            raise NothingLeftError(
+                "at least one sample must remain; call fit to start anew"
+            )
         if len(kept) < len(self.classes_):
             self._keep(model, kept)
         else:
             model.require_sound(self._model, alpha)
-            self._commit(model, self._solved.followed(model, Z, codes, None, weights), self._guesses)
+            self._commit(
+                model,
+                self._solved.followed(model, Z, codes, None, weights),
+                self._guesses,
+            )
         return self
 
     def forget_classes(self, labels: Iterable[Any]) -> Self:
@@ -628,7 +774,9 @@ class Classifier(IncrementalClassifier):
         codes = known_codes(self.classes_, as_labels(names, len(names))).tolist()
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         if not kept:
-            raise NothingLeftError("at least one class must remain; call fit to start anew")
+            raise NothingLeftError(
+                "at least one class must remain; call fit to start anew"
+            )
         self._keep(self._model, kept)
         return self
 
@@ -650,13 +798,18 @@ class Classifier(IncrementalClassifier):
         check_number("factor", factor, low=0, high=1, low_open=True)
         model = self._model.faded(float(factor))
         if float(model.masses.min()) < LEAST_MASS:
-            raise ParameterError(f"factor must leave every class some weight, got {factor:g}: a class would have none")
+            raise ParameterError(
+                f"factor must leave every class some weight, got {factor:g}: a class would have none"
+            )
         self._commit(model, None, self._guesses and self._guesses.faded(float(factor)))
         return self
 
     def _keep(self, model: RidgeModel, kept: list[int]) -> None:
         """Go on with some classes of a model."""
-        guesses, model = self._guesses and self._guesses.keep(self._model, kept), model.keep(kept)
+        guesses, model = (
+            self._guesses and self._guesses.keep(self._model, kept),
+            model.keep(kept),
+        )
         model.require_sound(self._model, self._fixed_alpha())
         self._commit(model, None, guesses)
         self.classes_ = self.classes_[kept]
@@ -664,7 +817,11 @@ class Classifier(IncrementalClassifier):
     def _regroup(self, change: ClassChange) -> None:
         model, order = self._model.group(change.groups), change.order
         guesses = self._guesses and self._guesses.group(change.groups)
-        self._commit(model, None if order is None else self._solved.reordered(model, order), guesses)
+        self._commit(
+            model,
+            None if order is None else self._solved.reordered(model, order),
+            guesses,
+        )
         if order is None:
             self._solved.choice = None
 
@@ -681,32 +838,66 @@ class Classifier(IncrementalClassifier):
             self._answering.temperature()
 
     def _contents(self) -> Learned:
-        known = self._seed, self._model, self._temperature, self._standard, _solution_of(self._solved)
-        return Learned(*known, self._guesses, None if self._guesses is None else _solution_of(self._answering))
+        known = (
+            self._seed,
+            self._model,
+            self._temperature,
+            self._standard,
+            _solution_of(self._solved),
+        )
+        return Learned(
+            *known,
+            self._guesses,
+            None if self._guesses is None else _solution_of(self._answering),
+        )
 
     def _restore(self, learned: Learned) -> None:
-        self._seed, model, guesses = learned.seed, self._check_model(learned.model), learned.guesses
+        self._seed, model, guesses = (
+            learned.seed,
+            self._check_model(learned.model),
+            learned.guesses,
+        )
         self._temperature, self._standard = learned.temperature, learned.novelty
-        solved = self._adopted(SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution)
+        solved = self._adopted(
+            SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution
+        )
         self._commit(model, solved, guesses)
         if guesses is not None:
-            sums = [(state.n_features, state.n_targets) for state in (guesses.state, model.state)]
-            require(sums[0] == sums[1], "its guesses are of another layer or of other classes")
-            self._blend = model, guesses, self._adopted(self._answering, learned.guessed)
+            sums = [
+                (state.n_features, state.n_targets)
+                for state in (guesses.state, model.state)
+            ]
+            require(
+                sums[0] == sums[1],
+                "its guesses are of another layer or of other classes",
+            )
+            self._blend = (
+                model,
+                guesses,
+                self._adopted(self._answering, learned.guessed),
+            )
 
     def _adopted(self, cache: SolvedCache, found: Solution | None) -> SolvedCache:
         """Return the cache of a model of a file with what the file says was solved for it."""
         if found is None:
             return cache
         model, choice = cache.model, found.choice
-        fits = found.readout.weights.shape == (model.layer.n_outputs, len(self.classes_))
+        fits = found.readout.weights.shape == (
+            model.layer.n_outputs,
+            len(self.classes_),
+        )
         require(fits, "its solution is of another layer or of other classes")
         blocks = 0 if model.blocks is None else len(model.blocks.sizes)
-        require(choice is not None or self.readout == "ridge", "its solution does not say how it was chosen")
+        require(
+            choice is not None or self.readout == "ridge",
+            "its solution does not say how it was chosen",
+        )
         is_known = choice is None or len(choice.weights) in (0, blocks)
         require(is_known, "its solution has weights of another number of blocks")
         is_fresh = choice is not None and choice.rows == model.rows
-        solved = dataclasses.replace(cache, choice=choice, solution=found.readout, warmth=found.temperature)
+        solved = dataclasses.replace(
+            cache, choice=choice, solution=found.readout, warmth=found.temperature
+        )
         return dataclasses.replace(solved, is_fresh=is_fresh)
 
     def linear_map(self) -> LayerMap:
@@ -714,7 +905,11 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         solved, shapes = self._answering.readout(), self._answering.shapes
         found = layer_map(self._model, solved.weights, solved.offset)
-        return found if shapes is None or not shapes.has_terms else dataclasses.replace(found, shapes=shapes)
+        return (
+            found
+            if shapes is None or not shapes.has_terms
+            else dataclasses.replace(found, shapes=shapes)
+        )
 
     # -- looking inside -----------------------------------------------------------------------------------
 
@@ -753,7 +948,11 @@ class Classifier(IncrementalClassifier):
         """
         self._require_fitted()
         self._answering.readout()
-        return None if self.blocks_ is None else np.array([block["weight"] for block in self.blocks_])
+        return (
+            None
+            if self.blocks_ is None
+            else np.array([block["weight"] for block in self.blocks_])
+        )
 
     @property
     def blocks_(self) -> list[dict[str, Any]] | None:
@@ -769,7 +968,8 @@ class Classifier(IncrementalClassifier):
             weights = weights * np.asarray(choice.weights)
         weights = weights / np.sqrt(np.mean(weights**2))
         return [
-            {"columns": size, "weight": weight} for size, weight in zip(blocks.sizes, weights.tolist(), strict=True)
+            {"columns": size, "weight": weight}
+            for size, weight in zip(blocks.sizes, weights.tolist(), strict=True)
         ]
 
     @property

@@ -104,51 +104,79 @@ class Guesses:
     def as_model(self, base: RidgeModel) -> RidgeModel:
         """Return the guesses as what a model of the same layer learned."""
         counts = torch.bincount(self.codes, minlength=self.state.n_targets)
-        masses = torch.bincount(self.codes, self.weights, minlength=self.state.n_targets)
-        return replace(base, state=self.state, counts=counts, masses=masses, shapes=None)
+        masses = torch.bincount(
+            self.codes, self.weights, minlength=self.state.n_targets
+        )
+        return replace(
+            base, state=self.state, counts=counts, masses=masses, shapes=None
+        )
 
     def blended(self, base: RidgeModel) -> RidgeModel:
         """Return what labelled samples and guesses say together; counts and shapes are those of samples."""
         masses = self.as_model(base).masses
-        return replace(base, state=base.state.merge(self.state), masses=base.masses + masses)
+        return replace(
+            base, state=base.state.merge(self.state), masses=base.masses + masses
+        )
 
-    def added(self, base: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor) -> Guesses:
+    def added(
+        self, base: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor
+    ) -> Guesses:
         """Return the guesses with rows Z, of classes ``codes``, that are not among them."""
-        state = self.state.accumulate(base._batches(Z, codes, self.state.n_targets, weights))
+        state = self.state.accumulate(
+            base._batches(Z, codes, self.state.n_targets, weights)
+        )
         return self._joined(state, Guesses(state, row_marks(Z), codes, weights))
 
     def without(self, base: RidgeModel, Z: Tensor) -> Guesses:
         """Return the guesses without those about rows Z, as if these had never been guessed."""
         marks, first = np.unique(row_marks(Z).cpu().numpy(), return_index=True)
-        _, places, rows = np.intersect1d(self.marks.cpu().numpy(), marks, return_indices=True)
+        _, places, rows = np.intersect1d(
+            self.marks.cpu().numpy(), marks, return_indices=True
+        )
         if not len(places):
             return self
         if len(places) == len(self):
             return self.none(base)
         gone = torch.from_numpy(places).to(self.marks.device)
-        taken = Z[torch.from_numpy(first[rows]).to(Z.device)], self.codes[gone], self.state.n_targets
-        state = self.state.accumulate(base._batches(*taken, self.weights[gone]), sign=-1)
+        taken = (
+            Z[torch.from_numpy(first[rows]).to(Z.device)],
+            self.codes[gone],
+            self.state.n_targets,
+        )
+        state = self.state.accumulate(
+            base._batches(*taken, self.weights[gone]), sign=-1
+        )
         kept = torch.ones_like(self.marks, dtype=torch.bool)
         kept[gone] = False
         return self._picked(state, kept)
 
     def group(self, groups: Sequence[Sequence[int]]) -> Guesses:
         """Return the guesses where each class is several old ones together, or none; every old one is in a group."""
-        places = torch.zeros(self.state.n_targets, dtype=torch.int64, device=self.codes.device)
+        places = torch.zeros(
+            self.state.n_targets, dtype=torch.int64, device=self.codes.device
+        )
         for place, group in enumerate(groups):
             places[list(group)] = place
-        return replace(self, state=self.state.group_targets(groups), codes=places[self.codes])
+        return replace(
+            self, state=self.state.group_targets(groups), codes=places[self.codes]
+        )
 
     def keep(self, base: RidgeModel, columns: Sequence[int]) -> Guesses:
         """Return the guesses of some classes; of others the spread stays, as it does of their samples."""
-        places = torch.full((self.state.n_targets,), -1, dtype=torch.int64, device=self.codes.device)
+        places = torch.full(
+            (self.state.n_targets,), -1, dtype=torch.int64, device=self.codes.device
+        )
         places[list(columns)] = torch.arange(len(columns), device=places.device)
         codes = places[self.codes]
-        return replace(self, codes=codes)._picked(self.as_model(base).keep(columns).state, codes >= 0)
+        return replace(self, codes=codes)._picked(
+            self.as_model(base).keep(columns).state, codes >= 0
+        )
 
     def faded(self, factor: float) -> Guesses:
         """Return the guesses with every weight multiplied by a factor."""
-        return replace(self, state=self.state.faded(factor), weights=factor * self.weights)
+        return replace(
+            self, state=self.state.faded(factor), weights=factor * self.weights
+        )
 
     def merged(self, other: Guesses, base: Guesses | None = None) -> Guesses:
         """Return both sides' guesses; those that both have from a common base count once.
@@ -167,7 +195,9 @@ class Guesses:
                 "told apart: call forget_unlabelled() on both and on the base, merge, and learn them again"
             )
         new = ~torch.isin(other.marks, base.marks.to(other.marks.device))
-        return self._joined(state.merge(base.state, -1), other._picked(other.state, new))
+        return self._joined(
+            state.merge(base.state, -1), other._picked(other.state, new)
+        )
 
     def _rows(self) -> set[tuple[Any, ...]]:
         """Return what is known of each row."""
@@ -175,8 +205,15 @@ class Guesses:
 
     def _joined(self, state: RidgeStatistics, other: Guesses) -> Guesses:
         """Return the rows of both, with the sums of both."""
-        pairs = ((self.marks, other.marks), (self.codes, other.codes), (self.weights, other.weights))
-        return Guesses(state, *(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs))
+        pairs = (
+            (self.marks, other.marks),
+            (self.codes, other.codes),
+            (self.weights, other.weights),
+        )
+        return Guesses(
+            state,
+            *(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs),
+        )
 
     def _picked(self, state: RidgeStatistics, kept: Tensor) -> Guesses:
         """Return some of the rows, with their sums."""
@@ -185,15 +222,26 @@ class Guesses:
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds guesses that can be."""
         require(len(self) > 0, "it has guesses about no rows")
-        require(bool(((self.codes >= 0) & (self.codes < self.state.n_targets)).all()), "a guess is of no class")
-        require(bool(((self.weights > 0.0) & (self.weights <= 1.0)).all()), "a guess counts for nothing or too much")
+        require(
+            bool(((self.codes >= 0) & (self.codes < self.state.n_targets)).all()),
+            "a guess is of no class",
+        )
+        require(
+            bool(((self.weights > 0.0) & (self.weights <= 1.0)).all()),
+            "a guess counts for nothing or too much",
+        )
         off = abs(self.state.sq_targets - float(self.weights.sum()))
-        require(off <= 1e-6 * max(float(self.weights.sum()), 1.0), "the sums of its guesses are of other weights")
+        require(
+            off <= 1e-6 * max(float(self.weights.sum()), 1.0),
+            "the sums of its guesses are of other weights",
+        )
         require(len(self) <= self.state.count, "it has more guesses than were added up")
 
 
 def merged_guesses(
-    sides: Sequence[Guesses | None], groups: Sequence[Sequence[Sequence[int]]], model: RidgeModel
+    sides: Sequence[Guesses | None],
+    groups: Sequence[Sequence[Sequence[int]]],
+    model: RidgeModel,
 ) -> Guesses | None:
     """Return the guesses of two learners, and of their base where there is one, with classes grouped as ``groups`` say.
 
@@ -209,18 +257,26 @@ def merged_guesses(
     if not any(sides):
         return None
     pairs = zip(sides, groups, strict=True)
-    placed = [Guesses.none(model) if side is None else side.group(own) for side, own in pairs]
+    placed = [
+        Guesses.none(model) if side is None else side.group(own) for side, own in pairs
+    ]
     return placed[0].merged(*placed[1:]) or None
 
 
 def row_marks(Z: Tensor) -> Tensor:
     """Return a fingerprint of every row (n,), int64."""
     rows = np.ascontiguousarray(Z.detach().cpu().numpy(), dtype=np.float32)
-    digests = b"".join(hashlib.blake2b(row.data, digest_size=8).digest() for row in rows)
-    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64)).to(Z.device)
+    digests = b"".join(
+        hashlib.blake2b(row.data, digest_size=8).digest() for row in rows
+    )
+    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64)).to(
+        Z.device
+    )
 
 
-def guess_rows(head: Classifier, Z: Tensor, threshold: float | None) -> tuple[Guesses, GuessReport]:
+def guess_rows(
+    head: Classifier, Z: Tensor, threshold: float | None
+) -> tuple[Guesses, GuessReport]:
     """Return the guesses of a classifier with those about rows Z (n, d), and what became of the rows.
 
     Parameters
@@ -233,19 +289,25 @@ def guess_rows(head: Classifier, Z: Tensor, threshold: float | None) -> tuple[Gu
         Novelty to the labelled samples above which a row is left out; None for one that the statistics tell.
     """
     model, solved = head._model, head._solved
-    first = torch.from_numpy(np.sort(np.unique(row_marks(Z).cpu().numpy(), return_index=True)[1])).to(Z.device)
+    first = torch.from_numpy(
+        np.sort(np.unique(row_marks(Z).cpu().numpy(), return_index=True)[1])
+    ).to(Z.device)
     rows, is_spread_known = Z[first], solved.scatter()[1].noise_energy() > 0.0
     if is_spread_known:
         standard = solved.standard if head._standard is None else head._standard
         rows = rows[_looks_known(solved, standard, rows, threshold)]
-    rest = (Guesses.none(model) if head._guesses is None else head._guesses).without(model, rows)
+    rest = (Guesses.none(model) if head._guesses is None else head._guesses).without(
+        model, rows
+    )
     head._guesses, counts = rest or None, model.counts.to(Z)
     codes = first[:0]
     for turn in range(PASSES if len(rows) else 0):
         scores = torch.from_numpy(head.class_scores(rows)).to(Z)
         is_cold = not is_spread_known and not turn
         warmth = COLD_SHARE * float(scores.std()) if is_cold else head.temperature_
-        probabilities, codes = torch.softmax(scores / max(warmth, 1e-12), dim=1).max(dim=1)
+        probabilities, codes = torch.softmax(scores / max(warmth, 1e-12), dim=1).max(
+            dim=1
+        )
         weights = probabilities / counts[codes].sqrt()
         if turn:
             blend = head._answering
@@ -253,12 +315,20 @@ def guess_rows(head: Classifier, Z: Tensor, threshold: float | None) -> tuple[Gu
             rows, codes, weights = rows[kept], codes[kept], weights[kept]
         head._guesses = rest.added(model, rows, codes, weights)
     classes = dict(Counter(head.classes_[codes.cpu().numpy()].tolist()).most_common())
-    report = GuessReport(len(rows), len(first) - len(rows), len(Z) - len(first), classes)
+    report = GuessReport(
+        len(rows), len(first) - len(rows), len(Z) - len(first), classes
+    )
     return head._guesses or rest, report
 
 
-def _looks_known(solved: SolvedCache, standard: NoveltyStandard, Z: Tensor, threshold: float | None) -> Tensor:
+def _looks_known(
+    solved: SolvedCache, standard: NoveltyStandard, Z: Tensor, threshold: float | None
+) -> Tensor:
     """Return which rows (n,) are no more novel than a threshold, or than 19 of 20 known rows are expected to be."""
     if threshold is None:
-        threshold = float(np.quantile(standard.score(solved.expected_terms), 1.0 - LEFT_OUT))
-    return torch.from_numpy(standard.score(solved.novelty_terms(Z).cpu().numpy()) <= threshold).to(Z.device)
+        threshold = float(
+            np.quantile(standard.score(solved.expected_terms), 1.0 - LEFT_OUT)
+        )
+    return torch.from_numpy(
+        standard.score(solved.novelty_terms(Z).cpu().numpy()) <= threshold
+    ).to(Z.device)

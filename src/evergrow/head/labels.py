@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
+_KINDS = {
+    "b": "booleans",
+    "i": "integers",
+    "u": "integers",
+    "f": "numbers",
+    "U": "strings",
+    "S": "bytes",
+}
 
 
 _STORED: dict[str, tuple[Any, tuple[type, ...]]] = {
@@ -67,7 +74,11 @@ class LabelUpdate:
 
     @classmethod
     def of(
-        cls, known: NDArray[Any] | None, labels: NDArray[Any], device: torch.device | str, weights: Tensor | None = None
+        cls,
+        known: NDArray[Any] | None,
+        labels: NDArray[Any],
+        device: torch.device | str,
+        weights: Tensor | None = None,
     ) -> LabelUpdate:
         """Fit new labels into the table of known classes."""
         import torch
@@ -75,7 +86,9 @@ class LabelUpdate:
         known = labels[:0] if known is None or len(known) == 0 else known
         check_kind(known, labels)
         classes = np.union1d(known, labels)
-        codes = torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64)).to(device)
+        codes = torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64)).to(
+            device
+        )
         return cls(classes, old_columns(known, classes), codes, weights)
 
 
@@ -86,7 +99,9 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
     if type(y) is np.ndarray and y.dtype.kind in "iU" and y.shape == (n_rows,):
         return y  # what a stream hands over: scikit-learn's checks would find nothing
     if y is None:
-        raise LabelError("y must be one label per row, got None (requires y to be passed, but the target y is None)")
+        raise LabelError(
+            "y must be one label per row, got None (requires y to be passed, but the target y is None)"
+        )
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import column_or_1d
 
@@ -94,17 +109,27 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
         labels = column_or_1d(y, warn=True)
         check_classification_targets(labels)
     except (ValueError, TypeError) as error:
-        raise LabelError(f"y must be a 1-D sequence of class labels: {error}") from error
+        raise LabelError(
+            f"y must be a 1-D sequence of class labels: {error}"
+        ) from error
     if labels.shape[0] != n_rows:
-        raise LabelError(f"y must have one label per row of X ({n_rows}), got {labels.shape[0]}")
+        raise LabelError(
+            f"y must have one label per row of X ({n_rows}), got {labels.shape[0]}"
+        )
     if labels.dtype.kind == "O":
         words = all(isinstance(label, str) for label in labels)
         objects, labels = labels, np.array(labels.tolist())
-        if labels.dtype.kind in "USO" and not words:  # numpy would silently turn numbers into strings
+        if (
+            labels.dtype.kind in "USO" and not words
+        ):  # numpy would silently turn numbers into strings
             kinds = sorted({type(label).__name__ for label in objects})
-            raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(kinds)}")
+            raise LabelError(
+                f"labels must all be of one kind, got a mix of {', '.join(kinds)}"
+            )
     if labels.dtype.kind not in _KINDS:
-        raise LabelError(f"labels must be integers, strings or booleans, got {labels.dtype}")
+        raise LabelError(
+            f"labels must be integers, strings or booleans, got {labels.dtype}"
+        )
     return np.asarray(labels)
 
 
@@ -112,7 +137,9 @@ def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
     """Raise :class:`LabelError` if new labels are of another kind than the known ones."""
     old, new = _KINDS.get(known.dtype.kind), _KINDS.get(labels.dtype.kind)
     if old != new:
-        raise LabelError(f"labels must be {old} as before, got {new} ({labels[:1].tolist()[0]!r})")
+        raise LabelError(
+            f"labels must be {old} as before, got {new} ({labels[:1].tolist()[0]!r})"
+        )
 
 
 def old_columns(known: NDArray[Any], classes: NDArray[Any]) -> list[list[int]]:
@@ -126,7 +153,9 @@ def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> Tensor:
     check_kind(known, labels)
     missing = np.setdiff1d(labels, known)
     if len(missing):
-        raise LabelError(f"labels must be known classes, got {missing[:5].tolist()} that were never learned")
+        raise LabelError(
+            f"labels must be known classes, got {missing[:5].tolist()} that were never learned"
+        )
     import torch
 
     return torch.from_numpy(np.searchsorted(known, labels).astype(np.int64))
@@ -172,15 +201,29 @@ class ClassChange:
         known = classes.tolist()
         for label in names:
             if label not in known:
-                close = nearest(label, known) if isinstance(label, str) else ", ".join(map(repr, known[:3]))
+                close = (
+                    nearest(label, known)
+                    if isinstance(label, str)
+                    else ", ".join(map(repr, known[:3]))
+                )
                 raise LabelError(f"There is no class {label!r}; nearest: {close}.")
-        table, codes = np.unique(_label_array([names.get(label, label) for label in known]), return_inverse=True)
-        return cls(table, [np.flatnonzero(codes == code).tolist() for code in range(len(table))])
+        table, codes = np.unique(
+            _label_array([names.get(label, label) for label in known]),
+            return_inverse=True,
+        )
+        return cls(
+            table,
+            [np.flatnonzero(codes == code).tolist() for code in range(len(table))],
+        )
 
     @property
     def order(self) -> list[int] | None:
         """For every new class the position of the old one; None where several become one."""
-        return None if any(len(group) > 1 for group in self.groups) else [group[0] for group in self.groups]
+        return (
+            None
+            if any(len(group) > 1 for group in self.groups)
+            else [group[0] for group in self.groups]
+        )
 
 
 class NamedClasses:
@@ -228,7 +271,9 @@ class NamedClasses:
         change = ClassChange.of(self.classes_, names)
         for label, group in zip(change.classes.tolist(), change.groups, strict=True):
             if len(group) > 1:
-                raise LabelError(f"Two classes would be called {label!r}; merging classes makes them one.")
+                raise LabelError(
+                    f"Two classes would be called {label!r}; merging classes makes them one."
+                )
         return self._change_classes(change)
 
     def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
@@ -258,7 +303,9 @@ class NamedClasses:
         self._require_fitted()
         names = dict.fromkeys([labels] if isinstance(labels, str) else labels, into)
         if len({*names, *([into] if into in self.classes_.tolist() else [])}) < 2:
-            raise LabelError(f"Name at least two different classes to merge, not {list(names)}.")
+            raise LabelError(
+                f"Name at least two different classes to merge, not {list(names)}."
+            )
         return self._change_classes(ClassChange.of(self.classes_, names))
 
 
@@ -266,7 +313,10 @@ def _label_array(values: list[Any]) -> NDArray[Any]:
     """Return labels as an array. scikit-learn's checks, meant for samples, warn about many different labels."""
     if all(isinstance(value, str) for value in values):
         return np.array(values, dtype=np.str_)
-    plain = all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values)
+    plain = all(
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        for value in values
+    )
     return np.array(values) if plain else as_labels(values, len(values))
 
 
@@ -295,21 +345,31 @@ class StoredLabels:
     def of(cls, labels: NDArray[Any]) -> StoredLabels:
         """Return labels as a file holds them, or raise :class:`InputError`."""
         if labels.dtype.kind not in _STORED:
-            raise InputError(f"labels must be integers, numbers, strings or booleans to be saved, got {labels.dtype}")
+            raise InputError(
+                f"labels must be integers, numbers, strings or booleans to be saved, got {labels.dtype}"
+            )
         return cls(labels.dtype.kind, labels.tolist())
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless the labels are of one kind."""
-        require(self.kind in _STORED, f"'kind' should be one of {', '.join(map(repr, _STORED))}")
+        require(
+            self.kind in _STORED,
+            f"'kind' should be one of {', '.join(map(repr, _STORED))}",
+        )
         dtype, types = _STORED[self.kind]
         for value in self.values:
-            right = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+            right = isinstance(value, types) and (
+                not isinstance(value, bool) or bool in types
+            )
             require(right, "labels are not all of their kind")
         try:
             labels = self.table()
         except (OverflowError, ValueError, TypeError) as error:
             require(False, f"a label is out of range: {error}")
-        require(dtype is not np.float64 or bool(np.isfinite(labels).all()), "a label is not finite")
+        require(
+            dtype is not np.float64 or bool(np.isfinite(labels).all()),
+            "a label is not finite",
+        )
 
     def table(self) -> NDArray[Any]:
         """Return the labels as they were."""

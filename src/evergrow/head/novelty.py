@@ -38,7 +38,13 @@ from numpy.typing import NDArray
 
 from evergrow.core.record import Between, record, require
 
-TERMS = ("relative-mahalanobis", "whitened-cosine", "span-cosine", "span-distance", "rest")
+TERMS = (
+    "relative-mahalanobis",
+    "whitened-cosine",
+    "span-cosine",
+    "span-distance",
+    "rest",
+)
 
 REST = TERMS.index("rest")
 
@@ -83,7 +89,10 @@ class NoveltyStandard:
 
     @classmethod
     def of(
-        cls, mean: NDArray[np.float64], second: NDArray[np.float64], weights: NDArray[np.float64] = DEFAULT_WEIGHTS
+        cls,
+        mean: NDArray[np.float64],
+        second: NDArray[np.float64],
+        weights: NDArray[np.float64] = DEFAULT_WEIGHTS,
     ) -> NoveltyStandard:
         """Return the score that known rows tell of.
 
@@ -98,25 +107,43 @@ class NoveltyStandard:
         weights = weights / weights.sum()
         terms = covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale)
         across = float(weights @ (covariance[:N_TERMS, N_TERMS] / scale))
-        slope = max(across / (max(float(covariance[N_TERMS, N_TERMS]), 0.0) + COUNT_RIDGE), 0.0)
+        slope = max(
+            across / (max(float(covariance[N_TERMS, N_TERMS]), 0.0) + COUNT_RIDGE), 0.0
+        )
         spread = float(np.sqrt(max(float(weights @ terms @ weights), 1e-12)))
-        return cls(tuple(weights.tolist()), tuple(mean.tolist()), tuple(scale.tolist()), slope, spread)
+        return cls(
+            tuple(weights.tolist()),
+            tuple(mean.tolist()),
+            tuple(scale.tolist()),
+            slope,
+            spread,
+        )
 
     def score(self, terms: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the novelty (n,) of rows with terms (n, 6)."""
         mean = np.asarray(self.mean)
         with np.errstate(over="ignore", invalid="ignore"):
             standard = (terms[:, :N_TERMS] - mean[:N_TERMS]) / np.asarray(self.scale)
-            excess = standard @ np.asarray(self.weights) - self.slope * (terms[:, N_TERMS] - mean[N_TERMS])
+            excess = standard @ np.asarray(self.weights) - self.slope * (
+                terms[:, N_TERMS] - mean[N_TERMS]
+            )
             scores = excess / self.spread + np.maximum(standard[:, REST] - GUARD, 0.0)
         # What is too large for arithmetic is as unknown as can be.
-        return np.asarray(np.where(np.isfinite(scores), scores, np.finfo(np.float64).max))
+        return np.asarray(
+            np.where(np.isfinite(scores), scores, np.finfo(np.float64).max)
+        )
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds numbers of all terms."""
         lengths = (len(self.weights), len(self.mean), len(self.scale))
-        require(lengths == (N_TERMS, N_COLUMNS, N_TERMS), f"it has {lengths} numbers of {N_TERMS} terms")
-        require(min(self.weights) >= 0.0 and min(self.scale) > 0.0, "a weight is negative or a spread not positive")
+        require(
+            lengths == (N_TERMS, N_COLUMNS, N_TERMS),
+            f"it has {lengths} numbers of {N_TERMS} terms",
+        )
+        require(
+            min(self.weights) >= 0.0 and min(self.scale) > 0.0,
+            "a weight is negative or a spread not positive",
+        )
 
 
 def term_spreads(
@@ -127,12 +154,16 @@ def term_spreads(
     # A term that never varies, as one does with two classes, may come out below zero by rounding.
     np.fill_diagonal(covariance, np.maximum(covariance.diagonal(), 0.0))
     variance = np.maximum(covariance.diagonal()[:N_TERMS], 1e-24)
-    return np.maximum(np.sqrt(variance), FLAT * np.maximum(np.abs(mean[:N_TERMS]), 1.0)), covariance
+    return np.maximum(
+        np.sqrt(variance), FLAT * np.maximum(np.abs(mean[:N_TERMS]), 1.0)
+    ), covariance
 
 
 # -- temperatures -------------------------------------------------------------------------------------------------
 
 STEPS_PER_OCTAVE = 4
 
-TEMPERATURES: tuple[float, ...] = tuple(float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49))
+TEMPERATURES: tuple[float, ...] = tuple(
+    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49)
+)
 """The grid, from 1/4 to 4,096."""

@@ -24,12 +24,21 @@ from torch import Tensor
 
 from evergrow.core.record import Between, record
 from evergrow.core.seeding import generator
-from evergrow.head.block_weights import ENOUGH_ROWS, cautious_weights, choose_block_weights
+from evergrow.head.block_weights import (
+    ENOUGH_ROWS,
+    cautious_weights,
+    choose_block_weights,
+)
 from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
-from evergrow.head.linalg.scatter import MAX_CORRECTIONS, ClassGeometry, SolvedScatter, mean_spread
+from evergrow.head.linalg.scatter import (
+    MAX_CORRECTIONS,
+    ClassGeometry,
+    SolvedScatter,
+    mean_spread,
+)
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import TEMPERATURES, NoveltyStandard
 from evergrow.head.ridge_model import RidgeModel, row_energy
@@ -68,7 +77,9 @@ def solve_ridge(model: RidgeModel, alpha: float | None) -> Readout:
     """
     if alpha is None:
         stats = replace(model.state, count=round(model.pooled_rows))
-        alpha = choose_by_gcv(stats, row_energy(stats, model.masses, float(max(stats.count, 1))))[0]
+        alpha = choose_by_gcv(
+            stats, row_energy(stats, model.masses, float(max(stats.count, 1)))
+        )[0]
     return model.state.solve(alpha)
 
 
@@ -84,7 +95,11 @@ def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse
     learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
     fresh = 1.0 - (1.0 - learned) / max(1.0 - dof / n, 1e-9)
-    return 0.25 * math.sqrt(min(max(fresh, 0.05), 1.0)) / math.log(max(len(model.counts), 2))
+    return (
+        0.25
+        * math.sqrt(min(max(fresh, 0.05), 1.0))
+        / math.log(max(len(model.counts), 2))
+    )
 
 
 # -- class means as estimates -----------------------------------------------------------------------------------
@@ -133,11 +148,18 @@ def choose_weights(model: RidgeModel, choice: Choice | None) -> tuple[float, ...
     if blocks is None or link is None or len(blocks.sizes) < 2:
         return ()
     if float(model.masses.sum()) < ENOUGH_ROWS:
-        return tuple(w / g for w, g in zip(cautious_weights(len(blocks.sizes)), blocks.weights, strict=True))
+        return tuple(
+            w / g
+            for w, g in zip(
+                cautious_weights(len(blocks.sizes)), blocks.weights, strict=True
+            )
+        )
     gram, cross, basis = model.state.part(link)
     start = choice.weights if choice is not None and choice.rows else ()
     start = start or (1.0,) * len(blocks.sizes)
-    return choose_block_weights(gram, cross, model.masses, blocks.sizes, blocks.weights, basis, start)
+    return choose_block_weights(
+        gram, cross, model.masses, blocks.sizes, blocks.weights, basis, start
+    )
 
 
 def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:
@@ -146,7 +168,9 @@ def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None
     if not weights or link is None or model.blocks is None:
         return None
     scale = model.state.gram.new_ones(model.layer.n_outputs)
-    scale[link] = torch.repeat_interleave(scale.new_tensor(weights), torch.tensor(model.blocks.sizes).to(scale.device))
+    scale[link] = torch.repeat_interleave(
+        scale.new_tensor(weights), torch.tensor(model.blocks.sizes).to(scale.device)
+    )
     return scale
 
 
@@ -157,7 +181,9 @@ def weighted_rows(model: RidgeModel, weights: tuple[float, ...], Z: Tensor) -> T
     return H if scale is None else H * scale
 
 
-def weighted_statistics(model: RidgeModel, weights: tuple[float, ...]) -> RidgeStatistics:
+def weighted_statistics(
+    model: RidgeModel, weights: tuple[float, ...]
+) -> RidgeStatistics:
     """Return the statistics with the weights of blocks."""
     scale = column_scale(model, weights)
     return model.state if scale is None else model.state.scaled(scale)
@@ -228,20 +254,41 @@ class NoveltyTerms:
         centre, solved = scatter.means @ shares, scatter.solve_means()
         common = solved @ shares
         # Rows of a large matrix are multiplied a few at a time, without another one of that size.
-        pairs = zip(torch.split(scatter.means, _BLOCK_ROWS), torch.split(solved, _BLOCK_ROWS), strict=True)
-        energies = sum((means * part).sum(dim=0) for means, part in pairs) - common @ scatter.means - centre @ solved
+        pairs = zip(
+            torch.split(scatter.means, _BLOCK_ROWS),
+            torch.split(solved, _BLOCK_ROWS),
+            strict=True,
+        )
+        energies = (
+            sum((means * part).sum(dim=0) for means, part in pairs)
+            - common @ scatter.means
+            - centre @ solved
+        )
         energies = (free * (energies + centre @ common)).clamp_min(1e-12)
         if len(counts) <= len(centre):
-            metric = free * (scatter.means - centre[:, None]).T @ (solved - common[:, None])
+            metric = (
+                free * (scatter.means - centre[:, None]).T @ (solved - common[:, None])
+            )
             metric = 0.5 * (metric + metric.T)
             # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
             span = safe_cholesky(metric, shift=1e-8 * float(energies.mean()))
             total = safe_cholesky(metric + torch.diag(free / counts))
         else:
             span, root = None, float(counts.sum()) ** 0.5 * centre
-            total = safe_cholesky(gram() - torch.outer(root, root), shift=scatter.alpha + scatter.factor.jitter)
+            total = safe_cholesky(
+                gram() - torch.outer(root, root),
+                shift=scatter.alpha + scatter.factor.jitter,
+            )
         energy = scatter.noise_energy()
-        return cls(scatter, centre, solved, energies, span, total, energy if energy > 0.0 else 1.0)
+        return cls(
+            scatter,
+            centre,
+            solved,
+            energies,
+            span,
+            total,
+            energy if energy > 0.0 else 1.0,
+        )
 
     def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
         """Return the terms (n, 5) of rows and, as a sixth column, 1 / count of the class nearest to each.
@@ -254,7 +301,10 @@ class NoveltyTerms:
             Energy that rows have outside of these coordinates, where nothing was learned.
         """
         centred = H - self.centre
-        products, energy = self._products(centred), self.scatter.freedom * self.scatter.quadratic(centred.T)
+        products, energy = (
+            self._products(centred),
+            self.scatter.freedom * self.scatter.quadratic(centred.T),
+        )
         inside, explained = self._explained(centred, products, energy)
         if outside is not None:
             energy = energy + self.scatter.freedom * outside / self.scatter.alpha
@@ -272,28 +322,53 @@ class NoveltyTerms:
         source = generator(0, "novelty", "expected")
         spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
         chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
-        codes = torch.searchsorted(chances, spots).clamp_max(len(counts) - 1).to(counts.device)
+        codes = (
+            torch.searchsorted(chances, spots)
+            .clamp_max(len(counts) - 1)
+            .to(counts.device)
+        )
         off = scatter.noise_energy() / counts
         spread = mean_spread(self.energies, off)
         kept = (spread / (spread + off))[codes]
         lower = self._noise_factor()
-        noise = torch.randn(_DRAWN, lower.shape[1], generator=source, dtype=torch.float64).to(lower) @ lower.T
+        noise = (
+            torch.randn(
+                _DRAWN, lower.shape[1], generator=source, dtype=torch.float64
+            ).to(lower)
+            @ lower.T
+        )
         noise = noise * (1.0 + kept / counts[codes]).sqrt()[:, None]
         centred = kept[:, None] * (scatter.means[:, codes].T - self.centre)
         if self.span is None:
             centred = centred + noise
-            products, energy = self._products(centred), free * scatter.quadratic(centred.T)
-            return self._terms(products, *self._explained(centred, products, energy), energy)
+            products, energy = (
+                self._products(centred),
+                free * scatter.quadratic(centred.T),
+            )
+            return self._terms(
+                products, *self._explained(centred, products, energy), energy
+            )
         products = self._products(centred) + noise
         inside, explained = self._explained(centred, products, counts)
-        rest = max(self.expected - float(self.span.half_solve(lower).square().sum()), 0.05 * self.expected)
+        rest = max(
+            self.expected - float(self.span.half_solve(lower).square().sum()),
+            0.05 * self.expected,
+        )
         drawn = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
-        return self._terms(products, inside, explained, inside + rest * (1.0 + _REST_SPREAD * drawn).clamp_min(0.1))
+        return self._terms(
+            products,
+            inside,
+            explained,
+            inside + rest * (1.0 + _REST_SPREAD * drawn).clamp_min(0.1),
+        )
 
     def _noise_factor(self) -> Tensor:
         """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
         scatter, free = self.scatter, self.scatter.freedom
-        known, ridge = scatter.noise_energy(inside=True), scatter.alpha + scatter.factor.jitter
+        known, ridge = (
+            scatter.noise_energy(inside=True),
+            scatter.alpha + scatter.factor.jitter,
+        )
         scale = max(self.expected / max(known, 1e-300), 1.0)
         if self.span is None and known > 0.0:
             covariance = scatter.matrix().mul_(scale / free)
@@ -304,26 +379,48 @@ class NoveltyTerms:
         if known <= 0.0:  # nothing is known of the spread but that of the means
             spread = means if self.span is None else self._products(means.T)
             return spread / math.sqrt(len(self.energies))
-        directions = free * (self.solved - (self.solved @ (scatter.counts / scatter.counts.sum()))[:, None])
+        directions = free * (
+            self.solved
+            - (self.solved @ (scatter.counts / scatter.counts.sum()))[:, None]
+        )
         covariance = (means - (ridge / free) * directions).T @ directions
-        return safe_cholesky(scale * covariance, shift=1e-8 * float(self.energies.mean())).lower
+        return safe_cholesky(
+            scale * covariance, shift=1e-8 * float(self.energies.mean())
+        ).lower
 
     def _products(self, centred: Tensor) -> Tensor:
         """Return z (n, C) of rows (n, k) less the mean of all."""
         found = centred @ self.solved
-        return (found - (found @ (self.scatter.counts / self.scatter.counts.sum()))[:, None]).mul_(self.scatter.freedom)
+        return (
+            found - (found @ (self.scatter.counts / self.scatter.counts.sum()))[:, None]
+        ).mul_(self.scatter.freedom)
 
-    def _explained(self, centred: Tensor, products: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
+    def _explained(
+        self, centred: Tensor, products: Tensor, energy: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return ``z^T K^-1 z`` and ``z^T (K + f N^-1)^-1 z`` (n,) of rows with products z and this energy."""
         if self.span is not None:
-            span, total = (factor.half_solve(products.T).square().sum(dim=0) for factor in (self.span, self.total))
+            span, total = (
+                factor.half_solve(products.T).square().sum(dim=0)
+                for factor in (self.span, self.total)
+            )
             return span, total
-        return energy, energy - self.scatter.freedom * self.total.half_solve(centred.T).square().sum(dim=0)
+        return energy, energy - self.scatter.freedom * self.total.half_solve(
+            centred.T
+        ).square().sum(dim=0)
 
-    def _terms(self, products: Tensor, inside: Tensor, explained: Tensor, energy: Tensor) -> Tensor:
-        counts, energy, inside = self.scatter.counts, energy.clamp_min(1e-9), inside.clamp_min(1e-12)
+    def _terms(
+        self, products: Tensor, inside: Tensor, explained: Tensor, energy: Tensor
+    ) -> Tensor:
+        counts, energy, inside = (
+            self.scatter.counts,
+            energy.clamp_min(1e-9),
+            inside.clamp_min(1e-12),
+        )
         rest = (energy - inside).clamp_min(1e-9)
-        unsure = 1.0 + 1.0 / counts  # the mean of few rows is off by a share of the spread itself
+        unsure = (
+            1.0 + 1.0 / counts
+        )  # the mean of few rows is off by a share of the spread itself
         likest = (products / self.energies.sqrt()).amax(dim=1)
         away = self.energies - 2.0 * products
         nearest = ((energy[:, None] + away) / unsure).min(dim=1)
@@ -335,7 +432,9 @@ class NoveltyTerms:
             distance,
             rest / self.expected,
         ]
-        if len(counts) == 1:  # with one mean there is nothing to be relative to, and no span: what is left is distance
+        if (
+            len(counts) == 1
+        ):  # with one mean there is nothing to be relative to, and no span: what is left is distance
             none = torch.zeros_like(energy)
             columns = [nearest.values, none, none, none, rest / self.expected]
         return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
@@ -387,9 +486,15 @@ def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
     """
     total = np.zeros(len(TEMPERATURES))
     block = max(_BLOCK // max(scores.shape[1], 1), 1)
-    for part, right in zip(torch.split(scores.to(torch.float64), block), torch.split(codes, block), strict=True):
+    for part, right in zip(
+        torch.split(scores.to(torch.float64), block),
+        torch.split(codes, block),
+        strict=True,
+    ):
         for place, warmth in enumerate(TEMPERATURES):
-            total[place] += float(torch.nn.functional.cross_entropy(part / warmth, right, reduction="sum"))
+            total[place] += float(
+                torch.nn.functional.cross_entropy(part / warmth, right, reduction="sum")
+            )
     return np.asarray(total / max(len(codes), 1))
 
 
@@ -437,14 +542,24 @@ class SolvedCache:
 
     # -- the next one -----------------------------------------------------------------------------------------
 
-    def after(self, model: RidgeModel, fixed: float | None, scatter: SolvedScatter | None = None) -> SolvedCache:
+    def after(
+        self,
+        model: RidgeModel,
+        fixed: float | None,
+        scatter: SolvedScatter | None = None,
+    ) -> SolvedCache:
         """Return the cache of another model, which begins where this one's choices ended."""
         # A solution that was followed is in the coordinates of the features.
         known = None if scatter is None else (scatter, model.state)
         return SolvedCache(model, self.kind, fixed, self.choice, known)
 
     def followed(
-        self, model: RidgeModel, Z: Tensor, codes: Tensor, groups: list[list[int]] | None, weights: Tensor | None
+        self,
+        model: RidgeModel,
+        Z: Tensor,
+        codes: Tensor,
+        groups: list[list[int]] | None,
+        weights: Tensor | None,
     ) -> SolvedCache:
         """Return the cache of a model that learned rows, or unlearned them where ``groups`` is None.
 
@@ -462,9 +577,16 @@ class SolvedCache:
             What the rows count for, where that is not one.
         """
         scatter = None
-        if self.known_scatter is not None and self.choice is not None and model.state.basis is None:
+        if (
+            self.known_scatter is not None
+            and self.choice is not None
+            and model.state.basis is None
+        ):
             before, stats = self.known_scatter
-            if stats.basis is None and len(before.signs) + len(codes) <= MAX_CORRECTIONS:
+            if (
+                stats.basis is None
+                and len(before.signs) + len(codes) <= MAX_CORRECTIONS
+            ):
                 H = weighted_rows(model, self.choice.weights, Z)
                 old = before if groups is None else before.group(groups)
                 scatter = old.follow(H, codes, weights, -1 if groups is None else 1)
@@ -474,7 +596,11 @@ class SolvedCache:
         """Return the cache of the same statistics with classes in another order; nothing large is solved again."""
         solution, known = self.solution, None
         if solution is not None:
-            solution = replace(solution, weights=solution.weights[:, order], offset=solution.offset[order])
+            solution = replace(
+                solution,
+                weights=solution.weights[:, order],
+                offset=solution.offset[order],
+            )
         if self.known_scatter is not None and self.known_scatter[1].basis is None:
             known = self.known_scatter[0].group([[old] for old in order]), model.state
         made = replace(self, model=model, solution=solution, known_scatter=known)
@@ -487,7 +613,9 @@ class SolvedCache:
         if self.choice is None or self.is_fresh:
             return self
         choice = replace(self.choice, rows=0)
-        return SolvedCache(self.model, self.kind, self.fixed, choice, shape_masses=self.shape_masses)
+        return SolvedCache(
+            self.model, self.kind, self.fixed, choice, shape_masses=self.shape_masses
+        )
 
     # -- answers ----------------------------------------------------------------------------------------------
 
@@ -498,11 +626,16 @@ class SolvedCache:
             self.solution = solve_ridge(model, self.fixed)
         elif self.solution is None:
             choice, scatter, stats = self.scatter()
-            estimates, scale = scatter.estimate_means(), column_scale(model, choice.weights)
+            estimates, scale = (
+                scatter.estimate_means(),
+                column_scale(model, choice.weights),
+            )
             self.warmth = 1.0 + UNCALIBRATED * estimates.spread
             lifted = stats.lift(estimates.weights)
             lifted = lifted if scale is None else scale[:, None] * lifted
-            self.solution = Readout(lifted, estimates.offset, choice.alpha, scatter.factor.jitter)
+            self.solution = Readout(
+                lifted, estimates.offset, choice.alpha, scatter.factor.jitter
+            )
         return self.solution
 
     def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:
@@ -510,24 +643,43 @@ class SolvedCache:
         geometry, denoised = None, self.kind == "denoised"
         # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.
         fixed, choice = self.fixed if denoised else None, self.choice
-        if choice is None or not choice.holds(self.model.rows) or fixed not in (None, choice.alpha):
+        if (
+            choice is None
+            or not choice.holds(self.model.rows)
+            or fixed not in (None, choice.alpha)
+        ):
             weights = choose_weights(self.model, choice) if denoised else ()
-            geometry = ClassGeometry.of(weighted_statistics(self.model, weights), self.model.masses)
+            geometry = ClassGeometry.of(
+                weighted_statistics(self.model, weights), self.model.masses
+            )
             if choice is None or choice.weights != weights:
                 self.known_scatter = None
-            choice = self.choice = self._choose(geometry, fixed, None if choice is None else choice.step, weights)
-            if self.known_scatter is not None and self.known_scatter[0].alpha != choice.alpha:
+            choice = self.choice = self._choose(
+                geometry, fixed, None if choice is None else choice.step, weights
+            )
+            if (
+                self.known_scatter is not None
+                and self.known_scatter[0].alpha != choice.alpha
+            ):
                 self.known_scatter = None
             self.is_fresh = self.known_scatter is None
         if self.known_scatter is None:
             if geometry is None:
-                geometry = ClassGeometry.of(weighted_statistics(self.model, choice.weights), self.model.masses)
-            stats = geometry.stats if geometry.stats.basis is not None else self.model.state  # one Gram matrix is held
+                geometry = ClassGeometry.of(
+                    weighted_statistics(self.model, choice.weights), self.model.masses
+                )
+            stats = (
+                geometry.stats if geometry.stats.basis is not None else self.model.state
+            )  # one Gram matrix is held
             self.known_scatter = SolvedScatter.of(geometry, choice.alpha), stats
         return choice, *self.known_scatter
 
     def _choose(
-        self, geometry: ClassGeometry, alpha: float | None, start: int | None, weights: tuple[float, ...]
+        self,
+        geometry: ClassGeometry,
+        alpha: float | None,
+        start: int | None,
+        weights: tuple[float, ...],
     ) -> Choice:
         """Choose the ridge, unless it is given, and the strength of the prior of shapes."""
         model, step = self.model, 0
@@ -537,9 +689,13 @@ class SolvedCache:
             whole = float(geometry.stats.gram.diagonal().sum()) / rows
             # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
             known = None if self.known_scatter is None else self.known_scatter[0]
-            alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start, known)
+            alpha, step = choose_ridge(
+                geometry, energy if energy > 1e-10 * whole else whole, start, known
+            )
         masses = model.masses if self.shape_masses is None else self.shape_masses
-        strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, masses).strength
+        strength = (
+            1.0 if model.shapes is None else ShapeScores(model.shapes, masses).strength
+        )
         return Choice(alpha, step, strength, model.rows, weights)
 
     def as_seen(self, Z: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -549,11 +705,18 @@ class SolvedCache:
         if stats.basis is None:
             return H, None
         reduced = stats.project(H)
-        return reduced, (H.square().sum(dim=1) - reduced.square().sum(dim=1)).clamp_min(0.0)
+        return reduced, (H.square().sum(dim=1) - reduced.square().sum(dim=1)).clamp_min(
+            0.0
+        )
 
     def novelty_terms(self, Z: Tensor) -> Tensor:
         """Return the terms of novelty of features (n, d), and 1 / count of the nearest class."""
-        found = torch.cat([self.terms.of_rows(*self.as_seen(block)) for block in torch.split(Z, _TERM_ROWS)])
+        found = torch.cat(
+            [
+                self.terms.of_rows(*self.as_seen(block))
+                for block in torch.split(Z, _TERM_ROWS)
+            ]
+        )
         # Rows too large to be squared are as unknown as can be.
         return torch.nan_to_num(found, nan=torch.inf)
 
@@ -586,7 +749,9 @@ class SolvedCache:
         gram = weighted_statistics(self.model, self.scatter()[0].weights).gram
         if H is None:
             return gram
-        return torch.addmm(gram, H.T, H if weights is None else weights[:, None] * H, alpha=-1.0)
+        return torch.addmm(
+            gram, H.T, H if weights is None else weights[:, None] * H, alpha=-1.0
+        )
 
     @cached_property
     def standard(self) -> NoveltyStandard:
@@ -599,7 +764,9 @@ class SolvedCache:
         """Terms of rows drawn as the statistics say known ones are."""
         return np.asarray(self.terms.expected_rows().cpu().numpy())
 
-    def fold_outs(self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None) -> FoldOuts:
+    def fold_outs(
+        self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None
+    ) -> FoldOuts:
         """Score learned rows, each as if its fold had not been learned.
 
         Parameters
@@ -614,22 +781,38 @@ class SolvedCache:
         self.readout()  # most of its cost is shared with what comes now, and a file keeps it
         choice, scatter, _ = self.scatter()
         shapes, spread = self.model.shapes, 0.0
-        rows = *self.as_seen(Z), None if shapes is None else shapes.rows(self.model.inputs(Z))
-        scores, terms = Z.new_empty(len(codes), len(scatter.counts)), Z.new_empty(len(codes), 6)
+        rows = (
+            *self.as_seen(Z),
+            None if shapes is None else shapes.rows(self.model.inputs(Z)),
+        )
+        scores, terms = (
+            Z.new_empty(len(codes), len(scatter.counts)),
+            Z.new_empty(len(codes), 6),
+        )
         for fold in torch.unique(folds).tolist():
             mine = torch.nonzero(folds == fold).ravel()
-            own, taken, reduced = codes[mine], None if weights is None else weights[mine], rows[0][mine]
+            own, taken, reduced = (
+                codes[mine],
+                None if weights is None else weights[mine],
+                rows[0][mine],
+            )
             outside, shape = (None if part is None else part[mine] for part in rows[1:])
             rest = scatter.follow(reduced, own, taken, sign=-1)
-            terms[mine] = NoveltyTerms.of(rest, partial(self._gram, reduced, taken)).of_rows(reduced, outside)
+            terms[mine] = NoveltyTerms.of(
+                rest, partial(self._gram, reduced, taken)
+            ).of_rows(reduced, outside)
             estimates = rest.estimate_means()
             linear = torch.addmm(estimates.offset, reduced, estimates.weights)
             if shapes is not None and shape is not None:
                 moments = shapes.add(shape, own, -1.0, taken)
-                linear = ShapeScores(moments, rest.counts, choice.strength).add(shape, linear)
+                linear = ShapeScores(moments, rest.counts, choice.strength).add(
+                    shape, linear
+                )
             scores[mine] = linear
             spread += estimates.spread * len(mine) / len(codes)
         found = np.asarray(terms.cpu().numpy())
         if self.kind == "ridge":
             return FoldOuts(found)
-        return FoldOuts(found, mean_log_losses(scores, codes), 1.0 + UNCALIBRATED * spread)
+        return FoldOuts(
+            found, mean_log_losses(scores, codes), 1.0 + UNCALIBRATED * spread
+        )

@@ -66,10 +66,14 @@ class RidgeModel:
     blocks: FeatureBlocks | None = None
 
     @classmethod
-    def start(cls, layer: FeatureMap, normalization: Any, state: RidgeStatistics, **parts: Any) -> RidgeModel:
+    def start(
+        cls, layer: FeatureMap, normalization: Any, state: RidgeStatistics, **parts: Any
+    ) -> RidgeModel:
         """Return a model with a frozen layer and empty statistics, that has learned nothing; parts: shapes, blocks."""
         counts = torch.zeros(0, dtype=torch.int64, device=state.device)
-        return cls(layer, normalization, state, counts, counts.to(torch.float64), **parts)
+        return cls(
+            layer, normalization, state, counts, counts.to(torch.float64), **parts
+        )
 
     @property
     def rows(self) -> int:
@@ -96,20 +100,28 @@ class RidgeModel:
         """Return the rows' activations, one chunk of bounded size after the other."""
         return self.layer.iter_transform(self.inputs(Z))
 
-    def _batches(self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None) -> Iterator[Batch]:
+    def _batches(
+        self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
+    ) -> Iterator[Batch]:
         """Yield activations and targets; sums of w h h^T and w h y^T are those of both times the root of w."""
         for rows, H in self.activations(Z):
             own, columns = codes[rows], None
             if n_classes > MANY_CLASSES:
                 columns, own = torch.unique(own, return_inverse=True)
-            targets = torch.nn.functional.one_hot(own, n_classes if columns is None else len(columns)).to(H.dtype)
+            targets = torch.nn.functional.one_hot(
+                own, n_classes if columns is None else len(columns)
+            ).to(H.dtype)
             if weights is not None:
                 root = weights[rows].sqrt()[:, None]
                 H, targets = H * root, targets * root
             yield H, targets, columns
 
     def learn(
-        self, Z: Tensor, codes: Tensor, groups: Sequence[Sequence[int]], weights: Tensor | None = None
+        self,
+        Z: Tensor,
+        codes: Tensor,
+        groups: Sequence[Sequence[int]],
+        weights: Tensor | None = None,
     ) -> RidgeModel:
         """Return the model with rows Z of classes ``codes`` learned; ``groups`` places the old classes."""
         old, n_classes = self.group(groups), len(groups)
@@ -118,14 +130,18 @@ class RidgeModel:
             shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, weights=weights)
         return dataclasses.replace(
             old,
-            state=old.state.accumulate(self._batches(Z, codes, n_classes, weights), rows=len(Z)),
+            state=old.state.accumulate(
+                self._batches(Z, codes, n_classes, weights), rows=len(Z)
+            ),
             counts=old.counts + torch.bincount(codes, minlength=n_classes),
             masses=old.masses + torch.bincount(codes, weights, minlength=n_classes),
             lineage=self.lineage or frozenset([_fingerprint(Z, codes)]),
             shapes=shapes,
         )
 
-    def unlearn(self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None) -> RidgeModel:
+    def unlearn(
+        self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None
+    ) -> RidgeModel:
         """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
         n_classes = len(self.counts)
         removed = torch.bincount(codes, minlength=n_classes)
@@ -136,10 +152,17 @@ class RidgeModel:
                 f"where {int(self.counts[worst])} were learned (class at position {worst})"
             )
         # A class of which samples are left must keep some weight, one without must not.
-        masses, kept = self.masses - torch.bincount(codes, weights, minlength=n_classes), self.counts > removed
+        masses, kept = (
+            self.masses - torch.bincount(codes, weights, minlength=n_classes),
+            self.counts > removed,
+        )
         slack = 1e-9 * self.masses
-        if bool(((masses <= slack) & kept).any()) or bool(((masses.abs() > slack) & ~kept).any()):
-            raise UnlearnError("samples to unlearn must have the weights that they were learned with, got others")
+        if bool(((masses <= slack) & kept).any()) or bool(
+            ((masses.abs() > slack) & ~kept).any()
+        ):
+            raise UnlearnError(
+                "samples to unlearn must have the weights that they were learned with, got others"
+            )
         # Rows that were learned satisfy H (G + alpha I)^-1 H^T < I; others usually do not.
         stats = self.state
         factor = safe_cholesky(stats.gram, shift=alpha)
@@ -147,22 +170,39 @@ class RidgeModel:
             for part in torch.split(H, 1024):
                 half = factor.half_solve(stats.project(part).T)
                 try:
-                    safe_cholesky(-(half.T @ half), shift=1.0 + 1e-7, allow_jitter=False)
+                    safe_cholesky(
+                        -(half.T @ half), shift=1.0 + 1e-7, allow_jitter=False
+                    )
                 except NumericalError:
                     raise UnlearnError(
                         "samples to unlearn must have been learned before, but at least one of the "
                         f"{part.shape[0]} given lies where nothing was learned"
                     ) from None
-        masses, shapes = torch.where(kept, masses, torch.zeros_like(masses)), self.shapes
+        masses, shapes = (
+            torch.where(kept, masses, torch.zeros_like(masses)),
+            self.shapes,
+        )
         try:
-            state = self.state.accumulate(self._batches(Z, codes, n_classes, weights), sign=-1)
+            state = self.state.accumulate(
+                self._batches(Z, codes, n_classes, weights), sign=-1
+            )
             if shapes is not None:
                 shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, -1.0, weights)
         except NumericalError as error:
-            raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
+            raise UnlearnError(
+                f"samples to unlearn must have been learned before: {error}"
+            ) from error
         if shapes is not None and not shapes.is_plausible(masses):
-            raise UnlearnError("samples to unlearn must have been learned before, but some were not")
-        return dataclasses.replace(self, state=state, counts=self.counts - removed, shapes=shapes, masses=masses)
+            raise UnlearnError(
+                "samples to unlearn must have been learned before, but some were not"
+            )
+        return dataclasses.replace(
+            self,
+            state=state,
+            counts=self.counts - removed,
+            shapes=shapes,
+            masses=masses,
+        )
 
     def require_sound(self, before: RidgeModel, alpha: float | None) -> None:
         """Raise :class:`UnlearnError` if rounding of what was taken out of a model drowns what is left.
@@ -177,7 +217,9 @@ class RidgeModel:
         stats, old = self.state, before.state
         floor = alpha_grid(self.row_energy)[0] if alpha is None else alpha
         rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
-        if 1e3 * rounding < floor:  # so that a factorisation is spared where it cannot fail
+        if (
+            1e3 * rounding < floor
+        ):  # so that a factorisation is spared where it cannot fail
             return
         try:
             safe_cholesky(ClassGeometry.of(stats, self.masses).scatter, shift=floor)
@@ -192,14 +234,24 @@ class RidgeModel:
 
         The means of the others are gone; the spread of their samples around these stays in the pooled statistics.
         """
-        dropped = [column for column in range(len(self.counts)) if column not in set(columns)]
+        dropped = [
+            column for column in range(len(self.counts)) if column not in set(columns)
+        ]
         stats = self.state
         sums = stats.lift(stats.cross[:, dropped])
-        rows = (sums / counts_or_one(self.masses[dropped].to(sums)).sqrt()).T.contiguous()
-        state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
-        left = dataclasses.replace(self, state=state).group([[column] for column in columns])
+        rows = (
+            sums / counts_or_one(self.masses[dropped].to(sums)).sqrt()
+        ).T.contiguous()
+        state = self.state.accumulate(
+            [(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1
+        )
+        left = dataclasses.replace(self, state=state).group(
+            [[column] for column in columns]
+        )
         # Rows of the classes that are gone still count where the spread of all is looked at.
-        state = dataclasses.replace(left.state, count=self.state.count, sq_targets=float(left.masses.sum()))
+        state = dataclasses.replace(
+            left.state, count=self.state.count, sq_targets=float(left.masses.sum())
+        )
         return dataclasses.replace(left, state=state)
 
     def group(self, groups: Sequence[Sequence[int]]) -> RidgeModel:
@@ -241,17 +293,28 @@ class RidgeModel:
             If the layers differ, or samples would be counted twice.
         """
         parts = [other] if base is None else [other, base]
-        state, counts, masses, shapes = self.state, self.counts, self.masses, self.shapes
+        state, counts, masses, shapes = (
+            self.state,
+            self.counts,
+            self.masses,
+            self.shapes,
+        )
         for part in parts:
-            same = self.blocks == part.blocks and self.normalization == part.normalization
+            same = (
+                self.blocks == part.blocks and self.normalization == part.normalization
+            )
             if not (same and self.layer.same_map(part.layer)):
                 raise MergeError(
                     "learners to merge must share one frozen layer, got two different ones: make the second "
                     "with spawn(), or load both from files of the same origin"
                 )
             known = part.shapes
-            if (shapes is None) != (known is None) or (shapes and known and not shapes.same_directions(known)):
-                raise MergeError("learners to merge must know the shapes of classes in the same directions, got others")
+            if (shapes is None) != (known is None) or (
+                shapes and known and not shapes.same_directions(known)
+            ):
+                raise MergeError(
+                    "learners to merge must know the shapes of classes in the same directions, got others"
+                )
         self._check_lineage(other, base)
         for part, sign in zip(parts, (1, -1)):
             state = state.merge(part.state, sign)
@@ -259,7 +322,14 @@ class RidgeModel:
             masses = masses + sign * part.masses.to(masses.device)
             shapes = shapes and part.shapes and shapes.merge(part.shapes, sign)
         lineage = self.lineage | other.lineage
-        return dataclasses.replace(self, state=state, counts=counts, masses=masses, lineage=lineage, shapes=shapes)
+        return dataclasses.replace(
+            self,
+            state=state,
+            counts=counts,
+            masses=masses,
+            lineage=lineage,
+            shapes=shapes,
+        )
 
     def _check_lineage(self, other: RidgeModel, base: RidgeModel | None) -> None:
         common = self.lineage & other.lineage
@@ -271,40 +341,84 @@ class RidgeModel:
                 )
             return
         if not base.lineage or not base.lineage <= common:
-            raise MergeError("base must be what both learners began as, but one of them did not learn its first batch")
+            raise MergeError(
+                "base must be what both learners began as, but one of them did not learn its first batch"
+            )
         if common - base.lineage:
             raise MergeError(
                 "learners must have gone on separately, but both merged the same "
                 f"{len(common - base.lineage)} learners since"
             )
-        if bool((base.counts.cpu() > torch.minimum(self.counts.cpu(), other.counts.cpu())).any()):
-            raise MergeError("base must be part of both learners, but it has more samples of a class than one of them")
+        if bool(
+            (
+                base.counts.cpu() > torch.minimum(self.counts.cpu(), other.counts.cpu())
+            ).any()
+        ):
+            raise MergeError(
+                "base must be part of both learners, but it has more samples of a class than one of them"
+            )
 
     def empty(self) -> RidgeModel:
         """Return a model with the same layer that has learned nothing."""
         bare = self.group([])
-        return dataclasses.replace(bare, state=bare.state.empty_like(), lineage=frozenset())
+        return dataclasses.replace(
+            bare, state=bare.state.empty_like(), lineage=frozenset()
+        )
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless the parts of a file fit each other."""
-        width, state, counts, masses = self.layer.n_features_in, self.state, self.counts, self.masses
+        width, state, counts, masses = (
+            self.layer.n_features_in,
+            self.state,
+            self.counts,
+            self.masses,
+        )
         if self.blocks is not None:
-            require(sum(self.blocks.sizes) == width, "its layer is for blocks of another width")
-        require(state.n_features == self.layer.n_outputs, "its statistics are of another width than its layer")
-        require(state.n_targets == len(counts), "its statistics have another number of classes")
-        require(bool(((counts > 0) & (counts < 2**53)).all()), "'counts' has a class of no or too many samples")
-        require(int(counts.sum()) <= state.count, "its classes have more samples than were learned")
-        require(bool(((masses > 0) & (masses < LARGEST_MASS)).all()), "a class has no weight or too much")
+            require(
+                sum(self.blocks.sizes) == width,
+                "its layer is for blocks of another width",
+            )
+        require(
+            state.n_features == self.layer.n_outputs,
+            "its statistics are of another width than its layer",
+        )
+        require(
+            state.n_targets == len(counts),
+            "its statistics have another number of classes",
+        )
+        require(
+            bool(((counts > 0) & (counts < 2**53)).all()),
+            "'counts' has a class of no or too many samples",
+        )
+        require(
+            int(counts.sum()) <= state.count,
+            "its classes have more samples than were learned",
+        )
+        require(
+            bool(((masses > 0) & (masses < LARGEST_MASS)).all()),
+            "a class has no weight or too much",
+        )
         off = abs(state.sq_targets - float(masses.sum()))
-        require(off <= 1e-6 * max(float(masses.sum()), 1.0), "its targets are not those of its classes")
+        require(
+            off <= 1e-6 * max(float(masses.sum()), 1.0),
+            "its targets are not those of its classes",
+        )
         if self.shapes is not None:
-            require(len(self.shapes.centre) == width, "shapes of its classes are for features of another width")
-            require(self.shapes.is_plausible(masses), "its moments are not those of any samples")
+            require(
+                len(self.shapes.centre) == width,
+                "shapes of its classes are for features of another width",
+            )
+            require(
+                self.shapes.is_plausible(masses),
+                "its moments are not those of any samples",
+            )
 
 
 def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
     """Return the mean energy of a row around the mean of all rows."""
-    mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(masses.sum()), 1e-12)
+    mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(
+        float(masses.sum()), 1e-12
+    )
     return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / rows
 
 
@@ -361,11 +475,19 @@ class LayerMap:
     blocks: FeatureBlocks | None = None
 
 
-def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, factor: float = 1.0) -> LayerMap:
+def layer_map(
+    model: RidgeModel,
+    weights: Tensor,
+    offset: Tensor | None = None,
+    factor: float = 1.0,
+) -> LayerMap:
     """Return the map of a ridge model with class weights (n_outputs, C), all multiplied by a factor."""
     weights, layer = weights.detach().cpu() * factor, model.layer
     # [units, (z - centre) scale, 1] @ [A; B; c] = units @ A + z @ (scale B) - centre @ (scale B) + c
-    constant, linear = weights[-1] if layer.intercept else weights.new_zeros(weights.shape[1]), None
+    constant, linear = (
+        weights[-1] if layer.intercept else weights.new_zeros(weights.shape[1]),
+        None,
+    )
     link, units, readout = layer.link_columns(), None, None
     if link is not None and layer.centre is not None:
         linear = weights[link] * layer.scale
@@ -374,4 +496,12 @@ def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, 
         constant = constant + offset.detach().cpu() * factor
     if layer.n_units:
         units, readout = layer.units(), weights[: layer.n_units]
-    return LayerMap(model.normalization, units, readout, linear, constant, weights.dtype, blocks=model.blocks)
+    return LayerMap(
+        model.normalization,
+        units,
+        readout,
+        linear,
+        constant,
+        weights.dtype,
+        blocks=model.blocks,
+    )

@@ -118,13 +118,28 @@ class SCLClassifier(Classifier):
     def _check_params(self) -> None:
         super()._check_params()
         check_choice("solver", self.solver, ("auto", "dense", "compact", "recursive"))
-        check_number("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, integer=True)
+        check_number(
+            "verbose",
+            int(self.verbose) if isinstance(self.verbose, bool) else self.verbose,
+            integer=True,
+        )
 
     def _chosen_layer(self) -> Layer:
         values = self.get_params(deep=False)
-        return GuidedLayer(**{name: values[name] for name in field_names(GuidedLayer) if name in values})
+        return GuidedLayer(
+            **{
+                name: values[name]
+                for name in field_names(GuidedLayer)
+                if name in values
+            }
+        )
 
-    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeStatistics:
+    def _empty_state(
+        self, width: int, floor: float, device: torch.device
+    ) -> RidgeStatistics:
         if self.solver == "recursive":
-            return RecursiveState.of(RidgeStatistics.create(width, 0, device=device), self._fixed_alpha() or floor)
+            return RecursiveState.of(
+                RidgeStatistics.create(width, 0, device=device),
+                self._fixed_alpha() or floor,
+            )
         return RidgeStatistics.create(width, 0, self.solver, floor=floor, device=device)

@@ -16,5 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["create_method", "list_methods"]
 
 __getattr__, __dir__ = lazy_names(
-    __name__, {"create_method": "evergrow.lab.methods", "list_methods": "evergrow.lab.methods"}
+    __name__,
+    {"create_method": "evergrow.lab.methods", "list_methods": "evergrow.lab.methods"},
 )

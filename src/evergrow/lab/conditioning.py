@@ -24,7 +24,9 @@ def matrix_conditioning(H: Tensor) -> dict[str, float]:
         "sigma_max": float(sigma[0]),
         "sigma_2": float(sigma[min(1, len(sigma) - 1)]),
         "sigma_min": smallest,
-        "condition_number": float(sigma[0]) / smallest if smallest > 0.0 else float("inf"),
+        "condition_number": float(sigma[0]) / smallest
+        if smallest > 0.0
+        else float("inf"),
         "rank": int((sigma > tolerance).sum()),
     }
 
@@ -70,4 +72,6 @@ def cosine_matrix(columns: Tensor) -> Tensor:
 def mean_off_diagonal(matrix: Tensor) -> float:
     """Return the mean absolute entry off the diagonal."""
     m = matrix.shape[0]
-    return float((matrix.abs().sum() - matrix.diagonal().abs().sum()) / max(m * (m - 1), 1))
+    return float(
+        (matrix.abs().sum() - matrix.diagonal().abs().sum()) / max(m * (m - 1), 1)
+    )

@@ -97,14 +97,20 @@ def task_accuracies(
     >>> [round(float(a), 3) for a in row], counts.tolist()
     ([0.667, 1.0, nan], [3, 1, 0])
     """
-    truth, guess, tasks = np.asarray(y_true), np.asarray(y_pred), np.asarray(task_ids, dtype=np.int64)
+    truth, guess, tasks = (
+        np.asarray(y_true),
+        np.asarray(y_pred),
+        np.asarray(task_ids, dtype=np.int64),
+    )
     if truth.ndim != 1 or not truth.shape == guess.shape == tasks.shape:
         raise InputError(
             "y_true, y_pred and task_ids must be 1-D and of one length, "
             f"got shapes {truth.shape}, {guess.shape} and {tasks.shape}"
         )
     if len(tasks) and not 0 <= tasks.min() <= tasks.max() < n_tasks:
-        raise InputError(f"task_ids must lie in 0..{n_tasks - 1}, got {tasks.min()}..{tasks.max()}")
+        raise InputError(
+            f"task_ids must lie in 0..{n_tasks - 1}, got {tasks.min()}..{tasks.max()}"
+        )
     counts = np.bincount(tasks, minlength=n_tasks).astype(np.int64)
     hits = np.bincount(tasks, weights=truth == guess, minlength=n_tasks)
     with np.errstate(invalid="ignore"):
@@ -133,7 +139,9 @@ def accuracy_matrix(rows: list[Any]) -> NDArray[np.float64]:
     for t, row in enumerate(rows):
         values = np.asarray(row, dtype=np.float64)
         if values.ndim != 1 or len(values) <= t:
-            raise InputError(f"row {t} must hold at least {t + 1} accuracies, got shape {values.shape}")
+            raise InputError(
+                f"row {t} must hold at least {t + 1} accuracies, got shape {values.shape}"
+            )
         matrix[t, : t + 1] = values[: t + 1]
     return matrix
 
@@ -175,7 +183,9 @@ def session_accuracies(
             raise InputError("counts must be given for convention='samples', got None")
         weights = np.asarray(counts, dtype=np.float64)
         if weights.shape != (len(a),) or (weights < 0).any():
-            raise InputError(f"counts must be {len(a)} numbers >= 0, got shape {weights.shape}")
+            raise InputError(
+                f"counts must be {len(a)} numbers >= 0, got shape {weights.shape}"
+            )
     else:
         weights = np.ones(len(a))
     # A task without test samples (in a stream with repeated classes) has a NaN accuracy and no weight.
@@ -213,7 +223,9 @@ def average_forgetting(matrix: ArrayLike) -> float:
     drops = [
         a[j:-1, j].max() - a[-1, j]
         for j in range(len(a) - 1)
-        if not np.isnan(a[-1, j])  # NaN in the last row means no test samples, hence NaN in every row
+        if not np.isnan(
+            a[-1, j]
+        )  # NaN in the last row means no test samples, hence NaN in every row
     ]
     return float(np.mean(drops)) if drops else float("nan")
 
@@ -324,7 +336,11 @@ def within_tasks(
     >>> round(within.accuracy, 3), within.by_task.tolist(), within.counts.tolist()
     (0.667, [0.5, 1.0], [2, 1])
     """
-    values, columns, truth = np.asarray(scores, dtype=np.float64), np.asarray(classes), np.asarray(y_true)
+    values, columns, truth = (
+        np.asarray(scores, dtype=np.float64),
+        np.asarray(classes),
+        np.asarray(y_true),
+    )
     if values.shape != (*truth.shape, *columns.shape) or values.ndim != 2:
         raise InputError(
             "scores must have a row per entry of y_true and a column per entry of classes, both 1-D, "
@@ -333,15 +349,23 @@ def within_tasks(
     if np.isnan(values).any():
         raise InputError("scores must be numbers, got NaN")
     places = {label: place for place, label in enumerate(columns.tolist())}
-    unknown = sorted(set(truth.tolist()) - places.keys() | places.keys() - class_tasks.keys(), key=str)
+    unknown = sorted(
+        set(truth.tolist()) - places.keys() | places.keys() - class_tasks.keys(),
+        key=str,
+    )
     if unknown:
-        raise LabelError(f"labels must have a column and columns a task, got neither for {unknown[:5]}")
+        raise LabelError(
+            f"labels must have a column and columns a task, got neither for {unknown[:5]}"
+        )
     column_tasks = np.array([class_tasks[label] for label in places], dtype=np.int64)
     truth_at = np.array([places[label] for label in truth.tolist()], dtype=np.int64)
     tasks = column_tasks[truth_at]
     answers = np.zeros_like(truth_at)
     for task in np.unique(tasks):
-        rows, allowed = np.flatnonzero(tasks == task), np.flatnonzero(column_tasks == task)
+        rows, allowed = (
+            np.flatnonzero(tasks == task),
+            np.flatnonzero(column_tasks == task),
+        )
         answers[rows] = allowed[values[np.ix_(rows, allowed)].argmax(axis=1)]
     by_task, counts = task_accuracies(truth_at, answers, tasks, n_tasks)
     accuracy = float(np.mean(answers == truth_at)) if len(truth) else float("nan")
@@ -351,7 +375,9 @@ def within_tasks(
 def _square(matrix: ArrayLike) -> NDArray[np.float64]:
     a = np.asarray(matrix, dtype=np.float64)
     if a.ndim != 2 or a.shape[0] != a.shape[1] or len(a) == 0:
-        raise InputError(f"matrix must be square with at least one session, got shape {a.shape}")
+        raise InputError(
+            f"matrix must be square with at least one session, got shape {a.shape}"
+        )
     return a
 
 

@@ -113,7 +113,9 @@ class Record:
             del body["times"], body["extra"]
             body = {"run_id": body.pop("run_id"), **analysis, **body}
         schema = ANALYSIS_SCHEMA if self.analysis else RUN_SCHEMA
-        return _dump({"schema": schema, "schema_version": SCHEMA_VERSION, **body}) + "\n"
+        return (
+            _dump({"schema": schema, "schema_version": SCHEMA_VERSION, **body}) + "\n"
+        )
 
     @property
     def dataset_label(self) -> str:
@@ -124,8 +126,15 @@ class Record:
     def figures(self) -> dict[str, Any]:
         """The key figures: accuracies of a run in per cent, or the single values that an analysis measured."""
         if self.analysis:
-            return {name: value for name, value in self.results.items() if isinstance(value, (int, float, str))}
-        named = {"A_last": self.results.get("a_last"), "A_avg": self.results.get("a_avg")}
+            return {
+                name: value
+                for name, value in self.results.items()
+                if isinstance(value, (int, float, str))
+            }
+        named = {
+            "A_last": self.results.get("a_last"),
+            "A_avg": self.results.get("a_avg"),
+        }
         return {name: 100 * value for name, value in named.items() if value is not None}
 
     @property
@@ -134,7 +143,8 @@ class Record:
         if self.status == "ok":
             figures = self.figures.items()
             return ", ".join(
-                f"{key} {value:.4g}" if type(value) is float else f"{key} {value}" for key, value in figures
+                f"{key} {value:.4g}" if type(value) is float else f"{key} {value}"
+                for key, value in figures
             )
         if self.error is None:
             return self.status
@@ -166,10 +176,19 @@ def _dump(value: Any, indent: str = "") -> str:
     """Return JSON with one key or matrix row per line, which is how people and diffs read it."""
     inner = indent + " "
     if isinstance(value, dict) and value:
-        items = [f"{inner}{json.dumps(key)}: {_dump(item, inner)}" for key, item in value.items()]
+        items = [
+            f"{inner}{json.dumps(key)}: {_dump(item, inner)}"
+            for key, item in value.items()
+        ]
         return "{\n" + ",\n".join(items) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(item, (list, dict, str)) for item in value):
-        return "[\n" + ",\n".join(inner + _dump(item, inner) for item in value) + f"\n{indent}]"
+    if isinstance(value, list) and any(
+        isinstance(item, (list, dict, str)) for item in value
+    ):
+        return (
+            "[\n"
+            + ",\n".join(inner + _dump(item, inner) for item in value)
+            + f"\n{indent}]"
+        )
     return json.dumps(value, allow_nan=False)
 
 
@@ -243,24 +262,41 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     """
     name = os.fspath(path)
     body = parse_json(Path(path).read_bytes(), name)
-    if not isinstance(body, dict) or body.get("schema") not in (RUN_SCHEMA, ANALYSIS_SCHEMA):
+    if not isinstance(body, dict) or body.get("schema") not in (
+        RUN_SCHEMA,
+        ANALYSIS_SCHEMA,
+    ):
         raise FileFormatError(f"{name} is no record of evergrow")
     if body.get("schema_version") != SCHEMA_VERSION:
-        made_by = body["versions"].get("evergrow", "?") if isinstance(body.get("versions"), dict) else "?"
-        raise NewerSchemaError(f"{name} was written by a newer evergrow ({made_by}): upgrade to read it")
+        made_by = (
+            body["versions"].get("evergrow", "?")
+            if isinstance(body.get("versions"), dict)
+            else "?"
+        )
+        raise NewerSchemaError(
+            f"{name} was written by a newer evergrow ({made_by}): upgrade to read it"
+        )
     known = {item.name for item in fields(Record)}
-    record = from_values(Record, {key: value for key, value in body.items() if key in known}, name)
-    if not all(isinstance(part.get("name"), str) for part in (record.dataset, record.protocol)):
+    record = from_values(
+        Record, {key: value for key, value in body.items() if key in known}, name
+    )
+    if not all(
+        isinstance(part.get("name"), str) for part in (record.dataset, record.protocol)
+    ):
         raise FileFormatError(f"{name} should name its data set and its protocol")
     if bool(record.analysis) != (body["schema"] == ANALYSIS_SCHEMA):
-        raise FileFormatError(f"{name} should name its analysis if it is a record of one")
+        raise FileFormatError(
+            f"{name} should name its analysis if it is a record of one"
+        )
     if not record.analysis:
         from_values(_Results, record.results, f"{name}: results")
         from_values(_Times, record.times, f"{name}: times")
         required = ("matrix", "counts", "by_samples", "by_tasks", "a_last", "a_avg")
         lacking = [key for key in required if key not in record.results]
         if record.status == "ok" and lacking:
-            raise FileFormatError(f"{name}: a finished run should have {', '.join(lacking)}")
+            raise FileFormatError(
+                f"{name}: a finished run should have {', '.join(lacking)}"
+            )
     return record
 
 
@@ -286,7 +322,13 @@ def read_records(
     for given in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
         if not given.exists():
             problems[given] = f"{given} does not exist"
-        for path in sorted(given.rglob("*.json")) if given.is_dir() else [given] if given.exists() else []:
+        for path in (
+            sorted(given.rglob("*.json"))
+            if given.is_dir()
+            else [given]
+            if given.exists()
+            else []
+        ):
             try:
                 records[path.resolve()] = read_record(path)
             except (FileFormatError, OSError) as error:  # noqa: PERF203
@@ -314,9 +356,18 @@ def versions() -> dict[str, str]:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return where a run took place, without saying whose machine it was."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine()
+    )
     threads = torch.get_num_threads()
-    return {"device": device.type, "device_name": name, "threads": threads, "platform": platform.system()}
+    return {
+        "device": device.type,
+        "device_name": name,
+        "threads": threads,
+        "platform": platform.system(),
+    }
 
 
 def error_entry(error: BaseException) -> dict[str, str]:
@@ -329,7 +380,11 @@ def error_entry(error: BaseException) -> dict[str, str]:
     'cannot open .../data.npz'
     """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return {"type": type(error).__name__, "message": scrub(str(error)), "traceback": scrub(text)}
+    return {
+        "type": type(error).__name__,
+        "message": scrub(str(error)),
+        "traceback": scrub(text),
+    }
 
 
 def scrub(text: str) -> str:
@@ -342,8 +397,14 @@ def scrub(text: str) -> str:
     'File "torch/nn/module.py", line 3'
     """
     # Lazily up to the last package root that Python itself knows, then any other absolute folder.
-    for root in sorted((os.path.abspath(entry) for entry in sys.path if entry), key=len, reverse=True):
+    for root in sorted(
+        (os.path.abspath(entry) for entry in sys.path if entry), key=len, reverse=True
+    ):
         if len(root) > 1:
             text = text.replace(root + os.sep, "")
     text = re.sub(r"(?:[A-Za-z]:)?[\\/][^\s\"',:;()<>|]*?site-packages[\\/]", "", text)
-    return re.sub(r"(?<![\w.:/\\-])(?:[A-Za-z]:\\|/|~/)(?:[^\s\"',:;()<>|\\/]+[\\/])+", ".../", text)
+    return re.sub(
+        r"(?<![\w.:/\\-])(?:[A-Za-z]:\\|/|~/)(?:[^\s\"',:;()<>|\\/]+[\\/])+",
+        ".../",
+        text,
+    )

@@ -20,7 +20,9 @@ DEFAULT_SEED = 1993
 """The field's convention since iCaRL."""
 
 
-def class_order(n_classes: int, seed: int = DEFAULT_SEED, *, shuffle: bool = True) -> Indices:
+def class_order(
+    n_classes: int, seed: int = DEFAULT_SEED, *, shuffle: bool = True
+) -> Indices:
     """Return positions of classes (in sorted label order) in the order in which they arrive.
 
     The shuffled order is the field's: numpy's legacy generator, equal to
@@ -51,11 +53,15 @@ def class_order(n_classes: int, seed: int = DEFAULT_SEED, *, shuffle: bool = Tru
     check_number("seed", seed, low=0, high=2**32 - 1, integer=True)
     if not shuffle:
         return np.arange(n_classes, dtype=np.int64)
-    legacy = np.random.RandomState(seed)  # published class orders come from this generator
+    legacy = np.random.RandomState(
+        seed
+    )  # published class orders come from this generator
     return np.asarray(legacy.permutation(n_classes), dtype=np.int64)
 
 
-def disjoint_order(n_classes: int, seed: int, earlier_seeds: Sequence[int], n_initial: int) -> Indices:
+def disjoint_order(
+    n_classes: int, seed: int, earlier_seeds: Sequence[int], n_initial: int
+) -> Indices:
     """Return the order of ``seed`` with a first task that shares no class with those of earlier seeds.
 
     The paper averages over seeds "where the initial-stage categories are non-overlapping across seeds" and
@@ -93,7 +99,9 @@ def disjoint_order(n_classes: int, seed: int, earlier_seeds: Sequence[int], n_in
     """
     seeds = [*earlier_seeds, seed]
     if len(set(seeds)) != len(seeds):
-        raise ParameterError(f"seeds must all be different for disjoint first tasks, got {seeds}")
+        raise ParameterError(
+            f"seeds must all be different for disjoint first tasks, got {seeds}"
+        )
     if n_initial * len(seeds) > n_classes:
         raise ParameterError(
             f"{len(seeds)} disjoint first tasks of {n_initial} classes must fit into the data, "
@@ -105,7 +113,9 @@ def disjoint_order(n_classes: int, seed: int, earlier_seeds: Sequence[int], n_in
         plain = class_order(n_classes, each)
         first = [int(c) for c in plain if int(c) not in used][:n_initial]
         chosen = set(first)
-        order = np.array(first + [int(c) for c in plain if int(c) not in chosen], dtype=np.int64)
+        order = np.array(
+            first + [int(c) for c in plain if int(c) not in chosen], dtype=np.int64
+        )
         used |= chosen
     return order
 
@@ -161,11 +171,17 @@ class Protocol:
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("shuffle", "disjoint"):
             if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be true or false, got {getattr(self, name)!r}")
+                raise ParameterError(
+                    f"{name} must be true or false, got {getattr(self, name)!r}"
+                )
         if self.blur and self.repeat:
-            raise ParameterError("blur and repeat must not both be positive: choose one generalisation")
+            raise ParameterError(
+                "blur and repeat must not both be positive: choose one generalisation"
+            )
         if self.disjoint and not self.shuffle:
-            raise ParameterError("disjoint must be false where shuffle is false: the natural order is one order")
+            raise ParameterError(
+                "disjoint must be false where shuffle is false: the natural order is one order"
+            )
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
@@ -194,7 +210,12 @@ class Protocol:
             f"repeat {self.repeat:g}" if self.repeat else "",
             f"online {self.batch_size}" if self.batch_size else "",
         ]
-        return ", ".join([f"B-{self.initial} Inc-{self.increment}", *(extra for extra in extras if extra)])
+        return ", ".join(
+            [
+                f"B-{self.initial} Inc-{self.increment}",
+                *(extra for extra in extras if extra),
+            ]
+        )
 
     @property
     def n_initial(self) -> int:
@@ -274,7 +295,9 @@ class Stream:
     def seen_test(self, upto: int) -> tuple[Indices, Indices]:
         """Return the test rows of tasks 0..upto and the task that each belongs to."""
         parts = [task.test for task in self.tasks[: upto + 1]]
-        return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        return np.concatenate(parts), np.repeat(
+            np.arange(len(parts)), [len(part) for part in parts]
+        )
 
 
 def make_stream(
@@ -353,8 +376,12 @@ def stream_of(
     [4, 5]
     """
     if data.whole:
-        raise InputError("A stream needs a test set, and these data have none: load them with split='auto'.")
-    return make_stream(data.y_train, data.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds)
+        raise InputError(
+            "A stream needs a test set, and these data have none: load them with split='auto'."
+        )
+    return make_stream(
+        data.y_train, data.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds
+    )
 
 
 def _labels(name: str, y: ArrayLike) -> NDArray[Any]:
@@ -369,11 +396,15 @@ def _labels(name: str, y: ArrayLike) -> NDArray[Any]:
 def _test_codes(classes: NDArray[Any], y_test: NDArray[Any]) -> Indices:
     unknown = np.setdiff1d(y_test, classes)
     if len(unknown):
-        raise LabelError(f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides")
+        raise LabelError(
+            f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides"
+        )
     return np.searchsorted(classes, y_test).astype(np.int64)
 
 
-def _assign_rows(codes: Indices, home: Indices, n_tasks: int, protocol: Protocol, seed: int) -> Indices:
+def _assign_rows(
+    codes: Indices, home: Indices, n_tasks: int, protocol: Protocol, seed: int
+) -> Indices:
     """Return the task of every training row."""
     if protocol.blur:
         return _blurred(codes, home, n_tasks, protocol, seed)
@@ -382,7 +413,9 @@ def _assign_rows(codes: Indices, home: Indices, n_tasks: int, protocol: Protocol
     return home[codes]
 
 
-def _blurred(codes: Indices, home: Indices, n_tasks: int, protocol: Protocol, seed: int) -> Indices:
+def _blurred(
+    codes: Indices, home: Indices, n_tasks: int, protocol: Protocol, seed: int
+) -> Indices:
     """Move a share of the samples of some classes to tasks drawn at random (Si-Blurry's two ratios)."""
     rng = np.random.default_rng(derive_seed(seed, "stream", "blur"))
     n_blurry = round(protocol.blurry_classes * len(home))
@@ -397,7 +430,9 @@ def _blurred(codes: Indices, home: Indices, n_tasks: int, protocol: Protocol, se
     return tasks
 
 
-def _repeated(codes: Indices, home: Indices, n_tasks: int, repeat: float, seed: int) -> Indices:
+def _repeated(
+    codes: Indices, home: Indices, n_tasks: int, repeat: float, seed: int
+) -> Indices:
     """Share the samples of each class out evenly over its own task and the later ones it comes again in."""
     rng = np.random.default_rng(derive_seed(seed, "stream", "repeat"))
     tasks = home[codes]
@@ -410,7 +445,11 @@ def _repeated(codes: Indices, home: Indices, n_tasks: int, repeat: float, seed: 
 
 
 def _collect(
-    classes: NDArray[Any], order: Indices, codes: Indices, test_codes: Indices, task_of_row: Indices
+    classes: NDArray[Any],
+    order: Indices,
+    codes: Indices,
+    test_codes: Indices,
+    task_of_row: Indices,
 ) -> list[Task]:
     """Turn the assignment of rows to tasks into task records."""
     tasks: list[Task] = []
@@ -421,7 +460,15 @@ def _collect(
         present[codes[train]] = True
         new = present & ~seen
         test = np.flatnonzero(new[test_codes])
-        tasks.append(Task(index, classes[order[present[order]]], classes[order[new[order]]], train, test))
+        tasks.append(
+            Task(
+                index,
+                classes[order[present[order]]],
+                classes[order[new[order]]],
+                train,
+                test,
+            )
+        )
         seen |= present
     return tasks
 
@@ -431,5 +478,11 @@ def _shuffled(tasks: list[Task], seed: int) -> tuple[Task, ...]:
 
     A method that holds out the last fifth of a task, as RanPAC does, must not get whole classes there.
     """
-    rngs = [np.random.default_rng(derive_seed(seed, "stream", "rows", task.index)) for task in tasks]
-    return tuple(replace(task, train=rng.permutation(task.train)) for task, rng in zip(tasks, rngs))
+    rngs = [
+        np.random.default_rng(derive_seed(seed, "stream", "rows", task.index))
+        for task in tasks
+    ]
+    return tuple(
+        replace(task, train=rng.permutation(task.train))
+        for task, rng in zip(tasks, rngs)
+    )

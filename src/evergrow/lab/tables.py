@@ -85,15 +85,21 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     n, mean = len(values), math.fsum(values) / len(values)
     if n == 1:
         return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    return mean, math.sqrt(
+        math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n
+    )
 
 
 def _percent(key: str) -> Callable[[Record], float | None]:
-    return lambda record: None if (value := record.results.get(key)) is None else 100.0 * float(value)
+    return lambda record: (
+        None if (value := record.results.get(key)) is None else 100.0 * float(value)
+    )
 
 
 def _result(key: str) -> Callable[[Record], float | None]:
-    return lambda record: None if (value := record.results.get(key)) is None else float(value)
+    return lambda record: (
+        None if (value := record.results.get(key)) is None else float(value)
+    )
 
 
 def _train_seconds(record: Record) -> float | None:
@@ -119,15 +125,32 @@ def _peak_mebibytes(record: Record) -> float | None:
 METRICS = {
     "a_last": Metric("A_last", _percent("a_last"), r"$A_{\text{last}}$"),
     "a_avg": Metric("A_avg", _percent("a_avg"), r"$A_{\text{avg}}$"),
-    "f_avg": Metric("F_avg", _percent("f_avg"), r"$F_{\text{avg}}$", lower_is_better=True),
-    "a_last_tasks": Metric("A_last (tasks)", _percent("a_last_tasks"), r"$A_{\text{last}}^{\text{task}}$"),
-    "a_avg_tasks": Metric("A_avg (tasks)", _percent("a_avg_tasks"), r"$A_{\text{avg}}^{\text{task}}$"),
-    "a_last_within": Metric("A_within", _percent("a_last_within"), r"$A_{\text{within}}$", ranked=False),
+    "f_avg": Metric(
+        "F_avg", _percent("f_avg"), r"$F_{\text{avg}}$", lower_is_better=True
+    ),
+    "a_last_tasks": Metric(
+        "A_last (tasks)", _percent("a_last_tasks"), r"$A_{\text{last}}^{\text{task}}$"
+    ),
+    "a_avg_tasks": Metric(
+        "A_avg (tasks)", _percent("a_avg_tasks"), r"$A_{\text{avg}}^{\text{task}}$"
+    ),
+    "a_last_within": Metric(
+        "A_within", _percent("a_last_within"), r"$A_{\text{within}}$", ranked=False
+    ),
     "train_s": Metric("train s", _train_seconds, lower_is_better=True),
     "predict_s": Metric("predict s", _predict_seconds, lower_is_better=True),
     "peak_mb": Metric("peak MiB", _peak_mebibytes, lower_is_better=True),
-    "construction_s": Metric("construction s", _result("construction_s"), lower_is_better=True),
-    "n_units": Metric("units", _result("n_units"), "$L^*$", lower_is_better=True, decimals=0, ranked=False),
+    "construction_s": Metric(
+        "construction s", _result("construction_s"), lower_is_better=True
+    ),
+    "n_units": Metric(
+        "units",
+        _result("n_units"),
+        "$L^*$",
+        lower_is_better=True,
+        decimals=0,
+        ranked=False,
+    ),
 }
 """Metrics by the name that ``--metric`` takes."""
 
@@ -150,27 +173,46 @@ def titled(records: Iterable[Record]) -> pd.DataFrame:
     pandas = require("pandas", extra="lab", purpose="making tables")
     listed = list(records)
     titles = {
-        "method": _titles([(record.label, _method_settings(record)) for record in listed]),
-        "dataset": _titles([(record.dataset_label, _dataset_settings(record)) for record in listed]),
-        "protocol": _titles([(record.protocol["name"], _protocol_settings(record)) for record in listed]),
+        "method": _titles(
+            [(record.label, _method_settings(record)) for record in listed]
+        ),
+        "dataset": _titles(
+            [(record.dataset_label, _dataset_settings(record)) for record in listed]
+        ),
+        "protocol": _titles(
+            [(record.protocol["name"], _protocol_settings(record)) for record in listed]
+        ),
     }
-    return pandas.DataFrame({"record": listed, "seed": [record.seed for record in listed], **titles})
+    return pandas.DataFrame(
+        {"record": listed, "seed": [record.seed for record in listed], **titles}
+    )
 
 
 def _method_settings(record: Record) -> dict[str, Any]:
     options = dict(record.options)
     if options.get("random_state") == record.seed:
-        del options["random_state"]  # it follows the run's seed, which is what the mean is over
-    analysed = {"analysis": record.analysis, **record.settings} if record.analysis else {}
+        del options[
+            "random_state"
+        ]  # it follows the run's seed, which is what the mean is over
+    analysed = (
+        {"analysis": record.analysis, **record.settings} if record.analysis else {}
+    )
     return {"method": record.method, **options, **analysed}
 
 
 def _dataset_settings(record: Record) -> dict[str, Any]:
-    return {"name": record.dataset["name"], "fingerprint": record.dataset.get("fingerprint")}
+    return {
+        "name": record.dataset["name"],
+        "fingerprint": record.dataset.get("fingerprint"),
+    }
 
 
 def _protocol_settings(record: Record) -> dict[str, Any]:
-    return {key: value for key, value in record.protocol.items() if key not in ("name", "earlier_seeds")}
+    return {
+        key: value
+        for key, value in record.protocol.items()
+        if key not in ("name", "earlier_seeds")
+    }
 
 
 _HOW = ("device", "solver", "dtype", "verbose")
@@ -182,7 +224,11 @@ def _titles(named: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
     rivals: dict[str, dict[str, dict[str, Any]]] = {}
     for name, settings in named:
         rivals.setdefault(name, {})[_key(settings)] = settings
-    titles = {(name, key): title for name, group in rivals.items() for key, title in _told_apart(name, group).items()}
+    titles = {
+        (name, key): title
+        for name, group in rivals.items()
+        for key, title in _told_apart(name, group).items()
+    }
     return [titles[name, _key(settings)] for name, settings in named]
 
 
@@ -191,10 +237,16 @@ def _told_apart(name: str, rivals: dict[str, dict[str, Any]]) -> dict[str, str]:
     if len(rivals) == 1:
         return dict.fromkeys(rivals, printable(name))
     every = dict.fromkeys(item for settings in rivals.values() for item in settings)
-    differing = [item for item in every if len({_key(settings.get(item)) for settings in rivals.values()}) > 1]
+    differing = [
+        item
+        for item in every
+        if len({_key(settings.get(item)) for settings in rivals.values()}) > 1
+    ]
     for shown in ([item for item in differing if item not in _HOW], differing):
         titles = {
-            key: printable(f"{name} ({', '.join(f'{item}={settings.get(item)}' for item in shown)})")
+            key: printable(
+                f"{name} ({', '.join(f'{item}={settings.get(item)}' for item in shown)})"
+            )
             for key, settings in rivals.items()
         }
         if len(set(titles.values())) == len(rivals):
@@ -239,7 +291,9 @@ class Cell:
     @property
     def text(self) -> str:
         """The number as it is printed, such as ``72.64 ± 0.24``."""
-        return self.metric.text(self.mean) + ("" if self.error is None else f" ± {self.metric.text(self.error)}")
+        return self.metric.text(self.mean) + (
+            "" if self.error is None else f" ± {self.metric.text(self.error)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -260,7 +314,12 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
     quoted: tuple[str, ...] = ()
 
-    def wide(self, text: Callable[[Cell], str], name: Callable[[str], str] = str, empty: str = "-") -> pd.DataFrame:
+    def wide(
+        self,
+        text: Callable[[Cell], str],
+        name: Callable[[str], str] = str,
+        empty: str = "-",
+    ) -> pd.DataFrame:
         """Return one row per method and one column per data set, protocol and metric; levels that say nothing go.
 
         Parameters
@@ -276,21 +335,45 @@ class Comparison:
 
         datasets, protocols, metrics = (
             list(dict.fromkeys(names))
-            for names in zip(*((cell.dataset, cell.protocol, cell.metric.title) for cell in self.cells))
+            for names in zip(
+                *(
+                    (cell.dataset, cell.protocol, cell.metric.title)
+                    for cell in self.cells
+                )
+            )
         )
-        found = {(cell.dataset, cell.protocol, cell.metric.title) for cell in self.cells}
-        columns = [key for d in datasets for p in protocols for m in metrics if (key := (d, p, m)) in found]
-        texts: dict[tuple[str, str, str], dict[str, str]] = {column: {} for column in columns}
+        found = {
+            (cell.dataset, cell.protocol, cell.metric.title) for cell in self.cells
+        }
+        columns = [
+            key
+            for d in datasets
+            for p in protocols
+            for m in metrics
+            if (key := (d, p, m)) in found
+        ]
+        texts: dict[tuple[str, str, str], dict[str, str]] = {
+            column: {} for column in columns
+        }
         for cell in self.cells:
-            texts[cell.dataset, cell.protocol, cell.metric.title][cell.method] = text(cell)
+            texts[cell.dataset, cell.protocol, cell.metric.title][cell.method] = text(
+                cell
+            )
         rows = list(dict.fromkeys(cell.method for cell in self.cells))
         frame = pd.DataFrame(texts, index=rows).fillna(empty)
-        frame.columns = pd.MultiIndex.from_tuples([tuple(map(name, column)) for column in columns])
+        frame.columns = pd.MultiIndex.from_tuples(
+            [tuple(map(name, column)) for column in columns]
+        )
         frame.index = [name(row) for row in rows]
-        return frame.droplevel([level for level in (0, 1) if not any(column[level] for column in columns)], axis=1)
+        return frame.droplevel(
+            [level for level in (0, 1) if not any(column[level] for column in columns)],
+            axis=1,
+        )
 
 
-def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_avg")) -> Comparison:
+def compare(
+    records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_avg")
+) -> Comparison:
     """Aggregate records over seeds; nothing that differs in more than the seed is averaged, see :func:`titled`.
 
     Parameters
@@ -306,26 +389,61 @@ def compare(records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_av
     """
     for name in metrics:
         if name not in METRICS:
-            raise UnknownNameError(f"No metric {name!r}. Did you mean {nearest(name, METRICS)}?")
+            raise UnknownNameError(
+                f"No metric {name!r}. Did you mean {nearest(name, METRICS)}?"
+            )
     chosen = [METRICS[name] for name in metrics]
     unique, copies = one_per_run(records)
-    notes = [f"{copies} further records of the same runs were left out; the latest of each counts"] if copies else []
+    notes = (
+        [
+            f"{copies} further records of the same runs were left out; the latest of each counts"
+        ]
+        if copies
+        else []
+    )
     frame = titled(record for record in unique if record.status == "ok")
     cells = []
-    for (method, dataset, protocol), group in frame.groupby(["method", "dataset", "protocol"], sort=False):
+    for (method, dataset, protocol), group in frame.groupby(
+        ["method", "dataset", "protocol"], sort=False
+    ):
         for metric in chosen:
             values = {record.seed: metric.read(record) for record in group.record}
-            known = [value for record in group.record if (value := metric.read(record)) is not None]
+            known = [
+                value
+                for record in group.record
+                if (value := metric.read(record)) is not None
+            ]
             lacking = sorted(seed for seed, value in values.items() if value is None)
             if known and lacking:
                 where = f"{method}, {dataset}, {protocol}: {metric.title}"
-                notes.append(f"{where} is missing from seeds {lacking} and is the mean of the others")
+                notes.append(
+                    f"{where} is missing from seeds {lacking} and is the mean of the others"
+                )
             if known:
-                cells.append(Cell(method, dataset, protocol, metric, *mean_and_error(known), len(known)))
-    references = {row.method for row in frame.itertuples() if row.record.method in JOINT}
-    notes += _name_notes(frame) + _seed_notes(frame) + unfinished_notes(unique, "not in the table")
+                cells.append(
+                    Cell(
+                        method,
+                        dataset,
+                        protocol,
+                        metric,
+                        *mean_and_error(known),
+                        len(known),
+                    )
+                )
+    references = {
+        row.method for row in frame.itertuples() if row.record.method in JOINT
+    }
+    notes += (
+        _name_notes(frame)
+        + _seed_notes(frame)
+        + unfinished_notes(unique, "not in the table")
+    )
     found = sorted({str(record.versions.get("evergrow")) for record in frame.record})
-    notes += [f"records of several evergrow versions: {', '.join(found)}"] if len(found) > 1 else []
+    notes += (
+        [f"records of several evergrow versions: {', '.join(found)}"]
+        if len(found) > 1
+        else []
+    )
     return Comparison(ranked(cells, references), notes)
 
 
@@ -334,12 +452,18 @@ def ranked(cells: Sequence[Cell], references: Iterable[str] = ()) -> list[Cell]:
     columns: dict[tuple[str, str, str], list[float]] = {}
     for cell in cells:
         if cell.metric.ranked and cell.method not in references:
-            column = columns.setdefault((cell.dataset, cell.protocol, cell.metric.title), [])
+            column = columns.setdefault(
+                (cell.dataset, cell.protocol, cell.metric.title), []
+            )
             column.append(round(cell.mean, cell.metric.decimals))
     marked = []
     for cell in cells:
         values = columns.get((cell.dataset, cell.protocol, cell.metric.title), [])
-        best = sorted(set(values), reverse=not cell.metric.lower_is_better)[:2] if len(values) > 1 else []
+        best = (
+            sorted(set(values), reverse=not cell.metric.lower_is_better)[:2]
+            if len(values) > 1
+            else []
+        )
         mean = round(cell.mean, cell.metric.decimals)
         competes = cell.method not in references and mean in best
         marked.append(replace(cell, rank=1 + best.index(mean)) if competes else cell)
@@ -353,7 +477,10 @@ def one_per_run(records: Iterable[Record]) -> tuple[list[Record], int]:
     for record in records:
         total += 1
         rival = best.get(record.run_id)
-        if rival is None or (record.status == "ok", record.ended) > (rival.status == "ok", rival.ended):
+        if rival is None or (record.status == "ok", record.ended) > (
+            rival.status == "ok",
+            rival.ended,
+        ):
             best[record.run_id] = record
     return list(best.values()), total - len(best)
 
@@ -364,7 +491,11 @@ def unfinished_notes(records: Iterable[Record], absent: str) -> list[str]:
     for record in records:
         if record.status != "ok":
             run = f"{record.label}, {record.dataset_label}, {record.protocol['name']}, seed {record.seed}"
-            why = f" ({record.error.get('type')}: {record.error.get('message', '')})" if record.error else ""
+            why = (
+                f" ({record.error.get('type')}: {record.error.get('message', '')})"
+                if record.error
+                else ""
+            )
             notes.append(f"{record.status}, {absent}: {run}{why}")
     return notes
 
@@ -387,8 +518,13 @@ def _name_notes(frame: pd.DataFrame) -> list[str]:
 def _seed_notes(frame: pd.DataFrame) -> list[str]:
     """Say where a mean is over other seeds than the rest of its column, or over one seed twice."""
     notes = []
-    for (dataset, protocol), group in frame.groupby(["dataset", "protocol"], sort=False):
-        seeds = {method: sorted(rows.seed) for method, rows in group.groupby("method", sort=False)}
+    for (dataset, protocol), group in frame.groupby(
+        ["dataset", "protocol"], sort=False
+    ):
+        seeds = {
+            method: sorted(rows.seed)
+            for method, rows in group.groupby("method", sort=False)
+        }
         full = max(seeds.values(), key=len)
         for method, found in seeds.items():
             where = f"{method}, {dataset}, {protocol}"
@@ -434,10 +570,17 @@ def render(comparison: Comparison, format: str = "markdown") -> str:
         return _csv(comparison)
     if not comparison.cells:
         return "\n".join(["no finished run", *map(one_line, comparison.notes)]) + "\n"
-    return {"table": _table, "markdown": _markdown, "latex": _latex, "html": html_table}[format](comparison)
+    return {
+        "table": _table,
+        "markdown": _markdown,
+        "latex": _latex,
+        "html": html_table,
+    }[format](comparison)
 
 
-def _marked(marks: Mapping[int, str], text: Callable[[Cell], str] = lambda cell: cell.text) -> Callable[[Cell], str]:
+def _marked(
+    marks: Mapping[int, str], text: Callable[[Cell], str] = lambda cell: cell.text
+) -> Callable[[Cell], str]:
     return lambda cell: marks.get(cell.rank, "{}").format(text(cell))
 
 
@@ -450,8 +593,15 @@ def _table(comparison: Comparison) -> str:
 
 def _markdown(comparison: Comparison) -> str:
     frame = comparison.wide(_marked({1: "**{}**", 2: "<u>{}</u>"}), markdown_text)
-    heads = ["<br>".join([column] if isinstance(column, str) else column) for column in frame.columns]
-    lines = [["Method", *heads], ["---", *["---:"] * len(heads)], *([name, *row] for name, *row in frame.itertuples())]
+    heads = [
+        "<br>".join([column] if isinstance(column, str) else column)
+        for column in frame.columns
+    ]
+    lines = [
+        ["Method", *heads],
+        ["---", *["---:"] * len(heads)],
+        *([name, *row] for name, *row in frame.itertuples()),
+    ]
     table = ["| " + " | ".join(line) + " |" for line in lines]
     notes = [f"- {markdown_text(note)}" for note in comparison.notes]
     legend = "Mean ± standard error over seeds; best bold, second underlined."
@@ -462,26 +612,54 @@ def _latex(comparison: Comparison) -> str:
     """Print as the paper does: booktabs, data set over protocol over metric."""
 
     def number(cell: Cell) -> str:
-        error = "" if cell.error is None else rf"$_{{\scriptscriptstyle\pm{cell.metric.text(cell.error)}}}$"
+        error = (
+            ""
+            if cell.error is None
+            else rf"$_{{\scriptscriptstyle\pm{cell.metric.text(cell.error)}}}$"
+        )
         return cell.metric.text(cell.mean) + error
 
-    frame = comparison.wide(_marked({1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}, number), printable, empty="--")
-    symbols = {cell.metric.title: cell.metric.latex for cell in comparison.cells if cell.metric.latex}
-    style = frame.style.format_index(escape="latex", axis=0).format_index(escape="latex", axis=1)
+    frame = comparison.wide(
+        _marked({1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}, number),
+        printable,
+        empty="--",
+    )
+    symbols = {
+        cell.metric.title: cell.metric.latex
+        for cell in comparison.cells
+        if cell.metric.latex
+    }
+    style = frame.style.format_index(escape="latex", axis=0).format_index(
+        escape="latex", axis=1
+    )
     last = frame.columns.nlevels - 1
-    style = style.format_index(lambda title: symbols.get(title, title), axis=1, level=last)
-    text: str = style.to_latex(hrules=True, multicol_align="c", column_format="l" + "c" * frame.shape[1])
+    style = style.format_index(
+        lambda title: symbols.get(title, title), axis=1, level=last
+    )
+    text: str = style.to_latex(
+        hrules=True, multicol_align="c", column_format="l" + "c" * frame.shape[1]
+    )
     return text + "".join(f"% {one_line(note)}\n" for note in comparison.notes)
 
 
 def _csv(comparison: Comparison) -> str:
     pandas = require("pandas", extra="lab", purpose="making tables")
     rows = [
-        (csv_text(c.method), csv_text(c.dataset), csv_text(c.protocol), c.metric.title, c.mean, c.error, c.n)
+        (
+            csv_text(c.method),
+            csv_text(c.dataset),
+            csv_text(c.protocol),
+            c.metric.title,
+            c.mean,
+            c.error,
+            c.n,
+        )
         for c in comparison.cells
     ]
     names = ["method", "dataset", "protocol", "metric", "mean", "standard_error", "n"]
-    text: str = pandas.DataFrame(rows, columns=names).to_csv(index=False, lineterminator="\n")
+    text: str = pandas.DataFrame(rows, columns=names).to_csv(
+        index=False, lineterminator="\n"
+    )
     return text
 
 

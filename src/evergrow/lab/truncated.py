@@ -50,7 +50,9 @@ class TruncatedBasis:
     core: Tensor
 
     @classmethod
-    def empty(cls, n_features: int, dtype: torch.dtype, device: torch.device) -> TruncatedBasis:
+    def empty(
+        cls, n_features: int, dtype: torch.dtype, device: torch.device
+    ) -> TruncatedBasis:
         """Return the decomposition of no rows."""
         basis = torch.zeros(n_features, 0, dtype=dtype, device=device)
         return cls(basis, torch.zeros(0, 0, dtype=torch.float64, device=device))
@@ -72,20 +74,28 @@ class TruncatedBasis:
         wide, core = self._widened(H)
         trailing, leading = _cut(core, rank, torch.finfo(H.dtype).eps)
         if trailing is None:
-            return TruncatedBasis(wide @ leading.to(H.dtype), _congruence(core, leading))
+            return TruncatedBasis(
+                wide @ leading.to(H.dtype), _congruence(core, leading)
+            )
         dropped = trailing.shape[1]
         if dropped == 0:
             return TruncatedBasis(wide, core)
         # Q_full = [D, complement of D] up to signs: its columns from r on are the new basis.
         reflectors, scales = torch.geqrf(trailing)
         turned = torch.ormqr(reflectors, scales, core, left=False)
-        turned = torch.ormqr(reflectors, scales, turned, left=True, transpose=True)[dropped:, dropped:]
-        basis = torch.ormqr(reflectors.to(H.dtype), scales.to(H.dtype), wide, left=False)[:, dropped:]
+        turned = torch.ormqr(reflectors, scales, turned, left=True, transpose=True)[
+            dropped:, dropped:
+        ]
+        basis = torch.ormqr(
+            reflectors.to(H.dtype), scales.to(H.dtype), wide, left=False
+        )[:, dropped:]
         return TruncatedBasis(basis.contiguous(), (turned + turned.T).mul_(0.5))
 
     def _widened(self, H: Tensor) -> tuple[Tensor, Tensor]:
         """Return an orthonormal basis that holds the rows as well, and the Gram matrix in it."""
-        if self.rank + H.shape[0] >= H.shape[1]:  # nothing is gained by coordinates: take the features' own
+        if (
+            self.rank + H.shape[0] >= H.shape[1]
+        ):  # nothing is gained by coordinates: take the features' own
             basis, rows = self.basis.to(torch.float64), H.to(torch.float64)
             core = (basis @ self.core @ basis.T).addmm_(rows.T, rows)
             return torch.eye(H.shape[1], dtype=H.dtype, device=H.device), core
@@ -93,14 +103,18 @@ class TruncatedBasis:
         coordinates = torch.cat([rows, rest], dim=1).to(torch.float64)
         extra = rest.shape[1]
         core = torch.nn.functional.pad(self.core, (0, extra, 0, extra))
-        return torch.cat([self.basis, extension], dim=1), core.addmm_(coordinates.T, coordinates)
+        return torch.cat([self.basis, extension], dim=1), core.addmm_(
+            coordinates.T, coordinates
+        )
 
     def solve(self, cross: Tensor, ridge: float) -> Tensor:
         """Return ``U (core + ridge I)^-1 U^T cross`` for ``cross`` of shape (L, C)."""
         if self.rank == 0:
             return torch.zeros_like(cross)
         factor = safe_cholesky(self.core, shift=ridge)
-        return self.basis @ factor.solve((self.basis.T @ cross).to(torch.float64)).to(cross.dtype)
+        return self.basis @ factor.solve((self.basis.T @ cross).to(torch.float64)).to(
+            cross.dtype
+        )
 
 
 def _split(basis: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,12 +132,18 @@ def _cut(core: Tensor, rank: int, eps: float) -> tuple[Tensor | None, Tensor]:
     """Return the trailing eigenvectors to drop where they are few, else None and the leading ones to keep."""
     order = core.shape[0]
     # Noise: of the Gram product in float64, and of the rows in their own type (singular values, so squared).
-    noise = float(core.diagonal().sum()) * max(torch.finfo(torch.float64).eps, eps**2) * order
+    noise = (
+        float(core.diagonal().sum())
+        * max(torch.finfo(torch.float64).eps, eps**2)
+        * order
+    )
     surplus = max(order - rank, 0)
     if core.device.type == "cpu" and order >= _PARTIAL_FROM and surplus <= order // 4:
         from scipy.linalg import eigh
 
-        values, vectors = eigh(core.numpy(), subset_by_index=[0, surplus], check_finite=False)
+        values, vectors = eigh(
+            core.numpy(), subset_by_index=[0, surplus], check_finite=False
+        )
         if values[surplus] > noise:
             return torch.from_numpy(vectors[:, :surplus].copy()), core
     all_values, all_vectors = symmetric_eigh(core)

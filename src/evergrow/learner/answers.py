@@ -74,7 +74,11 @@ class Answers:
     def part(self, rows: slice) -> Answers:
         """Return the answers of some rows, numbered anew; of failures nothing is said."""
         names = ("values", "novelty", "unknown", "threshold", "index")
-        cut = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
+        cut = {
+            name: getattr(self, name)[rows]
+            for name in names
+            if getattr(self, name) is not None
+        }
         return replace(self, rows=np.arange(len(cut["values"])), failures=(), **cut)
 
     def to_frame(self, library: str = "pandas", *, top: int = 1) -> Any:
@@ -96,7 +100,9 @@ class Answers:
         """
         check_choice("library", library, ("pandas", "polars"))
         check_number("top", top, low=1, integer=True)
-        module: Any = import_extra(library, extra=library, purpose=f"answers as a frame of {library}")
+        module: Any = import_extra(
+            library, extra=library, purpose=f"answers as a frame of {library}"
+        )
         ranked = self.ranked(top)
         values = np.take_along_axis(self.values, ranked, axis=1)
         columns: dict[str, NDArray[Any]] = {}
@@ -109,4 +115,6 @@ class Answers:
                 columns[name] = getattr(self, name)
         if library == "polars":
             return module.DataFrame({"row": self.rows, **columns})
-        return module.DataFrame(columns, index=self.rows if self.index is None else self.index[self.rows])
+        return module.DataFrame(
+            columns, index=self.rows if self.index is None else self.index[self.rows]
+        )

@@ -24,7 +24,14 @@ from evergrow.core.record import Between, require
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.head.novelty import STEPS_PER_OCTAVE, TEMPERATURES
-from evergrow.learner.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms, ageing_weights, from_units, term_units
+from evergrow.learner.novelty_pool import (
+    KnownTerms,
+    NoveltyPool,
+    UnknownTerms,
+    ageing_weights,
+    from_units,
+    term_units,
+)
 
 if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
@@ -83,16 +90,29 @@ class Scores:
         """Return all scores of a small batch, evenly spaced order statistics of a large one."""
         ordered = np.sort(scores)
         if len(ordered) > MOST_POINTS:
-            ordered = ordered[((np.arange(MOST_POINTS) + 0.5) * len(ordered) / MOST_POINTS).astype(np.int64)]
+            ordered = ordered[
+                ((np.arange(MOST_POINTS) + 0.5) * len(ordered) / MOST_POINTS).astype(
+                    np.int64
+                )
+            ]
         return cls(len(scores), int(size), tuple(float(score) for score in ordered))
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where no samples can have such scores."""
-        require(0 < len(self.points) <= self.n, f"it has {len(self.points)} scores of {self.n} samples")
-        require(list(self.points) == sorted(self.points), "its scores are not in ascending order")
+        require(
+            0 < len(self.points) <= self.n,
+            f"it has {len(self.points)} scores of {self.n} samples",
+        )
+        require(
+            list(self.points) == sorted(self.points),
+            "its scores are not in ascending order",
+        )
         require(self.size > 0, "the scoring model had learned nothing")
         if self.losses is not None:
-            require(len(self.losses) == len(TEMPERATURES), f"it has losses at {len(self.losses)} temperatures")
+            require(
+                len(self.losses) == len(TEMPERATURES),
+                f"it has losses at {len(self.losses)} temperatures",
+            )
 
 
 @dataclass(frozen=True)
@@ -130,15 +150,28 @@ class Calibration:
         """
         pool = self.pool()
         terms = KnownTerms.of(found.terms, size)
-        novelty = replace(pool, known=(*pool.known, terms)).standard().score(found.terms)
+        novelty = (
+            replace(pool, known=(*pool.known, terms)).standard().score(found.terms)
+        )
         losses = None
         if found.log_losses is not None:
-            losses = tuple((found.log_losses + guess_losses(found.guess) / terms.n).tolist())
-        return replace(self, parts=(*self.parts, replace(Scores.of(novelty, size), losses=losses, terms=terms)))
+            losses = tuple(
+                (found.log_losses + guess_losses(found.guess) / terms.n).tolist()
+            )
+        return replace(
+            self,
+            parts=(
+                *self.parts,
+                replace(Scores.of(novelty, size), losses=losses, terms=terms),
+            ),
+        )
 
     def pool(self) -> NoveltyPool:
         """Return what the weights of novelty are learned from."""
-        return NoveltyPool(tuple(part.terms for part in self.parts if part.terms is not None), self.unknown)
+        return NoveltyPool(
+            tuple(part.terms for part in self.parts if part.terms is not None),
+            self.unknown,
+        )
 
     def temperature(self) -> float | None:
         """Return the temperature at which samples were likeliest as if not learned; None where there are none."""
@@ -146,18 +179,26 @@ class Calibration:
         if not parts:
             return None
         numbers = [part.n for part in parts]
-        weights = ageing_weights(numbers, [part.size for part in parts]) * np.array(numbers)
-        return best_temperature(weights @ np.array([part.losses for part in parts]) / weights.sum())
+        weights = ageing_weights(numbers, [part.size for part in parts]) * np.array(
+            numbers
+        )
+        return best_temperature(
+            weights @ np.array([part.losses for part in parts]) / weights.sum()
+        )
 
     def apply(self, head: IncrementalClassifier) -> None:
         """Let a head give probabilities and novelty as calibrated; nothing for heads that are not calibrated so."""
         if hasattr(head, "calibrate"):
             pool, standard = self.pool(), None
             if pool.known:
-                standard = from_units(pool.standard(), term_units(head.expected_terms()))
+                standard = from_units(
+                    pool.standard(), term_units(head.expected_terms())
+                )
             head.calibrate(temperature=self.temperature(), novelty=standard)
 
-    def merged(self, other: Calibration, base: Calibration | None = None) -> Calibration:
+    def merged(
+        self, other: Calibration, base: Calibration | None = None
+    ) -> Calibration:
         """Return both sides' parts; what both have from a common ancestor counts once."""
         common = base if base is not None else Calibration()
         parts, unknown = set(common.parts), set(common.unknown)
@@ -180,7 +221,9 @@ class Calibration:
         NotFittedError
             If there are no scores: no class ever came with two samples at once.
         """
-        check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
+        check_number(
+            "false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True
+        )
         if not self.parts:
             raise NotFittedError(
                 "the novelty of known things must be calibrated first: learn at least two samples of a class at once"
@@ -194,12 +237,22 @@ class Calibration:
         order = np.argsort(points, kind="stable")
         reached = np.cumsum(weights[order])
         # One more thing, of the latest model, is as likely in any place among the scores: it counts as one of them.
-        more = float(weights.max()) if any(part.terms is not None for part in self.parts) else 0.0
-        place = int(np.searchsorted(reached, (1.0 - false_alarm) * (reached[-1] + more) * (1.0 - 1e-12)))
+        more = (
+            float(weights.max())
+            if any(part.terms is not None for part in self.parts)
+            else 0.0
+        )
+        place = int(
+            np.searchsorted(
+                reached, (1.0 - false_alarm) * (reached[-1] + more) * (1.0 - 1e-12)
+            )
+        )
         return float(points[order][min(place, len(points) - 1)])
 
 
-def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+def assign_folds(
+    codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int
+) -> NDArray[np.int64]:
     """Divide a batch into folds that leave something of every class.
 
     Parameters
@@ -229,13 +282,20 @@ def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int)
     for code in np.unique(codes):
         rows = np.flatnonzero(codes == code)
         if counts[code] > 1:
-            rng = np.random.default_rng(derive_seed(seed, "calibration", len(rows), int(code)))
-            folds[rng.permutation(rows)] = (np.arange(len(rows)) + rng.integers(number)) % number
+            rng = np.random.default_rng(
+                derive_seed(seed, "calibration", len(rows), int(code))
+            )
+            folds[rng.permutation(rows)] = (
+                np.arange(len(rows)) + rng.integers(number)
+            ) % number
     return folds
 
 
 def before_new_classes(
-    before: Calibration, head: IncrementalClassifier, block: Block, counts: Mapping[str, int]
+    before: Calibration,
+    head: IncrementalClassifier,
+    block: Block,
+    counts: Mapping[str, int],
 ) -> Calibration:
     """Return the calibration with what a block's new classes look like to a head that has not learned it yet.
 
@@ -252,18 +312,33 @@ def before_new_classes(
     """
     new = np.flatnonzero(~np.isin(block.labels, list(counts)))
     if len(counts) == 1 and len(new):
-        return Calibration()  # with one class novelty is a distance, which says nothing of it with several
+        return (
+            Calibration()
+        )  # with one class novelty is a distance, which says nothing of it with several
     pool = before.pool()
-    if not counts or not len(new) or not pool.known or not hasattr(head, "novelty_terms"):
+    if (
+        not counts
+        or not len(new)
+        or not pool.known
+        or not hasattr(head, "novelty_terms")
+    ):
         return before
     rows = new[np.linspace(0, len(new) - 1, min(len(new), ENOUGH)).astype(np.int64)]
     units = term_units(head.expected_terms())
-    found = pool.measured((head.novelty_terms(block.X[rows]) - units[0]) / units[1], sum(counts.values()))
-    return before if found is None else replace(before, unknown=(*before.unknown, found))
+    found = pool.measured(
+        (head.novelty_terms(block.X[rows]) - units[0]) / units[1], sum(counts.values())
+    )
+    return (
+        before if found is None else replace(before, unknown=(*before.unknown, found))
+    )
 
 
 def calibrated(
-    before: Calibration, head: IncrementalClassifier, block: Block, counts: Mapping[str, int], seed: int
+    before: Calibration,
+    head: IncrementalClassifier,
+    block: Block,
+    counts: Mapping[str, int],
+    seed: int,
 ) -> Calibration:
     """Return the calibration with a block that a head has just learned, and let the head answer by it.
 
@@ -283,20 +358,34 @@ def calibrated(
     if not hasattr(head, "novelty_score"):
         return before
     names, labels = sorted(counts), block.labels
-    folds = assign_folds(np.searchsorted(names, labels), np.array([counts[name] for name in names]), seed)
+    folds = assign_folds(
+        np.searchsorted(names, labels), np.array([counts[name] for name in names]), seed
+    )
     sizes = np.bincount(folds[folds >= 0], minlength=1)
-    earlier = np.cumsum(sizes) - sizes  # rows in earlier folds; a fold is scored until there are enough
+    earlier = (
+        np.cumsum(sizes) - sizes
+    )  # rows in earlier folds; a fold is scored until there are enough
     rows = np.flatnonzero((folds >= 0) & (earlier[folds] < ENOUGH))
     if len(rows):
         weights = None if block.weights is None else block.weights[rows]
-        found, expected = head.fold_outs(block.X[rows], labels[rows], folds[rows], weights), head.expected_terms()
+        found, expected = (
+            head.fold_outs(block.X[rows], labels[rows], folds[rows], weights),
+            head.expected_terms(),
+        )
         size, units = sum(counts.values()), term_units(expected)
         unscored = min(size - len(labels) - len(rows), len(expected))
         if not before.parts and unscored > 0:
             # Most of what was learned was never scored: rows as the statistics expect them stand in for the surplus.
-            drawn = expected[np.linspace(0, len(expected) - 1, unscored).astype(np.int64)]
-            before = before.with_fold_outs(replace(found, terms=(drawn - units[0]) / units[1], log_losses=None), size)
-        before = before.with_fold_outs(replace(found, terms=(found.terms - units[0]) / units[1]), size)
+            drawn = expected[
+                np.linspace(0, len(expected) - 1, unscored).astype(np.int64)
+            ]
+            before = before.with_fold_outs(
+                replace(found, terms=(drawn - units[0]) / units[1], log_losses=None),
+                size,
+            )
+        before = before.with_fold_outs(
+            replace(found, terms=(found.terms - units[0]) / units[1]), size
+        )
     before.apply(head)
     return before
 
@@ -327,7 +416,9 @@ def best_temperature(losses: Sequence[float] | NDArray[np.float64]) -> float:
     """
     values = np.asarray(losses, dtype=np.float64)
     if values.shape != (len(TEMPERATURES),):
-        raise InputError(f"losses must be {len(TEMPERATURES)} numbers, got shape {values.shape}")
+        raise InputError(
+            f"losses must be {len(TEMPERATURES)} numbers, got shape {values.shape}"
+        )
     place = int(values.argmin())
     if 0 < place < len(values) - 1:
         before, here, after = values[place - 1 : place + 2]

@@ -72,14 +72,26 @@ class Comparison:
         if self.results is None:
             return {}
         found = [result.recalls() for result in self.results]
-        return {name: (found[0].get(name), found[1].get(name)) for name in sorted({*found[0], *found[1]})}
+        return {
+            name: (found[0].get(name), found[1].get(name))
+            for name in sorted({*found[0], *found[1]})
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         figures: list[dict[str, Any] | None] = [None, None]
         if self.results is not None:
-            shown = ("n_samples", "n_known", "accuracy", "accuracy_all", "balanced_accuracy")
-            figures = [{name: result.to_dict()[name] for name in shown} for result in self.results]
+            shown = (
+                "n_samples",
+                "n_known",
+                "accuracy",
+                "accuracy_all",
+                "balanced_accuracy",
+            )
+            figures = [
+                {name: result.to_dict()[name] for name in shown}
+                for result in self.results
+            ]
         return {
             "first_only": list(self.first_only),
             "second_only": list(self.second_only),
@@ -121,7 +133,9 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     known, theirs = first.samples_by_name_, second.samples_by_name_
     names = {}
     history, before = second.history_, first.history_
-    if [(change.what, change.when) for change in before] == [(c.what, c.when) for c in history[: len(before)]]:
+    if [(change.what, change.when) for change in before] == [
+        (c.what, c.when) for c in history[: len(before)]
+    ]:
         later = changed_names(history[len(before) :])
         names = {old: new for old, new in later.items() if old in known and new != old}
     mine: Counter[str] = Counter()
@@ -130,24 +144,38 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     found = Comparison(
         tuple(sorted(mine.keys() - theirs.keys())),
         tuple(sorted(theirs.keys() - mine.keys())),
-        {name: (mine[name], theirs[name]) for name in sorted(mine.keys() & theirs) if mine[name] != theirs[name]},
+        {
+            name: (mine[name], theirs[name])
+            for name in sorted(mine.keys() & theirs)
+            if mine[name] != theirs[name]
+        },
         names,
     )
     if data is None:
         return found
     if first.kind_ != second.kind_:
-        raise InputError(f"models must take the same kind of samples, got {first.kind_} and {second.kind_}")
+        raise InputError(
+            f"models must take the same kind of samples, got {first.kind_} and {second.kind_}"
+        )
     samples = read_labelled(data, "test", first.kind_)
     encoded = [first._encoded(samples)]  # once where both have the same backbone
-    encoded.append(second._encoded(samples) if backbone_differences(first.spec_, second.spec_) else encoded[0])
+    encoded.append(
+        second._encoded(samples)
+        if backbone_differences(first.spec_, second.spec_)
+        else encoded[0]
+    )
     both = np.intersect1d(encoded[0].rows, encoded[1].rows)
     X = [part.X[np.searchsorted(part.rows, both)] for part in encoded]
     # Data may still have the names that classes had in the first.
     former = {old: new for old, new in names.items() if old not in theirs}
-    labels, items = _translated(samples.required_labels()[both], former), samples.names()
+    labels, items = (
+        _translated(samples.required_labels()[both], former),
+        samples.names(),
+    )
     answers = _translated(first._answers_to(X[0]), names), second._answers_to(X[1])
     results = tuple(
-        evaluate_predictions(labels, said, sorted(known)) for said, known in zip(answers, (mine, theirs), strict=True)
+        evaluate_predictions(labels, said, sorted(known))
+        for said, known in zip(answers, (mine, theirs), strict=True)
     )
     changed = tuple(
         ChangedAnswer(items[int(row)], str(label), str(a), str(b))
@@ -165,7 +193,9 @@ def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[n
 
 
 @contextmanager
-def measured_change(learner: Learner, data: Any = None, options: DataOptions | None = None) -> Iterator[None]:
+def measured_change(
+    learner: Learner, data: Any = None, options: DataOptions | None = None
+) -> Iterator[None]:
     """Test a learner before and after what the block does to it; ``history_[-1].tested`` has the outcome.
 
     Parameters
@@ -193,33 +223,53 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     """
     start, rows = learner._snapshot, None
     if data is not None:  # errors come before the work
-        samples = read_labelled(data, "test", None if start is None else learner._encoder.kind, options)
+        samples = read_labelled(
+            data, "test", None if start is None else learner._encoder.kind, options
+        )
         rows = None if start is None else _test_rows(learner, samples)
-    before = None if rows is None or start is None or start.is_empty else _measured(learner, rows)
+    before = (
+        None
+        if rows is None or start is None or start.is_empty
+        else _measured(learner, rows)
+    )
     yield
     if data is None or learner._snapshot is start:
         return
     rows = rows or _test_rows(learner, samples)
     after = _measured(learner, rows)
     recalls = {} if before is None else before.recalls()
-    fell = {name: (recalls[name], now) for name, now in after.recalls().items() if now < recalls.get(name, 0.0)}
+    fell = {
+        name: (recalls[name], now)
+        for name, now in after.recalls().items()
+        if now < recalls.get(name, 0.0)
+    }
     tested = Tested(
         0 if before is None else before.n_known,
         None if before is None or not before.n_known else before.accuracy,
         after.n_known,
         after.accuracy if after.n_known else None,
-        dict(sorted(fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0]))),
+        dict(
+            sorted(
+                fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0])
+            )
+        ),
     )
     now = learner._state()
     latest = dataclasses.replace(now.history[-1], tested=tested)
     learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest))
 
 
-def _test_rows(learner: Learner, samples: Samples) -> tuple[NDArray[Any], NDArray[np.str_]]:
+def _test_rows(
+    learner: Learner, samples: Samples
+) -> tuple[NDArray[Any], NDArray[np.str_]]:
     """Return features and classes of test data."""
     encoded = learner._encoded(samples)
     return encoded.X, samples.required_labels()[encoded.rows]
 
 
-def _measured(learner: Learner, rows: tuple[NDArray[Any], NDArray[np.str_]]) -> Evaluation:
-    return evaluate_predictions(rows[1], learner._answers_to(rows[0]), learner.class_names_)
+def _measured(
+    learner: Learner, rows: tuple[NDArray[Any], NDArray[np.str_]]
+) -> Evaluation:
+    return evaluate_predictions(
+        rows[1], learner._answers_to(rows[0]), learner.class_names_
+    )

@@ -102,22 +102,38 @@ def find_drift(
     names, codes, counts = np.unique(answers, return_inverse=True, return_counts=True)
     tested = np.flatnonzero(counts >= LEAST)
     if not len(tested):
-        raise InputError(f"no class has {LEAST} of the {len(novelty):,} samples, so that nothing can be tested")
+        raise InputError(
+            f"no class has {LEAST} of the {len(novelty):,} samples, so that nothing can be tested"
+        )
     means = np.bincount(codes, scores) / counts
-    spread = float(np.sqrt(np.mean((scores - means[codes])[counts[codes] >= LEAST] ** 2)) or 1.0)
+    spread = float(
+        np.sqrt(np.mean((scores - means[codes])[counts[codes] >= LEAST] ** 2)) or 1.0
+    )
     noise = spread**2 / counts[tested]
     between = _between(means[tested], noise)
     p = norm.sf(means[tested] / np.sqrt(between + noise + 1.0 / len(points)))
-    if labels is not None:  # the share of wrong answers beyond what their probabilities say
-        excess = (np.bincount(codes, probability - (labels == answers)) / counts)[tested]
+    if (
+        labels is not None
+    ):  # the share of wrong answers beyond what their probabilities say
+        excess = (np.bincount(codes, probability - (labels == answers)) / counts)[
+            tested
+        ]
         chance = probability * (1.0 - probability)
         expected = ((np.bincount(codes, chance) + 0.25) / counts**2)[tested]
         variance = _between(excess, expected) + expected
-        third = (np.bincount(codes, chance * (2.0 * probability - 1.0)) / counts**3)[tested]  # few errors are skewed
+        third = (np.bincount(codes, chance * (2.0 * probability - 1.0)) / counts**3)[
+            tested
+        ]  # few errors are skewed
         wrong = pearson3.sf(excess / np.sqrt(variance), third / variance**1.5)
         p = 1.0 - (1.0 - np.minimum(p, wrong)) ** 2
     found = [
-        ClassDrift(str(names[code]), int(counts[code]), float(means[code]), unlikely, unlikely < false_alarm)
+        ClassDrift(
+            str(names[code]),
+            int(counts[code]),
+            float(means[code]),
+            unlikely,
+            unlikely < false_alarm,
+        )
         for code, unlikely in zip(tested, p.tolist(), strict=True)
     ]
     untested = int(counts.sum() - counts[tested].sum())
@@ -128,4 +144,6 @@ def _between(means: NDArray[np.float64], noise: NDArray[np.float64]) -> float:
     """Return by how much classes differ beyond noise, as a variance; a few that changed do not count."""
     from scipy.stats import median_abs_deviation
 
-    return float(max(median_abs_deviation(means, scale="normal") ** 2 - np.median(noise), 0.0))
+    return float(
+        max(median_abs_deviation(means, scale="normal") ** 2 - np.median(noise), 0.0)
+    )

@@ -19,7 +19,14 @@ from evergrow.features.base import BackboneSpec
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.labels import require_known
 from evergrow.learner.learning import Block
-from evergrow.learner.snapshot import Change, Snapshot, counted, fingerprint, learned_data, summed
+from evergrow.learner.snapshot import (
+    Change,
+    Snapshot,
+    counted,
+    fingerprint,
+    learned_data,
+    summed,
+)
 
 
 def _class_name(value: Any) -> str:
@@ -43,11 +50,20 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
     """
     mapping = {str(old): _class_name(new) for old, new in names.items()}
     if mapping and all(old == new for old, new in mapping.items()):
-        raise LabelError(f"new name must be another than the old one, got {next(iter(mapping))!r} for both")
+        raise LabelError(
+            f"new name must be another than the old one, got {next(iter(mapping))!r} for both"
+        )
     head = now.head.branch().rename_classes(mapping)
     mapping = {old: new for old, new in mapping.items() if new != old}
-    change = Change.now("rename", sum(now.counts[old] for old in mapping), sorted(mapping.values()), names=mapping)
-    counts = dict(sorted((mapping.get(name, name), n) for name, n in now.counts.items()))
+    change = Change.now(
+        "rename",
+        sum(now.counts[old] for old in mapping),
+        sorted(mapping.values()),
+        names=mapping,
+    )
+    counts = dict(
+        sorted((mapping.get(name, name), n) for name, n in now.counts.items())
+    )
     return now.after(change, head=head, counts=counts)
 
 
@@ -68,11 +84,19 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     LabelError
         If a class is not known, or there are fewer than two.
     """
-    given, target = {names} if isinstance(names, str) else {str(name) for name in names}, _class_name(into)
+    given, target = (
+        {names} if isinstance(names, str) else {str(name) for name in names},
+        _class_name(into),
+    )
     gone = sorted(given | ({target} & now.counts.keys()))
     head = now.head.branch().merge_classes(gone, target).settle(cheap_only=True)
     mapping = {name: target for name in gone if name != target}
-    change = Change.now("merge-classes", sum(now.counts[name] for name in mapping), [target], names=mapping)
+    change = Change.now(
+        "merge-classes",
+        sum(now.counts[name] for name in mapping),
+        [target],
+        names=mapping,
+    )
     counts = {name: n for name, n in now.counts.items() if name not in gone}
     counts[target] = sum(now.counts[name] for name in gone)
     return now.after(change, head=head, counts=dict(sorted(counts.items())))
@@ -91,7 +115,9 @@ def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
         raise LabelError("names must name at least one class to forget, got none")
     require_known(gone, now.counts)
     left = {name: n for name, n in now.counts.items() if name not in gone}
-    forget = now.head.branch().forget_classes  # a head that cannot says so, also of its last class
+    forget = (
+        now.head.branch().forget_classes
+    )  # a head that cannot says so, also of its last class
     change = Change.now("forget", sum(now.counts[name] for name in gone), gone)
     return _with_left(now, change, forget(gone) if left else None, left)
 
@@ -114,25 +140,38 @@ def unlearned(now: Snapshot, blocks: Iterable[Block]) -> Snapshot:
             raise UnlearnError(
                 f"no more samples of a class can be unlearned than were learned, got {-n} too many of {name!r}"
             )
-        with suppress(NothingLeftError):  # the last ones; the head stays as it is, and is not used any more
+        with suppress(
+            NothingLeftError
+        ):  # the last ones; the head stays as it is, and is not used any more
             head.unlearn(block.X, block.labels, sample_weight=block.weights)
         data.append(fingerprint(block.X, block.weights))
     left = {name: n for name, n in counts.items() if n}
     samples = sum(now.counts.values()) - sum(left.values())
-    change = Change.now("unlearn", samples, sorted(now.counts.keys() - left.keys()), data=tuple(data))
+    change = Change.now(
+        "unlearn", samples, sorted(now.counts.keys() - left.keys()), data=tuple(data)
+    )
     return _with_left(now, change, head, left)
 
 
-def _with_left(now: Snapshot, change: Change, head: Any, left: dict[str, int]) -> Snapshot:
+def _with_left(
+    now: Snapshot, change: Change, head: Any, left: dict[str, int]
+) -> Snapshot:
     """Return what is known after samples were taken out; without the last one the model has learned nothing."""
     if left:
         return now.after(change, head=head, counts=left)
-    return now.after(change, head=None, counts={}, calibration=Calibration(), widths=(), columns=())
+    return now.after(
+        change, head=None, counts={}, calibration=Calibration(), widths=(), columns=()
+    )
 
 
-def read_movable(data: Any, kind: str | None, options: DataOptions | None = None) -> Samples:
+def read_movable(
+    data: Any, kind: str | None, options: DataOptions | None = None
+) -> Samples:
     """Return samples with labels, of two parts the training part, or those of data that have none."""
-    if isinstance(data, (str, os.PathLike)) and os.path.splitext(data)[1].lower() in (".txt", ".npy"):
+    if isinstance(data, (str, os.PathLike)) and os.path.splitext(data)[1].lower() in (
+        ".txt",
+        ".npy",
+    ):
         return read_items(data, kind)
     return read_unknown(data, kind, "train", options)
 
@@ -143,7 +182,9 @@ def moving(now: Snapshot, source: Any, target: Any) -> tuple[str, str]:
     names = str(source), _class_name(target)
     require_known(names[:1], now.counts)
     if names[0] == names[1]:
-        raise LabelError(f"Samples of {names[0]!r} are to move to the same class; name another.")
+        raise LabelError(
+            f"Samples of {names[0]!r} are to move to the same class; name another."
+        )
     return names
 
 
@@ -186,8 +227,15 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
     left = now.counts[source] - len(X)
     if not left and len(now.counts) == 1:
         return renamed(now, {source: target})
-    before, after = (np.array([name] * len(X), dtype=np.str_) for name in (source, target))
-    head = now.head.branch().unlearn(X, before).partial_fit(X, after).settle(cheap_only=True)
+    before, after = (
+        np.array([name] * len(X), dtype=np.str_) for name in (source, target)
+    )
+    head = (
+        now.head.branch()
+        .unlearn(X, before)
+        .partial_fit(X, after)
+        .settle(cheap_only=True)
+    )
     change = Change.now(
         "relabel",
         len(X),
@@ -213,10 +261,14 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
     for other in (theirs, *([] if base is None else [base])):
         different = backbone_differences(mine.spec, other.spec)
         if different:
-            raise MergeError(f"learners to merge must have one backbone, got two: {'; '.join(different)}")
+            raise MergeError(
+                f"learners to merge must have one backbone, got two: {'; '.join(different)}"
+            )
         if mine.counts and other.counts and mine.label_kind != other.label_kind:
             kinds = f"{mine.label_kind} and {other.label_kind}"
-            raise MergeError(f"learners to merge must have labels of one kind, got {kinds}")
+            raise MergeError(
+                f"learners to merge must have labels of one kind, got {kinds}"
+            )
     known = Snapshot(mine.recipe, {}) if base is None else base
     _check_separate(mine, theirs, base)
     counts = summed(mine.counts, theirs.counts, known.counts)
@@ -230,7 +282,9 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
         data=tuple(sorted(learned_data(theirs.history) - learned_data(known.history))),
     )
     kind = mine.label_kind if mine.counts else theirs.label_kind
-    return mine.after(change, head=head, counts=counts, calibration=calibration, label_kind=kind)
+    return mine.after(
+        change, head=head, counts=counts, calibration=calibration, label_kind=kind
+    )
 
 
 def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list[str]:
@@ -260,9 +314,16 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
     began = [(change.what, change.when, change.data) for change in base.history]
     for name, side in (("the first", mine), ("the second", theirs)):
         since = side.history[len(began) :]
-        if [(change.what, change.when, change.data) for change in side.history[: len(began)]] != began:
-            raise MergeError(f"base must be what both learners began as, but {name} has another history")
-        edits = sorted({change.what for change in since} - {"update", "merge", "unlabelled"})
+        if [
+            (change.what, change.when, change.data)
+            for change in side.history[: len(began)]
+        ] != began:
+            raise MergeError(
+                f"base must be what both learners began as, but {name} has another history"
+            )
+        edits = sorted(
+            {change.what for change in since} - {"update", "merge", "unlabelled"}
+        )
         if edits:
             raise MergeError(
                 f"learners may only have learned or merged since their base, but {name} has {', '.join(edits)} in its "
@@ -270,4 +331,6 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
             )
     twice = shared - learned_data(base.history)
     if twice:
-        raise MergeError(f"learners must have learned different data since their base, but {len(twice)} are in both")
+        raise MergeError(
+            f"learners must have learned different data since their base, but {len(twice)} are in both"
+        )

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
+from evergrow.core.errors import (
+    InputError,
+    NotFittedError,
+    ParameterError,
+    WeightsError,
+)
 from evergrow.core.validation import from_mapping, is_instance_of, resolve_device
 from evergrow.data.items import Items, Samples
 from evergrow.features.base import FINAL, Backbone, BackboneSpec, LazyBackbone
@@ -70,12 +75,18 @@ class Encoder:
     def begun(self, samples: Samples) -> Encoder:
         """Return an encoder for a model that begins with these samples: its backbone is chosen."""
         encoder = replace(self, chosen=True)
-        named = self.wanted is not None and (not isinstance(self.wanted, str) or self.wanted != "auto")
+        named = self.wanted is not None and (
+            not isinstance(self.wanted, str) or self.wanted != "auto"
+        )
         if samples.kind == "features":
             encoder.own_widths = samples.widths
             if named:
-                encoder.automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
-                encoder._create(self.wanted, self.weights, None)  # its description belongs to the model
+                encoder.automatic = samples.origin.get("recipe", {}).get(
+                    "blocks", FINAL
+                )
+                encoder._create(
+                    self.wanted, self.weights, None
+                )  # its description belongs to the model
         elif self.wanted is None:
             raise InputError(
                 f"data must be feature vectors, since no backbone is given, got "
@@ -89,7 +100,11 @@ class Encoder:
             choice = best_backbone(samples.kind)  # type: ignore[arg-type]
             encoder.reason = choice.reason
             _LOG.info("backbone: %s", choice.reason)
-            encoder._create(choice.name, choice.weights if self.weights is None else self.weights, samples.items)
+            encoder._create(
+                choice.name,
+                choice.weights if self.weights is None else self.weights,
+                samples.items,
+            )
         return encoder
 
     def _create(self, wanted: Any, weights: Any, items: Items | None) -> None:
@@ -100,15 +115,23 @@ class Encoder:
         if not isinstance(wanted, Backbone):
             made = create_backbone(wanted, weights, self.preset, device=self.device)
         if self.recipe != "auto" or made.spec.recipe is None:
-            side = median_side(items) if items is not None and items.kind == "image" else None
-            made = made.with_recipe(self.automatic if self.recipe == "auto" else self.recipe, side)
+            side = (
+                median_side(items)
+                if items is not None and items.kind == "image"
+                else None
+            )
+            made = made.with_recipe(
+                self.automatic if self.recipe == "auto" else self.recipe, side
+            )
         self._backbone, self.spec = made, made.spec
         if "tuner" in made.spec.options:  # it was adapted before it came here
             from evergrow.adapt.fsa import adaptation_of
 
             self.adaptation = adaptation_of(made)
 
-    def adapted(self, samples: Samples, config: FsaConfig, *, seed: int) -> tuple[Encoder, Samples]:
+    def adapted(
+        self, samples: Samples, config: FsaConfig, *, seed: int
+    ) -> tuple[Encoder, Samples]:
         """Return an encoder whose backbone has a tuner that was trained on labelled images, and those that can be read.
 
         Parameters
@@ -123,7 +146,9 @@ class Encoder:
         from evergrow.adapt.fsa import adapt
 
         backbone = _adaptable(self.backbone())
-        if self.config.on_error == "skip":  # training stops at the first one that cannot be read
+        if (
+            self.config.on_error == "skip"
+        ):  # training stops at the first one that cannot be read
             rows, labels = self.encode(samples).rows, samples.required_labels()
             check_kept(labels.tolist(), labels[rows].tolist())
             samples = samples.take(rows)
@@ -135,7 +160,13 @@ class Encoder:
             seed=seed,
             progress=self.config.progress,
         )
-        return replace(self, chosen=True, spec=made.spec, adaptation=made.adaptation, _backbone=made), samples
+        return replace(
+            self,
+            chosen=True,
+            spec=made.spec,
+            adaptation=made.adaptation,
+            _backbone=made,
+        ), samples
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -183,21 +214,32 @@ class Encoder:
             return Features(samples.features, np.arange(len(samples)))
         assert samples.items is not None  # what is no feature vector is an item
         config = self.config
-        if config.cache is None and not samples.lasting:  # what lies in memory is kept only where a cache is named
+        if (
+            config.cache is None and not samples.lasting
+        ):  # what lies in memory is kept only where a cache is named
             config = config.changed(cache=False)
         if on_error not in (None, config.on_error):
             config = config.changed(on_error=on_error)
         backbone = self._backbone
         if backbone is None:  # it is loaded only if the cache does not have everything
             assert spec is not None
-            return encode(LazyBackbone(spec, self.backbone, resolve_device(self.device)), samples.items, config=config)
+            return encode(
+                LazyBackbone(spec, self.backbone, resolve_device(self.device)),
+                samples.items,
+                config=config,
+            )
         return encode(backbone, samples.items, config=config)
 
     def _check_origin(self, samples: Samples) -> None:
         """Refuse features that say of themselves that another backbone, or another recipe, computed them."""
         if samples.widths and samples.widths != self.widths:
-            mine, yours = (" + ".join(map(str, widths)) or "one block" for widths in (self.widths, samples.widths))
-            raise InputError(f"features must have the blocks that the model was made with, {mine}, got {yours}")
+            mine, yours = (
+                " + ".join(map(str, widths)) or "one block"
+                for widths in (self.widths, samples.widths)
+            )
+            raise InputError(
+                f"features must have the blocks that the model was made with, {mine}, got {yours}"
+            )
         theirs = samples.origin.get("weights_hash")
         if self.spec is not None and theirs and theirs != self.spec.weights_hash:
             raise InputError(
@@ -218,7 +260,9 @@ class Encoder:
             return self._backbone
         if spec is None:
             raise NotFittedError("a backbone must be chosen first: fit() does so")
-        if learned is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
+        if learned is None or (
+            isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash
+        ):
             self._backbone = self._load(spec)
             return self._backbone
         from evergrow.adapt.fsa import adapted_from
@@ -243,7 +287,9 @@ class Encoder:
                 return given.with_recipe(spec.recipe or FINAL)
             name = f"{given.spec.name} (hash {given.spec.weights_hash})"
         elif not isinstance(given, str) or given in ("auto", spec.name):
-            weights = given if is_instance_of(given, "torch.nn", "Module") else self.weights
+            weights = (
+                given if is_instance_of(given, "torch.nn", "Module") else self.weights
+            )
             return backbone_from_spec(spec, weights=weights, device=self.device)
         raise WeightsError(
             f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), got {name}"
@@ -255,7 +301,9 @@ def _adaptable(backbone: Backbone) -> ImageBackbone:
     from evergrow.features import ImageBackbone
 
     if not isinstance(backbone, ImageBackbone):
-        raise ParameterError(f"backbone must be a network for images to be adapted, got {type(backbone).__name__}")
+        raise ParameterError(
+            f"backbone must be a network for images to be adapted, got {type(backbone).__name__}"
+        )
     return backbone
 
 
@@ -263,7 +311,9 @@ def check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
     """Raise :class:`InputError` for a class of which no sample could be read."""
     lost = sorted(set(wanted) - set(kept))
     if lost:
-        raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
+        raise InputError(
+            f"every class must keep a sample that can be read, got none of {lost[0]!r}"
+        )
 
 
 def encode_config(settings: Any, cache: Any) -> EncodeConfig:
@@ -274,5 +324,9 @@ def encode_config(settings: Any, cache: Any) -> EncodeConfig:
     if isinstance(settings, EncodeConfig):
         return settings.changed(**given)
     if settings is not None and not isinstance(settings, dict):
-        raise ParameterError(f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}")
-    return from_mapping(EncodeConfig, {**(settings or {}), **given}, "setting of an encoding")
+        raise ParameterError(
+            f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}"
+        )
+    return from_mapping(
+        EncodeConfig, {**(settings or {}), **given}, "setting of an encoding"
+    )

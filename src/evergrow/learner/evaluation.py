@@ -193,11 +193,30 @@ class Evaluation:
             Whether with ``confusion``, whose size grows with the square of the classes; else it is empty.
         """
         names = (
-            *("n_samples", "n_known", "n_unknown", "accuracy", "accuracy_all", "balanced_accuracy", "classes"),
-            *("per_class", "confusion", "confused", "unknown_classes", "seconds", "left_out", "unknown"),
+            *(
+                "n_samples",
+                "n_known",
+                "n_unknown",
+                "accuracy",
+                "accuracy_all",
+                "balanced_accuracy",
+                "classes",
+            ),
+            *(
+                "per_class",
+                "confusion",
+                "confused",
+                "unknown_classes",
+                "seconds",
+                "left_out",
+                "unknown",
+            ),
         )
         left_out = () if with_confusion else ("confusion",)
-        return {name: [] if name in left_out else _plain(getattr(self, name)) for name in names}
+        return {
+            name: [] if name in left_out else _plain(getattr(self, name))
+            for name in names
+        }
 
 
 def _plain(value: Any) -> Any:
@@ -247,18 +266,37 @@ def evaluate_predictions(
     names = np.asarray(classes, dtype=np.str_)
     known = np.isin(labels, names)
     confusion = np.zeros((len(names), len(names)), dtype=np.int64)
-    np.add.at(confusion, (np.searchsorted(names, labels[known]), np.searchsorted(names, answers[known])), 1)
-    hits, there, said = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    np.add.at(
+        confusion,
+        (np.searchsorted(names, labels[known]), np.searchsorted(names, answers[known])),
+        1,
+    )
+    hits, there, said = (
+        confusion.diagonal(),
+        confusion.sum(axis=1),
+        confusion.sum(axis=0),
+    )
     per_class = tuple(
-        ClassScore(str(name), int(n), _ratio(hit, n), _ratio(hit, told), _ratio(2 * hit, n + told) if n else math.nan)
+        ClassScore(
+            str(name),
+            int(n),
+            _ratio(hit, n),
+            _ratio(hit, told),
+            _ratio(2 * hit, n + told) if n else math.nan,
+        )
         for name, hit, n, told in zip(names, hits, there, said, strict=True)
     )
     rows, columns = np.nonzero(confusion)
     wrong = np.flatnonzero(rows != columns)
-    most = wrong[np.argsort(-confusion[rows[wrong], columns[wrong]], kind="stable")[:PAIRS]]
+    most = wrong[
+        np.argsort(-confusion[rows[wrong], columns[wrong]], kind="stable")[:PAIRS]
+    ]
     confused = tuple(
         Confusion(
-            str(names[row]), str(names[column]), int(confusion[row, column]), _ratio(confusion[row, column], there[row])
+            str(names[row]),
+            str(names[column]),
+            int(confusion[row, column]),
+            _ratio(confusion[row, column], there[row]),
         )
         for row, column in zip(rows[most], columns[most])
     )
@@ -283,7 +321,10 @@ def evaluate_predictions(
 
 
 def open_world(
-    known: NDArray[np.float64], unknown: NDArray[np.float64], threshold: float, false_alarm: float
+    known: NDArray[np.float64],
+    unknown: NDArray[np.float64],
+    threshold: float,
+    false_alarm: float,
 ) -> OpenWorld:
     """Compare the novelty of known and of unknown samples.
 

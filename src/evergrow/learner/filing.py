@@ -22,7 +22,13 @@ LARGEST = 256 * 2**20
 
 _FORBIDDEN = '<>:"/\\|?*'
 _FIRST = ".-+=@"  # hidden, an option of a command, or a formula in a table
-_DEVICES = {"con", "prn", "aux", "nul", *(f"{name}{number}" for name in ("com", "lpt") for number in range(10))}
+_DEVICES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    *(f"{name}{number}" for name in ("com", "lpt") for number in range(10)),
+}
 _LONGEST_NAME = 80  # characters, of four bytes at most where a file system counts 255 bytes, with room for a number
 
 
@@ -62,7 +68,10 @@ def folder_name(name: str) -> str:
     ['Goldfinch ♀', '_._x', '_CON', 'a_b', '_rf', '_', '_']
     """
     plain = unicodedata.normalize("NFC", name)
-    plain = "".join("_" if letter in _FORBIDDEN or not letter.isprintable() else letter for letter in plain)
+    plain = "".join(
+        "_" if letter in _FORBIDDEN or not letter.isprintable() else letter
+        for letter in plain
+    )
     plain = plain.strip().rstrip(". ")[:_LONGEST_NAME].rstrip(". ")
     if plain[:1] in _FIRST:  # also where there is no letter at all
         plain = f"_{plain[1:]}"
@@ -87,7 +96,9 @@ def folder_names(names: Collection[str], taken: Collection[str] = ()) -> dict[st
     """
     used, found = {same_name(name) for name in taken}, {}
     for name in sorted(names, key=lambda name: (folder_name(name) != name, name)):
-        found[name] = free_name(folder_name(name), lambda other: same_name(other) in used)
+        found[name] = free_name(
+            folder_name(name), lambda other: same_name(other) in used
+        )
         used.add(same_name(found[name]))
     return found
 
@@ -118,7 +129,9 @@ def own_folder(root: Path, *parts: str, make: bool = True) -> Path:
     for part in parts:
         place = place / part
         if place.is_symlink() or (place.exists() and not place.is_dir()):
-            raise InputError(f"{place} must be a folder of its own, got a link or a file")
+            raise InputError(
+                f"{place} must be a folder of its own, got a link or a file"
+            )
         if make:
             place.mkdir(exist_ok=True)
     return place
@@ -181,7 +194,9 @@ def _copy(source: Path, target: Path, scratch: Path) -> None:
         os.fsync(file.fileno())
     if not _linked(temporary, target):
         if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
+            raise FileExistsError(
+                errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
+            )
         os.rename(temporary, target)
     temporary.unlink(missing_ok=True)
 
@@ -190,6 +205,12 @@ def holds(source: Path, target: Path, how: How) -> bool:
     """Return whether a link leads to the source, or both are there and the same file or of the same bytes."""
     if how == "link":
         return target.is_symlink() and os.readlink(target) == os.fspath(source)
-    if not (source.is_file() and target.is_file()) or source.is_symlink() or target.is_symlink():
+    if (
+        not (source.is_file() and target.is_file())
+        or source.is_symlink()
+        or target.is_symlink()
+    ):
         return False
-    return os.path.samefile(source, target) or filecmp.cmp(source, target, shallow=False)
+    return os.path.samefile(source, target) or filecmp.cmp(
+        source, target, shallow=False
+    )

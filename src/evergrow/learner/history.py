@@ -53,8 +53,13 @@ _DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign fi
 _PIECE = 4 * 2**20  # bytes of a piece at most: a larger file is none, and is not read
 _SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
 _LONGEST_LIST = 8 * 2**20  # bytes: the pieces of a model of hundreds of gigabytes
-_RATIO, _SLACK = 100, 64 * 2**20  # how much more than its pieces a state may have that lists some of them many times
-_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # should it become a link or a pipe meanwhile
+_RATIO, _SLACK = (
+    100,
+    64 * 2**20,
+)  # how much more than its pieces a state may have that lists some of them many times
+_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(
+    os, "O_NONBLOCK", 0
+)  # should it become a link or a pipe meanwhile
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -119,7 +124,9 @@ class Header:
         """Return what an archive says of itself, or raise :class:`FileFormatError`."""
         if archive.kind != "learner":
             raise FileFormatError(f"{path} is no model; it holds {archive.kind!r}.")
-        return dataclasses.replace(from_values(cls, archive.meta, str(path)), digest=archive.digest)
+        return dataclasses.replace(
+            from_values(cls, archive.meta, str(path)), digest=archive.digest
+        )
 
 
 @dataclass(frozen=True)
@@ -167,22 +174,39 @@ class State:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` for lists that cannot be, or that unpack to far more than their pieces."""
-        require(len(self.hashes) == len(self.sizes), "it has other numbers of hashes and sizes")
-        require(all(map(_HASH.fullmatch, self.hashes)), "its pieces are named by something else than hashes")
-        require(sum(self.sizes) <= _RATIO * weight([self]) + _SLACK, "it lists the same pieces too often")
+        require(
+            len(self.hashes) == len(self.sizes),
+            "it has other numbers of hashes and sizes",
+        )
+        require(
+            all(map(_HASH.fullmatch, self.hashes)),
+            "its pieces are named by something else than hashes",
+        )
+        require(
+            sum(self.sizes) <= _RATIO * weight([self]) + _SLACK,
+            "it lists the same pieces too often",
+        )
 
     @classmethod
     def of(cls, data: bytes, digest: str) -> Self:
         """Return the state of a model from the bytes of its file."""
         sizes = _cut(data)
         ends = accumulate(sizes, initial=0)
-        hashes = tuple(_hash(memoryview(data)[start:stop]) for start, stop in pairwise(ends))
+        hashes = tuple(
+            _hash(memoryview(data)[start:stop]) for start, stop in pairwise(ends)
+        )
         return cls(digest, hashes, tuple(sizes))
 
 
 def weight(states: Iterable[State]) -> int:
     """Return the bytes of all pieces of states; those that they share count once."""
-    return sum(dict(pair for state in states for pair in zip(state.hashes, state.sizes, strict=True)).values())
+    return sum(
+        dict(
+            pair
+            for state in states
+            for pair in zip(state.hashes, state.sizes, strict=True)
+        ).values()
+    )
 
 
 def _hash(body: bytes | memoryview) -> str:
@@ -192,13 +216,28 @@ def _hash(body: bytes | memoryview) -> str:
 def _cut(data: bytes) -> list[int]:
     """Return the sizes of the pieces of a model file, by the published layout of safetensors."""
     large: list[int] = []
-    with suppress(ValueError, KeyError, TypeError, AttributeError, struct.error):  # a damaged model is kept as it is
+    with suppress(
+        ValueError, KeyError, TypeError, AttributeError, struct.error
+    ):  # a damaged model is kept as it is
         (length,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + length])
-        tensors = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
-        large = [8 + length + edge for start, stop in tensors if stop - start >= _SMALL for edge in (start, stop)]
+        tensors = [
+            entry["data_offsets"]
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+        large = [
+            8 + length + edge
+            for start, stop in tensors
+            if stop - start >= _SMALL
+            for edge in (start, stop)
+        ]
     edges = sorted({0, *(edge for edge in large if 0 < edge < len(data)), len(data)})
-    return [min(_PIECE, stop - at) for start, stop in pairwise(edges) for at in range(start, stop, _PIECE)]
+    return [
+        min(_PIECE, stop - at)
+        for start, stop in pairwise(edges)
+        for at in range(start, stop, _PIECE)
+    ]
 
 
 def _contents(path: Path, largest: int) -> bytes:
@@ -206,8 +245,12 @@ def _contents(path: Path, largest: int) -> bytes:
     try:
         status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
-            raise FileFormatError(f"{path} must be an ordinary file of at most {largest} bytes, got another")
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _UNFOLLOWED)) as file:
+            raise FileFormatError(
+                f"{path} must be an ordinary file of at most {largest} bytes, got another"
+            )
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | _UNFOLLOWED)
+        ) as file:
             return file.read(largest)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path} is missing") from error
@@ -248,12 +291,18 @@ class History:
         if not self.folder.is_dir():
             return []
         stems = (file.stem for file in self.folder.glob("*.json"))
-        return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) <= _DIGITS)
+        return sorted(
+            int(stem)
+            for stem in stems
+            if stem.isascii() and stem.isdecimal() and len(stem) <= _DIGITS
+        )
 
     def secure(self) -> None:
         """See that there is a folder, which is the model's owner's, and close it to all who may not read the model."""
         if self.folder.is_symlink():
-            raise PathError(f"{self.folder} must be a folder beside the model, but it is a link")
+            raise PathError(
+                f"{self.folder} must be a folder beside the model, but it is a link"
+            )
         new = not self.folder.exists()
         self.folder.mkdir(exist_ok=True)
         if not self.model.exists():
@@ -262,8 +311,12 @@ class History:
             files.take_owner(self.folder, self.model)
         mode = self.model.stat().st_mode
         for place in (self.folder, *self.folder.iterdir()):
-            with suppress(FileNotFoundError, PermissionError):  # gone, or somebody else's
-                if not place.is_symlink() and (place.is_dir() or place.stat().st_nlink == 1):
+            with suppress(
+                FileNotFoundError, PermissionError
+            ):  # gone, or somebody else's
+                if not place.is_symlink() and (
+                    place.is_dir() or place.stat().st_nlink == 1
+                ):
                     files.restrict(place, mode)
 
     def tidy(self) -> None:
@@ -277,8 +330,15 @@ class History:
         if number == 0 or number in taken:  # what a state says of itself is not enough
             state = State.of(self.model.read_bytes(), current.digest)
             if number == 0 or self._state(number) != state:
-                number = next((other for other in taken if self._state(other) == state), max([*taken, 0]) + 1)
-        return Lineage(number) if current.is_saved_by_hand else dataclasses.replace(current.lineage, number=number)
+                number = next(
+                    (other for other in taken if self._state(other) == state),
+                    max([*taken, 0]) + 1,
+                )
+        return (
+            Lineage(number)
+            if current.is_saved_by_hand
+            else dataclasses.replace(current.lineage, number=number)
+        )
 
     def adopt(self, current: Header) -> None:
         """See that the model as it is now is in the history."""
@@ -312,12 +372,16 @@ class History:
 
     def _listed(self, number: int) -> State:
         file = self.file(number)
-        return from_document(State, parse_json(_contents(file, _LONGEST_LIST), str(file)), str(file))
+        return from_document(
+            State, parse_json(_contents(file, _LONGEST_LIST), str(file)), str(file)
+        )
 
     def kept(self, current: Header) -> list[Ancestor]:
         """Return the revisions before the model for which there is something where they should lie."""
         ancestors = () if current.is_saved_by_hand else current.lineage.ancestors
-        return [entry for entry in ancestors if os.path.lexists(self.file(entry.revision))]
+        return [
+            entry for entry in ancestors if os.path.lexists(self.file(entry.revision))
+        ]
 
     def verified(self, number: int, digest: str) -> tuple[Archive, bytes]:
         """Read a revision and its file, and make sure that it is whole and has the checksum that is known of it.
@@ -328,10 +392,15 @@ class History:
             If it is damaged, was altered, or was put there by somebody else.
         """
         state = self._listed(number)
-        pieces = [_contents(self.piece(name), size) for name, size in zip(state.hashes, state.sizes, strict=True)]
+        pieces = [
+            _contents(self.piece(name), size)
+            for name, size in zip(state.hashes, state.sizes, strict=True)
+        ]
         for name, piece in zip(state.hashes, pieces, strict=True):
             if _hash(piece) != name:
-                raise FileFormatError(f"{self.piece(name)} is damaged or was altered; nothing was changed")
+                raise FileFormatError(
+                    f"{self.piece(name)} is damaged or was altered; nothing was changed"
+                )
         body = b"".join(pieces)
         archive = read_archive(self.file(number), data=body)
         if archive.digest != digest:
@@ -359,10 +428,16 @@ class History:
             Revisions, and bytes of all their pieces, that may stay.
         """
         kept, trail = self.numbers(), {entry.revision for entry in lineage.ancestors}
-        order = [*(number for number in kept if number not in trail), *(number for number in kept if number in trail)]
+        order = [
+            *(number for number in kept if number not in trail),
+            *(number for number in kept if number in trail),
+        ]
         states = [self._state(number) for number in order]
         first = max(len(order) - keep, 0)
-        while first < len(order) and weight(state for state in states[first:] if state is not None) > room:
+        while (
+            first < len(order)
+            and weight(state for state in states[first:] if state is not None) > room
+        ):
             first += 1
         self.remove(order[:first])
         return sorted(order[:first])
@@ -397,7 +472,14 @@ class History:
     def find(self, digest: str) -> int | None:
         """Return the revision that has a checksum, by what it says of itself; None where it is not kept."""
         states = ((number, self._state(number)) for number in reversed(self.numbers()))
-        return next((number for number, state in states if state is not None and state.digest == digest), None)
+        return next(
+            (
+                number
+                for number, state in states
+                if state is not None and state.digest == digest
+            ),
+            None,
+        )
 
     def undone(self, digest: str = "") -> list[Undone]:
         """Return all rollbacks and redos, the oldest first.
@@ -410,7 +492,9 @@ class History:
         try:
             if self._log.is_symlink():
                 raise FileFormatError("it is a link")
-            found = from_values(_Log, {"entries": parse_json(self._log.read_bytes(), "it")}, "it").entries
+            found = from_values(
+                _Log, {"entries": parse_json(self._log.read_bytes(), "it")}, "it"
+            ).entries
         except FileNotFoundError:
             return []
         except (OSError, ValueError, RecursionError) as error:
@@ -426,7 +510,9 @@ class History:
         if not entries and happened == known:
             return
         with files.atomic_path(self._log, like=self.model) as temporary:
-            temporary.write_text(json.dumps(to_values([*happened, *entries]), indent=1), encoding="utf-8")
+            temporary.write_text(
+                json.dumps(to_values([*happened, *entries]), indent=1), encoding="utf-8"
+            )
 
 
 def publish(body: bytes, model: Path) -> None:

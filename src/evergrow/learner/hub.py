@@ -40,14 +40,20 @@ DOWNLOADING = ("revision", "token", "cache_dir", "force_download", "local_files_
 SHOWN_CLASSES = 1000
 """Classes that a card lists; of more the rest is counted."""
 
-_TASKS = {"image": "image-classification", "text": "text-classification", "features": "tabular-classification"}
+_TASKS = {
+    "image": "image-classification",
+    "text": "text-classification",
+    "features": "tabular-classification",
+}
 
 
 class HubError(EvergrowError, ConnectionError):
     """The Hub could not be asked, or refused; nothing was changed here."""
 
 
-class HubModel(huggingface_hub.ModelHubMixin, library_name="evergrow", tags=["evergrow"]):
+class HubModel(
+    huggingface_hub.ModelHubMixin, library_name="evergrow", tags=["evergrow"]
+):
     """A learner as the Hub's mixin takes it: how it is written to a folder, and its card.
 
     Parameters
@@ -60,7 +66,9 @@ class HubModel(huggingface_hub.ModelHubMixin, library_name="evergrow", tags=["ev
 
     def __init__(self, learner: Learner, card: huggingface_hub.ModelCard) -> None:
         self.learner, self.card = learner, card
-        self._hub_mixin_config = None  # the model file says all there is; a config.json would say it again
+        self._hub_mixin_config = (
+            None  # the model file says all there is; a config.json would say it again
+        )
 
     def _save_pretrained(self, save_directory: Path) -> None:
         write_archive(save_directory / MODEL_FILE, published_archive(self.learner))
@@ -70,7 +78,9 @@ class HubModel(huggingface_hub.ModelHubMixin, library_name="evergrow", tags=["ev
         return self.card
 
 
-def push(learner: Learner, repo: str, card: huggingface_hub.ModelCard, **settings: Any) -> str:
+def push(
+    learner: Learner, repo: str, card: huggingface_hub.ModelCard, **settings: Any
+) -> str:
     """Publish a learner; see :meth:`evergrow.Learner.push_to_hub`.
 
     Returns
@@ -81,7 +91,9 @@ def push(learner: Learner, repo: str, card: huggingface_hub.ModelCard, **setting
     learner.to_archive()  # raises before anything is created on the Hub
     with _asking(repo):
         pushed: Any = HubModel(learner, card).push_to_hub(repo, **settings)
-    return str(pushed.commit_url)  # as a text it is the address of the folder in older clients
+    return str(
+        pushed.commit_url
+    )  # as a text it is the address of the folder in older clients
 
 
 def model_card(
@@ -140,7 +152,10 @@ def model_card(
         repo=repo,
         title=markdown_text(name),
         summary=(summary or "").strip(),
-        shown=[(markdown_text(entry["name"]), entry["samples"]) for entry in info["classes"][:SHOWN_CLASSES]],
+        shown=[
+            (markdown_text(entry["name"]), entry["samples"])
+            for entry in info["classes"][:SHOWN_CLASSES]
+        ],
         spec=spec,
         backbone="" if spec is None else markdown_text(spec.name),
         licence=None if spec is None else licence_of(spec),
@@ -180,7 +195,9 @@ def fetched_model(repo: str | os.PathLike[str], **settings: Any) -> Path:
     if os.path.isdir(repo):
         return existing_model(Path(repo, MODEL_FILE))
     with _asking(os.fspath(repo)):
-        return Path(huggingface_hub.hf_hub_download(os.fspath(repo), MODEL_FILE, **settings))
+        return Path(
+            huggingface_hub.hf_hub_download(os.fspath(repo), MODEL_FILE, **settings)
+        )
 
 
 @contextmanager
@@ -191,15 +208,21 @@ def _asking(repo: str) -> Iterator[None]:
     except EvergrowError:
         raise
     except HFValidationError as error:
-        raise ParameterError(f"repo must be 'OWNER/NAME' or a folder, got {repo!r}") from error
+        raise ParameterError(
+            f"repo must be 'OWNER/NAME' or a folder, got {repo!r}"
+        ) from error
     # The network, TLS and the client each bring errors of their own; all mean that the Hub did not answer as it should.
     except Exception as error:
         missing = isinstance(error, (RepositoryNotFoundError, EntryNotFoundError))
-        if missing and not isinstance(error, LocalEntryNotFoundError):  # which says that nobody could be asked
+        if missing and not isinstance(
+            error, LocalEntryNotFoundError
+        ):  # which says that nobody could be asked
             raise ModelNotFoundError(
                 f"No {MODEL_FILE} in {repo!r} that you may read: {one_line(str(error))}"
             ) from error
-        raise HubError(f"the Hub must answer about {repo}, but: {one_line(str(error))}") from error
+        raise HubError(
+            f"the Hub must answer about {repo}, but: {one_line(str(error))}"
+        ) from error
 
 
 # -- what is published --------------------------------------------------------------------------------------------
@@ -230,7 +253,9 @@ def _without_folders(value: Any) -> Any:
     """Return an archive, or plain values, with ``file:/its/path`` as ``file:path``; loading asks for the weights."""
     if isinstance(value, Archive):
         parts = {name: _without_folders(part) for name, part in value.parts.items()}
-        return dataclasses.replace(value, meta=_without_folders(value.meta), parts=parts)
+        return dataclasses.replace(
+            value, meta=_without_folders(value.meta), parts=parts
+        )
     if isinstance(value, dict):
         return {name: _without_folders(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -52,7 +52,9 @@ def require_known(names: Iterable[str], known: Collection[str]) -> None:
     """
     for name in names:
         if name not in known:
-            raise LabelError(f"There is no class {name!r}; nearest: {nearest(name, known)}.")
+            raise LabelError(
+                f"There is no class {name!r}; nearest: {nearest(name, known)}."
+            )
 
 
 def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:
@@ -71,7 +73,12 @@ def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:
     return np.array(list(names), dtype=np.str_)
 
 
-def common_kind(model: str | None, batch: str | None, names: NDArray[np.str_], known: NDArray[np.str_]) -> str:
+def common_kind(
+    model: str | None,
+    batch: str | None,
+    names: NDArray[np.str_],
+    known: NDArray[np.str_],
+) -> str:
     """Return the kind of a model's labels after a batch, or raise :class:`LabelError` where they do not go together.
 
     Parameters
@@ -94,12 +101,22 @@ def common_kind(model: str | None, batch: str | None, names: NDArray[np.str_], k
         new = np.setdiff1d(names, known).tolist()
         if new:
             told = f"they are learned as names, the first as {new[0]!r}"
-            warnings.warn(f"labels are integers where the model has names: {told}", DataWarning, stacklevel=3)
+            warnings.warn(
+                f"labels are integers where the model has names: {told}",
+                DataWarning,
+                stacklevel=3,
+            )
         return model
     readable = batch is None and all(can_read(model, name) for name in names.tolist())
     if batch != model and not readable:
-        strange = names[0] if batch is not None else next(name for name in names if not can_read(model, str(name)))
-        raise LabelError(f"labels must be {model}s as before, got {batch or 'name'}s ({str(strange)!r})")
+        strange = (
+            names[0]
+            if batch is not None
+            else next(name for name in names if not can_read(model, str(name)))
+        )
+        raise LabelError(
+            f"labels must be {model}s as before, got {batch or 'name'}s ({str(strange)!r})"
+        )
     return model
 
 
@@ -142,7 +159,11 @@ def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
     ({'dog': 2}, {})
     """
     usual = _usual(counts)
-    few = {name: count for name, count in counts.items() if count < ENOUGH_SAMPLES and 5 * count < usual}
+    few = {
+        name: count
+        for name, count in counts.items()
+        if count < ENOUGH_SAMPLES and 5 * count < usual
+    }
     return dict(sorted(few.items(), key=lambda entry: (entry[1], entry[0])))
 
 
@@ -152,7 +173,9 @@ def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
     if few.keys() <= few_samples(before).keys():
         return
     usual = _usual(after)
-    named = [f"{name}: {count}" for name, count in list(few.items())[:5]] + ["..."] * (len(few) > 5)
+    named = [f"{name}: {count}" for name, count in list(few.items())[:5]] + ["..."] * (
+        len(few) > 5
+    )
     have, they = ("has", "it is") if len(few) == 1 else ("have", "they are")
     bar = min(ENOUGH_SAMPLES, math.ceil(usual / 5))
     warnings.warn(

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import InputError, LabelError, MergeError, NotFittedError, ParameterError
+from evergrow.core.errors import (
+    InputError,
+    LabelError,
+    MergeError,
+    NotFittedError,
+    ParameterError,
+)
 from evergrow.core.estimator import Estimator
 from evergrow.core.record import to_archive
 from evergrow.core.validation import check_choice, check_keys
@@ -156,9 +162,14 @@ class Learner(Estimator):
         self.random_state = random_state
         self.cache = cache
         self.extract = extract
-        self._begun: Encoder | None = None  # there from begin or the first fit on, or made of what is known
+        self._begun: Encoder | None = (
+            None  # there from begin or the first fit on, or made of what is known
+        )
         self._snapshot: Snapshot | None = None
-        self._source: tuple[Any, str] = (None, "the archive")  # device and name of what was loaded
+        self._source: tuple[Any, str] = (
+            None,
+            "the archive",
+        )  # device and name of what was loaded
         self.origin_: tuple[Path, str] | None = None
 
     # -- what is known ---------------------------------------------------------------------------------------
@@ -215,7 +226,9 @@ class Learner(Estimator):
         """Names of the columns that were learned; only there where they came in a data frame."""
         names = self._state().columns
         if not names:
-            raise AttributeError("feature_names_in_ is only there where a data frame with named columns was learned")
+            raise AttributeError(
+                "feature_names_in_ is only there where a data frame with named columns was learned"
+            )
         return np.array(names, dtype=object)
 
     @property
@@ -230,15 +243,23 @@ class Learner(Estimator):
     def info(self) -> dict[str, Any]:
         """Return what the learner is, in plain values; loads no backbone."""
         now = self._state()
-        return describe(self._taught() if isinstance(now.head, StoredHead) and now.told is None else now)
+        return describe(
+            self._taught()
+            if isinstance(now.head, StoredHead) and now.told is None
+            else now
+        )
 
     def __repr__(self) -> str:
         if self._snapshot is None:
             return f"Learner(method={self.method!r}, nothing learned yet)"
         info = self.info()
-        backbone = f", backbone={info['backbone']['name']!r}" if info["backbone"] else ""
+        backbone = (
+            f", backbone={info['backbone']['name']!r}" if info["backbone"] else ""
+        )
         known = f"{info['n_classes']} classes, {info['n_samples']} samples, revision {info['revision']}"
-        return f"Learner(method={self.method!r}, kind={info['kind']!r}{backbone}, {known})"
+        return (
+            f"Learner(method={self.method!r}, kind={info['kind']!r}{backbone}, {known})"
+        )
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None and not self._snapshot.is_empty
@@ -259,9 +280,13 @@ class Learner(Estimator):
         """Return the same, but with a head that may still be in its file: its classes can be renamed there."""
         now = self._state()
         if now.head is None:
-            raise NotFittedError("this model has learned nothing yet: teach it a class first")
+            raise NotFittedError(
+                "this model has learned nothing yet: teach it a class first"
+            )
         if isinstance(now.head, StoredHead) and now.recipe.method not in BUILT_IN:
-            now = self._snapshot = with_head(now, *self._source)  # not every head can do it
+            now = self._snapshot = with_head(
+                now, *self._source
+            )  # not every head can do it
         return now
 
     @property
@@ -269,9 +294,17 @@ class Learner(Estimator):
         """What turns samples into features: as it began, or as a file says."""
         if self._begun is None:
             now = self._state()
-            adaptation = None if now.adaptation is None else read_adaptation(now.adaptation)
-            known: Any = {"spec": now.spec, "adaptation": adaptation, "own_widths": now.widths}
-            self._begun = dataclasses.replace(self._open_encoder(), chosen=True, **known)
+            adaptation = (
+                None if now.adaptation is None else read_adaptation(now.adaptation)
+            )
+            known: Any = {
+                "spec": now.spec,
+                "adaptation": adaptation,
+                "own_widths": now.widths,
+            }
+            self._begun = dataclasses.replace(
+                self._open_encoder(), chosen=True, **known
+            )
         return self._begun
 
     def _able(self, method: str) -> IncrementalClassifier:
@@ -311,7 +344,9 @@ class Learner(Estimator):
         known: Any = kind or encoder.kind
         check_choice("kind", known, ("image", "text", "features"))
         if self.adapt is not None:
-            raise ParameterError("adapt must be None for an empty model: a backbone is adapted by fit, to its images")
+            raise ParameterError(
+                "adapt must be None for an empty model: a backbone is adapted by fit, to its images"
+            )
         self._new_head()  # wrong options are refused now
         self._begun = encoder.begun(Samples(known))
         self._snapshot = self._blank(self._begun).after(Change.now("begin", 0))
@@ -373,16 +408,26 @@ class Learner(Estimator):
             from evergrow.adapt.fsa import adaptation_config
 
             config = adaptation_config(self.adapt)
-        begun = self._snapshot if self._snapshot is not None and self._snapshot.is_empty else None
+        begun = (
+            self._snapshot
+            if self._snapshot is not None and self._snapshot.is_empty
+            else None
+        )
         encoder = self._open_encoder() if begun is None else self._encoder
-        chunks = iter(intake.labelled_chunks(data, y, sample_weight, "train", encoder.kind))
+        chunks = iter(
+            intake.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
+        )
         first = next(chunks)
         if first.weights is not None:
             head.require_weights()
         if config is not None:
             if first.kind != "image":
-                what = "feature vectors" if first.kind == "features" else f"{first.kind}s"
-                raise InputError(f"A backbone is adapted to images, and these are {what}; leave adapt out.")
+                what = (
+                    "feature vectors" if first.kind == "features" else f"{first.kind}s"
+                )
+                raise InputError(
+                    f"A backbone is adapted to images, and these are {what}; leave adapt out."
+                )
             intake.check_whole(data)
         if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = encoder.begun(first)
@@ -390,9 +435,15 @@ class Learner(Estimator):
             encoder, first = encoder.adapted(first, config, seed=self._seed())
         blank = begun or self._blank(encoder)
         if encoder.spec is None:  # else its description says which blocks there are
-            blank = dataclasses.replace(blank, columns=first.columns, widths=encoder.widths)
-        blocks = self._blocks(itertools.chain([first], chunks), (encoder, blank), classes)
-        now = learn(blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit")
+            blank = dataclasses.replace(
+                blank, columns=first.columns, widths=encoder.widths
+            )
+        blocks = self._blocks(
+            itertools.chain([first], chunks), (encoder, blank), classes
+        )
+        now = learn(
+            blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit"
+        )
         self._begun, self._snapshot = encoder, now
         return self
 
@@ -442,16 +493,22 @@ class Learner(Estimator):
         """
         now = self._snapshot
         if engine is not None:
-            able = _check_alone(engine, y=y, classes=classes, sample_weight=sample_weight)
+            able = _check_alone(
+                engine, y=y, classes=classes, sample_weight=sample_weight
+            )
             (able.fit if now is None or now.is_empty else able.partial_fit)(self, data)
             return self
         if now is None or now.is_empty:
             return self._fit(data, y, sample_weight, classes=classes)
         now = self._taught()
-        chunks = intake.labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
+        chunks = intake.labelled_chunks(
+            data, y, sample_weight, "train", self._encoder.kind
+        )
         blocks = self._blocks(chunks, classes=classes)
         known = frozenset() if again else learned_data(now.history)
-        self._snapshot = learn(now, now.head.branch(), blocks, self._seed(), "update", known)
+        self._snapshot = learn(
+            now, now.head.branch(), blocks, self._seed(), "update", known
+        )
         return self
 
     def learn_unlabelled(self, data: Any) -> GuessReport:
@@ -491,7 +548,9 @@ class Learner(Estimator):
         True
         """
         self._able("learn_unlabelled")
-        blocks = (Block(part.X, np.full(len(part.X), "")) for part in self._features_of(data))
+        blocks = (
+            Block(part.X, np.full(len(part.X), "")) for part in self._features_of(data)
+        )
         self._snapshot, report = unlabelled.with_unlabelled(self._taught(), blocks)
         return report
 
@@ -564,7 +623,9 @@ class Learner(Estimator):
             If they were never learned, or with other weights.
         """
         self._able("unlearn")
-        chunks = intake.labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
+        chunks = intake.labelled_chunks(
+            data, y, sample_weight, "train", self._encoder.kind
+        )
         self._snapshot = edits.unlearned(self._taught(), self._blocks(chunks))
         return self
 
@@ -657,7 +718,9 @@ class Learner(Estimator):
             If samples were never learned as ``source``.
         """
         source, target = edits.moving(self._taught(), source, target)
-        samples = edits.samples_to_move(edits.read_movable(data, self._encoder.kind), source)
+        samples = edits.samples_to_move(
+            edits.read_movable(data, self._encoder.kind), source
+        )
         encoded = self._encoded(samples, on_error="raise")
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
@@ -678,14 +741,19 @@ class Learner(Estimator):
         (4, 3)
         """
         twin = self._twin()
-        twin._snapshot, twin.origin_ = self._state(), self.origin_  # every change works on a branch of the head
+        twin._snapshot, twin.origin_ = (
+            self._state(),
+            self.origin_,
+        )  # every change works on a branch of the head
         return twin
 
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
         blank = self._blank(self._encoder)
-        child._snapshot = dataclasses.replace(blank, head=head, label_kind=now.label_kind, columns=now.columns)
+        child._snapshot = dataclasses.replace(
+            blank, head=head, label_kind=now.label_kind, columns=now.columns
+        )
         return child
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
@@ -706,9 +774,13 @@ class Learner(Estimator):
         """
         for name, learner in (("other", other), ("base", base)):
             if learner is not None and not isinstance(learner, Learner):
-                raise MergeError(f"{name} must be a Learner, got {type(learner).__name__}")
+                raise MergeError(
+                    f"{name} must be a Learner, got {type(learner).__name__}"
+                )
         self._able("merge")
-        self._snapshot = edits.merged(self._taught(), other._taught(), None if base is None else base._taught())
+        self._snapshot = edits.merged(
+            self._taught(), other._taught(), None if base is None else base._taught()
+        )
         return self
 
     # -- answering ---------------------------------------------------------------------------------------------
@@ -744,7 +816,9 @@ class Learner(Estimator):
             Of two classes the score of the second less that of the first, as scikit-learn's tools take it.
         """
         scores = self.class_scores(items)
-        return np.asarray(scores[:, 1] - scores[:, 0]) if scores.shape[1] == 2 else scores
+        return (
+            np.asarray(scores[:, 1] - scores[:, 0]) if scores.shape[1] == 2 else scores
+        )
 
     def class_scores(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, one column per entry of ``classes_`` whatever their number.
@@ -793,7 +867,9 @@ class Learner(Estimator):
         self._able("novelty_score")
         return self._taught().calibration.threshold(false_alarm)
 
-    def is_unknown(self, items: Any, false_alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
+    def is_unknown(
+        self, items: Any, false_alarm: float = FALSE_ALARM
+    ) -> NDArray[np.bool_]:
         """Return which items belong to no class that was learned, as far as can be told.
 
         Parameters
@@ -805,7 +881,9 @@ class Learner(Estimator):
             scored as if they had not been learned.
         """
         threshold = self.threshold(false_alarm)
-        return np.asarray(~(self.novelty_score(items) <= threshold))  # what is no number is not known
+        return np.asarray(
+            ~(self.novelty_score(items) <= threshold)
+        )  # what is no number is not known
 
     def features(self, items: Any) -> Features:
         """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
@@ -822,7 +900,9 @@ class Learner(Estimator):
         if len(parts) == 1:
             return parts[0]
         starts = np.cumsum([0, *(len(part) + len(part.failures) for part in parts)])
-        rows = np.concatenate([part.rows + start for part, start in zip(parts, starts[:-1], strict=True)])
+        rows = np.concatenate(
+            [part.rows + start for part, start in zip(parts, starts[:-1], strict=True)]
+        )
         failures = tuple(failure for part in parts for failure in part.failures)
         return Features(np.concatenate([part.X for part in parts]), rows, failures)
 
@@ -843,7 +923,11 @@ class Learner(Estimator):
         threshold = None if false_alarm is None else self.threshold(false_alarm)
         now, features = self._taught(), self.features(items)
         able, names = hasattr(now.head, "predict_proba"), now.classes
-        values = self._probabilities(features.X) if able else now.head.class_scores(features.X)
+        values = (
+            self._probabilities(features.X)
+            if able
+            else now.head.class_scores(features.X)
+        )
         novelty = None if threshold is None else now.head.novelty_score(features.X)
         return Answers(
             names,
@@ -852,13 +936,17 @@ class Learner(Estimator):
             features.rows,
             features.failures,
             novelty=novelty,
-            unknown=None if novelty is None else ~(novelty <= threshold),  # NaN is not known
+            unknown=None
+            if novelty is None
+            else ~(novelty <= threshold),  # NaN is not known
             threshold=None if novelty is None else np.full(len(novelty), threshold),
             label_kind=now.label_kind,
             index=getattr(items, "index", None) if intake.is_pandas(items) else None,
         )
 
-    def suggest(self, data: Any, n: int = 20, *, unknown_share: float = 0.2, learned: Any = None) -> Suggestions:
+    def suggest(
+        self, data: Any, n: int = 20, *, unknown_share: float = 0.2, learned: Any = None
+    ) -> Suggestions:
         """Say which samples to label next: the least sure but no oddities, none twice, and some that look unknown.
 
         Parameters
@@ -882,7 +970,12 @@ class Learner(Estimator):
         return suggest(self, data, n, unknown_share, learned)
 
     def group_unknown(
-        self, data: Any, *, n_groups: int | None = None, known: Any = None, false_alarm: float = FALSE_ALARM
+        self,
+        data: Any,
+        *,
+        n_groups: int | None = None,
+        known: Any = None,
+        false_alarm: float = FALSE_ALARM,
     ) -> Groups:
         """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class.
 
@@ -907,7 +1000,9 @@ class Learner(Estimator):
 
         return group_unknown(self, data, n_groups, known, false_alarm)
 
-    def drift(self, data: Any, y: Any = None, *, false_alarm: float = FALSE_ALARM) -> Drift:
+    def drift(
+        self, data: Any, y: Any = None, *, false_alarm: float = FALSE_ALARM
+    ) -> Drift:
         """Test for every class whether new samples still look like what was learned.
 
         Parameters
@@ -929,8 +1024,13 @@ class Learner(Estimator):
         found, now = self.features(data), self._taught()
         likely = self._probabilities(found.X)
         labels = None if y is None else intake.as_names(y, len(found.rows))[found.rows]
-        answers, novelty = now.classes[likely.argmax(axis=1)], now.head.novelty_score(found.X)
-        return find_drift(now.calibration, novelty, answers, likely.max(axis=1), labels, false_alarm)
+        answers, novelty = (
+            now.classes[likely.argmax(axis=1)],
+            now.head.novelty_score(found.X),
+        )
+        return find_drift(
+            now.calibration, novelty, answers, likely.max(axis=1), labels, false_alarm
+        )
 
     def learning_curve(self, data: Any, y: Any = None) -> LearningCurve:
         """Measure accuracy against samples per class, and foretell what ten more of each class would give.
@@ -950,8 +1050,15 @@ class Learner(Estimator):
         from evergrow.learner.curves import learning_curve
 
         self._able("spawn")
-        blocks = list(self._blocks(intake.labelled_chunks(data, y, None, "train", self._encoder.kind)))
-        X, labels = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("X", "labels"))
+        blocks = list(
+            self._blocks(
+                intake.labelled_chunks(data, y, None, "train", self._encoder.kind)
+            )
+        )
+        X, labels = (
+            np.concatenate([getattr(block, name) for block in blocks])
+            for name in ("X", "labels")
+        )
         return learning_curve(self.head_, X, labels, self._seed())
 
     def evaluate(
@@ -986,40 +1093,59 @@ class Learner(Estimator):
         started, now = time.perf_counter(), self._taught()
         opens = hasattr(now.head, "novelty_score") and bool(now.calibration.parts)
         # Raises where unknown things are to be told and cannot be, before any work is done.
-        threshold = self.threshold(false_alarm) if opens or unknown is not None else None
+        threshold = (
+            self.threshold(false_alarm) if opens or unknown is not None else None
+        )
         parts: list[tuple[Any, ...]] = []
         left_out: list[str] = []
         n = 0
-        for samples in intake.labelled_chunks(data, y, None, "test", self._encoder.kind):
+        for samples in intake.labelled_chunks(
+            data, y, None, "test", self._encoder.kind
+        ):
             encoded = self._encoded(samples)
             answers = self._answers_to(encoded.X)
             certainty = None
             if keep_samples and hasattr(now.head, "predict_proba"):
-                likely, columns = self._probabilities(encoded.X), np.searchsorted(now.classes, answers)
+                likely, columns = (
+                    self._probabilities(encoded.X),
+                    np.searchsorted(now.classes, answers),
+                )
                 certainty = np.take_along_axis(likely, columns[:, None], axis=1)[:, 0]
             novelty = now.head.novelty_score(encoded.X) if opens else None
             labels = samples.required_labels()[encoded.rows]
-            parts.append((samples.items, encoded.rows + n, labels, answers, certainty, novelty))
+            parts.append(
+                (samples.items, encoded.rows + n, labels, answers, certainty, novelty)
+            )
             left_out += [name for name, _ in encoded.failures]
             n += len(samples)
         items, *lists = zip(*parts, strict=True)
-        joined: list[Any] = [None if found[0] is None else np.concatenate(found) for found in lists]
+        joined: list[Any] = [
+            None if found[0] is None else np.concatenate(found) for found in lists
+        ]
         rows, true, told, sure, novel = joined
         strange = np.empty(0)
         if unknown is not None:
             samples = intake.read_unknown(unknown, self._encoder.kind)
             if samples.labels is not None:
-                samples = samples.take(np.flatnonzero(~np.isin(samples.labels, now.classes)))
+                samples = samples.take(
+                    np.flatnonzero(~np.isin(samples.labels, now.classes))
+                )
             if not len(samples):
-                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
+                raise InputError(
+                    "unknown must hold classes that the model does not know, got none but known ones"
+                )
             strange = now.head.novelty_score(self._encoded(samples).X)
-        result = evaluate_predictions(true, told, now.classes, novel, strange, threshold, false_alarm)
+        result = evaluate_predictions(
+            true, told, now.classes, novel, strange, threshold, false_alarm
+        )
         kept = None
         if keep_samples:
             things = None if items[0] is None else concat_items(items)
             kept = SampleAnswers(things, rows, true, told, sure)
         seconds = time.perf_counter() - started
-        return dataclasses.replace(result, left_out=tuple(left_out), samples=kept, seconds=seconds)
+        return dataclasses.replace(
+            result, left_out=tuple(left_out), samples=kept, seconds=seconds
+        )
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the share of right answers; samples of classes that were never learned count as wrong.
@@ -1032,20 +1158,31 @@ class Learner(Estimator):
             What each sample counts for.
         """
         right, weights = [], []
-        for samples in intake.labelled_chunks(data, y, sample_weight, "test", self._encoder.kind):
+        for samples in intake.labelled_chunks(
+            data, y, sample_weight, "test", self._encoder.kind
+        ):
             answers = self._answers_to(self._encoded(samples, on_error="raise").X)
             right.append(answers == samples.required_labels())
-            weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
+            weights.append(
+                np.ones(len(samples)) if samples.weights is None else samples.weights
+            )
         return float(np.average(np.concatenate(right), weights=np.concatenate(weights)))
 
-    def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
+    def _asked(
+        self, items: Any, question: Callable[[NDArray[Any]], Any]
+    ) -> NDArray[Any]:
         """Return the answers to a question about items, in their order; of streams in bounded memory."""
-        return np.concatenate([question(part.X) for part in self._features_of(items, on_error="raise")])
+        return np.concatenate(
+            [question(part.X) for part in self._features_of(items, on_error="raise")]
+        )
 
     def _by_class(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return columns of the head in the order of ``classes_``."""
         now = self._taught()  # 2 comes before 10, and "10" before "2"
-        return values[:, np.argsort(as_labels(now.classes.tolist(), now.label_kind), kind="stable")]
+        return values[
+            :,
+            np.argsort(as_labels(now.classes.tolist(), now.label_kind), kind="stable"),
+        ]
 
     def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
         """Return class probabilities of features."""
@@ -1120,7 +1257,9 @@ class Learner(Estimator):
         now = read_snapshot(source, name)
         recipe: Any = "auto"
         if now.spec is not None:
-            recipe = "final" if now.spec.recipe is None else list(now.spec.recipe.blocks)
+            recipe = (
+                "final" if now.spec.recipe is None else list(now.spec.recipe.blocks)
+            )
         learner = cls(
             "auto" if backbone is None and now.spec is not None else backbone,
             now.recipe.method,
@@ -1214,14 +1353,19 @@ class Learner(Estimator):
         """
         from evergrow.learner.hub import DOWNLOADING, fetched_model
 
-        download = {name: settings.pop(name) for name in DOWNLOADING if name in settings}
+        download = {
+            name: settings.pop(name) for name in DOWNLOADING if name in settings
+        }
         return cls.load(fetched_model(repo, **download), **settings)
 
     # -- arguments ---------------------------------------------------------------------------------------------
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments by name."""
-        return {name: getattr(self, _KEPT_AS.get(name, name)) for name in self._param_names()}
+        return {
+            name: getattr(self, _KEPT_AS.get(name, name))
+            for name in self._param_names()
+        }
 
     def set_params(self, **params: Any) -> Self:
         """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused.
@@ -1234,12 +1378,19 @@ class Learner(Estimator):
         >>> Learner(options={"n_units": 50}).set_params(options__alpha=0.1).options
         {'n_units': 50, 'alpha': 0.1}
         """
-        single = {name: value for name, value in params.items() if name.startswith("options__")}
+        single = {
+            name: value
+            for name, value in params.items()
+            if name.startswith("options__")
+        }
         params = {name: value for name, value in params.items() if name not in single}
         check_keys(params, self._param_names(), "parameter of Learner")
         if single:
             options = params.get("options", self.options) or {}
-            params["options"] = {**options, **{name.removeprefix("options__"): single[name] for name in single}}
+            params["options"] = {
+                **options,
+                **{name.removeprefix("options__"): single[name] for name in single},
+            }
         for name, value in params.items():
             setattr(self, _KEPT_AS.get(name, name), value)
         return self
@@ -1254,7 +1405,11 @@ class Learner(Estimator):
 
     def _seed(self) -> int:
         state = self.random_state
-        return int(state) if isinstance(state, (int, np.integer)) and not isinstance(state, bool) else 0
+        return (
+            int(state)
+            if isinstance(state, (int, np.integer)) and not isinstance(state, bool)
+            else 0
+        )
 
     def _open_encoder(self) -> Encoder:
         check_recipe(self.recipe, "features")
@@ -1276,7 +1431,9 @@ class Learner(Estimator):
             spec=encoder.spec,
             reason=encoder.reason,
             seed=self._seed(),
-            adaptation=None if encoder.adaptation is None else to_archive(encoder.adaptation),
+            adaptation=None
+            if encoder.adaptation is None
+            else to_archive(encoder.adaptation),
             widths=encoder.widths if encoder.spec is None else (),
         )
 
@@ -1287,7 +1444,11 @@ class Learner(Estimator):
         return twin
 
     def _encoded(
-        self, samples: Samples, begun: tuple[Encoder, Snapshot] | None = None, *, on_error: OnError | None = None
+        self,
+        samples: Samples,
+        begun: tuple[Encoder, Snapshot] | None = None,
+        *,
+        on_error: OnError | None = None,
     ) -> Features:
         """Return the features of samples; ``begun`` is what a model is about to begin with."""
         encoder, now = begun or (self._encoder, self._state())
@@ -1298,30 +1459,46 @@ class Learner(Estimator):
             check_width(encoded.X, now.n_features)
         return encoded
 
-    def _features_of(self, items: Any, *, on_error: OnError | None = None) -> Iterable[Features]:
+    def _features_of(
+        self, items: Any, *, on_error: OnError | None = None
+    ) -> Iterable[Features]:
         """Return the features of items: those of a stream chunk by chunk."""
         from evergrow.features.encoding import Features
 
         if isinstance(items, Features):
             return [items]
-        return (self._encoded(samples, on_error=on_error) for samples in intake.item_chunks(items, self._encoder.kind))
+        return (
+            self._encoded(samples, on_error=on_error)
+            for samples in intake.item_chunks(items, self._encoder.kind)
+        )
 
     def _blocks(
-        self, chunks: Iterable[Samples], begun: tuple[Encoder, Snapshot] | None = None, classes: Any = None
+        self,
+        chunks: Iterable[Samples],
+        begun: tuple[Encoder, Snapshot] | None = None,
+        classes: Any = None,
     ) -> Iterator[Block]:
         """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
         wanted: set[str] = set()
         kept: set[str] = set()
         allowed = (
-            None if classes is None else intake.as_names(classes, len(classes) if hasattr(classes, "__len__") else 0)
+            None
+            if classes is None
+            else intake.as_names(
+                classes, len(classes) if hasattr(classes, "__len__") else 0
+            )
         )
 
         def encoded() -> Iterator[Block]:
             for samples in chunks:
                 labels = samples.required_labels()
-                strange = [] if allowed is None else np.setdiff1d(labels, allowed).tolist()
+                strange = (
+                    [] if allowed is None else np.setdiff1d(labels, allowed).tolist()
+                )
                 if strange:
-                    raise LabelError(f"labels must be among the classes that were announced, got {strange[0]!r}")
+                    raise LabelError(
+                        f"labels must be among the classes that were announced, got {strange[0]!r}"
+                    )
                 found = self._encoded(samples, begun)
                 wanted.update(labels.tolist())
                 kept.update(labels[found.rows].tolist())
@@ -1331,7 +1508,12 @@ class Learner(Estimator):
                     weights = samples.weights[found.rows]
                     counted = np.flatnonzero(weights)  # the others count for nothing
                     rows = found.rows[counted]
-                    yield Block(found.X[counted], labels[rows], weights[counted], samples.label_kind)
+                    yield Block(
+                        found.X[counted],
+                        labels[rows],
+                        weights[counted],
+                        samples.label_kind,
+                    )
 
         yield from gathered(encoded())
         check_kept(wanted, kept)
@@ -1340,10 +1522,14 @@ class Learner(Estimator):
 def _check_alone(engine: Any, **given: Any) -> Any:
     """Return an engine that can teach, or raise :class:`ParameterError`, also if something is given that none takes."""
     if not hasattr(engine, "partial_fit"):
-        raise ParameterError(f"engine must be one of evergrow.engine, such as LocalEngine(), got {engine!r}")
+        raise ParameterError(
+            f"engine must be one of evergrow.engine, such as LocalEngine(), got {engine!r}"
+        )
     for name, value in given.items():
         if value is not None:
-            raise ParameterError(f"{name} must be left out with an engine, got {type(value).__name__}")
+            raise ParameterError(
+                f"{name} must be left out with an engine, got {type(value).__name__}"
+            )
     return engine
 
 

@@ -64,12 +64,21 @@ def _concatenated(blocks: list[Block]) -> Block:
         return blocks[0]
     kinds = {block.label_kind for block in blocks}
     if len(kinds) > 1:
-        raise InputError(f"labels must all be of one kind, got {' and '.join(sorted(map(str, kinds)))}")
+        raise InputError(
+            f"labels must all be of one kind, got {' and '.join(sorted(map(str, kinds)))}"
+        )
     weights = None
     if any(block.weights is not None for block in blocks):
-        weights = np.concatenate([np.ones(len(b.X)) if b.weights is None else b.weights for b in blocks])
+        weights = np.concatenate(
+            [np.ones(len(b.X)) if b.weights is None else b.weights for b in blocks]
+        )
     X = np.concatenate([block.X for block in blocks])
-    return Block(X, np.concatenate([block.labels for block in blocks]), weights, blocks[0].label_kind)
+    return Block(
+        X,
+        np.concatenate([block.labels for block in blocks]),
+        weights,
+        blocks[0].label_kind,
+    )
 
 
 def learn(
@@ -125,13 +134,29 @@ def learn(
         head.settle(cheap_only=not first)
         counts, samples = counted(counts, block.labels), samples + len(block.labels)
         calibration = calibrated(calibration, head, block, counts, seed)
-    return learned(base, what, samples, data, counts, head=head, calibration=calibration, label_kind=kind or "name")
+    return learned(
+        base,
+        what,
+        samples,
+        data,
+        counts,
+        head=head,
+        calibration=calibration,
+        label_kind=kind or "name",
+    )
 
 
 def learned(
-    base: Snapshot, what: Event, samples: int, data: Iterable[str], counts: dict[str, int], **values: Any
+    base: Snapshot,
+    what: Event,
+    samples: int,
+    data: Iterable[str],
+    counts: dict[str, int],
+    **values: Any,
 ) -> Snapshot:
     """Return what a model knows after it learned samples; its record of the change names the new classes."""
     warn_few(base.counts, counts)
-    change = Change.now(what, samples, sorted(set(counts) - set(base.counts)), data=tuple(data))
+    change = Change.now(
+        what, samples, sorted(set(counts) - set(base.counts)), data=tuple(data)
+    )
     return base.after(change, counts=counts, **values)

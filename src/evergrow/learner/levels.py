@@ -93,22 +93,32 @@ def try_levels(
         If samples are feature vectors, or fewer than two classes have three samples.
     """
     if samples.kind == "features":
-        raise InputError("Levels are of features of images and texts; these are feature vectors already.")
+        raise InputError(
+            "Levels are of features of images and texts; these are feature vectors already."
+        )
     labels, items = samples.required_labels(), samples.raw_items()
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     usable = np.flatnonzero(counts[codes] >= _FOLDS)
     if len(np.unique(codes[usable])) < 2:
-        raise InputError(f"Two classes with {_FOLDS} samples each are needed to try levels; there are fewer.")
+        raise InputError(
+            f"Two classes with {_FOLDS} samples each are needed to try levels; there are fewer."
+        )
     if isinstance(backbone, str):
         name = best_backbone(items.kind).name if backbone == "auto" else backbone
         backbone = create_backbone(name, device=device)
-    shuffled = usable[torch.randperm(len(usable), generator=generator(seed, "levels")).numpy()]
+    shuffled = usable[
+        torch.randperm(len(usable), generator=generator(seed, "levels")).numpy()
+    ]
     fast = backbone.with_recipe("fast")
-    encode(fast, items.take(shuffled[:2]), cache=False, on_error="skip")  # what is set up once is not timed
+    encode(
+        fast, items.take(shuffled[:2]), cache=False, on_error="skip"
+    )  # what is set up once is not timed
     started = time.perf_counter()
     encode(fast, items.take(shuffled[:_FIRST]), cache=False, on_error="skip")
     each = (time.perf_counter() - started) / min(_FIRST, len(shuffled))
-    rows = _drawn(shuffled, codes, max(_FOLDS * 2, min(_MOST, int(budget / (_PASSES * each)))))
+    rows = _drawn(
+        shuffled, codes, max(_FOLDS * 2, min(_MOST, int(budget / (_PASSES * each))))
+    )
     side = median_side(items) if items.kind == "image" else None
     trials: list[LevelTrial] = []
     for level in LEVELS:
@@ -124,17 +134,28 @@ def try_levels(
         share, n = float(right.mean()), len(right)
         error = float(np.sqrt(max(share * (1 - share), 1 / n / 4) / n))
         kinds = len(np.unique(codes[rows]))
-        trials.append(LevelTrial(level, share, error, found.seconds / len(rows), n, kinds, blocks.blocks))
+        trials.append(
+            LevelTrial(
+                level, share, error, found.seconds / len(rows), n, kinds, blocks.blocks
+            )
+        )
     return trials
 
 
 def _drawn(shuffled: Any, codes: Any, most: int) -> Any:
     """Return rows of as many classes as have three samples among so many, as many of each class."""
     chosen = np.unique(codes[shuffled])[: max(2, most // _FOLDS)]
-    return np.concatenate([shuffled[codes[shuffled] == code][: max(_FOLDS, most // len(chosen))] for code in chosen])
+    return np.concatenate(
+        [
+            shuffled[codes[shuffled] == code][: max(_FOLDS, most // len(chosen))]
+            for code in chosen
+        ]
+    )
 
 
 def _held_out(X: Any, y: Any, widths: tuple[int, ...]) -> Any:
     """Return which rows were recognised by a classifier that had learned the other folds."""
-    head = Classifier(n_units=_UNITS, random_state=0, blocks=widths if len(widths) > 1 else None)
+    head = Classifier(
+        n_units=_UNITS, random_state=0, blocks=widths if len(widths) > 1 else None
+    )
     return cross_val_predict(head, X, y, cv=_FOLDS) == y

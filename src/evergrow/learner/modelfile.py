@@ -66,7 +66,9 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
     model = existing_model(path)
     with ThreadPoolExecutor(1) as reader:
         reading = reader.submit(read_archive, model)
-        if not settings.get("lazy"):  # what a head takes to import is imported while the file is read
+        if not settings.get(
+            "lazy"
+        ):  # what a head takes to import is imported while the file is read
             importlib.import_module("evergrow.head.classifier")
         archive = reading.result()
     learner = Learner.load(archive, name=os.fspath(path), **settings)
@@ -75,7 +77,9 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
 
 
 @contextmanager
-def locked_model(path: str | os.PathLike[str], *, wait: bool = False, **settings: Any) -> Iterator[Learner]:
+def locked_model(
+    path: str | os.PathLike[str], *, wait: bool = False, **settings: Any
+) -> Iterator[Learner]:
     """Load a model and keep other writers out until the block ends; changes are written by :func:`commit`.
 
     Parameters
@@ -161,13 +165,21 @@ def commit(
         If it cannot be written, for example because the disk is full; the model is as it was.
     """
     check_number("keep", keep, low=0, integer=True)
-    check_number("keep_bytes", 0 if keep_bytes is None else keep_bytes, low=0, integer=True)
-    remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
+    check_number(
+        "keep_bytes", 0 if keep_bytes is None else keep_bytes, low=0, integer=True
+    )
+    remark = (
+        change
+        if isinstance(change, Change)
+        else Change("update", "", 0, note=change or "")
+    )
     before = learner._state()
     with _hold(path, wait, new=True) as place, _writing(place.model):
         model = place.model
         current = Header.read(model) if model.exists() else None
-        digest, size = ("", 0) if current is None else (current.digest, model.stat().st_size)
+        digest, size = (
+            ("", 0) if current is None else (current.digest, model.stat().st_size)
+        )
         lineage = Lineage() if current is None else place.position(current)
         loaded_here = learner.origin_ is not None and learner.origin_[0] == model
         if loaded_here and learner.origin_ != (model, digest):
@@ -175,30 +187,50 @@ def commit(
                 f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
             )
         # Changes that are in the file already keep their numbers; the others, one at least, become this revision.
-        if current is not None and before.history[: len(current.history)] == current.history:
+        if (
+            current is not None
+            and before.history[: len(current.history)] == current.history
+        ):
             old = len(current.history)
         else:
-            old = sum(entry.revision <= before.lineage.number for entry in before.history)
+            old = sum(
+                entry.revision <= before.lineage.number for entry in before.history
+            )
         if old == len(before.history) and loaded_here:
             return Committed(lineage.number)
         old = max(min(old, len(before.history) - 1), 0)
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
         who = author() if who is None else who
-        fresh = [dataclasses.replace(entry, revision=number, who=entry.who or who) for entry in before.history[old:]]
+        fresh = [
+            dataclasses.replace(entry, revision=number, who=entry.who or who)
+            for entry in before.history[old:]
+        ]
         for entry in fresh[-1:]:
             note, extra = remark.note or entry.note, {**entry.extra, **remark.extra}
             fresh[-1] = dataclasses.replace(entry, note=note, extra=extra)
-        ancestors = () if current is None else (*lineage.ancestors, Ancestor(lineage.number, digest))
+        ancestors = (
+            ()
+            if current is None
+            else (*lineage.ancestors, Ancestor(lineage.number, digest))
+        )
         following = Lineage(number, ancestors)
-        now = dataclasses.replace(before, history=(*before.history[:old], *fresh), lineage=following)
+        now = dataclasses.replace(
+            before, history=(*before.history[:old], *fresh), lineage=following
+        )
         if current is not None:
             place.log(current.digest)
             if keep:
                 place.adopt(current)
         gone = [] if keep else place.numbers()
-        digest = write_archive(model, now.to_archive(), written=lambda: place.remove(gone))
+        digest = write_archive(
+            model, now.to_archive(), written=lambda: place.remove(gone)
+        )
         learner._snapshot, learner.origin_ = now, (model, digest)
-        room = default_room(size, model.stat().st_size) if keep_bytes is None else keep_bytes
+        room = (
+            default_room(size, model.stat().st_size)
+            if keep_bytes is None
+            else keep_bytes
+        )
         done = Committed(number)
         done.dropped = (*gone, *place.prune(following, keep, room))
     return done
@@ -246,14 +278,30 @@ def rollback(
         place.undone()  # a broken log is said before anything else
         kept, ancestors = place.kept(current), current.lineage.ancestors
         if not kept:
-            raise ParameterError(f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}")
+            raise ParameterError(
+                f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}"
+            )
         if n > len(ancestors) or ancestors[-n] not in kept:
-            raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
+            raise ParameterError(
+                f"n must be at most {len(kept)}, the number of revisions kept, got {n}"
+            )
         archive, body = place.verified(ancestors[-n].revision, ancestors[-n].digest)
         target = Header.of(archive, place.model)
-        undone = [entry for entry in current.history if entry.revision > target.revision]
-        note, samples = f"undid {', '.join(entry.what for entry in undone)}", sum(entry.samples for entry in undone)
-        change = Change.now("rollback", samples, note=note, revision=target.revision, who=who, extra=extra)
+        undone = [
+            entry for entry in current.history if entry.revision > target.revision
+        ]
+        note, samples = (
+            f"undid {', '.join(entry.what for entry in undone)}",
+            sum(entry.samples for entry in undone),
+        )
+        change = Change.now(
+            "rollback",
+            samples,
+            note=note,
+            revision=target.revision,
+            who=who,
+            extra=extra,
+        )
         entry = Undone(change, current.digest, target.digest, tuple(undone))
         place.restore(ancestors[-n].revision, body, entry)
     return change
@@ -299,18 +347,31 @@ def redo(
     with _hold(path, wait) as place, _writing(place.model):
         steps = place.redoable(Header.read(place.model).digest)[:n]
         if not steps:
-            raise ParameterError(f"nothing to redo: the latest change of {place.model} is no rollback")
+            raise ParameterError(
+                f"nothing to redo: the latest change of {place.model} is no rollback"
+            )
         numbers = [place.find(entry.before) for entry in steps]
         if None in numbers:
             note = steps[numbers.index(None)].change.note
-            raise ParameterError(f"nothing to redo: what was undone ({note}) is no longer kept in {place.folder}")
+            raise ParameterError(
+                f"nothing to redo: what was undone ({note}) is no longer kept in {place.folder}"
+            )
         if n > len(steps):
-            raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
+            raise ParameterError(
+                f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}"
+            )
         for entry, number in zip(steps, numbers, strict=True):
             note = f"redid {entry.change.note.removeprefix('undid ')}"
             archive, body = place.verified(number or 0, entry.before)
             revision = Header.of(archive, place.model).revision
-            change = Change.now("redo", entry.change.samples, note=note, revision=revision, who=who, extra=extra)
+            change = Change.now(
+                "redo",
+                entry.change.samples,
+                note=note,
+                revision=revision,
+                who=who,
+                extra=extra,
+            )
             place.restore(number or 0, body, Undone(change, entry.after, entry.before))
     return change
 
@@ -326,12 +387,19 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     model = existing_model(path)
     header = Header.read(model)
     log = History(model).undone(header.digest)
-    told = [*header.history, *(change for entry in log for change in (*entry.undone, entry.change))]
-    once = {(change.what, change.when, change.revision): change for change in told}  # what was redone is there twice
+    told = [
+        *header.history,
+        *(change for entry in log for change in (*entry.undone, entry.change)),
+    ]
+    once = {
+        (change.what, change.when, change.revision): change for change in told
+    }  # what was redone is there twice
     return sorted(once.values(), key=lambda change: change.when)
 
 
-def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) -> Learner:
+def open_revision(
+    path: str | os.PathLike[str], number: int, **settings: Any
+) -> Learner:
     """Load an earlier state of a model from its history, to be asked and not to be changed.
 
     Parameters
@@ -356,13 +424,23 @@ def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) ->
         return open_model(path, **settings)
     if number not in place.numbers():
         kept = sorted({*place.numbers(), current.revision})
-        shown = f"kept is {kept[0]}" if len(kept) == 1 else f"kept are {kept[0]} to {kept[-1]}"
+        shown = (
+            f"kept is {kept[0]}"
+            if len(kept) == 1
+            else f"kept are {kept[0]} to {kept[-1]}"
+        )
         raise ParameterError(f"Revision {number} is not kept; {shown}.")
     digests = {entry.revision: entry.digest for entry in current.lineage.ancestors}
     if number not in digests:  # it was undone, and the log has its checksum
         undone = {entry.before for entry in place.undone(current.digest)}
-        digests[number] = next((digest for digest in undone if place.find(digest) == number), "")
-    return Learner.load(place.verified(number, digests[number])[0], name=f"{os.fspath(path)}@{number}", **settings)
+        digests[number] = next(
+            (digest for digest in undone if place.find(digest) == number), ""
+        )
+    return Learner.load(
+        place.verified(number, digests[number])[0],
+        name=f"{os.fspath(path)}@{number}",
+        **settings,
+    )
 
 
 def author() -> str:
@@ -375,7 +453,11 @@ def author() -> str:
         return named.strip()
     try:
         return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container may run under a number without a name
+    except (
+        OSError,
+        KeyError,
+        ImportError,
+    ):  # a container may run under a number without a name
         return ""
 
 
@@ -412,8 +494,13 @@ def clean_folder(folder: Path) -> None:
     folder : Path
         Where the models lie.
     """
-    partial = [file.name[1:].rsplit(".", 2)[0] for file in folder.glob(f".*.evg.*{files.PARTIAL}")]
-    kept = [place.name.removesuffix(".history") for place in folder.glob("*.evg.history")]
+    partial = [
+        file.name[1:].rsplit(".", 2)[0]
+        for file in folder.glob(f".*.evg.*{files.PARTIAL}")
+    ]
+    kept = [
+        place.name.removesuffix(".history") for place in folder.glob("*.evg.history")
+    ]
     for name in {*partial, *kept}:
         with suppress(EvergrowError), _hold(folder / name, wait=False, new=True):
             pass
@@ -429,17 +516,23 @@ def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
     try:
         model = files.real_path(path)
         if not model.parent.is_dir():
-            raise ModelWriteError(f"No folder {str(model.parent)!r} to write a model to.")
+            raise ModelWriteError(
+                f"No folder {str(model.parent)!r} to write a model to."
+            )
         files.check_replaceable(model)
     except PathError as error:
         raise ModelWriteError(f"The model cannot be written: {error}") from error
     if model.exists() and not os.access(model, os.W_OK):
-        raise ModelWriteError(f"The model cannot be written: you may not write {os.fspath(path)!r}")
+        raise ModelWriteError(
+            f"The model cannot be written: you may not write {os.fspath(path)!r}"
+        )
     return model
 
 
 @contextmanager
-def _hold(path: str | os.PathLike[str], wait: bool, *, new: bool = False) -> Iterator[History]:
+def _hold(
+    path: str | os.PathLike[str], wait: bool, *, new: bool = False
+) -> Iterator[History]:
     """Keep other writers out; whoever holds the model already in this thread goes on."""
     model = _target(path, new=new)
     place = History(model)
@@ -469,6 +562,12 @@ def _writing(model: Path) -> Iterator[None]:
     except EvergrowError:
         raise
     except OSError as error:
-        if "No space left" in str(error):  # libraries that write files keep no number of an error
-            raise ModelWriteError(f"No space left on the disk of {model}; the model was not changed.") from error
-        raise ModelWriteError(f"{model} could not be written; the model was not changed: {error}") from error
+        if "No space left" in str(
+            error
+        ):  # libraries that write files keep no number of an error
+            raise ModelWriteError(
+                f"No space left on the disk of {model}; the model was not changed."
+            ) from error
+        raise ModelWriteError(
+            f"{model} could not be written; the model was not changed: {error}"
+        ) from error

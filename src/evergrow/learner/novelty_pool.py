@@ -20,7 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.record import require
-from evergrow.head.novelty import DEFAULT_WEIGHTS, FLAT, N_COLUMNS, N_TERMS, NoveltyStandard, term_spreads
+from evergrow.head.novelty import (
+    DEFAULT_WEIGHTS,
+    FLAT,
+    N_COLUMNS,
+    N_TERMS,
+    NoveltyStandard,
+    term_spreads,
+)
 
 PRIOR_STRENGTH = 0.3
 """rho: how strongly weights are drawn to the default. 0.03 to 1 are within half a point of each other."""
@@ -63,19 +70,35 @@ class KnownTerms:
     def of(cls, terms: NDArray[np.float64], size: int) -> KnownTerms:
         """Return the moments of rows (n, 6)."""
         second = terms.T @ terms / len(terms)
-        return cls(len(terms), int(size), tuple(terms.mean(axis=0).tolist()), tuple(second.ravel().tolist()))
+        return cls(
+            len(terms),
+            int(size),
+            tuple(terms.mean(axis=0).tolist()),
+            tuple(second.ravel().tolist()),
+        )
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where no rows can have such moments."""
-        require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
+        require(
+            self.n > 0 and self.size > 0,
+            "it is of no rows, or of a model without samples",
+        )
         lengths = len(self.mean), len(self.second)
-        require(lengths == (N_COLUMNS, N_COLUMNS**2), f"it has {lengths} numbers of {N_COLUMNS} terms")
+        require(
+            lengths == (N_COLUMNS, N_COLUMNS**2),
+            f"it has {lengths} numbers of {N_COLUMNS} terms",
+        )
         second = np.reshape(self.second, (N_COLUMNS, N_COLUMNS))
         roots = np.sqrt(np.where(second.diagonal() > 0.0, second.diagonal(), 1.0))
         with np.errstate(over="ignore", invalid="ignore"):
-            covariance = (second - np.outer(self.mean, self.mean)) / np.outer(roots, roots)
+            covariance = (second - np.outer(self.mean, self.mean)) / np.outer(
+                roots, roots
+            )
         # Rounding of sums over n rows moves an eigenvalue by a few n times 1e-16 in these units.
-        require(_least_eigenvalue(covariance) >= -1e-7, "its products of terms are not those of any rows")
+        require(
+            _least_eigenvalue(covariance) >= -1e-7,
+            "its products of terms are not those of any rows",
+        )
 
 
 @dataclass(frozen=True)
@@ -101,10 +124,18 @@ class UnknownTerms:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where no rows can have such moments."""
-        require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
+        require(
+            self.n > 0 and self.size > 0,
+            "it is of no rows, or of a model without samples",
+        )
         lengths = len(self.mean), len(self.spread)
-        require(lengths == (N_TERMS, N_TERMS**2), f"it has {lengths} numbers of {N_TERMS} terms")
-        require(max(map(abs, self.mean)) <= CLIP, f"a mean lies beyond {CLIP:g} spreads")
+        require(
+            lengths == (N_TERMS, N_TERMS**2),
+            f"it has {lengths} numbers of {N_TERMS} terms",
+        )
+        require(
+            max(map(abs, self.mean)) <= CLIP, f"a mean lies beyond {CLIP:g} spreads"
+        )
         # What known rows add may be rounded by much more than this one's own, but by far less than the prior.
         least = _least_eigenvalue(np.reshape(self.spread, (N_TERMS, N_TERMS)))
         require(least > -0.5 * PRIOR_STRENGTH, "its spread is not that of any rows")
@@ -154,7 +185,12 @@ class NoveltyPool:
         centre = standard.mean(axis=0)
         own = (standard - centre).T @ (standard - centre) / max(len(standard) - 1, 1)
         both = 0.5 * (own + covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale))
-        return UnknownTerms(len(standard), int(size), tuple(centre.tolist()), tuple(both.ravel().tolist()))
+        return UnknownTerms(
+            len(standard),
+            int(size),
+            tuple(centre.tolist()),
+            tuple(both.ravel().tolist()),
+        )
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weights of the terms, not negative, with sum 1."""
@@ -164,15 +200,26 @@ class NoveltyPool:
         from scipy.optimize import nnls
 
         sizes = np.array([part.size for part in self.unknown], dtype=np.float64)
-        shares = np.array([part.n for part in self.unknown]) * (sizes / sizes.max()) ** _UNKNOWN_AGEING
+        shares = (
+            np.array([part.n for part in self.unknown])
+            * (sizes / sizes.max()) ** _UNKNOWN_AGEING
+        )
         shares = shares / shares.sum()
         mean = shares @ np.array([part.mean for part in self.unknown])
-        spread = (shares @ np.array([part.spread for part in self.unknown])).reshape(N_TERMS, N_TERMS)
-        strength = max(float(default @ mean) / max(float(default @ spread @ default), 1e-12), 1e-3)
+        spread = (shares @ np.array([part.spread for part in self.unknown])).reshape(
+            N_TERMS, N_TERMS
+        )
+        strength = max(
+            float(default @ mean) / max(float(default @ spread @ default), 1e-12), 1e-3
+        )
         lower = np.linalg.cholesky(spread + PRIOR_STRENGTH * np.eye(N_TERMS))
         wanted = mean + PRIOR_STRENGTH * strength * default
-        found = nnls(lower.T, np.linalg.solve(lower, wanted))[0]  # |L^T w - L^-1 v|^2 is the quadratic above
-        return np.asarray(found / found.sum() if found.sum() > 0.0 else default / default.sum())
+        found = nnls(lower.T, np.linalg.solve(lower, wanted))[
+            0
+        ]  # |L^T w - L^-1 v|^2 is the quadratic above
+        return np.asarray(
+            found / found.sum() if found.sum() > 0.0 else default / default.sum()
+        )
 
     def standard(self) -> NoveltyStandard:
         """Return how terms become a score; at least one batch of known rows is needed."""
@@ -181,10 +228,14 @@ class NoveltyPool:
     def _moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the means of the terms of known rows (6,), and of their products (6, 6)."""
         numbers = [part.n for part in self.known]
-        weights = ageing_weights(numbers, [part.size for part in self.known]) * np.array(numbers)
+        weights = ageing_weights(
+            numbers, [part.size for part in self.known]
+        ) * np.array(numbers)
         weights = weights / weights.sum()
         second = weights @ np.array([part.second for part in self.known])
-        return weights @ np.array([part.mean for part in self.known]), second.reshape(N_COLUMNS, N_COLUMNS)
+        return weights @ np.array([part.mean for part in self.known]), second.reshape(
+            N_COLUMNS, N_COLUMNS
+        )
 
 
 def term_units(expected: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -233,12 +284,19 @@ def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.f
 
 def _least_eigenvalue(matrix: NDArray[np.float64]) -> float:
     """Return the smallest eigenvalue; minus infinity where numbers are not finite or the matrix is not symmetric."""
-    if not np.isfinite(matrix).all() or not np.allclose(matrix, matrix.T, rtol=1e-9, atol=1e-9 * np.abs(matrix).max()):
+    if not np.isfinite(matrix).all() or not np.allclose(
+        matrix, matrix.T, rtol=1e-9, atol=1e-9 * np.abs(matrix).max()
+    ):
         return -np.inf
     return float(np.linalg.eigvalsh(matrix)[0])
 
 
-def from_units(standard: NoveltyStandard, units: NDArray[np.float64]) -> NoveltyStandard:
+def from_units(
+    standard: NoveltyStandard, units: NDArray[np.float64]
+) -> NoveltyStandard:
     """Return the same score of terms as they come, where the given one is of terms in units of :func:`term_units`."""
-    mean, scale = units[0] + units[1] * np.asarray(standard.mean), units[1, :N_TERMS] * np.asarray(standard.scale)
+    mean, scale = (
+        units[0] + units[1] * np.asarray(standard.mean),
+        units[1, :N_TERMS] * np.asarray(standard.scale),
+    )
     return replace(standard, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))

@@ -21,14 +21,24 @@ from evergrow.learner.encoder import Encoder
 from evergrow.learner.labels import common_kind, warn_alike
 from evergrow.learner.learner import Learner, check_width
 from evergrow.learner.learning import Block, learned
-from evergrow.learner.snapshot import Change, Snapshot, counted, fingerprint, summed, with_widths
+from evergrow.learner.snapshot import (
+    Change,
+    Snapshot,
+    counted,
+    fingerprint,
+    summed,
+    with_widths,
+)
 
 NO_TIME = "1970-01-01T00:00:00.000+00:00"
 """When a shard was learned: one that is learned again must give the same file."""
 
 
 def encoder_for(
-    learner: Learner, kind: str, widths: tuple[int, ...] = (), first: Callable[[], Samples] | None = None
+    learner: Learner,
+    kind: str,
+    widths: tuple[int, ...] = (),
+    first: Callable[[], Samples] | None = None,
 ) -> Encoder:
     """Return what turns samples of a kind into features when this learner begins with them.
 
@@ -43,7 +53,11 @@ def encoder_for(
     first : callable, optional
         Returns the first samples; images are looked at to choose their views.
     """
-    samples = first() if kind == "image" and first is not None else Samples(kind, widths=widths)
+    samples = (
+        first()
+        if kind == "image" and first is not None
+        else Samples(kind, widths=widths)
+    )
     return learner._open_encoder().begun(samples)
 
 
@@ -137,7 +151,13 @@ def learn_shard(template: Learner, block: Block, number: int | None = None) -> L
     head.partial_fit(block.X, block.labels)
     if number is not None:
         head.numbered(number)
-    return _shard(template, head, counted({}, block.labels), len(block.labels), (fingerprint(block.X),))
+    return _shard(
+        template,
+        head,
+        counted({}, block.labels),
+        len(block.labels),
+        (fingerprint(block.X),),
+    )
 
 
 def merge_shards(shards: Iterable[Learner]) -> Learner:
@@ -155,17 +175,36 @@ def merge_shards(shards: Iterable[Learner]) -> Learner:
             continue
         mine, theirs = total._state(), shard._state()
         first, second = mine.history[-1], theirs.history[-1]
-        head, counts = mine.head.branch().merge(theirs.head), summed(mine.counts, theirs.counts)
-        total = _shard(total, head, counts, first.samples + second.samples, (*first.data, *second.data))
+        head, counts = (
+            mine.head.branch().merge(theirs.head),
+            summed(mine.counts, theirs.counts),
+        )
+        total = _shard(
+            total,
+            head,
+            counts,
+            first.samples + second.samples,
+            (*first.data, *second.data),
+        )
     if total is None:
         raise MergeError("shards must be at least one, got none")
     return total
 
 
-def _shard(template: Learner, head: Any, counts: dict[str, int], samples: int, data: tuple[str, ...]) -> Learner:
-    change = Change("update", NO_TIME, samples, tuple(sorted(counts)), revision=1, data=data)
+def _shard(
+    template: Learner,
+    head: Any,
+    counts: dict[str, int],
+    samples: int,
+    data: tuple[str, ...],
+) -> Learner:
+    change = Change(
+        "update", NO_TIME, samples, tuple(sorted(counts)), revision=1, data=data
+    )
     twin = template._twin()
-    twin._snapshot = dataclasses.replace(template._state(), head=head, counts=counts, history=(change,))
+    twin._snapshot = dataclasses.replace(
+        template._state(), head=head, counts=counts, history=(change,)
+    )
     return twin
 
 
@@ -184,7 +223,11 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     known, blank = total._state(), learner._blank(total._encoder)
     head = known.head.branch().settle()
     calibration = calibrated(Calibration(), head, sample, known.counts, learner._seed())
-    values: dict[str, Any] = {"head": head, "calibration": calibration, "label_kind": known.label_kind}
+    values: dict[str, Any] = {
+        "head": head,
+        "calibration": calibration,
+        "label_kind": known.label_kind,
+    }
     now = learned(blank, "fit", *_record(known, sample), known.counts, **values)
     learner._begun, learner._snapshot = total._encoder, now
     return learner
@@ -209,7 +252,9 @@ def complete_update(learner: Learner, total: Learner, sample: Block) -> Learner:
     head = now.head.branch().merge(more.head).settle(cheap_only=True)
     calibration = calibrated(calibration, head, sample, counts, learner._seed())
     record = _record(more, sample)
-    learner._snapshot = learned(now, "update", *record, counts, head=head, calibration=calibration)
+    learner._snapshot = learned(
+        now, "update", *record, counts, head=head, calibration=calibration
+    )
     return learner
 
 
@@ -217,4 +262,6 @@ def _record(total: Snapshot, sample: Block) -> tuple[int, tuple[str, ...]]:
     """Return how many samples were learned and their fingerprints: one of all rows where the sample is all of them."""
     change = total.history[-1]
     whole = len(sample.labels) == change.samples
-    return change.samples, (fingerprint(sample.X),) if whole else tuple(dict.fromkeys(change.data))
+    return change.samples, (fingerprint(sample.X),) if whole else tuple(
+        dict.fromkeys(change.data)
+    )

@@ -21,7 +21,17 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive
 from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
 from evergrow.core.estimator import plain_value
-from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive, record, require, to_archive, to_values
+from evergrow.core.record import (
+    NOTHING,
+    UNKNOWN,
+    Between,
+    Extra,
+    from_archive,
+    record,
+    require,
+    to_archive,
+    to_values,
+)
 from evergrow.core.validation import check_keys, resolve_device
 from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
@@ -134,7 +144,9 @@ class Change:
     extra: dict[str, Any] = field(default_factory=dict, hash=False, metadata=UNKNOWN)
 
     @classmethod
-    def now(cls, what: Event, samples: int, classes: Iterable[str] = (), **values: Any) -> Self:
+    def now(
+        cls, what: Event, samples: int, classes: Iterable[str] = (), **values: Any
+    ) -> Self:
         """Return a change that happens at this moment; ``values`` are further fields."""
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         return cls(what, when, int(samples), tuple(classes), **values)
@@ -178,7 +190,10 @@ class Lineage:
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless revisions ascend."""
         numbers = [*(entry.revision for entry in self.ancestors), self.number]
-        require(all(a < b for a, b in pairwise(numbers)), f"its revisions do not ascend: {numbers[-10:]}")
+        require(
+            all(a < b for a, b in pairwise(numbers)),
+            f"its revisions do not ascend: {numbers[-10:]}",
+        )
 
 
 def check_history(history: Sequence[Change], lineage: Lineage) -> None:
@@ -186,7 +201,10 @@ def check_history(history: Sequence[Change], lineage: Lineage) -> None:
     numbers = [change.revision for change in history]
     require(numbers == sorted(numbers), "the revisions of its changes do not ascend")
     written = not numbers or lineage.number <= numbers[-1]
-    require(written, f"it was written as revision {lineage.number} and its last change is {numbers[-1:]}")
+    require(
+        written,
+        f"it was written as revision {lineage.number} and its last change is {numbers[-1:]}",
+    )
 
 
 def changed_names(history: Iterable[Change]) -> dict[str, str]:
@@ -202,14 +220,22 @@ def changed_names(history: Iterable[Change]) -> dict[str, str]:
     names: dict[str, str] = {}
     for change in history:
         if change.what in ("rename", "merge-classes"):
-            moved = {former: change.names.get(name, name) for former, name in names.items()}
-            names = {**moved, **change.names, **moved}  # in the order of their first names
+            moved = {
+                former: change.names.get(name, name) for former, name in names.items()
+            }
+            names = {
+                **moved,
+                **change.names,
+                **moved,
+            }  # in the order of their first names
     return names
 
 
 def fingerprint(X: NDArray[Any], weights: NDArray[np.float64] | None = None) -> str:
     """Identify a batch by its feature vectors and weights, whatever its labels: classes may be renamed or corrected."""
-    digest = hashlib.blake2b(np.ascontiguousarray(X, dtype=np.float32).data, digest_size=12)
+    digest = hashlib.blake2b(
+        np.ascontiguousarray(X, dtype=np.float32).data, digest_size=12
+    )
     if weights is not None:
         digest.update(np.ascontiguousarray(weights, dtype=np.float64).data)
     return digest.hexdigest()
@@ -263,7 +289,9 @@ class HeadRecipe:
             Handed on where the method takes them.
         """
         if not isinstance(self.options, Mapping):
-            raise ParameterError(f"options must be a dict or None, got {type(self.options).__name__}")
+            raise ParameterError(
+                f"options must be a dict or None, got {type(self.options).__name__}"
+            )
         from evergrow.head.base import HEADS
 
         head, chosen = HEADS[self.method], dict(self.options)
@@ -275,13 +303,18 @@ class HeadRecipe:
         try:
             made: IncrementalClassifier = head(**chosen)
         except TypeError as error:
-            raise ParameterError(f"method {self.method!r} needs all options that have no default: {error}") from error
+            raise ParameterError(
+                f"method {self.method!r} needs all options that have no default: {error}"
+            ) from error
         made._check_params()  # values out of range are refused now, not after all images went through a backbone
         return made
 
     def plain(self) -> HeadRecipe:
         """Return the recipe with options that JSON holds, or raise :class:`InputError`."""
-        return HeadRecipe(self.method, {name: plain_value(name, value) for name, value in self.options.items()})
+        return HeadRecipe(
+            self.method,
+            {name: plain_value(name, value) for name, value in self.options.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -315,7 +348,9 @@ class Told:
         """Return what there is to tell of a head."""
         blocks = getattr(head, "blocks_", None)
         told = blocks and tuple(BlockTold(**block) for block in blocks)
-        return cls(getattr(head, "n_units_", None), told, getattr(head, "n_guesses_", 0))
+        return cls(
+            getattr(head, "n_units_", None), told, getattr(head, "n_guesses_", 0)
+        )
 
 
 @record("learner")
@@ -386,7 +421,9 @@ class Snapshot:
     @property
     def classes(self) -> NDArray[np.str_]:
         """Names of the classes, sorted."""
-        return np.asarray([] if self.head is None else self.head.classes_, dtype=np.str_)
+        return np.asarray(
+            [] if self.head is None else self.head.classes_, dtype=np.str_
+        )
 
     @property
     def n_features(self) -> int | None:
@@ -405,8 +442,16 @@ class Snapshot:
 
         If a class name cannot be read as the current label type, all labels become strings.
         """
-        after = replace(self, history=(*self.history, replace(change, revision=self.revision + 1)), **values)
-        kind = after.label_kind if all(can_read(after.label_kind, name) for name in after.counts) else "name"
+        after = replace(
+            self,
+            history=(*self.history, replace(change, revision=self.revision + 1)),
+            **values,
+        )
+        kind = (
+            after.label_kind
+            if all(can_read(after.label_kind, name) for name in after.counts)
+            else "name"
+        )
         return replace(after, label_kind=kind)
 
     # -- files ------------------------------------------------------------------------------------------------
@@ -427,20 +472,40 @@ class Snapshot:
         if archive is None:
             require(not names, "it counts samples and has no head")
         else:
-            require(archive.kind == f"head/{self.recipe.method}", "its head is of another method")
+            require(
+                archive.kind == f"head/{self.recipe.method}",
+                "its head is of another method",
+            )
             head = StoredHead(self.recipe.method, archive)
             width = head.n_features_in_
-            require(head.classes_.dtype.kind == "U", "the labels of its head are no names")
-            require(names == head.classes_.tolist(), "it counts samples of other classes than its head learned")
+            require(
+                head.classes_.dtype.kind == "U", "the labels of its head are no names"
+            )
+            require(
+                names == head.classes_.tolist(),
+                "it counts samples of other classes than its head learned",
+            )
         if self.spec is not None:
             fits = width in (None, self.spec.n_features)
-            require(fits, f"its backbone has {self.spec.n_features} features and its head takes {width}")
-        require(self.spec is not None or self.adaptation is None, "it adapts a backbone that it does not describe")
+            require(
+                fits,
+                f"its backbone has {self.spec.n_features} features and its head takes {width}",
+            )
+        require(
+            self.spec is not None or self.adaptation is None,
+            "it adapts a backbone that it does not describe",
+        )
         blocks = not self.widths or (self.spec is None and sum(self.widths) == width)
         require(blocks, "its blocks do not fit its features")
-        require(len(self.columns) in (0, width), "it has another number of columns than names for them")
+        require(
+            len(self.columns) in (0, width),
+            "it has another number of columns than names for them",
+        )
         strange = [name for name in names if not can_read(self.label_kind, name)]
-        require(not strange, f"its labels are of kind {self.label_kind!r}, but {(strange or [''])[0]!r} is none")
+        require(
+            not strange,
+            f"its labels are of kind {self.label_kind!r}, but {(strange or [''])[0]!r} is none",
+        )
 
 
 def read_snapshot(archive: Archive, name: str) -> Snapshot:
@@ -473,11 +538,19 @@ def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Sn
             read_adaptation(now.adaptation, f"{name}: adaptation")
         stored: Any = now.head
         if stored is None:
-            now.recipe.create(device="auto" if device is None else device, random_state=now.seed)
+            now.recipe.create(
+                device="auto" if device is None else device, random_state=now.seed
+            )
             return now
         head = stored.load(device)
-        learned, own = getattr(head, "class_counts_", None), [now.counts[label] for label in head.classes_.tolist()]
-        require(learned is None or own == learned.tolist(), f"{name} counts other samples than its head learned")
+        learned, own = (
+            getattr(head, "class_counts_", None),
+            [now.counts[label] for label in head.classes_.tolist()],
+        )
+        require(
+            learned is None or own == learned.tolist(),
+            f"{name} counts other samples than its head learned",
+        )
     except FileFormatError:
         raise
     except (EvergrowError, TypeError, ValueError) as error:
@@ -492,7 +565,9 @@ def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
     return from_archive(Adaptation, archive, name=name)
 
 
-def with_widths(head: IncrementalClassifier, widths: Sequence[int]) -> IncrementalClassifier:
+def with_widths(
+    head: IncrementalClassifier, widths: Sequence[int]
+) -> IncrementalClassifier:
     """Tell a fresh head how wide several blocks of features are, where it has a parameter for them."""
     if len(widths) > 1 and getattr(head, "blocks", widths) is None:
         setattr(head, "blocks", tuple(widths))  # noqa: B010 (a parameter that not every head has)
@@ -513,7 +588,9 @@ def counted(before: Mapping[str, int], labels: NDArray[np.str_]) -> dict[str, in
 
 
 def summed(
-    first: Mapping[str, int], second: Mapping[str, int], common: Mapping[str, int] | None = None
+    first: Mapping[str, int],
+    second: Mapping[str, int],
+    common: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Return the samples of each class of two models together; what both have in common counts once."""
     return dict(sorted((Counter(first) + Counter(second) - Counter(common)).items()))
@@ -546,21 +623,31 @@ def describe(now: Snapshot) -> dict[str, Any]:
     novelty = None
     if now.calibration.n:
         threshold = now.calibration.threshold(FALSE_ALARM)
-        novelty = {"calibrated_on": now.calibration.n, "false_alarm": FALSE_ALARM, "threshold": threshold}
+        novelty = {
+            "calibrated_on": now.calibration.n,
+            "false_alarm": FALSE_ALARM,
+            "threshold": threshold,
+        }
     return {
         "evergrow": __version__,
         "method": now.recipe.method,
         "options": dict(now.recipe.plain().options),
         "kind": now.kind,
         "backbone": None if spec is None else {**spec.to_dict(), "reason": now.reason},
-        "adaptation": None if now.adaptation is None else read_adaptation(now.adaptation).describe(),
+        "adaptation": None
+        if now.adaptation is None
+        else read_adaptation(now.adaptation).describe(),
         "n_features": now.n_features,
-        "blocks": None if told.blocks is None else [vars(block) for block in told.blocks],
+        "blocks": None
+        if told.blocks is None
+        else [vars(block) for block in told.blocks],
         "n_units": told.n_units,
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "n_unlabelled": told.guesses,
-        "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
+        "classes": [
+            {"name": name, "samples": now.counts[name]} for name in now.classes.tolist()
+        ],
         "label_kind": now.label_kind,
         "novelty": novelty,
         "revision": now.revision,

@@ -19,7 +19,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError, PathError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    DataWarning,
+    FileFormatError,
+    ImageError,
+    InputError,
+    PathError,
+)
 from evergrow.core.escaping import csv_text
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.core.progress import meter
@@ -54,7 +61,12 @@ BLOCK = 16_384
 """Images that are asked about at once, which bounds memory."""
 
 _SCRATCH = ".sorting"
-_ENDING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}  # what befalls one file befalls the next one too
+_ENDING = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+}  # what befalls one file befalls the next one too
 
 
 @dataclass(frozen=True)
@@ -131,16 +143,33 @@ def plan_sort(
         One row for every image, those that stay with the reason.
     """
     root, target = _checked(learner, folder, out, unknown)
-    done = {(row.file, row.size) for row in earlier if row.state == "done" and row.how in ("copy", "link")}
-    sizes = {name: size for name, size in _images(root, target).items() if (str(root / name), size) not in done}
+    done = {
+        (row.file, row.size)
+        for row in earlier
+        if row.state == "done" and row.how in ("copy", "link")
+    }
+    sizes = {
+        name: size
+        for name, size in _images(root, target).items()
+        if (str(root / name), size) not in done
+    }
     left = {name: reason for name in sizes if (reason := _why_not(root, name))}
     names = [name for name in sizes if name not in left]
-    known = {row.answer: row.group for row in earlier if row.answer and not row.note and row.place}
+    known = {
+        row.answer: row.group
+        for row in earlier
+        if row.answer and not row.note and row.place
+    }
     classes = [str(name) for name in learner.class_names_]
     fresh = [name for name in classes if csv_text(name) not in known]
     folders = folder_names(fresh, [unknown, UNSURE, TABLE, *known.values()])
-    folders |= {name: known[csv_text(name)] for name in classes if csv_text(name) in known}
-    used = {group: _names_in(target, group, earlier) for group in {unknown, UNSURE, *folders.values()}}
+    folders |= {
+        name: known[csv_text(name)] for name in classes if csv_text(name) in known
+    }
+    used = {
+        group: _names_in(target, group, earlier)
+        for group in {unknown, UNSURE, *folders.values()}
+    }
     rows: list[SortedFile] = []
     alarm = false_alarm if learner.info()["novelty"] else None
     for start in range(0, len(names), BLOCK):
@@ -155,33 +184,63 @@ def plan_sort(
         left |= dict(found.failures)
         columns = found.ranked(1)[:, 0]
         for place, row in enumerate(found.rows.tolist()):
-            name, likely = str(found.classes[columns[place]]), float(found.values[place, columns[place]])
-            made = SortedFile(str(root / block[row]), csv_text(name), likely, size=sizes[block[row]])
+            name, likely = (
+                str(found.classes[columns[place]]),
+                float(found.values[place, columns[place]]),
+            )
+            made = SortedFile(
+                str(root / block[row]), csv_text(name), likely, size=sizes[block[row]]
+            )
             group = folders[name]
             if found.unknown is not None and found.unknown[place]:
-                group, made = unknown, replace(made, answer="", probability=None, note=f"unknown, most like {name}")
+                group, made = (
+                    unknown,
+                    replace(
+                        made,
+                        answer="",
+                        probability=None,
+                        note=f"unknown, most like {name}",
+                    ),
+                )
             elif likely < least:
                 group, made = UNSURE, replace(made, note="unsure")
-            rows.append(replace(made, place=f"{group}/{_free_name(block[row], used[group])}"))
-    rows += [SortedFile(str(root / name), size=sizes[name], note=reason) for name, reason in left.items()]
+            rows.append(
+                replace(made, place=f"{group}/{_free_name(block[row], used[group])}")
+            )
+    rows += [
+        SortedFile(str(root / name), size=sizes[name], note=reason)
+        for name, reason in left.items()
+    ]
     return sorted(rows, key=lambda row: row.file)
 
 
-def _checked(learner: Learner, folder: Any, out: Any, unknown: str) -> tuple[Path, Path]:
+def _checked(
+    learner: Learner, folder: Any, out: Any, unknown: str
+) -> tuple[Path, Path]:
     """Return the two folders, all links on the way to them followed, or raise what is wrong with the request."""
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(out))
     if not root.is_dir():
         raise DatasetNotFoundError(f"No folder {os.fspath(folder)!r} here.")
     if root == target:
-        raise InputError(f"{os.fspath(out)} holds the images themselves; name another folder to sort them into.")
+        raise InputError(
+            f"{os.fspath(out)} holds the images themselves; name another folder to sort them into."
+        )
     if not target.parent.is_dir() or (target.exists() and not target.is_dir()):
-        raise InputError(f"{os.fspath(out)} must be a folder, or a new one in a folder that is there.")
+        raise InputError(
+            f"{os.fspath(out)} must be a folder, or a new one in a folder that is there."
+        )
     if not str(root).isprintable():
-        raise InputError(f"The path of {os.fspath(folder)!r} has characters that cannot be shown; rename it first.")
+        raise InputError(
+            f"The path of {os.fspath(folder)!r} has characters that cannot be shown; rename it first."
+        )
     if unknown != folder_name(unknown) or same_name(unknown) in (UNSURE, TABLE):
-        raise InputError(f"{unknown!r} cannot be the name of a folder for unknown images; try {UNKNOWN!r}.")
+        raise InputError(
+            f"{unknown!r} cannot be the name of a folder for unknown images; try {UNKNOWN!r}."
+        )
     if learner.kind_ != "image" or not hasattr(learner.head_, "predict_proba"):
-        raise InputError("Sorting needs a model of images that gives probabilities, such as 'evergrow fit' makes.")
+        raise InputError(
+            "Sorting needs a model of images that gives probabilities, such as 'evergrow fit' makes."
+        )
     return root, target
 
 
@@ -200,7 +259,9 @@ def _images(root: Path, out: Path) -> dict[str, int]:
 def _why_not(root: Path, name: str) -> str:
     """Return why an image is not asked about; nothing where it is."""
     try:
-        return next(filter(None, map(odd_name, name.split("/"))), "") or odd_file(root / name)
+        return next(filter(None, map(odd_name, name.split("/"))), "") or odd_file(
+            root / name
+        )
     except FileNotFoundError:
         return "it is no longer there"
 
@@ -209,7 +270,19 @@ def _names_in(out: Path, group: str, earlier: Iterable[SortedFile]) -> set[str]:
     """Return the names that are taken in a folder: by what is there, or was to go there."""
     folder = own_folder(out, group, make=False)
     there = os.listdir(folder) if folder.is_dir() else []
-    return set(map(same_name, [*there, *(posixpath.basename(row.place) for row in earlier if row.group == group)]))
+    return set(
+        map(
+            same_name,
+            [
+                *there,
+                *(
+                    posixpath.basename(row.place)
+                    for row in earlier
+                    if row.group == group
+                ),
+            ],
+        )
+    )
 
 
 def _free_name(name: str, used: set[str]) -> str:
@@ -289,7 +362,9 @@ def sort_folder(
     return [*completed, *done, *stays]
 
 
-def _carried_out(planned: Sequence[SortedFile], out: Path, progress: bool) -> list[SortedFile]:
+def _carried_out(
+    planned: Sequence[SortedFile], out: Path, progress: bool
+) -> list[SortedFile]:
     """Put files where they belong, and return the rows with what came of it."""
     rows: list[SortedFile] = []
     try:
@@ -305,7 +380,9 @@ def _carried_out(planned: Sequence[SortedFile], out: Path, progress: bool) -> li
     return rows
 
 
-def _each(what: str, rows: Sequence[SortedFile], out: Path, progress: bool) -> Iterator[tuple[SortedFile, Path]]:
+def _each(
+    what: str, rows: Sequence[SortedFile], out: Path, progress: bool
+) -> Iterator[tuple[SortedFile, Path]]:
     """Yield rows with a folder for half-written copies, which is gone afterwards, and show a bar."""
     scratch = own_folder(out, _SCRATCH)
     try:
@@ -319,9 +396,14 @@ def _each(what: str, rows: Sequence[SortedFile], out: Path, progress: bool) -> I
 
 def _put(row: SortedFile, out: Path, scratch: Path) -> str:
     """Do what a row says, unless it is done already, and return why it cannot be done."""
-    source, target = Path(row.file), own_folder(out, row.group) / posixpath.basename(row.place)
+    source, target = (
+        Path(row.file),
+        own_folder(out, row.group) / posixpath.basename(row.place),
+    )
     how = cast(How, row.how)
-    if not os.path.lexists(source) and (_is_there(target, row.size) or holds(source, target, how)):
+    if not os.path.lexists(source) and (
+        _is_there(target, row.size) or holds(source, target, how)
+    ):
         return ""  # done before a kill
     return _moved(source, target, how, scratch)
 
@@ -348,7 +430,9 @@ def _is_there(path: Path, size: int) -> bool:
 # -- back again -------------------------------------------------------------------------------------------------
 
 
-def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[SortedFile]:
+def undo_sort(
+    table: str | os.PathLike[str], *, progress: bool = False
+) -> list[SortedFile]:
     """Take back everything that a table lists, and remove it; what was changed since stays, and stays listed.
 
     Files that were moved go back, copies and links that are still what they were are removed, and so are the folders of
@@ -366,7 +450,10 @@ def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[
     list of SortedFile
         What could not be taken back, with the reason.
     """
-    path = Path(os.path.realpath(os.path.dirname(os.path.abspath(table))), os.path.basename(table))
+    path = Path(
+        os.path.realpath(os.path.dirname(os.path.abspath(table))),
+        os.path.basename(table),
+    )
     rows, out = read_table(path), path.parent
     kept: list[SortedFile] = []
     with locked(out):
@@ -376,7 +463,9 @@ def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[
                 if row.place and (reason := _taken_back(row, out, scratch)):
                     kept.append(replace(row, note=reason))
         except OSError as error:
-            raise PathError(f"{error.strerror or error}. What was not undone is as it was; undo it again.") from error
+            raise PathError(
+                f"{error.strerror or error}. What was not undone is as it was; undo it again."
+            ) from error
         for group in {row.group for row in rows if row.place}:
             if not (out / group).is_symlink():
                 _remove_if_empty(out / group)
@@ -395,13 +484,22 @@ def _remove_if_empty(folder: Path) -> None:
 
 def _taken_back(row: SortedFile, out: Path, scratch: Path) -> str:
     """Undo one row, unless that is done already, and return why it cannot be done."""
-    source, target = Path(row.file), own_folder(out, row.group, make=False) / posixpath.basename(row.place)
+    source, target = (
+        Path(row.file),
+        own_folder(out, row.group, make=False) / posixpath.basename(row.place),
+    )
     how = cast(How, row.how)
     if not os.path.lexists(target):
-        return "" if how != "move" or os.path.lexists(source) or row.state == "planned" else "it is no longer there"
+        return (
+            ""
+            if how != "move" or os.path.lexists(source) or row.state == "planned"
+            else "it is no longer there"
+        )
     if holds(source, target, how):
         target.unlink()
-    elif row.state == "planned" and (os.path.lexists(source) or not _is_there(target, row.size)):
+    elif row.state == "planned" and (
+        os.path.lexists(source) or not _is_there(target, row.size)
+    ):
         return ""  # it was never put there
     elif how == "link":
         return "" if row.state == "planned" else "something else has its place"
@@ -419,12 +517,21 @@ def _taken_back(row: SortedFile, out: Path, scratch: Path) -> str:
 
 def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
     """Write a table in one step."""
-    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+    with (
+        atomic_path(path) as temporary,
+        open(temporary, "w", newline="", encoding="utf-8") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(field.name for field in fields(SortedFile))
         for row in rows:
             likely = "" if row.probability is None else f"{row.probability:.6g}"
-            writer.writerow({**asdict(row), "probability": likely, "note": csv_text(row.note)}.values())
+            writer.writerow(
+                {
+                    **asdict(row),
+                    "probability": likely,
+                    "note": csv_text(row.note),
+                }.values()
+            )
 
 
 def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
@@ -438,7 +545,9 @@ def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
         If it is no table of a sort, or names files outside of its folder.
     """
     if not os.path.isfile(path) or os.path.islink(path):
-        raise DatasetNotFoundError(f"No table {os.fspath(path)!r} here; {TABLE} lies in the folder of sorted files.")
+        raise DatasetNotFoundError(
+            f"No table {os.fspath(path)!r} here; {TABLE} lies in the folder of sorted files."
+        )
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             found = csv.DictReader(file, strict=True)
@@ -446,17 +555,29 @@ def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
                 raise ValueError("its first line is not that of one")
             return [_row(values) for values in found]
     except (ValueError, TypeError, csv.Error) as error:
-        raise FileFormatError(f"{os.fspath(path)} is no table of a sort, or was damaged: {error}") from error
+        raise FileFormatError(
+            f"{os.fspath(path)} is no table of a sort, or was damaged: {error}"
+        ) from error
 
 
 def _row(values: dict[str, Any]) -> SortedFile:
     likely = float(values["probability"]) if values["probability"] else None
-    row = from_values(SortedFile, {**values, "probability": likely, "size": int(values["size"])}, "a line")
+    row = from_values(
+        SortedFile,
+        {**values, "probability": likely, "size": int(values["size"])},
+        "a line",
+    )
     parts = row.place.split("/")
-    inside = not any(part in ("", "..") or odd_name(part) or "\\" in part for part in parts)
+    inside = not any(
+        part in ("", "..") or odd_name(part) or "\\" in part for part in parts
+    )
     if row.place and not (inside and len(parts) == 2):
         raise ValueError(f"it names {row.place!r} outside of its folder")
-    image = os.path.isabs(row.file) and os.path.normpath(row.file) == row.file and is_image(row.file)
+    image = (
+        os.path.isabs(row.file)
+        and os.path.normpath(row.file) == row.file
+        and is_image(row.file)
+    )
     if not image:
         raise ValueError(f"it names {row.file!r}, which is no path of an image")
     return row

@@ -41,7 +41,9 @@ class StoredHead(NamedClasses):
     (['level', 'north'], ['level', 'north'])
     """
 
-    def __init__(self, method: str, archive: Archive, *, name: str = "the archive") -> None:
+    def __init__(
+        self, method: str, archive: Archive, *, name: str = "the archive"
+    ) -> None:
         saved = read_fields(SavedHead, archive, name=name)
         self.method, self.name, self._archive = method, name, archive
         self._columns = saved.labels.table()
@@ -57,7 +59,10 @@ class StoredHead(NamedClasses):
             for place in group
         }
         columns = [names[label] for label in self._columns]
-        self._columns, self.classes_ = np.array(columns, dtype=change.classes.dtype), change.classes
+        self._columns, self.classes_ = (
+            np.array(columns, dtype=change.classes.dtype),
+            change.classes,
+        )
         return self
 
     def branch(self) -> Self:
@@ -84,4 +89,6 @@ class StoredHead(NamedClasses):
         from evergrow.head.base import HEADS
 
         require(self.method in HEADS, f"its method {self.method!r} is unknown here")
-        return HEADS[self.method].from_archive(self.to_archive(), device, name=self.name)
+        return HEADS[self.method].from_archive(
+            self.to_archive(), device, name=self.name
+        )

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from evergrow.head.guesses import GuessReport
 
 
-def with_unlabelled(now: Snapshot, blocks: Iterable[Block]) -> tuple[Snapshot, GuessReport]:
+def with_unlabelled(
+    now: Snapshot, blocks: Iterable[Block]
+) -> tuple[Snapshot, GuessReport]:
     """Return what is known with samples learned as what they look like, and what became of them.
 
     Parameters
@@ -34,7 +36,9 @@ def with_unlabelled(now: Snapshot, blocks: Iterable[Block]) -> tuple[Snapshot, G
     from evergrow.head.guesses import GuessReport
 
     head, report = now.head.branch(), GuessReport()
-    threshold = now.calibration.threshold(FALSE_ALARM) if now.calibration.parts else None
+    threshold = (
+        now.calibration.threshold(FALSE_ALARM) if now.calibration.parts else None
+    )
     for block in gathered(blocks):
         report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
     if not report.used:
@@ -44,7 +48,9 @@ def with_unlabelled(now: Snapshot, blocks: Iterable[Block]) -> tuple[Snapshot, G
         )
     note = f"{report.unknown:,} left out as unknown" if report.unknown else ""
     head.settle(cheap_only=True)
-    return now.after(Change.now("unlabelled", report.used, note=note), head=head), report
+    return now.after(
+        Change.now("unlabelled", report.used, note=note), head=head
+    ), report
 
 
 def without_unlabelled(now: Snapshot) -> Snapshot:
@@ -58,4 +64,7 @@ def faded(now: Snapshot, factor: float) -> Snapshot:
     """Return what is known with every sample counting for less than before."""
     head = now.head.branch().fade(factor).settle(cheap_only=True)
     now.calibration.apply(head)
-    return now.after(Change.now("fade", sum(now.counts.values()), note=f"times {factor:g}"), head=head)
+    return now.after(
+        Change.now("fade", sum(now.counts.values()), note=f"times {factor:g}"),
+        head=head,
+    )

@@ -77,10 +77,21 @@ def create_app(config: ServeConfig) -> FastAPI:
             await service.shut_down()
 
     app = FastAPI(
-        title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="evergrow",
+        version=__version__,
+        description=ABOUT,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service, app.state.jobs = service, jobs.Jobs(service)
-    for router in (*routes.ROUTERS, kept.router, label_studio.router, jobs.router, router_of_service):
+    for router in (
+        *routes.ROUTERS,
+        kept.router,
+        label_studio.router,
+        jobs.router,
+        router_of_service,
+    ):
         app.router.routes.extend(router.routes)
     app.mount("/docs", StaticFiles(directory=REFERENCE, html=True), name="reference")
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
@@ -103,24 +114,37 @@ async def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router_of_service.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@router_of_service.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
 async def metrics(service: ServiceDep) -> Response:
     """Return counters and latencies in the text format of Prometheus."""
-    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(
+        generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST
+    )
 
 
 @router_of_service.get("/api/v1/lan")
 async def show_lan(service: ServiceDep) -> LanRecord:
     """Return the address for a phone, with a token that lives an hour, and its QR code."""
     if service.lan is None:
-        raise Problem(404, "the service was started without --lan: no phone gets in", "NoLan")
+        raise Problem(
+            404, "the service was started without --lan: no phone gets in", "NoLan"
+        )
     return service.lan.record()
 
 
 # -- running ----------------------------------------------------------------------------------------------------
 
 
-def run_server(config: ServeConfig, announce: Callable[[str, str], None], *, log_level: str = "info") -> None:
+def run_server(
+    config: ServeConfig,
+    announce: Callable[[str, str], None],
+    *,
+    log_level: str = "info",
+) -> None:
     """Serve until the process is told to end.
 
     Parameters
@@ -143,14 +167,23 @@ def run_server(config: ServeConfig, announce: Callable[[str, str], None], *, log
     address = f"http://{shown}:{port}/"
     set_up_logs(log_level)
     app = create_app(config)
-    log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
+    log(
+        "starting",
+        address=address,
+        read_only=config.read_only,
+        tokens=len(config.tokens.entries),
+    )
     if config.lan:
         own = lan.lan_host()
         secured.append((_bound(own, port), lan.tls_context(own)))
         app.state.service.lan = access = lan.LanAccess(own, port)
         code = access.printed()
-    threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
-    announce(address, code)  # who connects from now on waits until the server takes connections
+    threading.Thread(
+        target=app.state.service.warm_up, name="warm-up", daemon=True
+    ).start()
+    announce(
+        address, code
+    )  # who connects from now on waits until the server takes connections
     with listener:
         Server(app, secured).run(sockets=[listener])
 
@@ -161,8 +194,12 @@ def _bound(host: str, port: int) -> socket.socket:
         return socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ParameterError(f"Port {port} is in use. Try --port {port + 1}.") from error
-        raise ParameterError(f"{host}:{port} cannot be bound: {error.strerror or error}") from error
+            raise ParameterError(
+                f"Port {port} is in use. Try --port {port + 1}."
+            ) from error
+        raise ParameterError(
+            f"{host}:{port} cannot be bound: {error.strerror or error}"
+        ) from error
 
 
 class Server(uvicorn.Server):
@@ -176,7 +213,9 @@ class Server(uvicorn.Server):
         Further addresses, with TLS.
     """
 
-    def __init__(self, app: FastAPI, secured: Iterable[tuple[socket.socket, ssl.SSLContext]] = ()) -> None:
+    def __init__(
+        self, app: FastAPI, secured: Iterable[tuple[socket.socket, ssl.SSLContext]] = ()
+    ) -> None:
         self._secured = secured
         self._limits = limits = app.state.service.limits
         super().__init__(
@@ -199,15 +238,25 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Take connections, from the addresses with TLS too."""
         await super().startup(sockets)
-        own = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        own = {
+            "config": self.config,
+            "server_state": self.server_state,
+            "app_state": self.lifespan.state,
+        }
         protocol: Any = partial(self.config.http_protocol_class, **own)
-        settings: dict[str, Any] = {"ssl_handshake_timeout": self._limits.header_seconds}
+        settings: dict[str, Any] = {
+            "ssl_handshake_timeout": self._limits.header_seconds
+        }
         if sys.version_info >= (3, 11):
-            settings["ssl_shutdown_timeout"] = _LINGER  # a phone that is asleep says no farewell
+            settings["ssl_shutdown_timeout"] = (
+                _LINGER  # a phone that is asleep says no farewell
+            )
         for listener, context in self._secured:
             create = asyncio.get_running_loop().create_server
             bounded = _SecuredListener(listener, self._limits.connections_per_address)
-            self.servers.append(await create(protocol, sock=bounded, ssl=context, **settings))
+            self.servers.append(
+                await create(protocol, sock=bounded, ssl=context, **settings)
+            )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end."""
@@ -241,8 +290,15 @@ class _Lingering:
     A system that closes a connection with data that nobody read resets it, and the answer is lost on the way.
     """
 
-    def __init__(self, transport: asyncio.Transport, protocol: H11Protocol, most: int) -> None:
-        self._transport, self._protocol, self._left, self._lingers = transport, protocol, most, False
+    def __init__(
+        self, transport: asyncio.Transport, protocol: H11Protocol, most: int
+    ) -> None:
+        self._transport, self._protocol, self._left, self._lingers = (
+            transport,
+            protocol,
+            most,
+            False,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -253,11 +309,16 @@ class _Lingering:
 
     def close(self) -> None:
         """Close at once, or soon after the last word if the caller is still sending."""
-        if self.is_closing() or self._protocol.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
+        if self.is_closing() or self._protocol.conn.their_state not in (
+            h11.SEND_BODY,
+            h11.ERROR,
+        ):
             self._transport.close()
             return
         self._lingers = True
-        with suppress(OSError, NotImplementedError):  # the caller left, or TLS, which cannot
+        with suppress(
+            OSError, NotImplementedError
+        ):  # the caller left, or TLS, which cannot
             self._transport.write_eof()
         self._transport.resume_reading()
         self._protocol.loop.call_later(_LINGER, self._transport.close)
@@ -279,8 +340,15 @@ def bounded_protocol(limits: Limits) -> type[H11Protocol]:
             self._lingering = _Lingering(transport, self, limits.body_bytes)
             super().connection_made(self._lingering)  # type: ignore[arg-type]
             address = (self.client or ("",))[0]
-            others = [other.client for other in self.connections if isinstance(other, Protocol)]
-            if sum(client is not None and client[0] == address for client in others) > limits.connections_per_address:
+            others = [
+                other.client
+                for other in self.connections
+                if isinstance(other, Protocol)
+            ]
+            if (
+                sum(client is not None and client[0] == address for client in others)
+                > limits.connections_per_address
+            ):
                 transport.close()
             self._await_head()
 
@@ -300,7 +368,9 @@ def bounded_protocol(limits: Limits) -> type[H11Protocol]:
 
         def _await_head(self) -> None:
             if self._timer is None:
-                self._timer = self.loop.call_later(limits.header_seconds, self.transport.close)
+                self._timer = self.loop.call_later(
+                    limits.header_seconds, self.transport.close
+                )
 
         def _head_came(self) -> None:
             if self._timer is not None:

@@ -71,10 +71,14 @@ def limit_torch(n: int) -> None:
     ([1], True)
     """
     usual = cores()
-    if torch.get_num_threads() == n:  # a thread that was never asked takes the number that was set last
+    if (
+        torch.get_num_threads() == n
+    ):  # a thread that was never asked takes the number that was set last
         return
     torch.set_num_threads(n)
-    if n != usual:  # threads that begin later get the number that was set last, so another thread sets it again
+    if (
+        n != usual
+    ):  # threads that begin later get the number that was set last, so another thread sets it again
         passing = threading.Thread(target=torch.set_num_threads, args=(usual,))
         passing.start()
         passing.join()
@@ -114,15 +118,26 @@ class Batcher:
         self.backbone = backbone
         self.depth = 0  # samples that wait or are being computed
         self._limits, self._metrics = limits, metrics
-        self._pieces = min(limits.batch, 8 * cores()), 2 * cores()  # of questions, of lessons: until others have a turn
+        self._pieces = (
+            min(limits.batch, 8 * cores()),
+            2 * cores(),
+        )  # of questions, of lessons: until others have a turn
         self._questions: deque[_Waiting] = deque()
         self._lessons: deque[_Waiting] = deque()
         self._guard = threading.Lock()
         name = f"backbone {backbone.spec.name}"
         self._worker = ThreadPoolExecutor(1, name, limit_torch, (cores(),))
         # Tokenizers of texts, and backbones of others, may not bear several threads.
-        spread = isinstance(backbone, ImageBackbone) and backbone.device.type == "cpu" and cores() > 1
-        self._crew = ThreadPoolExecutor(cores(), f"{name} crew", limit_torch, (1,)) if spread else None
+        spread = (
+            isinstance(backbone, ImageBackbone)
+            and backbone.device.type == "cpu"
+            and cores() > 1
+        )
+        self._crew = (
+            ThreadPoolExecutor(cores(), f"{name} crew", limit_torch, (1,))
+            if spread
+            else None
+        )
 
     def has_room(self, n: int) -> bool:
         """Return whether samples may be submitted. Any number may while nothing waits."""
@@ -131,9 +146,16 @@ class Batcher:
     def check_room(self, n: int) -> None:
         """Raise the problem 503 if as many samples wait already as may."""
         if not self.has_room(n):
-            raise Problem(503, "the queue of the service is full: try again later", "QueueFull", retry_after=1)
+            raise Problem(
+                503,
+                "the queue of the service is full: try again later",
+                "QueueFull",
+                retry_after=1,
+            )
 
-    def submit(self, samples: Sequence[Prepared], *, alone: bool = False, model: Any = None) -> Future[Any]:
+    def submit(
+        self, samples: Sequence[Prepared], *, alone: bool = False, model: Any = None
+    ) -> Future[Any]:
         """Return the features to come of samples, or the answers of a model about them.
 
         Parameters
@@ -157,7 +179,9 @@ class Batcher:
                 for _ in range(0, len(samples), self._pieces[alone]):
                     self._worker.submit(self._work)
             except RuntimeError as error:  # it was closed
-                raise Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5) from error
+                raise Problem(
+                    503, "the service is shutting down", "ShuttingDown", retry_after=5
+                ) from error
             (self._lessons if alone else self._questions).append(waiting)
             self.depth += len(samples)
         return waiting.result
@@ -178,7 +202,9 @@ class Batcher:
             questions: list[_Waiting] = []
             left = self._limits.batch
             for entry in list(self._questions):
-                if not questions or (entry.model is questions[0].model and len(entry.samples) <= left):
+                if not questions or (
+                    entry.model is questions[0].model and len(entry.samples) <= left
+                ):
                     questions.append(entry)
                     self._questions.remove(entry)
                     left -= len(entry.samples)
@@ -195,7 +221,10 @@ class Batcher:
         whole = [entry for entry in requests if len(entry.samples) <= size]
         try:
             rows = self._encode([sample for piece in pieces for sample in piece], alone)
-            for entry, found in zip(requests, np.split(rows, np.cumsum([len(piece) for piece in pieces])[:-1])):
+            for entry, found in zip(
+                requests,
+                np.split(rows, np.cumsum([len(piece) for piece in pieces])[:-1]),
+            ):
                 entry.rows.append(found)
             results = [np.concatenate(entry.rows) for entry in whole]
             if whole and whole[0].model is not None:
@@ -203,7 +232,11 @@ class Batcher:
         except BaseException as error:
             results, whole = error, requests
         for entry in requests:
-            n = len(entry.samples) if entry in whole or entry.result.cancelled() else size
+            n = (
+                len(entry.samples)
+                if entry in whole or entry.result.cancelled()
+                else size
+            )
             entry.samples = entry.samples[n:]
             with self._guard:
                 self.depth -= n
@@ -226,7 +259,9 @@ class Batcher:
         for part in parts:
             self._metrics.batch_size.observe(len(part))
         encode = partial(encode_batch, self.backbone)
-        return np.concatenate(list(map(encode, parts) if crew is None else crew.map(encode, parts)))
+        return np.concatenate(
+            list(map(encode, parts) if crew is None else crew.map(encode, parts))
+        )
 
 
 # -- all of them ------------------------------------------------------------------------------------------------
@@ -244,17 +279,30 @@ class BackbonePool:
     """
 
     def __init__(self, config: ServeConfig, metrics: Metrics) -> None:
-        self._limits, self._device, self._metrics = config.limits, config.device, metrics
+        self._limits, self._device, self._metrics = (
+            config.limits,
+            config.device,
+            metrics,
+        )
         self._given = dict(config.backbones)
         self._shared: dict[str, Batcher] = {}
         self._loading = threading.Lock()
 
     def offers(self) -> list[BackboneOffer]:
         """Return what new models can be made with here, without downloading anything; the strongest first."""
-        own = [(name, made.kind, made.n_features, "given to this service") for name, made in self._given.items()]
-        listed = [(i.name, i.kind, i.n_features, i.about) for i in list_backbones() if i.available]
+        own = [
+            (name, made.kind, made.n_features, "given to this service")
+            for name, made in self._given.items()
+        ]
+        listed = [
+            (i.name, i.kind, i.n_features, i.about)
+            for i in list_backbones()
+            if i.available
+        ]
         return [
-            BackboneOffer(name=name, kind=SAMPLE_KINDS[kind], n_features=width, about=about)
+            BackboneOffer(
+                name=name, kind=SAMPLE_KINDS[kind], n_features=width, about=about
+            )
             for name, kind, width, about in (*own, *listed)
         ]
 
@@ -273,16 +321,21 @@ class BackbonePool:
         UnknownNameError
             If it is not offered for this kind. Names are looked up, never loaded from: no path and no download.
         """
-        offered = [offer.name for offer in self.offers() if offer.kind == SAMPLE_KINDS[kind]]
+        offered = [
+            offer.name for offer in self.offers() if offer.kind == SAMPLE_KINDS[kind]
+        ]
         if name == "auto":
-            name = offered[0] if offered else best_backbone(kind).name  # which raises, and says what to install
+            name = (
+                offered[0] if offered else best_backbone(kind).name
+            )  # which raises, and says what to install
         if name not in offered:
             raise UnknownNameError(
                 f"backbone must be 'auto' or one of {', '.join(map(repr, offered)) or 'none'} for {kind}s here, got "
                 f"{name[:80]!r}; nearest: {nearest(name, offered)}"
             )
         return self._sharing(
-            f"offer {name}", lambda: self._given.get(name) or create_backbone(name, device=self._device)
+            f"offer {name}",
+            lambda: self._given.get(name) or create_backbone(name, device=self._device),
         )
 
     def of_learner(self, learner: Learner) -> Batcher | None:
@@ -290,8 +343,13 @@ class BackbonePool:
         spec = learner.spec_
         if spec is None:
             return None
-        known = next((made for made in self._given.values() if _key(made.spec) == _key(spec)), None)
-        return self._sharing(_key(spec), (lambda: known) if known is not None else learner.backbone_)
+        known = next(
+            (made for made in self._given.values() if _key(made.spec) == _key(spec)),
+            None,
+        )
+        return self._sharing(
+            _key(spec), (lambda: known) if known is not None else learner.backbone_
+        )
 
     def loaded(self, learner: Learner) -> Batcher | None:
         """Return the backbone of a model if it is loaded, at once."""
@@ -309,9 +367,13 @@ class BackbonePool:
         try:
             ours = self.chosen(base.kind, base.name).backbone.spec
         except UnknownNameError as error:
-            raise FileFormatError(f"backbone of the model must be one that is offered here: {error}") from error
+            raise FileFormatError(
+                f"backbone of the model must be one that is offered here: {error}"
+            ) from error
         if ours.decisive() != base.decisive():
-            raise FileFormatError(f"backbone of the model must be {base.name} as it is here, got another of that name")
+            raise FileFormatError(
+                f"backbone of the model must be {base.name} as it is here, got another of that name"
+            )
 
     def depth(self) -> int:
         """Return how many samples wait for a backbone."""
@@ -329,7 +391,9 @@ class BackbonePool:
                 if key not in self._shared:
                     backbone = load()
                     known = _key(backbone.spec)
-                    same = self._shared.get(known) or Batcher(backbone, self._limits, self._metrics)
+                    same = self._shared.get(known) or Batcher(
+                        backbone, self._limits, self._metrics
+                    )
                     self._shared = {**self._shared, key: same, known: same}
         return self._shared[key]
 

@@ -101,7 +101,11 @@ class Limits:
         for entry in dataclasses.fields(self):
             whole = entry.type == "int"
             check_number(
-                entry.name, getattr(self, entry.name), low=1 if whole else 0, low_open=not whole, integer=whole
+                entry.name,
+                getattr(self, entry.name),
+                low=1 if whole else 0,
+                low_open=not whole,
+                integer=whole,
             )
 
 
@@ -152,15 +156,23 @@ class Tokens:
         """
         scheme, _, value = authorization.partition(" ")
         secret = value.strip()
-        if scheme.casefold() == "basic":  # labelling tools know nothing else; the user name does not matter
+        if (
+            scheme.casefold() == "basic"
+        ):  # labelling tools know nothing else; the user name does not matter
             try:
-                secret = base64.b64decode(secret, validate=True).decode().partition(":")[2]
+                secret = (
+                    base64.b64decode(secret, validate=True).decode().partition(":")[2]
+                )
             except ValueError:
                 return None
         elif scheme.casefold() != "bearer":
             return None
         digest = token_digest(secret)
-        found = [token for known, token in self.entries.items() if hmac.compare_digest(known, digest)]
+        found = [
+            token
+            for known, token in self.entries.items()
+            if hmac.compare_digest(known, digest)
+        ]
         return found[0] if found and found[0].expires > time.time() else None
 
     @classmethod
@@ -185,15 +197,23 @@ class Tokens:
             if not words or words[0].startswith("#"):
                 continue
             if len(words) < 2 or words[0] not in ("read", "teach"):
-                raise ParameterError(f"line {number} of {name} must be 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'")
+                raise ParameterError(
+                    f"line {number} of {name} must be 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'"
+                )
             if len(words[1]) < SHORTEST_TOKEN:
-                raise ParameterError(f"token on line {number} of {name} must have at least {SHORTEST_TOKEN} characters")
+                raise ParameterError(
+                    f"token on line {number} of {name} must have at least {SHORTEST_TOKEN} characters"
+                )
             if token_digest(words[1]) in entries:
                 raise ParameterError(f"{name} holds the same token twice")
             holder = words[2] if len(words) > 2 else f"line {number}"
-            entries[token_digest(words[1])] = Token(holder, "teach" if words[0] == "teach" else "read")
+            entries[token_digest(words[1])] = Token(
+                holder, "teach" if words[0] == "teach" else "read"
+            )
         if not entries:
-            raise ParameterError(f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'")
+            raise ParameterError(
+                f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'"
+            )
         return cls(entries)
 
 
@@ -259,7 +279,9 @@ class ServeConfig:
     def __post_init__(self) -> None:
         check_number("port", self.port, low=0, high=65535, integer=True)
         if self.lan and not is_loopback(self.host):
-            raise ParameterError("--lan takes the address of this machine in the network by itself: leave out --host")
+            raise ParameterError(
+                "--lan takes the address of this machine in the network by itself: leave out --host"
+            )
         if not is_loopback(self.host) and not self.tokens.entries:
             raise ParameterError(
                 f"host {self.host!r} can be reached by others, who could teach the models: give a token file, or bind "

@@ -44,7 +44,11 @@ from evergrow.serve.service import ModelDep, OpenModel, Service, check_writable
 _REMEMBERED = 100
 _NAMED = 100  # images that are left out by name
 _PAUSE = 0.2  # seconds between two tries at a full queue
-_ZIP_TYPES = ("application/zip", "application/x-zip-compressed", "application/octet-stream")
+_ZIP_TYPES = (
+    "application/zip",
+    "application/x-zip-compressed",
+    "application/octet-stream",
+)
 
 
 LabelledImages = list[tuple[str, str]]
@@ -67,16 +71,30 @@ def open_zip(path: Path, limits: Limits) -> tuple[Archive, LabelledImages]:
     except TooManyFilesError:
         too_much = True
     except FileFormatError as error:
-        raise Problem(422, str(error).replace(str(path), "the zip"), "BadZip") from error
+        raise Problem(
+            422, str(error).replace(str(path), "the zip"), "BadZip"
+        ) from error
     if too_much:
         most = f"{limits.zip_entries:,} files and {limits.zip_bytes:,} bytes"
-        raise Problem(413, f"a zip may hold at most {most} once it is unpacked", "TooMany")
+        raise Problem(
+            413, f"a zip may hold at most {most} once it is unpacked", "TooMany"
+        )
     sizes = archive.sizes
-    split = [name.split("/") for name in sizes if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES]
-    found = [parts for parts in split if len(parts) > 1 and not any(map(is_hidden, parts))]
+    split = [
+        name.split("/")
+        for name in sizes
+        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+    ]
+    found = [
+        parts for parts in split if len(parts) > 1 and not any(map(is_hidden, parts))
+    ]
     if not found:
-        raise Problem(422, "the zip holds no images in folders named by class", "BadZip")
-    wrapped = len({parts[0] for parts in found}) == 1 and all(len(parts) > 2 for parts in found)
+        raise Problem(
+            422, "the zip holds no images in folders named by class", "BadZip"
+        )
+    wrapped = len({parts[0] for parts in found}) == 1 and all(
+        len(parts) > 2 for parts in found
+    )
     images = [("/".join(parts), parts[1 if wrapped else 0]) for parts in found]
     validated(ClassNames, sorted({label for _, label in images}))
     return archive, images
@@ -109,17 +127,31 @@ class Jobs:
     def check_room(self) -> None:
         """Raise the problem 503 if as many jobs are open as may be."""
         if self._n_open() >= self.service.limits.jobs:
-            raise Problem(503, "too many jobs are open: wait for one to end", "TooManyJobs", retry_after=5)
+            raise Problem(
+                503,
+                "too many jobs are open: wait for one to end",
+                "TooManyJobs",
+                retry_after=5,
+            )
 
-    async def start(self, model: OpenModel, path: Path, request: ChangeRequest, holding: ExitStack) -> JobRecord:
+    async def start(
+        self, model: OpenModel, path: Path, request: ChangeRequest, holding: ExitStack
+    ) -> JobRecord:
         """Check a zip and begin to learn it; what holds the file is closed at the end."""
         archive, images = await asyncio.to_thread(open_zip, path, self.service.limits)
         self.check_room()
-        job = JobRecord(id=secrets.token_urlsafe(12), model=model.name, total=len(images))
-        while len(self.records) >= _REMEMBERED and (oldest := next(iter(self.records.values()))).has_ended:
+        job = JobRecord(
+            id=secrets.token_urlsafe(12), model=model.name, total=len(images)
+        )
+        while (
+            len(self.records) >= _REMEMBERED
+            and (oldest := next(iter(self.records.values()))).has_ended
+        ):
             del self.records[oldest.id]
         self.records[job.id] = job
-        self._tasks[job.id] = task = asyncio.create_task(self._learn(job, model, archive, images, request))
+        self._tasks[job.id] = task = asyncio.create_task(
+            self._learn(job, model, archive, images, request)
+        )
         held = holding.pop_all()
         task.add_done_callback(lambda _: held.close())
         return job
@@ -128,7 +160,11 @@ class Jobs:
         """End a job before anything is written, or raise the problem 409."""
         job = self.find(job_id)
         if job.state != "running":
-            raise Problem(409, f"the job is {job.state} and cannot be cancelled any more", "JobEnded")
+            raise Problem(
+                409,
+                f"the job is {job.state} and cannot be cancelled any more",
+                "JobEnded",
+            )
         self._tasks[job_id].cancel()
         job.state = "cancelled"
         return job
@@ -141,13 +177,23 @@ class Jobs:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _learn(
-        self, job: JobRecord, model: OpenModel, archive: Archive, images: LabelledImages, request: ChangeRequest
+        self,
+        job: JobRecord,
+        model: OpenModel,
+        archive: Archive,
+        images: LabelledImages,
+        request: ChangeRequest,
     ) -> None:
         try:
             rows, labels = await self._encode(job, model, archive, images)
             job.state = "writing"
             taught = (rows, labels)
-            edited = model.file.edit(lambda learner: learner.partial_fit(taught), model.version, request, len(rows))
+            edited = model.file.edit(
+                lambda learner: learner.partial_fit(taught),
+                model.version,
+                request,
+                len(rows),
+            )
             job.change = await asyncio.shield(edited)
             self.service.metrics.samples.labels("teach").inc(len(rows))
             job.state = "done"
@@ -166,10 +212,14 @@ class Jobs:
         batcher = await self.service.batcher(model)
         parts: list[NDArray[Any]] = []
         labels: list[str] = []
-        ahead = 2 * cores()  # so that decoding and the backbone go on side by side, and little is held in memory
+        ahead = (
+            2 * cores()
+        )  # so that decoding and the backbone go on side by side, and little is held in memory
         for start in range(0, len(images), ahead):
             some = images[start : start + ahead]
-            found = await asyncio.gather(*(self._prepare(batcher.backbone, archive, name) for name, _ in some))
+            found = await asyncio.gather(
+                *(self._prepare(batcher.backbone, archive, name) for name, _ in some)
+            )
             kept: list[Prepared] = []
             for (_, label), sample in zip(some, found, strict=True):
                 if isinstance(sample, SkippedImage):
@@ -179,22 +229,36 @@ class Jobs:
                     kept.append(sample)
                     labels.append(label)
             if kept:
-                while not batcher.has_room(len(kept)):  # a job has time, and those who ask go first
+                while not batcher.has_room(
+                    len(kept)
+                ):  # a job has time, and those who ask go first
                     await asyncio.sleep(_PAUSE)
-                parts.append(await asyncio.wrap_future(batcher.submit(kept, alone=True)))
+                parts.append(
+                    await asyncio.wrap_future(batcher.submit(kept, alone=True))
+                )
             job.done = start + len(some)
         if not parts:
-            raise InputError(f"the zip holds no image that can be read; the first one: {job.failures[0].reason}")
+            raise InputError(
+                f"the zip holds no image that can be read; the first one: {job.failures[0].reason}"
+            )
         return np.concatenate(parts), np.asarray(labels, dtype=np.str_)
 
-    async def _prepare(self, backbone: Backbone, archive: Archive, name: str) -> Prepared | SkippedImage:
+    async def _prepare(
+        self, backbone: Backbone, archive: Archive, name: str
+    ) -> Prepared | SkippedImage:
         """Return an image as the backbone takes it, or why it is left out."""
         shown = printable(name)[:200]
         try:
-            (sample,) = await self.service.prepared(backbone, [(shown, await asyncio.to_thread(archive.read, name))])
+            (sample,) = await self.service.prepared(
+                backbone, [(shown, await asyncio.to_thread(archive.read, name))]
+            )
             return sample
         except (ImageError, FileFormatError) as error:
-            reason = str(error) if isinstance(error, ImageError) else f"{shown} is damaged in the zip"
+            reason = (
+                str(error)
+                if isinstance(error, ImageError)
+                else f"{shown} is damaged in the zip"
+            )
             return SkippedImage(name=shown, reason=one_line(reason)[:300])
 
 
@@ -202,7 +266,13 @@ class Jobs:
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=PROBLEMS)
 _ZIP_CONTENT = {"application/zip": {"schema": {"type": "string", "format": "binary"}}}
-_ZIP = {"requestBody": {"required": True, "description": "Images in folders named by class.", "content": _ZIP_CONTENT}}
+_ZIP = {
+    "requestBody": {
+        "required": True,
+        "description": "Images in folders named by class.",
+        "content": _ZIP_CONTENT,
+    }
+}
 
 
 def _jobs(request: Request) -> Any:
@@ -212,18 +282,34 @@ def _jobs(request: Request) -> Any:
 JobsDep = Annotated[Jobs, Depends(_jobs)]
 
 
-@router.post("/models/{m}/jobs", status_code=202, dependencies=[Depends(check_writable)], openapi_extra=_ZIP)
+@router.post(
+    "/models/{m}/jobs",
+    status_code=202,
+    dependencies=[Depends(check_writable)],
+    openapi_extra=_ZIP,
+)
 async def start_job(
-    model: ModelDep, request: Request, conditions: ChangeRequestDep, jobs: JobsDep, response: Response
+    model: ModelDep,
+    request: Request,
+    conditions: ChangeRequestDep,
+    jobs: JobsDep,
+    response: Response,
 ) -> JobRecord:
     """Learn a zip of images as one change, with progress; nothing is written before all of it was looked at."""
     if model.version.kind != "images":
-        raise InputError(f"the model takes {model.version.kind}: a zip of images cannot be taught to it")
+        raise InputError(
+            f"the model takes {model.version.kind}: a zip of images cannot be taught to it"
+        )
     jobs.check_room()
     with ExitStack() as holding:
-        path = holding.enter_context(partial_folder(jobs.service.store.folder, UPLOAD)) / "images.zip"
+        path = (
+            holding.enter_context(partial_folder(jobs.service.store.folder, UPLOAD))
+            / "images.zip"
+        )
         digest = await receive_file(request, path, *_ZIP_TYPES)
-        job = await jobs.start(model, path, conditions.with_content(b"job", digest), holding)
+        job = await jobs.start(
+            model, path, conditions.with_content(b"job", digest), holding
+        )
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     return job
 

@@ -37,13 +37,24 @@ from evergrow.serve.requests import (
     read_form,
 )
 from evergrow.serve.routes import evaluated
-from evergrow.serve.schemas import KeepRequest, KeptEvaluation, KeptForm, KeptImage, KeptRecord
+from evergrow.serve.schemas import (
+    KeepRequest,
+    KeptEvaluation,
+    KeptForm,
+    KeptImage,
+    KeptRecord,
+)
 from evergrow.serve.service import ModelDep, ServiceDep, check_writable
 
 _LONGEST_LINE = 4000
 _ID = re.compile("[0-9a-f]{32}")
 _WRITES = [Depends(check_writable)]
-router = APIRouter(prefix="/api/v1/models/{m}/kept", tags=["kept images"], route_class=BoundedRoute, responses=PROBLEMS)
+router = APIRouter(
+    prefix="/api/v1/models/{m}/kept",
+    tags=["kept images"],
+    route_class=BoundedRoute,
+    responses=PROBLEMS,
+)
 
 
 class KeptImages:
@@ -51,7 +62,9 @@ class KeptImages:
 
     def __init__(self, model: ModelDep, service: ServiceDep) -> None:
         if model.version.kind != "images":
-            raise InputError(f"the model takes {model.version.kind}: only images are kept on the server")
+            raise InputError(
+                f"the model takes {model.version.kind}: only images are kept on the server"
+            )
         self.model, self.service, self._limits = model, service, service.limits
         self.folder = kept_folder(model.file.path)
         self.on = self.folder.is_dir() and not self.folder.is_symlink()
@@ -59,7 +72,11 @@ class KeptImages:
     def require_on(self) -> None:
         """Raise the problem 409 unless images are kept."""
         if not self.on:
-            raise Problem(409, "images of this model are not kept on the server: switch that on first", "NotKept")
+            raise Problem(
+                409,
+                "images of this model are not kept on the server: switch that on first",
+                "NotKept",
+            )
 
     def record(self) -> KeptRecord:
         """Return what is kept, the oldest first, under the present names of classes."""
@@ -68,10 +85,17 @@ class KeptImages:
         except FileNotFoundError:  # somebody switched it off meanwhile
             names = []
         found = [self._read(self.folder / name) for name in names]
-        images = sorted((entry[0] for entry in found if entry), key=lambda image: (image.when, image.id))
+        images = sorted(
+            (entry[0] for entry in found if entry),
+            key=lambda image: (image.when, image.id),
+        )
         size, limits = sum(image.bytes for image in images), self._limits
         return KeptRecord(
-            on=self.on, images=images, bytes=size, most_images=limits.kept_images, most_bytes=limits.kept_bytes
+            on=self.on,
+            images=images,
+            bytes=size,
+            most_images=limits.kept_images,
+            most_bytes=limits.kept_bytes,
         )
 
     def add(self, images: list[tuple[KeptImage, bytes]]) -> KeptRecord:
@@ -81,32 +105,59 @@ class KeptImages:
                 remove_leftovers(self.folder)
                 now, limits = self.record(), self._limits
                 present = {image.id for image in now.images}
-                new = {image.id: (image, data) for image, data in images if image.id not in present}
+                new = {
+                    image.id: (image, data)
+                    for image, data in images
+                    if image.id not in present
+                }
                 size = now.bytes + sum(len(data) for _, data in new.values())
-                if len(present) + len(new) > limits.kept_images or size > limits.kept_bytes:
-                    most = f"{limits.kept_images:,} images and {limits.kept_bytes:,} bytes"
-                    raise Problem(413, f"at most {most} of a model are kept: remove some first", "TooMany")
+                if (
+                    len(present) + len(new) > limits.kept_images
+                    or size > limits.kept_bytes
+                ):
+                    most = (
+                        f"{limits.kept_images:,} images and {limits.kept_bytes:,} bytes"
+                    )
+                    raise Problem(
+                        413,
+                        f"at most {most} of a model are kept: remove some first",
+                        "TooMany",
+                    )
                 for image, data in new.values():
                     with atomic_path(self.folder / image.id) as temporary:
-                        temporary.write_bytes(image.model_dump_json().encode() + b"\n" + data)
+                        temporary.write_bytes(
+                            image.model_dump_json().encode() + b"\n" + data
+                        )
                 return self.record()
         except OSError as error:  # also where somebody switched it off meanwhile
-            raise ModelWriteError(f"the images cannot be written: {error.strerror}") from error
+            raise ModelWriteError(
+                f"the images cannot be written: {error.strerror}"
+            ) from error
 
     def find(self, known: UUID) -> tuple[KeptImage, bytes]:
         """Return an image and its bytes, or raise the problem 404."""
         found = self._read(self.folder / known.hex, whole=True) if self.on else None
         if found is None:
-            raise Problem(404, "there is no such image: somebody else may have removed it", "NoImage")
+            raise Problem(
+                404,
+                "there is no such image: somebody else may have removed it",
+                "NoImage",
+            )
         return found
 
-    def _read(self, path: Path, *, whole: bool = False) -> tuple[KeptImage, bytes] | None:
+    def _read(
+        self, path: Path, *, whole: bool = False
+    ) -> tuple[KeptImage, bytes] | None:
         """Return an image, or None for a link, a damaged file or anything else that somebody put there."""
         if not _ID.fullmatch(path.name) or path.is_symlink() or not path.is_file():
             return None
         with suppress(FileNotFoundError, ValidationError), open(path, "rb") as file:
             image = KeptImage.model_validate_json(file.readline(_LONGEST_LINE))
-            changes = [change for change in self.model.version.learner.history_ if change.revision > image.revision]
+            changes = [
+                change
+                for change in self.model.version.learner.history_
+                if change.revision > image.revision
+            ]
             label = image.label and changed_names(changes).get(image.label, image.label)
             data = file.read(self._limits.kept_bytes) if whole else b""
             return image.model_copy(update={"id": path.name, "label": label}), data
@@ -133,23 +184,34 @@ def switch_kept(kept: KeptDep, asked: KeepRequest) -> KeptRecord:
         else:
             remove_kept(kept.folder)
     except OSError as error:
-        raise ModelWriteError(f"the folder of the images cannot be changed: {error.strerror}") from error
+        raise ModelWriteError(
+            f"the folder of the images cannot be changed: {error.strerror}"
+        ) from error
     kept.on = asked.on
     return kept.record()
 
 
-@router.post("", status_code=201, dependencies=_WRITES, openapi_extra=described_form(KeptForm))
+@router.post(
+    "", status_code=201, dependencies=_WRITES, openapi_extra=described_form(KeptForm)
+)
 async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
     """Keep images: for tests, with a class for all or one for each, or to be reviewed."""
     form: KeptForm = await read_form(request, KeptForm)
     kept.require_on()
-    sent = SentSamples(images=[(f"images[{i}]", await file.read()) for i, file in enumerate(form.images)], fields=form)
+    sent = SentSamples(
+        images=[
+            (f"images[{i}]", await file.read()) for i, file in enumerate(form.images)
+        ],
+        fields=form,
+    )
     labels = sent.labels().tolist() if form.set == "test" else [None] * len(sent)
     files = [await kept.service.without_metadata(*image) for image in sent.images or ()]
     when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     images = [
         KeptImage(
-            id=hashlib.blake2b(data, digest_size=16, person=form.set.encode()).hexdigest(),
+            id=hashlib.blake2b(
+                data, digest_size=16, person=form.set.encode()
+            ).hexdigest(),
             set=form.set,
             label=label,
             name=printable(file.filename or "")[:200],
@@ -163,25 +225,37 @@ async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
 
 
 @router.get("/evaluation", response_model=KeptEvaluation)
-async def evaluate_kept(kept: KeptDep, false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05) -> Response:
+async def evaluate_kept(
+    kept: KeptDep, false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05
+) -> Response:
     """Compare answers about the kept test images with their classes: the same figures for everybody."""
     kept.require_on()
-    ids = [image.id for image in (await asyncio.to_thread(kept.record)).images if image.set == "test"]
+    ids = [
+        image.id
+        for image in (await asyncio.to_thread(kept.record)).images
+        if image.set == "test"
+    ]
     if not ids:
         raise InputError("no test images of this model are kept on the server yet")
     tests = await asyncio.to_thread(lambda: [kept.find(UUID(known)) for known in ids])
     samples = SentSamples(images=[(image.name, data) for image, data in tests])
     labels = [image.label or "" for image, _ in tests]
-    return await evaluated(kept.service, kept.model, samples, labels, false_alarm, KeptEvaluation, ids=ids)
+    return await evaluated(
+        kept.service, kept.model, samples, labels, false_alarm, KeptEvaluation, ids=ids
+    )
 
 
 @router.get("/{k:uuid}", response_class=Response, responses={200: {"content": BINARY}})
 def read_kept(kept: KeptDep, k: UUID) -> Response:
     """Return an image: as it was sent, or without its metadata as a JPEG."""
-    return Response(kept.find(k)[1], media_type=FILE, headers={"Content-Disposition": "attachment"})
+    return Response(
+        kept.find(k)[1], media_type=FILE, headers={"Content-Disposition": "attachment"}
+    )
 
 
-@router.delete("/{k:uuid}", status_code=204, response_class=Response, dependencies=_WRITES)
+@router.delete(
+    "/{k:uuid}", status_code=204, response_class=Response, dependencies=_WRITES
+)
 def remove_image(kept: KeptDep, k: UUID) -> Response:
     """Remove an image for good."""
     kept.find(k)

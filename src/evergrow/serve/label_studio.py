@@ -23,7 +23,10 @@ from evergrow.serve.config import ServeConfig
 from evergrow.serve.requests import PROBLEMS, BoundedRoute, Problem, SentSamples
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep
 
-_KEYS = {"images": ("image", "img", "url", "photo"), "texts": ("text", "sentence", "body", "title")}
+_KEYS = {
+    "images": ("image", "img", "url", "photo"),
+    "texts": ("text", "sentence", "body", "title"),
+}
 _SOURCES = {"images": ("Image",), "texts": ("Text", "HyperText", "Paragraphs")}
 _LONGEST_CONFIG = 1_000_000
 _ADDRESS = "!#$%&'()*+,/:;=?@[]~"  # signs of addresses; others, as in names of files, are percent-encoded
@@ -78,15 +81,22 @@ def names_of(config: str | None, kind: str) -> ConfigNames:
     >>> names_of('<View><Text name="t" value="$msg"/><Choices name="c" toName="t"/></View>', "texts")
     ConfigNames(choices='c', sample='t', key='msg')
     """
-    if not config or len(config) > _LONGEST_CONFIG or "<!" in config:  # no entities, so no bombs of them
+    if (
+        not config or len(config) > _LONGEST_CONFIG or "<!" in config
+    ):  # no entities, so no bombs of them
         return ConfigNames()
     try:
         root = ElementTree.fromstring(config)
     except (ElementTree.ParseError, ValueError, RecursionError):
         return ConfigNames()
     control = next((entry.attrib for entry in root.iter("Choices")), {})
-    sources = [entry.attrib for tag in _SOURCES.get(kind, ()) for entry in root.iter(tag)] or [{}]
-    source = next((entry for entry in sources if entry.get("name") == control.get("toName")), sources[0])
+    sources = [
+        entry.attrib for tag in _SOURCES.get(kind, ()) for entry in root.iter(tag)
+    ] or [{}]
+    source = next(
+        (entry for entry in sources if entry.get("name") == control.get("toName")),
+        sources[0],
+    )
     sample = control.get("toName") or source.get("name", "sample")
     field_of_task = source.get("value", "")
     key = field_of_task.removeprefix("$") if field_of_task.startswith("$") else ""
@@ -96,7 +106,9 @@ def names_of(config: str | None, kind: str) -> ConfigNames:
 def sample_of(task: Task, kind: str, names: ConfigNames) -> str:
     """Return the text of a task, or the address of its image."""
     fields = [task.data.get(key) for key in (names.key, *_KEYS.get(kind, ()))]
-    found = [value for value in (*fields, *task.data.values()) if isinstance(value, str)]
+    found = [
+        value for value in (*fields, *task.data.values()) if isinstance(value, str)
+    ]
     if not found:
         raise Problem(422, f"the data of a task holds no {kind}", "BadField")
     return found[0]
@@ -112,20 +124,39 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
         if not home.netloc:
             detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
             raise Problem(422, detail, "NotFetched")
-        where = urljoin(f"{config.label_studio.rstrip('/')}/", quote(where, safe=_ADDRESS))
+        where = urljoin(
+            f"{config.label_studio.rstrip('/')}/", quote(where, safe=_ADDRESS)
+        )
         parts = urlsplit(where)
-        if (parts.scheme, parts.netloc) != (home.scheme, home.netloc) or parts.scheme not in ("http", "https"):
-            raise Problem(422, f"images are fetched from {home.netloc} alone, and this one is elsewhere", "NotFetched")
-        headers = {"Authorization": f"Token {config.label_studio_token}"} if config.label_studio_token else {}
+        if (parts.scheme, parts.netloc) != (
+            home.scheme,
+            home.netloc,
+        ) or parts.scheme not in ("http", "https"):
+            raise Problem(
+                422,
+                f"images are fetched from {home.netloc} alone, and this one is elsewhere",
+                "NotFetched",
+            )
+        headers = (
+            {"Authorization": f"Token {config.label_studio_token}"}
+            if config.label_studio_token
+            else {}
+        )
     request = urllib.request.Request(where, headers=headers)
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=20) as answer:
+        with urllib.request.build_opener(_NoRedirects).open(
+            request, timeout=20
+        ) as answer:
             data: bytes = answer.read(most + 1)
     except (OSError, ValueError, HTTPException) as error:
         code = f" ({error.code})" if isinstance(error, urllib.error.HTTPError) else ""
-        raise Problem(422, f"the image of a task cannot be fetched{code}", "NotFetched") from error
+        raise Problem(
+            422, f"the image of a task cannot be fetched{code}", "NotFetched"
+        ) from error
     if len(data) > most:
-        raise Problem(413, f"the image of a task may have at most {most:,} bytes", "TooLarge")
+        raise Problem(
+            413, f"the image of a task may have at most {most:,} bytes", "TooLarge"
+        )
     return data
 
 
@@ -136,7 +167,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 # -- routes -----------------------------------------------------------------------------------------------------
 
-router = APIRouter(prefix="/label-studio/{m}", tags=["label studio"], route_class=BoundedRoute, responses=PROBLEMS)
+router = APIRouter(
+    prefix="/label-studio/{m}",
+    tags=["label studio"],
+    route_class=BoundedRoute,
+    responses=PROBLEMS,
+)
 
 
 @router.get("/health")
@@ -152,23 +188,35 @@ async def setup(model: ModelDep, project: dict[str, Any]) -> dict[str, str]:
 
 
 @router.post("/predict")
-async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict[str, Any]:
+async def predict(
+    model: ModelDep, asked: TaskList, service: ServiceDep
+) -> dict[str, Any]:
     """Return a class for each task; none where it is unknown, or the model cannot answer yet."""
     version = str(model.version.revision)
-    results = [{"result": [], "score": 0.0, "model_version": version} for _ in asked.tasks]
+    results = [
+        {"result": [], "score": 0.0, "model_version": version} for _ in asked.tasks
+    ]
     if asked.tasks and model.version.state == "ready":
         kind = model.version.kind
         names = names_of(asked.label_config, kind)
-        samples = await _samples(service, model, [sample_of(task, kind, names) for task in asked.tasks])
+        samples = await _samples(
+            service, model, [sample_of(task, kind, names) for task in asked.tasks]
+        )
         rows = await service.features(model, samples)
         answers = await service.answers(model, rows, FALSE_ALARM)
         places = await service.study(model, rows, suggested)
         for row, column in enumerate(answers.ranked(1)[:, 0]):
             score = float(answers.values[row, column])
-            choice = {"type": "choices", "value": {"choices": [str(answers.classes[column])]}, "score": score}
+            choice = {
+                "type": "choices",
+                "value": {"choices": [str(answers.classes[column])]},
+                "score": score,
+            }
             region = {"from_name": names.choices, "to_name": names.sample, **choice}
             unknown = answers.unknown is not None and bool(answers.unknown[row])
-            results[row].update(result=[] if unknown else [region], score=float(places[row]))
+            results[row].update(
+                result=[] if unknown else [region], score=float(places[row])
+            )
     return {"results": results, "model_version": version}
 
 
@@ -179,7 +227,9 @@ def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
     tasks come last.
     """
     scores = np.ones(len(rows))
-    with suppress(InputError, UnsupportedError):  # there is one class, or the method cannot tell
+    with suppress(
+        InputError, UnsupportedError
+    ):  # there is one class, or the method cannot tell
         found = learner.suggest(rows, len(rows))
         scores[found.rows] = np.sort(np.tanh(found.margins / 2.0))
     return scores
@@ -189,5 +239,7 @@ async def _samples(service: Service, model: OpenModel, found: list[str]) -> Sent
     """Return samples of tasks as the service takes them; images that lie elsewhere are fetched."""
     if model.version.kind == "texts":
         return SentSamples(texts=found)
-    files = [await asyncio.to_thread(fetch_image, where, service.config) for where in found]
+    files = [
+        await asyncio.to_thread(fetch_image, where, service.config) for where in found
+    ]
     return SentSamples(images=[(f"tasks[{i}]", data) for i, data in enumerate(files)])

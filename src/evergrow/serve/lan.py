@@ -46,17 +46,33 @@ class LanAccess:
         now = time.time()
         if self._expires - now < LIFE / 2:
             self._secret, self._expires = secrets.token_urlsafe(24), now + LIFE
-            living = {digest: token for digest, token in self.tokens.entries.items() if token.expires > now}
-            self.tokens = Tokens({**living, token_digest(self._secret): Token("phone", "page", self._expires)})
+            living = {
+                digest: token
+                for digest, token in self.tokens.entries.items()
+                if token.expires > now
+            }
+            self.tokens = Tokens(
+                {
+                    **living,
+                    token_digest(self._secret): Token("phone", "page", self._expires),
+                }
+            )
         return f"https://{self.host}:{self._port}/#token={self._secret}"
 
     def record(self) -> LanRecord:
         """Return the address, and its QR code as a picture."""
         address, picture = self.link(), io.BytesIO()
         _code(address).save(picture, kind="svg", scale=6, light="white", xmldecl=False)
-        ends = datetime.fromtimestamp(self._expires, timezone.utc).isoformat(timespec="seconds")
+        ends = datetime.fromtimestamp(self._expires, timezone.utc).isoformat(
+            timespec="seconds"
+        )
         seconds = int(self._expires - time.time())
-        return LanRecord(address=address, expires=ends, seconds=seconds, svg=picture.getvalue().decode())
+        return LanRecord(
+            address=address,
+            expires=ends,
+            seconds=seconds,
+            svg=picture.getvalue().decode(),
+        )
 
     def printed(self) -> str:
         """Return the QR code for a terminal, and what to do with it."""
@@ -69,17 +85,23 @@ class LanAccess:
 
 
 def _code(address: str) -> Any:
-    return require("segno", extra="serve", purpose="a QR code").make(address, micro=False)
+    return require("segno", extra="serve", purpose="a QR code").make(
+        address, micro=False
+    )
 
 
 def lan_host() -> str:
     """Return the address of this machine in the local network, or raise :class:`ParameterError` if it is in none."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent: the system says which of its addresses it would use
+            probe.connect(
+                ("192.0.2.1", 9)
+            )  # nothing is sent: the system says which of its addresses it would use
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise ParameterError("--lan needs a network, and this machine is in none: connect it first") from error
+        raise ParameterError(
+            "--lan needs a network, and this machine is in none: connect it first"
+        ) from error
 
 
 def tls_context(host: str) -> ssl.SSLContext:
@@ -93,18 +115,34 @@ def tls_context(host: str) -> ssl.SSLContext:
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "evergrow")])
     certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        x509.CertificateBuilder(
+            name, name, key.public_key(), x509.random_serial_number()
+        )
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=30))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]),
+            critical=False,
+        )
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
         .sign(key, hashes.SHA256())
     )
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    with tempfile.TemporaryDirectory(prefix="evergrow-") as folder:  # which nobody else may read
+    with tempfile.TemporaryDirectory(
+        prefix="evergrow-"
+    ) as folder:  # which nobody else may read
         file = Path(folder, "key.pem")
-        file.write_bytes(key.private_bytes(*form) + certificate.public_bytes(serialization.Encoding.PEM))
+        file.write_bytes(
+            key.private_bytes(*form)
+            + certificate.public_bytes(serialization.Encoding.PEM)
+        )
         context.load_cert_chain(file)
     return context

@@ -18,7 +18,11 @@ from evergrow.serve.monitoring import log
 from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
 from evergrow.serve.service import Service
 
-_GUARDED = ("/api/", "/label-studio/", "/metrics")  # by tokens; the page and its documentation hold nothing of a model
+_GUARDED = (
+    "/api/",
+    "/label-studio/",
+    "/metrics",
+)  # by tokens; the page and its documentation hold nothing of a model
 _LAN = "/api/v1/lan"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -27,7 +31,9 @@ _CALLERS = 10_000  # that the rate limit remembers
 _SLOWEST = 1024  # bytes of a body in a second
 HEAD_BYTES = 16_384  # of the request line and the headers together
 _LOGGED = 300  # characters of a path in the log
-_WITH_IMAGES = 8  # times the size of other JSON that JSON with image files in it may have
+_WITH_IMAGES = (
+    8  # times the size of other JSON that JSON with image files in it may have
+)
 
 _Count = Callable[[int], None]
 
@@ -89,22 +95,44 @@ def host_name(host: str) -> str:
     >>> host_name("LocalHost:8080"), host_name("[::1]:8080"), host_name("a b")
     ('localhost', '::1', '')
     """
-    found = re.fullmatch(r"(\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", host.casefold(), re.ASCII)
+    found = re.fullmatch(
+        r"(\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", host.casefold(), re.ASCII
+    )
     return found[1].strip("[]") if found else ""
 
 
 def _is_for_phones(method: str, path: str) -> bool:
     """Return whether the page needs this on a phone: all but removing, bringing and sharing whole models."""
-    removes = method == "DELETE" and path.startswith("/api/v1/models/") and path.count("/") == 4
-    return path.startswith("/api/") and method != "PUT" and not removes and path not in (_LAN, "/api/v1/models/upload")
+    removes = (
+        method == "DELETE"
+        and path.startswith("/api/v1/models/")
+        and path.count("/") == 4
+    )
+    return (
+        path.startswith("/api/")
+        and method != "PUT"
+        and not removes
+        and path not in (_LAN, "/api/v1/models/upload")
+    )
 
 
 class _Exchange:
     """A request and its answer: the body comes within limits, and the answer goes with security headers."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits, count: _Count) -> None:
-        self.scope, self.headers, self.id = scope, Headers(scope=scope), uuid.uuid4().hex[:16]
-        self._receive, self._send, self._limits, self._count = receive, send, limits, count
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, limits: Limits, count: _Count
+    ) -> None:
+        self.scope, self.headers, self.id = (
+            scope,
+            Headers(scope=scope),
+            uuid.uuid4().hex[:16],
+        )
+        self._receive, self._send, self._limits, self._count = (
+            receive,
+            send,
+            limits,
+            count,
+        )
         self.started, self.status, self.size = time.perf_counter(), 0, 0
         self.client = str((scope.get("client") or ("",))[0])
         self.refused, self._complete = True, False
@@ -121,7 +149,9 @@ class _Exchange:
     def check_size(self, size: int) -> None:
         """Raise the problem 413 if the body is larger than it may be."""
         if size > self._largest:
-            raise Problem(413, f"the body may have at most {self._largest:,} bytes", "TooLarge")
+            raise Problem(
+                413, f"the body may have at most {self._largest:,} bytes", "TooLarge"
+            )
 
     async def receive(self) -> Message:
         """Return the next piece of the body."""
@@ -131,15 +161,24 @@ class _Exchange:
         try:
             message = await asyncio.wait_for(self._receive(), seconds)
         except asyncio.TimeoutError:
-            raise Problem(408, f"nothing of the body came for {seconds:g} s", "SlowBody") from None
+            raise Problem(
+                408, f"nothing of the body came for {seconds:g} s", "SlowBody"
+            ) from None
         if message["type"] == "http.request":
             n = len(message.get("body", b""))
             self._count(n)
             self.size += n
             self._complete = not message.get("more_body", False)
             self.check_size(self.size)
-            if not self._complete and time.perf_counter() - self.started > seconds + self.size / _SLOWEST:
-                raise Problem(408, f"the body came slower than {_SLOWEST} bytes a second", "SlowBody")
+            if (
+                not self._complete
+                and time.perf_counter() - self.started > seconds + self.size / _SLOWEST
+            ):
+                raise Problem(
+                    408,
+                    f"the body came slower than {_SLOWEST} bytes a second",
+                    "SlowBody",
+                )
         return message
 
     async def send(self, message: Message) -> None:
@@ -147,11 +186,16 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            for name, value in {**SECURITY_HEADERS, "Cache-Control": "no-cache"}.items():
+            for name, value in {
+                **SECURITY_HEADERS,
+                "Cache-Control": "no-cache",
+            }.items():
                 headers.setdefault(name, value)
             headers["X-Request-Id"] = self.id
             # The rest of a body that is refused is not waited for.
-            if self.status in (408, 413, 431) or (self.refused and self.scope["method"] not in ("GET", "HEAD")):
+            if self.status in (408, 413, 431) or (
+                self.refused and self.scope["method"] not in ("GET", "HEAD")
+            ):
                 headers["Connection"] = "close"
         await self._send(message)
 
@@ -170,7 +214,12 @@ class ServiceMiddleware:
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service, self._config, self._metrics = app, service, service.config, service.metrics
+        self._app, self._service, self._config, self._metrics = (
+            app,
+            service,
+            service.config,
+            service.metrics,
+        )
         config = service.config
         self._rate = RateLimit(config.limits.requests_per_second)
         self._hosts = {name.casefold() for name in config.allowed_hosts}
@@ -182,7 +231,10 @@ class ServiceMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange, failure = _Exchange(scope, receive, send, self._config.limits, self._count), None
+        exchange, failure = (
+            _Exchange(scope, receive, send, self._config.limits, self._count),
+            None,
+        )
         scope.setdefault("state", {})["request_id"] = exchange.id
         try:
             self._check(exchange)
@@ -190,9 +242,13 @@ class ServiceMiddleware:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
             failure = error
-            if exchange.status:  # the answer has begun: the server must close the connection
+            if (
+                exchange.status
+            ):  # the answer has begun: the server must close the connection
                 raise
-            response = problem_response(problem_of(error, self._service.store.without_paths), exchange.id)
+            response = problem_response(
+                problem_of(error, self._service.store.without_paths), exchange.id
+            )
             await response(scope, receive, exchange.send)
         finally:
             self._received -= exchange.size
@@ -201,7 +257,12 @@ class ServiceMiddleware:
     def _count(self, n: int) -> None:
         """Count bytes of a body, or raise the problem 503 if all requests together hold too many."""
         if self._received + n > self._config.limits.waiting_bytes:
-            raise Problem(503, "other requests hold all memory: try again later", "Busy", retry_after=2)
+            raise Problem(
+                503,
+                "other requests hold all memory: try again later",
+                "Busy",
+                retry_after=2,
+            )
         self._received += n
 
     def _check(self, exchange: _Exchange) -> None:
@@ -214,44 +275,93 @@ class ServiceMiddleware:
             scope["query_string"],
             *(part for pair in headers.raw for part in pair),
         )
-        if sum(map(len, head)) > HEAD_BYTES:  # the server notices only those that come in several pieces
-            raise Problem(431, f"the request line and the headers may have at most {HEAD_BYTES:,} bytes", "LongHead")
+        if (
+            sum(map(len, head)) > HEAD_BYTES
+        ):  # the server notices only those that come in several pieces
+            raise Problem(
+                431,
+                f"the request line and the headers may have at most {HEAD_BYTES:,} bytes",
+                "LongHead",
+            )
         # A page elsewhere can let its own name lead to this machine (DNS rebinding), so foreign names are refused.
         hosts = headers.getlist("host")
         name = host_name(hosts[0]) if len(hosts) == 1 else ""
-        if not name or not (is_loopback(name) or name in self._hosts or (lan and name == lan.host)):
+        if not name or not (
+            is_loopback(name) or name in self._hosts or (lan and name == lan.host)
+        ):
             detail = f"the service does not answer to the host {name[:80]!r}: allow it with --allow-host"
             raise Problem(421, detail, "WrongHost")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         guarded = path.startswith(_GUARDED)
-        followed_link = method == "GET" and not guarded and headers.get("sec-fetch-mode") == "navigate"
+        followed_link = (
+            method == "GET"
+            and not guarded
+            and headers.get("sec-fetch-mode") == "navigate"
+        )
         if origin is not None:
             if urlsplit(origin).netloc.casefold() != hosts[0].casefold():
-                raise Problem(403, f"requests from pages of {origin[:80]!r} are not answered", "CrossOrigin")
+                raise Problem(
+                    403,
+                    f"requests from pages of {origin[:80]!r} are not answered",
+                    "CrossOrigin",
+                )
         elif site not in ("none", "same-origin") and not followed_link:
-            raise Problem(403, "requests from pages of other sites are not answered", "CrossOrigin")
+            raise Problem(
+                403,
+                "requests from pages of other sites are not answered",
+                "CrossOrigin",
+            )
         caller = exchange.client
         from_lan = lan is not None and scope["scheme"] == "https"
         if guarded and (from_lan or self._config.tokens.entries):
             given = headers.get("authorization", "")
-            holder = self._config.tokens.holder(given) or (lan.tokens.holder(given) if lan else None)
+            holder = self._config.tokens.holder(given) or (
+                lan.tokens.holder(given) if lan else None
+            )
             if holder is None:
-                again = "scan the code on the computer again" if from_lan else "send 'Authorization: Bearer TOKEN'"
-                raise Problem(401, f"{again}: a token of this service is needed, and those of codes expire", "BadToken")
+                again = (
+                    "scan the code on the computer again"
+                    if from_lan
+                    else "send 'Authorization: Bearer TOKEN'"
+                )
+                raise Problem(
+                    401,
+                    f"{again}: a token of this service is needed, and those of codes expire",
+                    "BadToken",
+                )
             if holder.role == "page" and not _is_for_phones(method, path):
-                raise Problem(403, "a phone may not do this: do it on the computer that serves the models", "PageToken")
-            reads = method in _READING_METHODS and path != _LAN  # whose answer holds a token that may teach
+                raise Problem(
+                    403,
+                    "a phone may not do this: do it on the computer that serves the models",
+                    "PageToken",
+                )
+            reads = (
+                method in _READING_METHODS and path != _LAN
+            )  # whose answer holds a token that may teach
             reads |= method == "POST" and path.endswith(_READING_POSTS)
             if holder.role == "read" and not reads:
                 detail = "this token has the role read; changes need a token with the role teach"
                 raise Problem(403, detail, "ReadToken")
             scope["state"]["token"] = caller = holder.name
         if not self._rate.allows(caller):
-            raise Problem(429, "too many requests in a second: slow down", "TooOften", retry_after=1)
+            raise Problem(
+                429,
+                "too many requests in a second: slow down",
+                "TooOften",
+                retry_after=1,
+            )
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise Problem(415, "send the body as it is: nothing is unpacked here (Content-Encoding)", "Encoded")
-        if "content-length" in headers and "transfer-encoding" in headers:  # two programs could read two requests
-            raise Problem(400, "send Content-Length or Transfer-Encoding, not both", "BadLength")
+            raise Problem(
+                415,
+                "send the body as it is: nothing is unpacked here (Content-Encoding)",
+                "Encoded",
+            )
+        if (
+            "content-length" in headers and "transfer-encoding" in headers
+        ):  # two programs could read two requests
+            raise Problem(
+                400, "send Content-Length or Transfer-Encoding, not both", "BadLength"
+            )
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()):
             raise Problem(400, "Content-Length is not a number", "BadLength")

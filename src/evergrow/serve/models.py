@@ -40,7 +40,10 @@ from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import Metrics, thread_warnings
 from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem
 
-_PAUSE, _TRIES = 0.05, 40  # seconds between two tries at a file that another process is changing
+_PAUSE, _TRIES = (
+    0.05,
+    40,
+)  # seconds between two tries at a file that another process is changing
 _FEW_SAMPLES = 512  # of small matrices, in the model and new, one thread makes a change faster than many
 _DELETED = ".deleted."
 
@@ -100,7 +103,10 @@ class Version:
         self.learner, self.signature = learner, signature
         self.counts = learner.samples_by_name_
         self.n_samples = sum(self.counts.values())
-        self.classes = [schemas.ClassCount(name=name, samples=n) for name, n in sorted(self.counts.items())]
+        self.classes = [
+            schemas.ClassCount(name=name, samples=n)
+            for name, n in sorted(self.counts.items())
+        ]
         self.state: schemas.ModelState = "ready" if self.counts else "starting"
         self.revision = learner.revision_
         self.digest = learner.origin_[1] if learner.origin_ else ""
@@ -108,24 +114,45 @@ class Version:
         self.kind = schemas.SAMPLE_KINDS[learner.kind_]
         width = None if learner.spec_ is None else learner.spec_.n_features
         self.n_features: int | None = learner.n_features_in_ if self.counts else width
-        self._computing, self._has_answered = threading.Lock(), False  # a head computes some things once
+        self._computing, self._has_answered = (
+            threading.Lock(),
+            False,
+        )  # a head computes some things once
 
     def facts(self) -> dict[str, Any]:
         """Return what answers of several routes say about the model."""
-        names = ("kind", "state", "revision", "etag", "classes", "n_samples", "n_features")
-        return {"n_classes": len(self.counts), **{name: getattr(self, name) for name in names}}
+        names = (
+            "kind",
+            "state",
+            "revision",
+            "etag",
+            "classes",
+            "n_samples",
+            "n_features",
+        )
+        return {
+            "n_classes": len(self.counts),
+            **{name: getattr(self, name) for name in names},
+        }
 
     def require_ready(self) -> None:
         """Raise :class:`NotFittedError` while the model has no class."""
         if not self.counts:
-            raise errors.NotFittedError("the model has learned nothing yet: teach it a class first")
+            raise errors.NotFittedError(
+                "the model has learned nothing yet: teach it a class first"
+            )
 
     def ask(self, questions: Sequence[NDArray[Any]]) -> list[Answers]:
         """Return answers to several questions, each about feature vectors; :meth:`judged` says what is unknown."""
         with self._computing:
             try:
-                answers = self.learner.ask(np.concatenate(questions), false_alarm=FALSE_ALARM)
-            except (errors.NotFittedError, errors.UnsupportedError):  # it cannot tell what is unknown
+                answers = self.learner.ask(
+                    np.concatenate(questions), false_alarm=FALSE_ALARM
+                )
+            except (
+                errors.NotFittedError,
+                errors.UnsupportedError,
+            ):  # it cannot tell what is unknown
                 answers = self.learner.ask(np.concatenate(questions))
             if not self._has_answered:
                 self._has_answered = True
@@ -139,7 +166,9 @@ class Version:
             return answers
         threshold = self.learner.threshold(false_alarm)
         unknown = ~(answers.novelty <= threshold)  # NaN is not known
-        return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
+        return dataclasses.replace(
+            answers, unknown=unknown, threshold=np.full(len(unknown), threshold)
+        )
 
 
 def matches(header: str, etag: str) -> bool:
@@ -169,10 +198,15 @@ class ServedModel:
         Where their times are counted.
     """
 
-    def __init__(self, path: Path, config: ServeConfig, threads: Executor, metrics: Metrics) -> None:
+    def __init__(
+        self, path: Path, config: ServeConfig, threads: Executor, metrics: Metrics
+    ) -> None:
         self.path, self._metrics = path, metrics
         self._limits, self._threads = config.limits, threads
-        self._settings: dict[str, Any] = {"cache": False, "device": None if config.device == "auto" else config.device}
+        self._settings: dict[str, Any] = {
+            "cache": False,
+            "device": None if config.device == "auto" else config.device,
+        }
         self._version: Version | None = None
         self._listed: tuple[Signature | None, dict[str, Any]] = (None, {})
         self.asked = 0.0  # when somebody asked for it last
@@ -189,10 +223,16 @@ class ServedModel:
         While a change is being written, the version before it is returned without waiting.
         """
         version, self.asked = self._version, time.monotonic()
-        if version is not None and version.signature is not None and version.signature == signature_of(self.path):
+        if (
+            version is not None
+            and version.signature is not None
+            and version.signature == signature_of(self.path)
+        ):
             return version
         while not self._changing.acquire(timeout=-1 if version is None else _PAUSE):
-            if self._is_changing and version is not None:  # else another reader holds it, and soon has what is on disk
+            if (
+                self._is_changing and version is not None
+            ):  # else another reader holds it, and soon has what is on disk
                 return version
         try:
             return self._refreshed()
@@ -202,11 +242,15 @@ class ServedModel:
     def _refreshed(self) -> Version:
         """Return the present version, read anew if the file is another; the caller holds the model."""
         signature = signature_of(self.path)
-        if signature is None or self.is_deleted:  # a file of the same name is another model
+        if (
+            signature is None or self.is_deleted
+        ):  # a file of the same name is another model
             self._version = None
             raise _missing(self.path.stem)
         if self._version is None or self._version.signature != signature:
-            self._version = Version(modelfile.open_model(self.path, **self._settings), signature)
+            self._version = Version(
+                modelfile.open_model(self.path, **self._settings), signature
+            )
             give_back_memory()
         return self._version
 
@@ -246,11 +290,15 @@ class ServedModel:
         """Return how many rollbacks can be taken back."""
         kept = History(self.path)
         chain = kept.redoable(Header.read(self.path).digest)
-        return len(list(takewhile(lambda entry: kept.find(entry.before) is not None, chain)))
+        return len(
+            list(takewhile(lambda entry: kept.find(entry.before) is not None, chain))
+        )
 
     # -- changing -----------------------------------------------------------------------------------------------
 
-    async def edit(self, edit: Edit, seen: Version, request: ChangeRequest, n_samples: int = 0) -> schemas.ChangeAnswer:
+    async def edit(
+        self, edit: Edit, seen: Version, request: ChangeRequest, n_samples: int = 0
+    ) -> schemas.ChangeAnswer:
         """Make a change after all that came before it, and return once it is on disk.
 
         Parameters
@@ -272,7 +320,9 @@ class ServedModel:
 
         def work(version: Version) -> Change | None:
             if version.learner.history_[:1] != seen.learner.history_[:1]:
-                raise errors.ModelNotFoundError(f"there is no model {self.path.stem!r} any more: another has its name")
+                raise errors.ModelNotFoundError(
+                    f"there is no model {self.path.stem!r} any more: another has its name"
+                )
             learner = version.learner.copy()
             n_changes = len(learner.history_)
             few = version.n_samples + n_samples <= _FEW_SAMPLES
@@ -283,7 +333,9 @@ class ServedModel:
             remark = Change("update", "", 0, note=request.note, extra=request.extra())
             modelfile.commit(self.path, learner, remark, who=request.who)
             after = Version(learner, signature_of(self.path))
-            if Header.read(self.path).digest != after.digest:  # another process was faster
+            if (
+                Header.read(self.path).digest != after.digest
+            ):  # another process was faster
                 after.signature = None
             self._version = after
             give_back_memory()
@@ -292,31 +344,43 @@ class ServedModel:
         with self._metrics.commit_seconds.time():
             return await self._in_turn(lambda: self._changed(work, request))
 
-    async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> schemas.ChangeAnswer:
+    async def roll_back(
+        self, n: int, to: int | None, request: ChangeRequest
+    ) -> schemas.ChangeAnswer:
         """Undo the latest changes: a number of them, or all after a revision."""
 
         def undo() -> Change:
             kept = modelfile.kept_revisions(self.path)
             if to is not None and to not in kept:
                 listed = ", ".join(map(str, kept)) or "none"
-                raise errors.ParameterError(f"revision {to} is not kept; kept are: {listed}")
+                raise errors.ParameterError(
+                    f"revision {to} is not kept; kept are: {listed}"
+                )
             steps = n if to is None else len(kept) - kept.index(to)
-            return modelfile.rollback(self.path, steps, who=request.who, extra=request.extra())
+            return modelfile.rollback(
+                self.path, steps, who=request.who, extra=request.extra()
+            )
 
         return await self._restore(undo, request)
 
     async def redo(self, n: int, request: ChangeRequest) -> schemas.ChangeAnswer:
         """Take the latest rollbacks back."""
         who, extra = request.who, request.extra()
-        return await self._restore(lambda: modelfile.redo(self.path, n, who=who, extra=extra), request)
+        return await self._restore(
+            lambda: modelfile.redo(self.path, n, who=who, extra=extra), request
+        )
 
-    async def _restore(self, step: Callable[[], Change], request: ChangeRequest) -> schemas.ChangeAnswer:
+    async def _restore(
+        self, step: Callable[[], Change], request: ChangeRequest
+    ) -> schemas.ChangeAnswer:
         """Put an earlier state in place of the file."""
 
         def work(version: Version) -> Change:
             with modelfile.locked_model(self.path, **self._settings) as learner:
                 if learner.origin_ != version.learner.origin_:
-                    raise errors.BusyError("another process changed the model meanwhile")
+                    raise errors.BusyError(
+                        "another process changed the model meanwhile"
+                    )
                 change = step()
             self._refreshed()
             return change
@@ -350,11 +414,18 @@ class ServedModel:
     async def _in_turn(self, work: Callable[[], Result]) -> Result:
         """Run work in a thread once all that came before is done."""
         if self._waiting >= self._limits.writers:
-            raise Problem(503, "too many changes of this model wait: try again later", "QueueFull", retry_after=1)
+            raise Problem(
+                503,
+                "too many changes of this model wait: try again later",
+                "QueueFull",
+                retry_after=1,
+            )
         self._waiting += 1
         try:
             async with self._turn:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._retried, work)
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._retried, work
+                )
         finally:
             self._waiting -= 1
 
@@ -373,14 +444,23 @@ class ServedModel:
                     self._is_changing = False
             time.sleep(_PAUSE)
 
-    def _changed(self, work: Callable[[Version], Change | None], request: ChangeRequest) -> schemas.ChangeAnswer:
+    def _changed(
+        self, work: Callable[[Version], Change | None], request: ChangeRequest
+    ) -> schemas.ChangeAnswer:
         """Do what a request asks for unless it was done before; ``work`` returns None if there is nothing to do."""
         with thread_warnings() as warnings:
             before = self._refreshed()
             told = [(change, change) for change in before.learner.history_]
             log = History(self.path).undone(before.digest)
-            told += [(entry.change, change) for entry in log for change in (entry.change, *entry.undone)]
-            known = next((answer for answer, change in told if request.fulfilled_by(change)), None)
+            told += [
+                (entry.change, change)
+                for entry in log
+                for change in (entry.change, *entry.undone)
+            ]
+            known = next(
+                (answer for answer, change in told if request.fulfilled_by(change)),
+                None,
+            )
             done = None
             if known is None:
                 _check_match(request, before)
@@ -389,7 +469,9 @@ class ServedModel:
         return schemas.ChangeAnswer(
             **after.facts(),
             model=request.model,
-            change=schemas.ChangeRecord.model_validate(done or known or before.learner.history_[-1]),
+            change=schemas.ChangeRecord.model_validate(
+                done or known or before.learner.history_[-1]
+            ),
             new_classes=sorted(set(after.counts) - set(before.counts)),
             gone_classes=sorted(set(before.counts) - set(after.counts)),
             warnings=warnings,
@@ -401,7 +483,9 @@ def _check_match(request: ChangeRequest, version: Version) -> None:
     """Raise the problem 412 unless the model is what the caller saw."""
     if request.if_match and not matches(request.if_match, version.etag):
         detail = f"the model is at {version.etag} now, and If-Match names {request.if_match[:80]}"
-        raise Problem(412, detail, "Stale", revision=version.revision, etag=version.etag)
+        raise Problem(
+            412, detail, "Stale", revision=version.revision, etag=version.etag
+        )
 
 
 class ModelStore:
@@ -417,7 +501,9 @@ class ModelStore:
         Where their times are counted.
     """
 
-    def __init__(self, config: ServeConfig, threads: Executor, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ServeConfig, threads: Executor, metrics: Metrics
+    ) -> None:
         self._config, self._threads, self._metrics = config, threads, metrics
         try:
             if not config.read_only:
@@ -425,7 +511,9 @@ class ModelStore:
             self.folder = config.folder.resolve(strict=True)
             os.scandir(self.folder).close()
         except OSError as error:
-            raise errors.PathError(f"the folder of the models, {config.folder}, cannot be used: {error}") from error
+            raise errors.PathError(
+                f"the folder of the models, {config.folder}, cannot be used: {error}"
+            ) from error
         if not config.read_only:
             _remove_leftovers(self.folder)
         self._models: dict[Path, ServedModel] = {}
@@ -435,7 +523,11 @@ class ModelStore:
         """Return the names of all models, sorted."""
         files = self.folder.glob(f"*{schemas.MODEL_SUFFIX}")
         found = {unquote(file.stem) for file in files if not os.path.isdir(file)}
-        return sorted(name for name in found if schemas.is_model_name(name) and os.path.lexists(self.path(name)))
+        return sorted(
+            name
+            for name in found
+            if schemas.is_model_name(name) and os.path.lexists(self.path(name))
+        )
 
     def path(self, name: str) -> Path:
         """Return where a model of this name lies."""
@@ -455,7 +547,9 @@ class ModelStore:
         for path in sorted(linked, key=len, reverse=True):
             message = message.replace(path, "the file of the model")
         folder = str(self.folder)
-        return message.replace(os.path.join(folder, ""), "").replace(folder, "the folder of the models")
+        return message.replace(os.path.join(folder, ""), "").replace(
+            folder, "the folder of the models"
+        )
 
     def create(self, name: str, learner: Learner) -> ServedModel:
         """Return a new model, or raise the problem 409 if the name is taken."""
@@ -464,7 +558,9 @@ class ModelStore:
             modelfile.commit(path, learner)
         return self._of_file(path)
 
-    def adopt(self, name: str, file: Path, check: Callable[[Learner], None]) -> ServedModel:
+    def adopt(
+        self, name: str, file: Path, check: Callable[[Learner], None]
+    ) -> ServedModel:
         """Return a new model out of a file from a stranger.
 
         Parameters
@@ -487,30 +583,46 @@ class ModelStore:
                 path = self._free(name)
                 os.link(file, path)  # fails if there is one, unlike a rename
         except errors.FileFormatError as error:
-            raise Problem(422, str(error).replace(str(file), "file"), type(error).__name__) from error
+            raise Problem(
+                422, str(error).replace(str(file), "file"), type(error).__name__
+            ) from error
         except OSError as error:
-            raise ModelWriteError(f"{name}{schemas.MODEL_SUFFIX} cannot be written: {error.strerror}") from error
+            raise ModelWriteError(
+                f"{name}{schemas.MODEL_SUFFIX} cannot be written: {error.strerror}"
+            ) from error
         return self._of_file(path)
 
     def _free(self, name: str) -> Path:
         """Return where a new model will lie, or raise the problem 409 if the name is taken, in whatever case."""
-        if name.casefold() in map(str.casefold, self.names()) or os.path.lexists(self.path(name)):
-            raise Problem(409, f"there is a model {name!r} already: take another name", "NameTaken")
-        remove_kept(kept_folder(self.path(name)))  # of a file of this name that was removed by hand
+        if name.casefold() in map(str.casefold, self.names()) or os.path.lexists(
+            self.path(name)
+        ):
+            raise Problem(
+                409,
+                f"there is a model {name!r} already: take another name",
+                "NameTaken",
+            )
+        remove_kept(
+            kept_folder(self.path(name))
+        )  # of a file of this name that was removed by hand
         return self.path(name)
 
     def _of_file(self, path: Path) -> ServedModel:
         with self._guard:
             found = self._models.get(path)
             if found is None or found.is_deleted:
-                found = self._models[path] = ServedModel(path, self._config, self._threads, self._metrics)
+                found = self._models[path] = ServedModel(
+                    path, self._config, self._threads, self._metrics
+                )
             return found
 
     def let_go(self) -> None:
         """Let go of the models that nobody asked for longest if too many are in memory."""
         with self._guard:
             held = [model for model in self._models.values() if model.is_open]
-        for model in sorted(held, key=lambda model: -model.asked)[self._config.limits.open_models :]:
+        for model in sorted(held, key=lambda model: -model.asked)[
+            self._config.limits.open_models :
+        ]:
             model.let_go()
 
 
@@ -551,10 +663,14 @@ def _remove_model(path: Path) -> None:
         stack.enter_context(locked(path.parent, wait=True))
         away = path.with_name(f"{_DELETED}{path.name}")
         try:
-            remove_kept(kept_folder(path))  # first, so that no later model of this name has them
+            remove_kept(
+                kept_folder(path)
+            )  # first, so that no later model of this name has them
             os.replace(path, away)
         except OSError as error:
-            raise ModelWriteError(f"{path.name} cannot be removed: {error.strerror}") from error
+            raise ModelWriteError(
+                f"{path.name} cannot be removed: {error.strerror}"
+            ) from error
         _clear(away)
 
 
@@ -575,5 +691,7 @@ def _clear(away: Path) -> None:
     kept = History(model).folder
     if not model.exists() and kept.is_dir() and not kept.is_symlink():
         shutil.rmtree(kept, ignore_errors=True)
-    with suppress(OSError):  # what a crash before this line leaves is removed at the next start
+    with suppress(
+        OSError
+    ):  # what a crash before this line leaves is removed at the next start
         away.unlink()

@@ -32,7 +32,23 @@ WINDOW = 200
 """Samples that are tested for drift together."""
 
 LOG = logging.getLogger("evergrow.serve")
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+)
 _thread = threading.local()
 
 
@@ -42,7 +58,9 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""
         values: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(
+                timespec="milliseconds"
+            ),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             **getattr(record, "fields", {}),
@@ -62,7 +80,13 @@ def set_up_logs(level: str = "info") -> None:
         logger.setLevel(level.upper())
 
 
-def log(event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
+def log(
+    event: str,
+    *,
+    level: int = logging.INFO,
+    error: BaseException | None = None,
+    **fields: Any,
+) -> None:
     """Write one line."""
     LOG.log(level, event, extra={"fields": fields}, exc_info=error)
 
@@ -81,13 +105,30 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
-        self.requests = Counter("evergrow_requests", "Requests answered", ["method", "route", "status"], registry=own)
-        self.seconds = Histogram(
-            "evergrow_request_seconds", "Time to an answer", ["method", "route"], buckets=_SECONDS, registry=own
+        self.requests = Counter(
+            "evergrow_requests",
+            "Requests answered",
+            ["method", "route", "status"],
+            registry=own,
         )
-        self.samples = Counter("evergrow_samples", "Samples, by what was done with them", ["work"], registry=own)
+        self.seconds = Histogram(
+            "evergrow_request_seconds",
+            "Time to an answer",
+            ["method", "route"],
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self.samples = Counter(
+            "evergrow_samples",
+            "Samples, by what was done with them",
+            ["work"],
+            registry=own,
+        )
         self.commit_seconds = Histogram(
-            "evergrow_change_seconds", "Time of a change until it is on disk", buckets=_SECONDS, registry=own
+            "evergrow_change_seconds",
+            "Time of a change until it is on disk",
+            buckets=_SECONDS,
+            registry=own,
         )
         self.batch_size = Histogram(
             "evergrow_batch_samples",
@@ -95,18 +136,26 @@ class Metrics:
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=own,
         )
-        self.queue = Gauge("evergrow_queue_samples", "Samples that wait for a backbone", registry=own)
+        self.queue = Gauge(
+            "evergrow_queue_samples", "Samples that wait for a backbone", registry=own
+        )
         self.jobs = Gauge("evergrow_jobs_open", "Jobs that are not done", registry=own)
         about = "Share of tested classes whose latest samples do not look like what was learned; 0.05 where all do"
         self.drift = Gauge("evergrow_drift_share", about, ["model"], registry=own)
         self._latest: dict[str, deque[tuple[str, float, float]]] = {}
 
-    def note_answers(self, model: str, calibration: Calibration, answers: Answers) -> None:
+    def note_answers(
+        self, model: str, calibration: Calibration, answers: Answers
+    ) -> None:
         """Test the latest answers of a model for drift, every WINDOW samples; nothing of the samples is kept."""
         if answers.novelty is None or not calibration.parts:
             return
         best = answers.values.argmax(axis=1)
-        rows = zip(answers.classes[best].tolist(), answers.novelty.tolist(), answers.values.max(axis=1).tolist())
+        rows = zip(
+            answers.classes[best].tolist(),
+            answers.novelty.tolist(),
+            answers.values.max(axis=1).tolist(),
+        )
         held = self._latest.setdefault(model, deque(maxlen=WINDOW))
         held.extend(rows)
         if len(held) == WINDOW:

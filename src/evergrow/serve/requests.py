@@ -31,9 +31,19 @@ from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
-from evergrow.serve.schemas import WIDEST, JsonSamples, ProblemDocument, RequestModel, SampleForm
+from evergrow.serve.schemas import (
+    WIDEST,
+    JsonSamples,
+    ProblemDocument,
+    RequestModel,
+    SampleForm,
+)
 
-JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
+JSON, FORM, PROBLEM = (
+    "application/json",
+    "multipart/form-data",
+    "application/problem+json",
+)
 FILE = "application/octet-stream"
 BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
 """The OpenAPI description of a file."""
@@ -43,16 +53,36 @@ _STATUS: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (404, (errors.ModelNotFoundError,)),
     (507, (ModelWriteError,)),
     (501, (errors.MissingExtraError,)),
-    (409, (errors.NotFittedError, errors.FileFormatError, errors.PathError)),  # a model's file must be mended first
+    (
+        409,
+        (errors.NotFittedError, errors.FileFormatError, errors.PathError),
+    ),  # a model's file must be mended first
     (503, (errors.BusyError, errors.WeightsError, MemoryError)),
-    (422, (errors.InputError, errors.ParameterError, errors.UnlearnError, errors.MergeError)),
+    (
+        422,
+        (
+            errors.InputError,
+            errors.ParameterError,
+            errors.UnlearnError,
+            errors.MergeError,
+        ),
+    ),
 )
-_PROBLEM_CONTENT = {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
-PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"description": "What was wrong", "content": _PROBLEM_CONTENT}}
+_PROBLEM_CONTENT = {
+    PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
+}
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "What was wrong", "content": _PROBLEM_CONTENT}
+}
 """The OpenAPI description of answers that are problems, the same for all routes."""
-_NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not take this method"}
+_NO_ROUTE = {
+    404: "nothing is served under this path",
+    405: "the path does not take this method",
+}
 _ERRORS = 20  # validation errors in one document
-_FIELDS = 100  # fields of a JSON object at the top: each unknown one would make an error
+_FIELDS = (
+    100  # fields of a JSON object at the top: each unknown one would make an error
+)
 _PARTS = 10  # values that cost as much as a list
 _PIECE = 2**14  # bytes of a form that are parsed at once
 _SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
@@ -79,7 +109,13 @@ class Problem(HTTPException):
     """
 
     def __init__(
-        self, status_code: int, detail: str, kind: str = "Problem", *, retry_after: int | None = None, **members: Any
+        self,
+        status_code: int,
+        detail: str,
+        kind: str = "Problem",
+        *,
+        retry_after: int | None = None,
+        **members: Any,
     ) -> None:
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status_code == 401:
@@ -88,7 +124,9 @@ class Problem(HTTPException):
         self.kind, self.members = kind, members
 
 
-def problem_of(error: BaseException, without_paths: Callable[[str], str] = str) -> Problem:
+def problem_of(
+    error: BaseException, without_paths: Callable[[str], str] = str
+) -> Problem:
     """Map an exception to a problem. Internal errors reveal nothing.
 
     Parameters
@@ -112,35 +150,68 @@ def problem_of(error: BaseException, without_paths: Callable[[str], str] = str) 
         return error
     if isinstance(error, RequestValidationError):
         listed = [
-            {"field": _field(entry["loc"]), "message": entry["msg"].removeprefix("Value error, ")}
+            {
+                "field": _field(entry["loc"]),
+                "message": entry["msg"].removeprefix("Value error, "),
+            }
             for entry in error.errors()[:_ERRORS]
         ]
         first = listed[0]
-        detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
+        detail = (
+            f"{first['field']}: {first['message']}"
+            if first["field"]
+            else first["message"]
+        )
         return Problem(422, detail, "BadField", errors=listed)
     if isinstance(error, HTTPException):
         detail = _NO_ROUTE.get(error.status_code, str(error.detail))
         problem = Problem(error.status_code, detail, "HttpError")
         problem.headers = error.headers
         return problem
-    status = next((status for status, kinds in _STATUS if isinstance(error, kinds)), 500)
+    status = next(
+        (status for status, kinds in _STATUS if isinstance(error, kinds)), 500
+    )
     if status == 500 and not isinstance(error, errors.EvergrowError):
-        return Problem(500, "the service failed; its log says more under the id of this request", "InternalError")
+        return Problem(
+            500,
+            "the service failed; its log says more under the id of this request",
+            "InternalError",
+        )
     message = one_line(without_paths(str(error))) or HTTPStatus(status).phrase
-    return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
+    return Problem(
+        status, message, type(error).__name__, retry_after=1 if status == 503 else None
+    )
 
 
 def _field(location: tuple[int | str, ...]) -> str:
     """Return a field as people write it: ``rows[0][3]``."""
-    parts = location[1:] if location and location[0] in ("body", "query", "header", "path") else location
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")[:200]
+    parts = (
+        location[1:]
+        if location and location[0] in ("body", "query", "header", "path")
+        else location
+    )
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts
+    ).removeprefix(".")[:200]
 
 
 def problem_response(problem: Problem, request_id: str) -> JSONResponse:
     """Return the problem document of a request."""
-    known = {"status": problem.status_code, "detail": problem.detail, "error": problem.kind, "request_id": request_id}
-    document = ProblemDocument.model_validate({"title": HTTPStatus(problem.status_code).phrase, **known}).model_dump()
-    return JSONResponse(document | problem.members, problem.status_code, problem.headers, media_type=PROBLEM)
+    known = {
+        "status": problem.status_code,
+        "detail": problem.detail,
+        "error": problem.kind,
+        "request_id": request_id,
+    }
+    document = ProblemDocument.model_validate(
+        {"title": HTTPStatus(problem.status_code).phrase, **known}
+    ).model_dump()
+    return JSONResponse(
+        document | problem.members,
+        problem.status_code,
+        problem.headers,
+        media_type=PROBLEM,
+    )
 
 
 async def handle_error(request: Request, error: Exception) -> JSONResponse:
@@ -148,11 +219,18 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException) and not isinstance(error, Problem):
         # The files of the page lie under every path, so they answer what no route of the path takes.
         routes = [route for route in request.app.routes if isinstance(route, Route)]
-        fitting = [route for route in routes if route.path_regex.match(request.url.path)]
-        fitting = [route for route in fitting if not route.param_convertors] or fitting  # the path itself, not a model
+        fitting = [
+            route for route in routes if route.path_regex.match(request.url.path)
+        ]
+        fitting = [
+            route for route in fitting if not route.param_convertors
+        ] or fitting  # the path itself, not a model
         allowed = {method for route in fitting for method in route.methods or ()}
         if error.status_code == 405:
-            allowed = allowed or {"GET", "HEAD"}  # the files themselves: not every Starlette says so
+            allowed = allowed or {
+                "GET",
+                "HEAD",
+            }  # the files themselves: not every Starlette says so
         if allowed:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     problem = problem_of(error, request.app.state.service.store.without_paths)
@@ -198,16 +276,28 @@ class BoundedRequest(Request):
         raw, most = await self.body(), self.app.state.service.limits.json_values
 
         def parse() -> Any:
-            parts = sum(map(raw.count, (b"[", b"{", b":")))  # which cost most: each is an object for the parser
+            parts = sum(
+                map(raw.count, (b"[", b"{", b":"))
+            )  # which cost most: each is an object for the parser
             if max(raw.count(b","), _PARTS * parts) > most:
                 said = f"{most:,} values and {most // _PARTS:,} keys and lists"
-                raise Problem(413, f"JSON may hold at most {said}: send samples as files", "TooMany")
+                raise Problem(
+                    413,
+                    f"JSON may hold at most {said}: send samples as files",
+                    "TooMany",
+                )
             try:
                 value = parse_json(raw, "body")
             except errors.FileFormatError as error:
-                raise Problem(400, f"the body is not valid JSON: {error.__cause__}", "BadJson") from error
+                raise Problem(
+                    400, f"the body is not valid JSON: {error.__cause__}", "BadJson"
+                ) from error
             if isinstance(value, dict) and len(value) > _FIELDS:
-                raise Problem(422, f"a request has at most {_FIELDS} fields, not {len(value):,}", "BadField")
+                raise Problem(
+                    422,
+                    f"a request has at most {_FIELDS} fields, not {len(value):,}",
+                    "BadField",
+                )
             return value if kind is None else validated(kind, value)
 
         return parse() if len(raw) < _SMALL else await asyncio.to_thread(parse)
@@ -222,7 +312,9 @@ class BoundedRoute(APIRoute):
 
         async def handle_bounded(request: Request) -> Response:
             if self.body_field is not None and media_type(request) != JSON:
-                raise Problem(415, f"send {JSON}, not {media_type(request)[:80]!r}", "MediaType")
+                raise Problem(
+                    415, f"send {JSON}, not {media_type(request)[:80]!r}", "MediaType"
+                )
             return await handle(BoundedRequest(request.scope, request.receive))
 
         return handle_bounded
@@ -231,7 +323,11 @@ class BoundedRoute(APIRoute):
 async def receive_file(request: Request, path: Path, *media_types: str) -> bytes:
     """Write a body of one of some types to a new file, and return its hash."""
     if media_type(request) not in media_types:
-        raise Problem(415, f"send it as {media_types[0]}, not {media_type(request)[:80]!r}", "MediaType")
+        raise Problem(
+            415,
+            f"send it as {media_types[0]}, not {media_type(request)[:80]!r}",
+            "MediaType",
+        )
     digest = hashlib.blake2b(digest_size=16)
     try:
         with open(path, "xb") as file:
@@ -241,7 +337,9 @@ async def receive_file(request: Request, path: Path, *media_types: str) -> bytes
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())  # seconds on a slow disk
     except OSError as error:
-        raise ModelWriteError(f"what was sent cannot be written: {error.strerror}") from error
+        raise ModelWriteError(
+            f"what was sent cannot be written: {error.strerror}"
+        ) from error
     return digest.digest()
 
 
@@ -273,16 +371,27 @@ class SentSamples:
     content: tuple[bytes, ...] = ()
 
     def __len__(self) -> int:
-        return max((len(part) for part in (self.images, self.texts, self.rows) if part is not None), default=0)
+        return max(
+            (
+                len(part)
+                for part in (self.images, self.texts, self.rows)
+                if part is not None
+            ),
+            default=0,
+        )
 
     def labels(self) -> NDArray[np.str_]:
         """Return the class of every sample, from one for all or one for each."""
         label, labels, n = self.fields.label, self.fields.labels, len(self)
         if (label is None) == (labels is None):
             both = "both were given" if label else "neither was given"
-            raise errors.LabelError(f"label must be given for all samples, or labels for each; {both}")
+            raise errors.LabelError(
+                f"label must be given for all samples, or labels for each; {both}"
+            )
         if labels is not None and len(labels) != n:
-            raise errors.LabelError(f"labels must be one for each of {n} samples, got {len(labels)}")
+            raise errors.LabelError(
+                f"labels must be one for each of {n} samples, got {len(labels)}"
+            )
         return np.asarray([label] * n if labels is None else labels, dtype=np.str_)
 
 
@@ -296,23 +405,46 @@ class SampleBody:
     """
 
     def __init__(self, fields: type[RequestModel]) -> None:
-        self._json = create_model(f"{fields.__name__}Json", __base__=(JsonSamples, fields))
-        self._form = create_model(f"{fields.__name__}Form", __base__=(SampleForm, fields))
+        self._json = create_model(
+            f"{fields.__name__}Json", __base__=(JsonSamples, fields)
+        )
+        self._form = create_model(
+            f"{fields.__name__}Form", __base__=(SampleForm, fields)
+        )
 
     async def __call__(self, request: BoundedRequest) -> SentSamples:
         """Return the samples of a request."""
         limits = request.app.state.service.limits
         if media_type(request) == FORM:
             fields = await read_form(request, self._form)
-            files = [await file.read() for file in (*(fields.images or ()), *([fields.rows] if fields.rows else ()))]
-            images = [(f"images[{i}]", data) for i, data in enumerate(files[: len(fields.images or ())])] or None
-            rows = None if fields.rows is None else await asyncio.to_thread(_read_table, files[-1], limits.samples)
+            files = [
+                await file.read()
+                for file in (
+                    *(fields.images or ()),
+                    *([fields.rows] if fields.rows else ()),
+                )
+            ]
+            images = [
+                (f"images[{i}]", data)
+                for i, data in enumerate(files[: len(fields.images or ())])
+            ] or None
+            rows = (
+                None
+                if fields.rows is None
+                else await asyncio.to_thread(_read_table, files[-1], limits.samples)
+            )
             content = fields.model_dump_json(exclude={"images", "rows"}).encode()
             return SentSamples(images, None, rows, fields, (content, *files))
         if media_type(request) != JSON:
-            raise Problem(415, f"send {JSON} or {FORM}, not {media_type(request)[:80]!r}", "MediaType")
+            raise Problem(
+                415,
+                f"send {JSON} or {FORM}, not {media_type(request)[:80]!r}",
+                "MediaType",
+            )
         fields = await request.checked_json(self._json)
-        return SentSamples(None, fields.texts, fields.rows, fields, (await request.body(),))
+        return SentSamples(
+            None, fields.texts, fields.rows, fields, (await request.body(),)
+        )
 
     def described(self) -> dict[str, Any]:
         """Return the OpenAPI description of what it reads."""
@@ -320,17 +452,34 @@ class SampleBody:
         for schema in schemas:  # one sort of samples, and where there are labels one of two ways to give them
             sorts = ("images", "texts", "rows"), ("label", "labels")
             groups = [set(names) & set(schema["properties"]) for names in sorts]
-            schema["allOf"] = [{"oneOf": [{"required": [name]} for name in sorted(group)]} for group in groups if group]
-        return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0]}, FORM: _form(schemas[1])}}}
+            schema["allOf"] = [
+                {"oneOf": [{"required": [name]} for name in sorted(group)]}
+                for group in groups
+                if group
+            ]
+        return {
+            "requestBody": {
+                "required": True,
+                "content": {JSON: {"schema": schemas[0]}, FORM: _form(schemas[1])},
+            }
+        }
 
 
 def _form(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"schema": schema, "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
+    return {
+        "schema": schema,
+        "encoding": {"images": {"contentType": "image/png, image/jpeg"}},
+    }
 
 
 def described_form(kind: type[RequestModel]) -> dict[str, Any]:
     """Return the OpenAPI description of a form that :func:`read_form` reads."""
-    return {"requestBody": {"required": True, "content": {FORM: _form(kind.model_json_schema())}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {FORM: _form(kind.model_json_schema())},
+        }
+    }
 
 
 async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
@@ -344,7 +493,9 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
 async def read_form(request: Request, kind: type[RequestModel]) -> Any:
     """Return a form as a pydantic model; ``images`` and ``labels`` may come several times."""
     if media_type(request) != FORM:
-        raise Problem(415, f"send {FORM}, not {media_type(request)[:80]!r}", "MediaType")
+        raise Problem(
+            415, f"send {FORM}, not {media_type(request)[:80]!r}", "MediaType"
+        )
     limits: Limits = request.app.state.service.limits
     parser = MultiPartParser(
         request.headers,
@@ -358,12 +509,23 @@ async def read_form(request: Request, kind: type[RequestModel]) -> Any:
         form = await parser.parse()
     except MultiPartException as error:
         status = 413 if error.message.startswith(("Too many", "Part exceeded")) else 400
-        raise Problem(status, f"the form cannot be read: {error.message}", "BadForm") from error
-    except (KeyError, UnicodeDecodeError, ValueError) as error:  # no boundary, or a name that is not UTF-8
-        raise Problem(400, "the form cannot be read: it is damaged", "BadForm") from error
+        raise Problem(
+            status, f"the form cannot be read: {error.message}", "BadForm"
+        ) from error
+    except (
+        KeyError,
+        UnicodeDecodeError,
+        ValueError,
+    ) as error:  # no boundary, or a name that is not UTF-8
+        raise Problem(
+            400, "the form cannot be read: it is damaged", "BadForm"
+        ) from error
     # A field that comes twice stays a list, which its type refuses.
     found = ((name, form.getlist(name)) for name in form)
-    fields = {name: got if name in ("images", "labels") or len(got) > 1 else got[0] for name, got in found}
+    fields = {
+        name: got if name in ("images", "labels") or len(got) > 1 else got[0]
+        for name, got in found
+    }
     return validated(kind, fields, strict=False)
 
 
@@ -377,12 +539,22 @@ def _read_table(data: bytes, most: int) -> NDArray[Any]:
         if len(shape) != 2 or by_columns or dtype.kind not in "fiu":
             raise ValueError("it holds no matrix of numbers in C order")
         if shape[0] > most:
-            raise Problem(413, f"a request may hold at most {most} samples, not {shape[0]}", "TooMany")
+            raise Problem(
+                413,
+                f"a request may hold at most {most} samples, not {shape[0]}",
+                "TooMany",
+            )
         if shape[1] > WIDEST:
             raise ValueError(f"it has more than {WIDEST:,} columns")
-        return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).astype(np.float64)
+        return (
+            np.frombuffer(data, dtype, offset=file.tell())
+            .reshape(shape)
+            .astype(np.float64)
+        )
     except (ValueError, TypeError, OverflowError) as error:
-        raise errors.InputError(f"rows must be a .npy file with a matrix of numbers: {error}") from error
+        raise errors.InputError(
+            f"rows must be a .npy file with a matrix of numbers: {error}"
+        ) from error
 
 
 # -- changes ----------------------------------------------------------------------------------------------------
@@ -432,11 +604,17 @@ class ChangeRequest:
         for part in content if self.key else ():
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-        return dataclasses.replace(self, content=digest.hexdigest() if self.key else "", note=note)
+        return dataclasses.replace(
+            self, content=digest.hexdigest() if self.key else "", note=note
+        )
 
     def extra(self) -> dict[str, Any]:
         """Return further fields of the change that fulfils the request."""
-        return {_REQUESTS: [{"key": self.key, "content": self.content}]} if self.key else {}
+        return (
+            {_REQUESTS: [{"key": self.key, "content": self.content}]}
+            if self.key
+            else {}
+        )
 
     def fulfilled_by(self, change: Change) -> bool:
         """Return whether a change fulfilled the request before.
@@ -447,21 +625,37 @@ class ChangeRequest:
             If it fulfilled another one with the same key.
         """
         entries = change.extra.get(_REQUESTS) if self.key else None
-        listed = entries if isinstance(entries, list) else []  # a file may hold anything
-        same = [e.get("content") for e in listed if isinstance(e, dict) and e.get("key") == self.key]
+        listed = (
+            entries if isinstance(entries, list) else []
+        )  # a file may hold anything
+        same = [
+            e.get("content")
+            for e in listed
+            if isinstance(e, dict) and e.get("key") == self.key
+        ]
         if same and self.content not in same:
-            raise Problem(422, "this Idempotency-Key was used for another request: take a new one", "KeyReused")
+            raise Problem(
+                422,
+                "this Idempotency-Key was used for another request: take a new one",
+                "KeyReused",
+            )
         return bool(same)
 
 
 IfMatch = Annotated[
-    str, Header(description="The ETag that the caller saw; another one answers 412.", examples=['"7-3f9c1a"'])
+    str,
+    Header(
+        description="The ETag that the caller saw; another one answers 412.",
+        examples=['"7-3f9c1a"'],
+    ),
 ]
 
 
 def _check_key(key: str) -> str:
     if not (key.isascii() and key.isprintable()):
-        raise ValueError("an Idempotency-Key has plain letters, digits and signs only (ASCII)")
+        raise ValueError(
+            "an Idempotency-Key has plain letters, digits and signs only (ASCII)"
+        )
     return key
 
 
@@ -477,11 +671,22 @@ def _change_request(
     if_match: IfMatch = "",
     idempotency_key: Annotated[
         KeyText | SkipJsonSchema[None],
-        Header(description="A repeated request with the same key counts once, also after a restart."),
+        Header(
+            description="A repeated request with the same key counts once, also after a restart."
+        ),
     ] = None,
 ) -> ChangeRequest:
-    key = hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest() if idempotency_key else ""
-    return ChangeRequest(request.path_params["m"], if_match, key, who=getattr(request.state, "token", "") or None)
+    key = (
+        hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest()
+        if idempotency_key
+        else ""
+    )
+    return ChangeRequest(
+        request.path_params["m"],
+        if_match,
+        key,
+        who=getattr(request.state, "token", "") or None,
+    )
 
 
 ChangeRequestDep = Annotated[ChangeRequest, Depends(_change_request)]

@@ -40,21 +40,33 @@ from evergrow.serve.requests import (
     read_form,
     receive_file,
 )
-from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
+from evergrow.serve.service import (
+    ModelDep,
+    OpenModel,
+    Service,
+    ServiceDep,
+    check_writable,
+)
 
 _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 _LISTED = 100_000  # classes in the answers about all samples of a request
 _MATRIX = 500  # classes of a model whose confusion is told in full
-QUESTION, EXAM, LESSON = SampleBody(schemas.Question), SampleBody(schemas.Exam), SampleBody(schemas.Lesson)
+QUESTION, EXAM, LESSON = (
+    SampleBody(schemas.Question),
+    SampleBody(schemas.Exam),
+    SampleBody(schemas.Lesson),
+)
 UNLABELLED, SUGGESTION = SampleBody(schemas.Unlabelled), SampleBody(schemas.Suggestion)
 NEWS, EXAMPLES = SampleBody(schemas.FalseAlarm), SampleBody(schemas.Labels)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
 questions = APIRouter(prefix="/api/v1/models/{m}", tags=["samples"], **_SHARED)
-changes = APIRouter(prefix="/api/v1/models/{m}", tags=["changes"], dependencies=_WRITES, **_SHARED)
+changes = APIRouter(
+    prefix="/api/v1/models/{m}", tags=["changes"], dependencies=_WRITES, **_SHARED
+)
 ROUTERS = (models, questions, changes)
 
 
@@ -75,30 +87,50 @@ def list_backbones(service: ServiceDep) -> dict[str, list[schemas.BackboneOffer]
 
 
 @models.post("/models", status_code=201, dependencies=_WRITES)
-def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
+def create_model(
+    asked: schemas.NewModel, service: ServiceDep, response: Response
+) -> schemas.ModelRecord:
     """Make a model that knows nothing yet. It answers from the first class on."""
     backbone = None
     if asked.kind != "features":
-        backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
+        backbone = service.pool.chosen(
+            "image" if asked.kind == "images" else "text", asked.backbone
+        ).backbone
     device = service.config.device
-    learner = Learner(backbone, asked.method, options=asked.options or None, device=device, cache=False)
+    learner = Learner(
+        backbone,
+        asked.method,
+        options=asked.options or None,
+        device=device,
+        cache=False,
+    )
     service.store.create(asked.name, learner.begin())
     return _described(service, asked.name, response)
 
 
-@models.post("/models/upload", status_code=201, dependencies=_WRITES, openapi_extra=_FILE_BODY)
+@models.post(
+    "/models/upload", status_code=201, dependencies=_WRITES, openapi_extra=_FILE_BODY
+)
 async def upload_model(
     request: Request, name: schemas.ModelName, service: ServiceDep, response: Response
 ) -> schemas.ModelRecord:
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     with partial_folder(service.store.folder, UPLOAD) as folder:
         await receive_file(request, folder / "model", FILE)
-        await asyncio.to_thread(service.store.adopt, name, folder / "model", service.pool.check_offered)
+        await asyncio.to_thread(
+            service.store.adopt, name, folder / "model", service.pool.check_offered
+        )
     return await asyncio.to_thread(_described, service, name, response)
 
 
-@models.get("/models/{m}", response_model=schemas.ModelRecord, responses={304: {"description": "Not Modified"}})
-def describe_model(model: ModelDep, response: Response, if_none_match: Annotated[str, Header()] = "") -> Any:
+@models.get(
+    "/models/{m}",
+    response_model=schemas.ModelRecord,
+    responses={304: {"description": "Not Modified"}},
+)
+def describe_model(
+    model: ModelDep, response: Response, if_none_match: Annotated[str, Header()] = ""
+) -> Any:
     """Return classes with counts, revision, history, backbone and thresholds; the ETag names this state alone."""
     etag = model.version.etag
     if matches(if_none_match.replace("W/", ""), etag):
@@ -107,17 +139,25 @@ def describe_model(model: ModelDep, response: Response, if_none_match: Annotated
     return _model_record(model)
 
 
-@models.delete("/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES)
+@models.delete(
+    "/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES
+)
 async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
     """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
-    m = unicodedata.normalize("NFC", m)  # else a link would not be found, and its file be deleted instead
+    m = unicodedata.normalize(
+        "NFC", m
+    )  # else a link would not be found, and its file be deleted instead
     file = await asyncio.to_thread(service.store.model, m)
     await file.remove(ChangeRequest(m, if_match), service.store.path(m))
     service.metrics.forget(m)
     return Response(status_code=204)
 
 
-@models.get("/models/{m}/download", response_class=Response, responses={200: {"content": BINARY}})
+@models.get(
+    "/models/{m}/download",
+    response_class=Response,
+    responses={200: {"content": BINARY}},
+)
 def download_model(model: ModelDep) -> StreamingResponse:
     """Return the model file."""
     model.version.require_ready()
@@ -127,12 +167,22 @@ def download_model(model: ModelDep) -> StreamingResponse:
     return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
 
 
-@models.get("/models/{m}/export.onnx", response_class=Response, responses={200: {"content": BINARY}})
-async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> Response:
+@models.get(
+    "/models/{m}/export.onnx",
+    response_class=Response,
+    responses={200: {"content": BINARY}},
+)
+async def export_model(
+    model: ModelDep, service: ServiceDep, head_only: bool = False
+) -> Response:
     """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
     model.version.require_ready()
     graph = await service.export(model, head_only=head_only)
-    return Response(graph, media_type=FILE, headers=_file_headers(model.name, ".onnx", model.version))
+    return Response(
+        graph,
+        media_type=FILE,
+        headers=_file_headers(model.name, ".onnx", model.version),
+    )
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -141,13 +191,18 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _file_headers(name: str, suffix: str, version: Version) -> dict[str, str]:
-    return {"ETag": version.etag, "Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}{suffix}"}
+    return {
+        "ETag": version.etag,
+        "Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}{suffix}",
+    }
 
 
 def _described(service: Service, name: str, response: Response) -> schemas.ModelRecord:
     """Return the description of a new model."""
     model = OpenModel(name, service)
-    response.headers.update({"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(name)}"})
+    response.headers.update(
+        {"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(name)}"}
+    )
     return _model_record(model)
 
 
@@ -166,18 +221,27 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
     version, file, info = model.version, model.file, model.version.learner.info()
     novelty, backbone = info["novelty"], info["backbone"]
     try:
-        changes, revisions, redoable = history(file.path), kept_revisions(file.path), file.redoable()
+        changes, revisions, redoable = (
+            history(file.path),
+            kept_revisions(file.path),
+            file.redoable(),
+        )
     except FileFormatError as error:
         if file.path.exists():
             raise
-        raise ModelNotFoundError(f"there is no model {model.name!r} any more") from error  # deleted meanwhile
+        raise ModelNotFoundError(
+            f"there is no model {model.name!r} any more"
+        ) from error  # deleted meanwhile
     return schemas.ModelRecord(
         **version.facts(),
         name=model.name,
         method=info["method"],
         options=info["options"],
         backbone=backbone and schemas.BackboneRecord.model_validate(backbone),
-        thresholds=novelty and schemas.Thresholds.model_validate({**novelty, "novelty": novelty["threshold"]}),
+        thresholds=novelty
+        and schemas.Thresholds.model_validate(
+            {**novelty, "novelty": novelty["threshold"]}
+        ),
         history=[schemas.ChangeRecord.model_validate(change) for change in changes],
         revisions=revisions,
         redoable=redoable,
@@ -187,22 +251,38 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 # -- questions --------------------------------------------------------------------------------------------------
 
 
-@questions.post("/predict", response_model=schemas.Predictions, openapi_extra=QUESTION.described())
-async def predict(model: ModelDep, body: Annotated[SentSamples, Depends(QUESTION)], service: ServiceDep) -> Response:
+@questions.post(
+    "/predict", response_model=schemas.Predictions, openapi_extra=QUESTION.described()
+)
+async def predict(
+    model: ModelDep,
+    body: Annotated[SentSamples, Depends(QUESTION)],
+    service: ServiceDep,
+) -> Response:
     """Return the likeliest classes of each sample, and whether it is unknown."""
     listed = len(body) * min(body.fields.k, len(model.version.counts))
     if listed > _LISTED:
-        raise Problem(413, f"an answer lists at most {_LISTED:,} classes: send fewer samples or a smaller k", "TooMany")
+        raise Problem(
+            413,
+            f"an answer lists at most {_LISTED:,} classes: send fewer samples or a smaller k",
+            "TooMany",
+        )
     answers = await service.answers(model, body, body.fields.false_alarm)
     told = await asyncio.to_thread(predictions, model, answers, body.fields.k)
     return Response(told, media_type=JSON, headers={"ETag": model.version.etag})
 
 
-@questions.post("/evaluate", response_model=schemas.EvaluationRecord, openapi_extra=EXAM.described())
-async def evaluate(model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep) -> Response:
+@questions.post(
+    "/evaluate", response_model=schemas.EvaluationRecord, openapi_extra=EXAM.described()
+)
+async def evaluate(
+    model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep
+) -> Response:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
     labels, false_alarm = body.labels().tolist(), body.fields.false_alarm
-    return await evaluated(service, model, body, labels, false_alarm, schemas.EvaluationRecord)
+    return await evaluated(
+        service, model, body, labels, false_alarm, schemas.EvaluationRecord
+    )
 
 
 async def evaluated(
@@ -221,7 +301,11 @@ async def evaluated(
         result = learner.evaluate(given, false_alarm=false_alarm, keep_samples=True)
         predicted = [] if result.samples is None else result.samples.predicted.tolist()
         pairs = enumerate(zip(labels, predicted, strict=True))
-        wrong = [{"sample": i, "label": label, "predicted": said} for i, (label, said) in pairs if label != said]
+        wrong = [
+            {"sample": i, "label": label, "predicted": said}
+            for i, (label, said) in pairs
+            if label != said
+        ]
         about: dict[str, Any] = {
             "model": model.name,
             "revision": model.version.revision,
@@ -238,16 +322,24 @@ async def evaluated(
 
 @questions.post("/suggest", openapi_extra=SUGGESTION.described())
 async def suggest(
-    model: ModelDep, body: Annotated[SentSamples, Depends(SUGGESTION)], service: ServiceDep
+    model: ModelDep,
+    body: Annotated[SentSamples, Depends(SUGGESTION)],
+    service: ServiceDep,
 ) -> schemas.SuggestionRecord:
     """Say which samples to label next: the least sure first, none twice, and some that look unknown."""
-    found = await service.study(model, body, lambda learner, rows: learner.suggest(rows, body.fields.n))
-    return schemas.SuggestionRecord(order=found.rows.tolist(), unknown=found.unknown.tolist())
+    found = await service.study(
+        model, body, lambda learner, rows: learner.suggest(rows, body.fields.n)
+    )
+    return schemas.SuggestionRecord(
+        order=found.rows.tolist(), unknown=found.unknown.tolist()
+    )
 
 
 @questions.post("/groups", openapi_extra=UNLABELLED.described())
 async def group_unknown(
-    model: ModelDep, body: Annotated[SentSamples, Depends(UNLABELLED)], service: ServiceDep
+    model: ModelDep,
+    body: Annotated[SentSamples, Depends(UNLABELLED)],
+    service: ServiceDep,
 ) -> schemas.GroupRecord:
     """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class."""
     found = await service.study(model, body, Learner.group_unknown)
@@ -260,19 +352,26 @@ async def drift(
 ) -> schemas.DriftRecord:
     """Test for every class whether samples still look like what was learned."""
     asked = body.fields.false_alarm
-    found = await service.study(model, body, lambda learner, rows: learner.drift(rows, false_alarm=asked))
+    found = await service.study(
+        model, body, lambda learner, rows: learner.drift(rows, false_alarm=asked)
+    )
     return schemas.DriftRecord(
-        classes=[schemas.ClassDriftRecord(**vars(entry)) for entry in found.classes], untested=found.untested
+        classes=[schemas.ClassDriftRecord(**vars(entry)) for entry in found.classes],
+        untested=found.untested,
     )
 
 
 @questions.post("/learning-curve", openapi_extra=EXAMPLES.described())
 async def learning_curve(
-    model: ModelDep, body: Annotated[SentSamples, Depends(EXAMPLES)], service: ServiceDep
+    model: ModelDep,
+    body: Annotated[SentSamples, Depends(EXAMPLES)],
+    service: ServiceDep,
 ) -> schemas.CurveRecord:
     """Measure accuracy against samples per class, and foretell what ten more of each class would give."""
     labels = body.labels()
-    found = await service.study(model, body, lambda learner, rows: learner.learning_curve(rows, labels))
+    found = await service.study(
+        model, body, lambda learner, rows: learner.learning_curve(rows, labels)
+    )
     return schemas.CurveRecord(**found.to_values())
 
 
@@ -286,7 +385,10 @@ async def preview(request: Request, service: ServiceDep) -> Response:
     """Return a picture of an image that browsers cannot show, as a JPEG; nothing of it is kept."""
     form: schemas.PreviewForm = await read_form(request, schemas.PreviewForm)
     name = printable(form.image.filename or "the image")[:200]
-    return Response(await service.preview(name, await form.image.read(), form.side), media_type="image/jpeg")
+    return Response(
+        await service.preview(name, await form.image.read(), form.side),
+        media_type="image/jpeg",
+    )
 
 
 def predictions(model: OpenModel, answers: Answers, k: int) -> str:
@@ -294,13 +396,32 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
     values, novelty = answers.values, answers.novelty
     found = []
     for row, best in enumerate(answers.ranked(k)):
-        top = [schemas.LikelyClass(name=str(answers.classes[i]), value=float(values[row, i])) for i in best]
-        strange = None if novelty is None or not np.isfinite(novelty[row]) else float(novelty[row])
+        top = [
+            schemas.LikelyClass(
+                name=str(answers.classes[i]), value=float(values[row, i])
+            )
+            for i in best
+        ]
+        strange = (
+            None
+            if novelty is None or not np.isfinite(novelty[row])
+            else float(novelty[row])
+        )
         unknown = None if answers.unknown is None else bool(answers.unknown[row])
-        found.append(schemas.SampleAnswer(label=top[0].name, top=top, novelty=strange, unknown=unknown))
+        found.append(
+            schemas.SampleAnswer(
+                label=top[0].name, top=top, novelty=strange, unknown=unknown
+            )
+        )
     threshold = None if answers.threshold is None else float(answers.threshold[0])
-    about: dict[str, Any] = {"model": model.name, "revision": model.version.revision, "measure": answers.measure}
-    return schemas.Predictions(**about, threshold=threshold, answers=found).model_dump_json(by_alias=True)
+    about: dict[str, Any] = {
+        "model": model.name,
+        "revision": model.version.revision,
+        "measure": answers.measure,
+    }
+    return schemas.Predictions(
+        **about, threshold=threshold, answers=found
+    ).model_dump_json(by_alias=True)
 
 
 # -- changes ----------------------------------------------------------------------------------------------------
@@ -309,28 +430,49 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
 class RequestedChange:
     """A change that a request asks for: its model, its conditions and its response."""
 
-    def __init__(self, model: ModelDep, request: ChangeRequestDep, service: ServiceDep, response: Response) -> None:
-        self.model, self.request, self.service, self.response = model, request, service, response
+    def __init__(
+        self,
+        model: ModelDep,
+        request: ChangeRequestDep,
+        service: ServiceDep,
+        response: Response,
+    ) -> None:
+        self.model, self.request, self.service, self.response = (
+            model,
+            request,
+            service,
+            response,
+        )
 
     def asking(self, work: str, asked: Any) -> ChangeRequest:
         """Return the conditions of the change, with what is asked for."""
         note = getattr(asked, "note", "")
-        return self.request.with_content(work.encode(), asked.model_dump_json().encode(), note=note)
+        return self.request.with_content(
+            work.encode(), asked.model_dump_json().encode(), note=note
+        )
 
     async def edit(self, work: str, asked: Any, edit: Edit) -> schemas.ChangeAnswer:
         """Make a change that needs no samples."""
-        return self.done(await self.model.file.edit(edit, self.model.version, self.asking(work, asked)))
+        return self.done(
+            await self.model.file.edit(
+                edit, self.model.version, self.asking(work, asked)
+            )
+        )
 
     async def learn(
         self, work: str, body: SentSamples, learn: Callable[[Learner, Any], object]
     ) -> schemas.ChangeAnswer:
         """Learn or unlearn samples, with their labels where they have some."""
         labels = body.labels() if isinstance(body.fields, schemas.Labels) else None
-        request = self.request.with_content(work.encode(), *body.content, note=body.fields.note)
+        request = self.request.with_content(
+            work.encode(), *body.content, note=body.fields.note
+        )
         rows = await self.service.features(self.model, body, alone=True)
         given = rows if labels is None else (rows, labels)
         file, seen = self.model.file, self.model.version
-        answer = await file.edit(lambda learner: learn(learner, given), seen, request, len(rows))
+        answer = await file.edit(
+            lambda learner: learn(learner, given), seen, request, len(rows)
+        )
         if not answer.replayed:
             self.service.metrics.samples.labels(work).inc(len(rows))
         return self.done(answer)
@@ -366,31 +508,49 @@ async def learn_unlabelled(
 
 
 @changes.post("/forget-unlabelled")
-async def forget_unlabelled(change: ChangeDep, asked: schemas.NoteRequest) -> schemas.ChangeAnswer:
+async def forget_unlabelled(
+    change: ChangeDep, asked: schemas.NoteRequest
+) -> schemas.ChangeAnswer:
     """Take out everything that was learned without labels."""
     return await change.edit("forget-unlabelled", asked, Learner.forget_unlabelled)
 
 
 @changes.post("/forget")
-async def forget(change: ChangeDep, asked: schemas.ForgetRequest) -> schemas.ChangeAnswer:
+async def forget(
+    change: ChangeDep, asked: schemas.ForgetRequest
+) -> schemas.ChangeAnswer:
     """Forget whole classes; no sample is needed."""
-    return await change.edit("forget", asked, lambda learner: learner.forget_classes(asked.names))
+    return await change.edit(
+        "forget", asked, lambda learner: learner.forget_classes(asked.names)
+    )
 
 
 @changes.post("/rename")
-async def rename(change: ChangeDep, asked: schemas.RenameRequest) -> schemas.ChangeAnswer:
+async def rename(
+    change: ChangeDep, asked: schemas.RenameRequest
+) -> schemas.ChangeAnswer:
     """Give a class another name; answers are the same under it."""
-    return await change.edit("rename", asked, lambda learner: learner.rename_class(asked.old, asked.new))
+    return await change.edit(
+        "rename", asked, lambda learner: learner.rename_class(asked.old, asked.new)
+    )
 
 
 @changes.post("/merge-classes")
-async def merge_classes(change: ChangeDep, asked: schemas.MergeRequest) -> schemas.ChangeAnswer:
+async def merge_classes(
+    change: ChangeDep, asked: schemas.MergeRequest
+) -> schemas.ChangeAnswer:
     """Make several classes one, exactly as if their samples had been taught under one name."""
-    return await change.edit("merge-classes", asked, lambda learner: learner.merge_classes(asked.names, asked.into))
+    return await change.edit(
+        "merge-classes",
+        asked,
+        lambda learner: learner.merge_classes(asked.names, asked.into),
+    )
 
 
 @changes.post("/rollback")
-async def roll_back(change: ChangeDep, asked: schemas.RollbackRequest) -> schemas.ChangeAnswer:
+async def roll_back(
+    change: ChangeDep, asked: schemas.RollbackRequest
+) -> schemas.ChangeAnswer:
     """Undo the latest changes, or go back to a revision: the file is again what it was, byte for byte."""
     file, request = change.model.file, change.asking("rollback", asked)
     return change.done(await file.roll_back(asked.n, asked.to, request))
@@ -399,4 +559,6 @@ async def roll_back(change: ChangeDep, asked: schemas.RollbackRequest) -> schema
 @changes.post("/redo")
 async def redo(change: ChangeDep, asked: schemas.RedoRequest) -> schemas.ChangeAnswer:
     """Take rollbacks back, as long as nothing else was learned since."""
-    return change.done(await change.model.file.redo(asked.n, change.asking("redo", asked)))
+    return change.done(
+        await change.model.file.redo(asked.n, change.asking("redo", asked))
+    )

@@ -10,7 +10,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.json_schema import SkipJsonSchema
 
 SampleKind = Literal["images", "texts", "features"]
-SAMPLE_KINDS: dict[str, SampleKind] = {"image": "images", "text": "texts", "features": "features"}
+SAMPLE_KINDS: dict[str, SampleKind] = {
+    "image": "images",
+    "text": "texts",
+    "features": "features",
+}
 """What the API calls samples, by what the library calls them."""
 ModelState = Literal["ready", "starting"]
 KeptSet = Literal["test", "review"]
@@ -25,7 +29,9 @@ _JOINERS = "\u200c\u200d"  # some scripts and emoji are written with them
 
 def is_visible(name: str) -> bool:
     """Return whether a name can be seen and holds no control characters."""
-    return bool(name.strip()) and all(character.isprintable() or character in _JOINERS for character in name)
+    return bool(name.strip()) and all(
+        character.isprintable() or character in _JOINERS for character in name
+    )
 
 
 def file_stem(name: str) -> str:
@@ -37,7 +43,10 @@ def file_stem(name: str) -> str:
     >>> file_stem("My birds!"), file_stem("Goldfinch ♀: 100 %?")
     ('My birds!', 'Goldfinch ♀%3A 100 %25%3F')
     """
-    return "".join(f"%{ord(character):02X}" if character in _UNSAFE else character for character in name)
+    return "".join(
+        f"%{ord(character):02X}" if character in _UNSAFE else character
+        for character in name
+    )
 
 
 def is_model_name(name: str) -> bool:
@@ -57,7 +66,9 @@ def is_model_name(name: str) -> bool:
         and name == name.strip()
         and not name.startswith(".")
         and not name.endswith(".")  # some systems drop it from file names
-        and not name.casefold().endswith((MODEL_SUFFIX, f"{MODEL_SUFFIX}.history", f"{MODEL_SUFFIX}.kept"))
+        and not name.casefold().endswith(
+            (MODEL_SUFFIX, f"{MODEL_SUFFIX}.history", f"{MODEL_SUFFIX}.kept")
+        )
         and len(file_stem(name).encode("utf-8", "surrogatepass")) <= _NAME_BYTES
     )
 
@@ -74,34 +85,69 @@ def _check_model_name(name: str) -> str:
 
 def _check_class_name(name: str) -> str:
     if not is_visible(name):
-        raise ValueError("a class name needs visible characters, and no line break or other control character")
+        raise ValueError(
+            "a class name needs visible characters, and no line break or other control character"
+        )
     return name
 
 
-_PRINTABLE = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}  # told to programs; people are told in words
+_PRINTABLE = {
+    "pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"
+}  # told to programs; people are told in words
 ModelName = Annotated[
     str,
-    Field(min_length=1, max_length=64, examples=["birds"], json_schema_extra=_PRINTABLE),
+    Field(
+        min_length=1, max_length=64, examples=["birds"], json_schema_extra=_PRINTABLE
+    ),
     AfterValidator(_check_model_name),
 ]
 ClassName = Annotated[
     str,
-    Field(min_length=1, max_length=200, description="Class name.", examples=["kestrel"], json_schema_extra=_PRINTABLE),
+    Field(
+        min_length=1,
+        max_length=200,
+        description="Class name.",
+        examples=["kestrel"],
+        json_schema_extra=_PRINTABLE,
+    ),
     AfterValidator(_check_class_name),
 ]
-ClassNames = Annotated[list[ClassName], Field(min_length=1, max_length=1024, fail_fast=True)]
-Whole = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)]
+ClassNames = Annotated[
+    list[ClassName], Field(min_length=1, max_length=1024, fail_fast=True)
+]
+Whole = Annotated[
+    int,
+    BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n),
+]
 """A whole number, which JSON may write as 3.0."""
-Note = Annotated[str, Field(max_length=500, description="For people, kept in the history.")]
+Note = Annotated[
+    str, Field(max_length=500, description="For people, kept in the history.")
+]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
-ImageFiles = Annotated[list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")]
+ImageFiles = Annotated[
+    list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")
+]
 Texts = Annotated[
-    list[Text], Field(min_length=1, max_length=1024, examples=[["where is my card", "block it"]], fail_fast=True)
+    list[Text],
+    Field(
+        min_length=1,
+        max_length=1024,
+        examples=[["where is my card", "block it"]],
+        fail_fast=True,
+    ),
 ]
 Rows = Annotated[
-    list[Annotated[list[Number], Field(min_length=1, max_length=WIDEST, fail_fast=True)]],
-    Field(min_length=1, max_length=1024, description="Feature vectors.", examples=[[[0.1, 0.7, 0.2]]], fail_fast=True),
+    list[
+        Annotated[list[Number], Field(min_length=1, max_length=WIDEST, fail_fast=True)]
+    ],
+    Field(
+        min_length=1,
+        max_length=1024,
+        description="Feature vectors.",
+        examples=[[[0.1, 0.7, 0.2]]],
+        fail_fast=True,
+    ),
 ]
 
 
@@ -119,9 +165,14 @@ class NewModel(RequestModel):
 
     name: ModelName
     kind: SampleKind
-    backbone: Annotated[str, Field(max_length=200, description="One of /api/v1/backbones, or auto.")] = "auto"
+    backbone: Annotated[
+        str, Field(max_length=200, description="One of /api/v1/backbones, or auto.")
+    ] = "auto"
     method: Annotated[str, Field(max_length=100)] = "evergrow"
-    options: Annotated[dict[str, Any], Field(description="Options of the method.", examples=[{"n_units": 500}])] = {}
+    options: Annotated[
+        dict[str, Any],
+        Field(description="Options of the method.", examples=[{"n_units": 500}]),
+    ] = {}
 
 
 class JsonSamples(RequestModel):
@@ -135,28 +186,42 @@ class SampleForm(RequestModel):
     """Samples in a form: image files, or feature vectors in one file."""
 
     images: ImageFiles | SkipJsonSchema[None] = None
-    rows: Annotated[UploadFile, Field(description="A .npy file: a matrix of numbers.")] | SkipJsonSchema[None] = None
+    rows: (
+        Annotated[UploadFile, Field(description="A .npy file: a matrix of numbers.")]
+        | SkipJsonSchema[None]
+    ) = None
 
 
 class FalseAlarm(RequestModel):
     """How strict to be about unknown things."""
 
     false_alarm: Annotated[
-        float, Field(gt=0, lt=1, description="Share of known things that may be called unknown.")
+        float,
+        Field(
+            gt=0, lt=1, description="Share of known things that may be called unknown."
+        ),
     ] = 0.05
 
 
 class Question(FalseAlarm):
     """What to answer about samples."""
 
-    k: Annotated[Whole, Field(ge=1, le=1000, description="How many classes to list, the likeliest first.")] = 3
+    k: Annotated[
+        Whole,
+        Field(
+            ge=1, le=1000, description="How many classes to list, the likeliest first."
+        ),
+    ] = 3
 
 
 class Labels(RequestModel):
     """The classes of samples: one for all, or one for each."""
 
     label: ClassName | SkipJsonSchema[None] = None
-    labels: Annotated[ClassNames, Field(description="A class for each sample.")] | SkipJsonSchema[None] = None
+    labels: (
+        Annotated[ClassNames, Field(description="A class for each sample.")]
+        | SkipJsonSchema[None]
+    ) = None
 
 
 class NoteRequest(RequestModel):
@@ -176,7 +241,12 @@ class Unlabelled(NoteRequest):
 class Suggestion(RequestModel):
     """How many samples to suggest for labelling."""
 
-    n: Annotated[Whole, Field(ge=1, le=1000, description="How many; fewer where the others are copies.")] = 20
+    n: Annotated[
+        Whole,
+        Field(
+            ge=1, le=1000, description="How many; fewer where the others are copies."
+        ),
+    ] = 20
 
 
 class Exam(Labels, FalseAlarm):
@@ -187,7 +257,10 @@ class PreviewForm(RequestModel):
     """An image that a browser cannot show."""
 
     image: Annotated[UploadFile, Field(description="An image file.")]
-    side: Annotated[Whole, Field(ge=16, le=2048, description="Pixels of the longer side of the picture.")] = 512
+    side: Annotated[
+        Whole,
+        Field(ge=16, le=2048, description="Pixels of the longer side of the picture."),
+    ] = 512
 
 
 class KeptForm(Labels):
@@ -254,7 +327,9 @@ class ChangeRecord(BaseModel):
     when: str
     samples: int
     classes: list[str] = Field(description="Classes that came, or that went.")
-    names: dict[str, str] = Field(description="New names by old ones, where classes were renamed or merged.")
+    names: dict[str, str] = Field(
+        description="New names by old ones, where classes were renamed or merged."
+    )
     note: str
     revision: int
 
@@ -349,7 +424,9 @@ class Predictions(BaseModel):
 
     model: str
     revision: int
-    measure: str = Field(description="What the values of top are.", pattern="^(probability|score)$")
+    measure: str = Field(
+        description="What the values of top are.", pattern="^(probability|score)$"
+    )
     threshold: float | None
     answers: list[SampleAnswer]
 
@@ -358,13 +435,17 @@ class SuggestionRecord(BaseModel):
     """Which samples to label next."""
 
     order: list[int] = Field(description="Places of samples, the most useful first.")
-    unknown: list[bool] = Field(description="Which of these look like no learned class.")
+    unknown: list[bool] = Field(
+        description="Which of these look like no learned class."
+    )
 
 
 class GroupRecord(BaseModel):
     """Samples that look unknown, in groups of like ones."""
 
-    groups: list[list[int]] = Field(description="Places of samples, in each group the most typical first.")
+    groups: list[list[int]] = Field(
+        description="Places of samples, in each group the most typical first."
+    )
 
 
 class ClassDriftRecord(BaseModel):
@@ -372,7 +453,9 @@ class ClassDriftRecord(BaseModel):
 
     name: str
     samples: int
-    p: float = Field(description="How likely so large a change is where nothing changed.")
+    p: float = Field(
+        description="How likely so large a change is where nothing changed."
+    )
     changed: bool
 
 
@@ -390,8 +473,12 @@ class CurveRecord(BaseModel):
     accuracy: list[float]
     interval: list[tuple[float, float]]
     samples: int = Field(description="Samples of each class, in the middle.")
-    gain: tuple[float, float, float] = Field(description="What ten more of each would add; from where to where.")
-    classes: dict[str, float] = Field(description="What the last doubling of samples gave each class.")
+    gain: tuple[float, float, float] = Field(
+        description="What ten more of each would add; from where to where."
+    )
+    classes: dict[str, float] = Field(
+        description="What the last doubling of samples gave each class."
+    )
 
 
 class ChangeAnswer(ModelFacts):
@@ -403,7 +490,9 @@ class ChangeAnswer(ModelFacts):
     new_classes: list[str]
     gone_classes: list[str]
     warnings: list[str]
-    replayed: bool = Field(description="Whether the same Idempotency-Key was answered before; nothing changed now.")
+    replayed: bool = Field(
+        description="Whether the same Idempotency-Key was answered before; nothing changed now."
+    )
 
 
 class SkippedImage(BaseModel):
@@ -421,10 +510,17 @@ class JobRecord(BaseModel):
     state: JobState = "running"
     done: Annotated[int, Field(ge=0, description="Images that were looked at.")] = 0
     total: Annotated[int, Field(ge=0)]
-    skipped: Annotated[int, Field(ge=0, description="Images that could not be read and were left out.")] = 0
-    failures: Annotated[list[SkippedImage], Field(description="The first 100 of them.")] = []
+    skipped: Annotated[
+        int, Field(ge=0, description="Images that could not be read and were left out.")
+    ] = 0
+    failures: Annotated[
+        list[SkippedImage], Field(description="The first 100 of them.")
+    ] = []
     error: str | None = None
-    change: Annotated[ChangeAnswer | None, Field(description="What it changed; null where nothing was.")] = None
+    change: Annotated[
+        ChangeAnswer | None,
+        Field(description="What it changed; null where nothing was."),
+    ] = None
 
     @property
     def has_ended(self) -> bool:
@@ -442,13 +538,17 @@ class EvaluationRecord(BaseModel):
     accuracy_all: float | None
     balanced_accuracy: float | None
     classes: list[str]
-    confusion: list[list[int]] = Field(description="Empty where a model has more than 500 classes.")
+    confusion: list[list[int]] = Field(
+        description="Empty where a model has more than 500 classes."
+    )
     per_class: list[dict[str, Any]]
     confused: list[dict[str, Any]]
     unknown_classes: dict[str, int]
     unknown: dict[str, Any] | None
     predicted: list[str] = Field(description="The answer to each sample.")
-    wrong: list[dict[str, Any]] = Field(description="Samples taken for another class: sample, label, predicted.")
+    wrong: list[dict[str, Any]] = Field(
+        description="Samples taken for another class: sample, label, predicted."
+    )
     seconds: float
 
 
@@ -463,7 +563,9 @@ class KeptImage(BaseModel):
 
     id: str
     set: KeptSet
-    label: str | None = Field(description="Its class under the name that it has now; null in the review queue.")
+    label: str | None = Field(
+        description="Its class under the name that it has now; null in the review queue."
+    )
     name: str
     bytes: int
     when: str

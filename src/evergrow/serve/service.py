@@ -47,7 +47,9 @@ class OpenModel:
     """
 
     def __init__(self, m: str, service: ServiceDep) -> None:
-        self.name = unicodedata.normalize("NFC", m)  # one model has one name, in metrics too
+        self.name = unicodedata.normalize(
+            "NFC", m
+        )  # one model has one name, in metrics too
         self.file = service.store.model(self.name)
         self.version = self.file.current()
         service.store.let_go()
@@ -72,7 +74,9 @@ class Service:
         self.metrics.queue.set_function(self.pool.depth)
         self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
         self._decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
-        self._writers = ThreadPoolExecutor(max(4, cores()), "changes", limit_torch, (cores(),))
+        self._writers = ThreadPoolExecutor(
+            max(4, cores()), "changes", limit_torch, (cores(),)
+        )
         self._studies = ThreadPoolExecutor(2, "studies", limit_torch, (1,))
         self.store = ModelStore(config, self._writers, self.metrics)
         self._exporting, self._previewing = asyncio.Lock(), asyncio.Lock()
@@ -80,17 +84,27 @@ class Service:
 
     def set_up_threads(self) -> None:
         """Give ``asyncio.to_thread``, by which all that takes a while is done, threads in which torch is limited."""
-        threads = ThreadPoolExecutor(max(4, cores()), "answers", limit_torch, (cores(),))
+        threads = ThreadPoolExecutor(
+            max(4, cores()), "answers", limit_torch, (cores(),)
+        )
         asyncio.get_running_loop().set_default_executor(threads)
 
     async def shut_down(self) -> None:
         """Finish changes that have begun, and end all threads."""
-        for end in (self._writers, self.pool, self._studies, self._loaders, self._decoders):
+        for end in (
+            self._writers,
+            self.pool,
+            self._studies,
+            self._loaders,
+            self._decoders,
+        ):
             await asyncio.to_thread(end.shutdown)
 
     # -- samples ------------------------------------------------------------------------------------------------
 
-    async def features(self, opened: OpenModel, samples: SentSamples, **settings: Any) -> Any:
+    async def features(
+        self, opened: OpenModel, samples: SentSamples, **settings: Any
+    ) -> Any:
         """Return the features of samples, or what the backbone's queue makes of them otherwise.
 
         Parameters
@@ -107,10 +121,14 @@ class Service:
             return rows
         batcher = await self.batcher(opened)
         batcher.check_room(len(samples))
-        prepared = samples.texts or await self.prepared(batcher.backbone, samples.images or [])
+        prepared = samples.texts or await self.prepared(
+            batcher.backbone, samples.images or []
+        )
         return await asyncio.wrap_future(batcher.submit(prepared, **settings))
 
-    async def answers(self, model: OpenModel, samples: SentSamples | NDArray[Any], false_alarm: float) -> Answers:
+    async def answers(
+        self, model: OpenModel, samples: SentSamples | NDArray[Any], false_alarm: float
+    ) -> Answers:
         """Return what a model says about samples, asked together with what others ask it.
 
         Parameters
@@ -124,35 +142,62 @@ class Service:
         """
         version = model.version
         version.require_ready()
-        found = await self.features(model, samples, model=version) if isinstance(samples, SentSamples) else samples
-        answers = found if isinstance(found, Answers) else (await asyncio.to_thread(version.ask, [found]))[0]
+        found = (
+            await self.features(model, samples, model=version)
+            if isinstance(samples, SentSamples)
+            else samples
+        )
+        answers = (
+            found
+            if isinstance(found, Answers)
+            else (await asyncio.to_thread(version.ask, [found]))[0]
+        )
         self.metrics.samples.labels("predict").inc(len(answers.values))
-        self.metrics.note_answers(model.name, version.learner._taught().calibration, answers)
+        self.metrics.note_answers(
+            model.name, version.learner._taught().calibration, answers
+        )
         return version.judged(answers, false_alarm)
 
     async def study(
-        self, model: OpenModel, samples: SentSamples | NDArray[Any], work: Callable[[Learner, Any], Result]
+        self,
+        model: OpenModel,
+        samples: SentSamples | NDArray[Any],
+        work: Callable[[Learner, Any], Result],
     ) -> Result:
         """Return what a copy of a model's learner works out of samples, in threads that answers do not need."""
         model.version.require_ready()
-        rows = await self.features(model, samples) if isinstance(samples, SentSamples) else samples
+        rows = (
+            await self.features(model, samples)
+            if isinstance(samples, SentSamples)
+            else samples
+        )
         learner = model.version.learner
-        return await asyncio.get_running_loop().run_in_executor(self._studies, lambda: work(learner.copy(), rows))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._studies, lambda: work(learner.copy(), rows)
+        )
 
     async def batcher(self, model: OpenModel) -> Batcher:
         """Return the queue of a model's backbone, which is loaded first if need be, beside everything else."""
         learner = model.version.learner
         found = self.pool.loaded(learner)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(self._loaders, self.pool.of_learner, learner)
-        assert found is not None, "only models of features have none, and their samples need none"
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._loaders, self.pool.of_learner, learner
+            )
+        assert found is not None, (
+            "only models of features have none, and their samples need none"
+        )
         return found
 
-    async def prepared(self, backbone: Backbone, images: Sequence[tuple[str, bytes]]) -> list[Prepared]:
+    async def prepared(
+        self, backbone: Backbone, images: Sequence[tuple[str, bytes]]
+    ) -> list[Prepared]:
         """Return images as the backbone takes them, decoded side by side; sizes are checked before pixels are read."""
         transform = backbone.transform
         if transform is None:
-            raise InputError("texts must be given, since the backbone takes texts, got images")
+            raise InputError(
+                "texts must be given, since the backbone takes texts, got images"
+            )
 
         turns = asyncio.Semaphore(max(1, cores() - 1))  # one decoder is left to others
 
@@ -183,11 +228,17 @@ class Service:
         """Return an image without notes such as its place: as it was sent where it has none, otherwise as a JPEG."""
 
         def plain(image: Any) -> bytes:
-            return data if all(key.startswith(_NO_NOTES) for key in image.info) else _jpeg(image)
+            return (
+                data
+                if all(key.startswith(_NO_NOTES) for key in image.info)
+                else _jpeg(image)
+            )
 
         return await self._decoded(plain, name, data)
 
-    async def _decoded(self, use: Callable[[Any], Result], name: str, data: bytes) -> Result:
+    async def _decoded(
+        self, use: Callable[[Any], Result], name: str, data: bytes
+    ) -> Result:
         """Return what is made of an image, in a thread for that; its size is checked before pixels are read."""
 
         def work() -> Result:
@@ -200,9 +251,16 @@ class Service:
     async def export(self, model: OpenModel, *, head_only: bool) -> bytes:
         """Return the model as an ONNX graph, one at a time: it takes seconds and memory."""
         if self._exporting.locked():
-            raise Problem(503, "another model is being exported: try again later", "Busy", retry_after=5)
+            raise Problem(
+                503,
+                "another model is being exported: try again later",
+                "Busy",
+                retry_after=5,
+            )
         async with self._exporting:
-            return await asyncio.to_thread(_exported, model.version.learner, self.pool, head_only)
+            return await asyncio.to_thread(
+                _exported, model.version.learner, self.pool, head_only
+            )
 
     # -- warming up ---------------------------------------------------------------------------------------------
 
@@ -213,37 +271,64 @@ class Service:
         learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
         gc.collect()
         gc.freeze()  # a full collection looks at all that was loaded, half a second in which everybody waits
-        for name in self.store.names()[:_WARM] or ([] if self.config.read_only else [""]):
+        for name in self.store.names()[:_WARM] or (
+            [] if self.config.read_only else [""]
+        ):
             self._warm_up(name)
 
     def _warm_up(self, name: str) -> None:
         """Send a sample through the backbone of a model, or of the likeliest first one: the first pass is slow."""
         try:
             learner = OpenModel(name, self).version.learner if name else None
-            batcher = self.pool.of_learner(learner) if learner else self.pool.chosen("image", "auto")
+            batcher = (
+                self.pool.of_learner(learner)
+                if learner
+                else self.pool.chosen("image", "auto")
+            )
             if batcher is not None and batcher.depth == 0:
                 transform = batcher.backbone.transform
-                sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
+                sample = (
+                    "a"
+                    if transform is None
+                    else transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
+                )
                 batcher.submit([sample], alone=True).result()
         except Exception as error:  # whoever asks is told
             log("not warmed up", model=name, problem=type(error).__name__)
 
 
-def _rows(version: Version, samples: SentSamples, limits: Limits) -> NDArray[Any] | None:
+def _rows(
+    version: Version, samples: SentSamples, limits: Limits
+) -> NDArray[Any] | None:
     """Return samples that are features, or None where a backbone is needed. Other kinds, and too many, are refused."""
     if len(samples) > limits.samples:
-        raise Problem(413, f"a request may hold at most {limits.samples} samples, not {len(samples)}", "TooMany")
-    if samples.texts is not None and max(map(len, samples.texts)) > limits.text_characters:
-        raise InputError(f"texts must have at most {limits.text_characters} characters each")
+        raise Problem(
+            413,
+            f"a request may hold at most {limits.samples} samples, not {len(samples)}",
+            "TooMany",
+        )
+    if (
+        samples.texts is not None
+        and max(map(len, samples.texts)) > limits.text_characters
+    ):
+        raise InputError(
+            f"texts must have at most {limits.text_characters} characters each"
+        )
     field = "rows" if version.kind == "features" else version.kind
-    given = [name for name in ("images", "texts", "rows") if getattr(samples, name) is not None]
+    given = [
+        name
+        for name in ("images", "texts", "rows")
+        if getattr(samples, name) is not None
+    ]
     if not given:
         raise InputError(f"{field} must hold at least one sample, got none")
     if given not in ([field], ["rows"]):
         taken = f"{field} must be given alone, since the model takes {version.kind}"
         raise InputError(f"{taken}, got {' and '.join(given)}")
     try:
-        return None if samples.rows is None else np.asarray(samples.rows, dtype=np.float64)
+        return (
+            None if samples.rows is None else np.asarray(samples.rows, dtype=np.float64)
+        )
     except ValueError as error:
         raise InputError("rows must all have the same number of columns") from error
 
@@ -261,7 +346,9 @@ def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
 
     batcher = None if head_only else pool.of_learner(learner)
     backbone = None if batcher is None else batcher.backbone
-    copy = Learner.load(learner.to_archive(), name="the model", backbone=backbone, device="cpu")
+    copy = Learner.load(
+        learner.to_archive(), name="the model", backbone=backbone, device="cpu"
+    )
     with tempfile.TemporaryDirectory(prefix="evergrow-") as folder:
         file = Path(folder, "model.onnx")
         export_learner(copy, file, head_only=backbone is None)
@@ -281,4 +368,8 @@ ServiceDep = Annotated[Service, Depends(_service)]
 def check_writable(service: ServiceDep) -> None:
     """Raise the problem 403 if the service is read-only; a dependency of routes that change something."""
     if service.config.read_only:
-        raise Problem(403, "the service was started with --read-only and changes nothing", "ReadOnly")
+        raise Problem(
+            403,
+            "the service was started with --read-only and changes nothing",
+            "ReadOnly",
+        )

@@ -13,7 +13,14 @@ from evergrow.adapt.tuners import Tuner
 
 timm = pytest.importorskip("timm")
 
-SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 2, "num_classes": 0}
+SMALL = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 48,
+    "num_heads": 3,
+    "depth": 2,
+    "num_classes": 0,
+}
 
 MakeModel = Callable[..., nn.Module]
 
@@ -22,11 +29,17 @@ MakeModel = Callable[..., nn.Module]
 def make_model() -> MakeModel:
     """Return a function that makes a timm model, the same weights for the same arguments."""
 
-    def make(name: str = "vit_tiny_patch16_224", small: bool = True, **options: Any) -> nn.Module:
+    def make(
+        name: str = "vit_tiny_patch16_224", small: bool = True, **options: Any
+    ) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
-            model = timm.create_model(name, **({**SMALL, **options} if small else options))
-            for parameter in model.parameters():  # norms and biases start at 1 and 0, where mistakes hide
+            model = timm.create_model(
+                name, **({**SMALL, **options} if small else options)
+            )
+            for parameter in (
+                model.parameters()
+            ):  # norms and biases start at 1 and 0, where mistakes hide
                 parameter.data += 0.05 * torch.randn_like(parameter)
         return model.eval()
 
@@ -46,7 +59,9 @@ def shaken() -> Callable[[Tuner], Tuner]:
         source = torch.Generator().manual_seed(11)
         with torch.no_grad():
             for parameter in tuner.parameters():
-                parameter += (0.2 * torch.randn(parameter.shape, generator=source)).to(parameter)
+                parameter += (0.2 * torch.randn(parameter.shape, generator=source)).to(
+                    parameter
+                )
         return tuner
 
     return shake

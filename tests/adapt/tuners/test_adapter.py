@@ -31,7 +31,9 @@ def tokens(model, images: Tensor) -> Tensor:
         ("vit_tiny_patch16_224", {"dynamic_img_size": True}),
     ],
 )
-def test_adaptformer_adds_a_scaled_branch_of_the_stream(make_model, images, shaken, name, options) -> None:
+def test_adaptformer_adds_a_scaled_branch_of_the_stream(
+    make_model, images, shaken, name, options
+) -> None:
     model = make_model(name, **options)
     tuner = shaken(create_tuner("adapter", model, bottleneck=6))
     x = tokens(model, images)
@@ -58,7 +60,9 @@ def test_starts_as_the_base_model(make_model, images) -> None:
     assert not up_bias.any()
 
 
-def test_dropout_works_only_when_model_and_tuner_train(make_model, images, shaken) -> None:
+def test_dropout_works_only_when_model_and_tuner_train(
+    make_model, images, shaken
+) -> None:
     model = make_model()
     tuner = shaken(create_tuner("adapter", model, dropout=0.5))
     evaluated = model(images)
@@ -92,7 +96,10 @@ def test_a_block_that_fails_leaves_nothing_behind(make_model, images, shaken) ->
 def test_threads_do_not_mix_their_streams(make_model, shaken) -> None:
     model = make_model()
     shaken(create_tuner("adapter", model))
-    batches = [torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(seed)) for seed in range(16)]
+    batches = [
+        torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+        for seed in range(16)
+    ]
     with torch.no_grad():
         expected = [model(batch) for batch in batches]
 
@@ -109,6 +116,9 @@ def test_blocks_without_an_mlp_of_their_own_are_refused(make_model) -> None:
     from timm.models.vision_transformer import ParallelScalingBlock
 
     model = make_model(block_fn=ParallelScalingBlock)
-    with pytest.raises(UnsupportedModelError, match=r"blocks.0 must have a part 'norm2', got a ParallelScalingBlock"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"blocks.0 must have a part 'norm2', got a ParallelScalingBlock",
+    ):
         create_tuner("adapter", model)
     assert all(parameter.requires_grad for parameter in model.parameters())

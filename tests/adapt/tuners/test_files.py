@@ -17,12 +17,23 @@ from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.record import from_archive, read_record, to_archive, write_record
 
-SETTINGS: dict[str, dict[str, Any]] = {"adapter": {"bottleneck": 2}, "lora": {"rank": 2}, "sdlora": {"rank": 2}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "adapter": {"bottleneck": 2},
+    "lora": {"rank": 2},
+    "sdlora": {"rank": 2},
+}
 
 
 def vit() -> torch.nn.Module:
     torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=2)
+    model = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=16,
+        patch_size=8,
+        embed_dim=12,
+        depth=2,
+        num_heads=2,
+    )
     return model.eval()
 
 
@@ -34,9 +45,15 @@ def made(name: str, model: torch.nn.Module) -> Tuner:
 
 
 @pytest.mark.parametrize("name", TUNERS.names())
-def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(name: str) -> None:
+def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(
+    name: str,
+) -> None:
     model = vit()
-    archive, refused, images = to_archive(made(name, vit()).saved()), 0, torch.zeros(1, 3, 16, 16)
+    archive, refused, images = (
+        to_archive(made(name, vit()).saved()),
+        0,
+        torch.zeros(1, 3, 16, 16),
+    )
     with torch.no_grad():
         before = model(images)
     for what, wrong in altered(archive):
@@ -45,7 +62,10 @@ def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(name: str
         except EvergrowError:
             refused += 1
         else:
-            assert all(bool(torch.isfinite(value).all()) for value in tuner.state_dict().values()), what
+            assert all(
+                bool(torch.isfinite(value).all())
+                for value in tuner.state_dict().values()
+            ), what
             tuner.remove()
         assert tuners_of(model) == [], what
     with torch.no_grad():
@@ -54,7 +74,13 @@ def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "setting"), [("adapter", "bottleneck"), ("lora", "rank"), ("sdlora", "rank"), ("vpt-deep", "tokens")]
+    ("name", "setting"),
+    [
+        ("adapter", "bottleneck"),
+        ("lora", "rank"),
+        ("sdlora", "rank"),
+        ("vpt-deep", "tokens"),
+    ],
 )
 def test_a_setting_in_a_file_asks_for_no_memory(name: str, setting: str) -> None:
     saved = made(name, vit()).saved()
@@ -65,7 +91,9 @@ def test_a_setting_in_a_file_asks_for_no_memory(name: str, setting: str) -> None
 
 def test_a_field_of_a_later_version_is_written_again(tmp_path: Path) -> None:
     archive = to_archive(made("ssf", vit()).saved())
-    write_archive(tmp_path / "tuner", replace(archive, meta={**archive.meta, "later": [1, 2]}))
+    write_archive(
+        tmp_path / "tuner", replace(archive, meta={**archive.meta, "later": [1, 2]})
+    )
     tuner = restore_tuner(read_record(SavedTuner, tmp_path / "tuner"), vit())
     write_record(tmp_path / "again", tuner.saved())
     assert read_archive(tmp_path / "again").meta["later"] == [1, 2]
@@ -74,15 +102,28 @@ def test_a_field_of_a_later_version_is_written_again(tmp_path: Path) -> None:
 def test_a_tuner_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
     tuner = made("lora", vit())
     archive = to_archive(tuner.saved())
-    settings = {key: value for key, value in archive.meta["settings"].items() if key != "targets"}
-    write_archive(tmp_path / "tuner", replace(archive, meta={**archive.meta, "settings": settings}))
-    assert restore_tuner(read_record(SavedTuner, tmp_path / "tuner"), vit()).config == tuner.config
+    settings = {
+        key: value
+        for key, value in archive.meta["settings"].items()
+        if key != "targets"
+    }
+    write_archive(
+        tmp_path / "tuner",
+        replace(archive, meta={**archive.meta, "settings": settings}),
+    )
+    assert (
+        restore_tuner(read_record(SavedTuner, tmp_path / "tuner"), vit()).config
+        == tuner.config
+    )
 
 
 def test_parameters_that_overflow_are_a_file_error() -> None:
     archive = to_archive(made("lora", vit()).saved())
     key = next(iter(archive.tensors))
-    huge = replace(archive, tensors={**archive.tensors, key: torch.full_like(archive.tensors[key], 1e30)})
+    huge = replace(
+        archive,
+        tensors={**archive.tensors, key: torch.full_like(archive.tensors[key], 1e30)},
+    )
     with pytest.raises(FileFormatError, match="numbers of at most 1e"):
         from_archive(SavedTuner, huge)
     with pytest.raises(EvergrowError, match="alpha must be"):

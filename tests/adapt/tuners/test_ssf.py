@@ -21,16 +21,31 @@ def test_vit_is_scaled_after_eight_kinds_of_layers(make_model, images, shaken) -
         return ssf(functional.linear(x, w[f"{name}.weight"], w[f"{name}.bias"]), name)
 
     def norm(x, name):
-        return ssf(functional.layer_norm(x, (48,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-6), name)
+        return ssf(
+            functional.layer_norm(
+                x, (48,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-6
+            ),
+            name,
+        )
 
-    x = functional.conv2d(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=8)
+    x = functional.conv2d(
+        images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=8
+    )
     x = ssf(x.flatten(2).transpose(1, 2), "patch_embed.proj") + w["pos_embed"]
-    x = torch.cat([w["cls_token"].expand(3, -1, -1), w["reg_token"].expand(3, -1, -1), x], dim=1)
+    x = torch.cat(
+        [w["cls_token"].expand(3, -1, -1), w["reg_token"].expand(3, -1, -1), x], dim=1
+    )
     for b in ("blocks.0", "blocks.1"):
-        qkv = linear(norm(x, f"{b}.norm1"), f"{b}.attn.qkv").reshape(3, -1, 3, 3, 16).permute(2, 0, 3, 1, 4)
+        qkv = (
+            linear(norm(x, f"{b}.norm1"), f"{b}.attn.qkv")
+            .reshape(3, -1, 3, 3, 16)
+            .permute(2, 0, 3, 1, 4)
+        )
         q, k, v = qkv.unbind(0)
         mixed = torch.softmax(q @ k.transpose(-2, -1) / 4, dim=-1) @ v
-        x = x + w[f"{b}.ls1.gamma"] * linear(mixed.transpose(1, 2).reshape(3, -1, 48), f"{b}.attn.proj")
+        x = x + w[f"{b}.ls1.gamma"] * linear(
+            mixed.transpose(1, 2).reshape(3, -1, 48), f"{b}.attn.proj"
+        )
         hidden = functional.gelu(linear(norm(x, f"{b}.norm2"), f"{b}.mlp.fc1"))
         x = x + w[f"{b}.ls2.gamma"] * linear(hidden, f"{b}.mlp.fc2")
     torch.testing.assert_close(model(images), norm(x, "norm")[:, 0])
@@ -49,14 +64,23 @@ def test_starts_near_the_base_model() -> None:
 
 def test_norms_with_an_activation_are_scaled_before_it(shaken) -> None:
     layers = pytest.importorskip("timm.layers")
-    model, x = torch.nn.Sequential(layers.BatchNormAct2d(4)).eval(), torch.randn(2, 4, 3, 3)
+    model, x = (
+        torch.nn.Sequential(layers.BatchNormAct2d(4)).eval(),
+        torch.randn(2, 4, 3, 3),
+    )
     state = shaken(create_tuner("ssf", model)).state_dict()
-    gamma, beta = (state[f"layers.0.{name}"][:, None, None] for name in ("gamma", "beta"))
-    torch.testing.assert_close(model(x), torch.relu(x / (1 + model[0].eps) ** 0.5 * gamma + beta))
+    gamma, beta = (
+        state[f"layers.0.{name}"][:, None, None] for name in ("gamma", "beta")
+    )
+    torch.testing.assert_close(
+        model(x), torch.relu(x / (1 + model[0].eps) ** 0.5 * gamma + beta)
+    )
 
 
 def test_weights_that_are_read_from_elsewhere_are_refused(make_model) -> None:
     attention = torch.nn.TransformerEncoderLayer(8, 2)
-    with pytest.raises(UnsupportedModelError, match=r"self_attn.out_proj must be called by itself"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"self_attn.out_proj must be called by itself"
+    ):
         create_tuner("ssf", attention)
     assert all(parameter.requires_grad for parameter in attention.parameters())

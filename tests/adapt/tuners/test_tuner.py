@@ -21,7 +21,9 @@ from evergrow.core.record import write_record
 def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:
     with pytest.raises(UnknownNameError, match="nearest: 'adapter'"):
         create_tuner("adaptor", make_model())
-    with pytest.raises(UnknownNameError, match="got 'bottlneck'; nearest: 'bottleneck'"):
+    with pytest.raises(
+        UnknownNameError, match="got 'bottlneck'; nearest: 'bottleneck'"
+    ):
         create_tuner("adapter", make_model(), bottlneck=3)
     with pytest.raises(UnknownNameError, match="nearest: 'vpt-deep'"):
         create_tuner("vpt", make_model())
@@ -52,7 +54,9 @@ def test_settings_out_of_range(make_model, name, settings, message) -> None:
 
 
 def test_bad_model_and_seed(make_model) -> None:
-    with pytest.raises(ParameterError, match=r"model must be a torch.nn.Module, got str"):
+    with pytest.raises(
+        ParameterError, match=r"model must be a torch.nn.Module, got str"
+    ):
         create_tuner("adapter", "vit_tiny_patch16_224")
     with pytest.raises(ParameterError, match="seed must be an integer"):
         create_tuner("adapter", make_model(), seed=0.5)
@@ -61,7 +65,9 @@ def test_bad_model_and_seed(make_model) -> None:
 @pytest.mark.parametrize("name", [name for name in TUNERS.names() if name != "ssf"])
 def test_models_without_blocks_are_refused(make_model, name) -> None:
     model = make_model("test_resnet", small=False)
-    with pytest.raises(UnsupportedModelError, match=r"must be a vision transformer .* got ResNet"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"must be a vision transformer .* got ResNet"
+    ):
         create_tuner(name, model)
     assert tuners_of(model) == []
     assert issubclass(UnsupportedModelError, EvergrowError)
@@ -89,7 +95,9 @@ def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> Non
         tuner.disable()
         torch.testing.assert_close(twin(images), expected, rtol=0, atol=0, msg=name)
         copied.remove()
-        torch.testing.assert_close(twin(images), model(images), rtol=0, atol=0, msg=name)
+        torch.testing.assert_close(
+            twin(images), model(images), rtol=0, atol=0, msg=name
+        )
 
 
 @pytest.mark.cuda
@@ -101,7 +109,9 @@ def test_tuners_work_on_a_gpu(make_model, images, shaken, name) -> None:
     there = make_model().cuda()
     tuner = shaken(create_tuner(name, there))
     assert all(parameter.is_cuda for parameter in tuner.parameters())
-    torch.testing.assert_close(there(images.cuda()).cpu(), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        there(images.cuda()).cpu(), expected, rtol=1e-3, atol=1e-3
+    )
     with torch.autocast("cuda", dtype=torch.float16):
         answer = there(images.cuda())
     answer.float().square().mean().backward()

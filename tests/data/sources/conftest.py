@@ -17,13 +17,20 @@ __all__ = ["s3", "s3_server"]  # fixtures
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return three classes with four images each: a folder, a table of them, and a folder with metadata."""
     root = tmp_path_factory.mktemp("image-sets")
-    rows = [(f"{('ant', 'bee', 'cat')[row // 4]}/{row % 4}.jpg", row) for row in range(12)]
+    rows = [
+        (f"{('ant', 'bee', 'cat')[row // 4]}/{row % 4}.jpg", row) for row in range(12)
+    ]
     for folder in ("classes", "named"):
         for name, row in rows:
             (root / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (root / folder / name).write_bytes(jpeg(row))
-    (root / "list.csv").write_text("path,label\n" + "".join(f"classes/{name},{name[0].upper()}\n" for name, _ in rows))
-    (root / "named/metadata.csv").write_text("file_name,label\n" + "".join(f"{name},{row % 2}\n" for name, row in rows))
+    (root / "list.csv").write_text(
+        "path,label\n"
+        + "".join(f"classes/{name},{name[0].upper()}\n" for name, _ in rows)
+    )
+    (root / "named/metadata.csv").write_text(
+        "file_name,label\n" + "".join(f"{name},{row % 2}\n" for name, row in rows)
+    )
     return root
 
 
@@ -48,11 +55,19 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
     counted = Traffic()
     original = MemoryFileSystem.cat_file
 
-    def cat_file(self: MemoryFileSystem, path: str, start: int | None = None, end: int | None = None, **more: object):
+    def cat_file(
+        self: MemoryFileSystem,
+        path: str,
+        start: int | None = None,
+        end: int | None = None,
+        **more: object,
+    ):
         assert start is not None, "a source must ask for ranges"
         assert end is not None, "a source must ask for ranges"
         before = len(counted.sizes)
-        body = original(self, path, start=start, end=end, **more)  # which opens and reads the file
+        body = original(
+            self, path, start=start, end=end, **more
+        )  # which opens and reads the file
         counted.sizes[before:] = [len(body)]
         return body
 

@@ -29,7 +29,9 @@ def counts(data: Dataset, part: str) -> list[int]:
 
 def jpeg(seed: int, side: int = 24) -> bytes:
     """Return an image file that no other seed gives."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (side, side, 3), dtype=np.uint8
+    )
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "JPEG")
     return stream.getvalue()
@@ -40,9 +42,19 @@ def images_table(n: int = 20, side: int = 24) -> Any:
     pa = pytest.importorskip("pyarrow")
     cells = [{"bytes": jpeg(row, side), "path": f"{row}.jpg"} for row in range(n)]
     about = {"info": {"features": {"label": {"names": NAMES, "_type": "ClassLabel"}}}}
-    image = pa.array(cells, type=pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-    ballast = pa.array([np.random.default_rng(row).bytes(5000).hex() for row in range(n)])
-    table = pa.table({"image": image, "label": pa.array([row % 3 for row in range(n)]), "ballast": ballast})
+    image = pa.array(
+        cells, type=pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    )
+    ballast = pa.array(
+        [np.random.default_rng(row).bytes(5000).hex() for row in range(n)]
+    )
+    table = pa.table(
+        {
+            "image": image,
+            "label": pa.array([row % 3 for row in range(n)]),
+            "ballast": ballast,
+        }
+    )
     return table.replace_schema_metadata({b"huggingface": json.dumps(about).encode()})
 
 
@@ -50,7 +62,11 @@ def image_set(n: int, side: int = 24) -> Any:
     """Return a data set of the Hugging Face library: images, and labels with names."""
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES), "note": datasets.Value("string")}
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=NAMES),
+            "note": datasets.Value("string"),
+        }
     )
     rows = {
         "image": [{"bytes": jpeg(row, side), "path": None} for row in range(n)],
@@ -72,13 +88,18 @@ def write_tar(path: Path, members: Members, form: int = tarfile.PAX_FORMAT) -> P
 def labelled(first: int, count: int, side: int = 24) -> list[tuple[str, bytes]]:
     members = []
     for row in range(first, first + count):
-        members += [(f"{row:06d}.jpg", jpeg(row, side)), (f"{row:06d}.cls", str(row % 3).encode())]
+        members += [
+            (f"{row:06d}.jpg", jpeg(row, side)),
+            (f"{row:06d}.cls", str(row % 3).encode()),
+        ]
     return members
 
 
 def write_parquet(path: Path) -> None:
     """Write a table of six images in two groups."""
-    pytest.importorskip("pyarrow.parquet").write_table(images_table(6), path, row_group_size=3)
+    pytest.importorskip("pyarrow.parquet").write_table(
+        images_table(6), path, row_group_size=3
+    )
 
 
 def write_arrow(path: Path) -> None:
@@ -87,7 +108,10 @@ def write_arrow(path: Path) -> None:
     next((path.parent / "whole").glob("*.arrow")).rename(path)
 
 
-ROWS = {"X": np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32), "y": np.arange(60)}
+ROWS = {
+    "X": np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32),
+    "y": np.arange(60),
+}
 FILES: dict[str, Callable[[Path], object]] = {
     "a.npz": lambda path: np.savez(path, **ROWS),
     "b.npz": lambda path: np.savez_compressed(path, **ROWS),

@@ -6,7 +6,16 @@ import pickle
 from pathlib import Path
 
 import pytest
-from tests.data.sources.samples import NAMES, bodies, counts, image_set, jpeg, labels_of, names_of, parts_of
+from tests.data.sources.samples import (
+    NAMES,
+    bodies,
+    counts,
+    image_set,
+    jpeg,
+    labels_of,
+    names_of,
+    parts_of,
+)
 
 from evergrow.core.errors import FileFormatError
 from evergrow.data import load_data, read
@@ -16,12 +25,18 @@ datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-def test_rows_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_those_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets.config, "DEFAULT_MAX_BATCH_SIZE", 10)
-    image_set(60, 64).save_to_disk(tmp_path / "saved", num_shards=2)  # batches of ten rows in two files
+    image_set(60, 64).save_to_disk(
+        tmp_path / "saved", num_shards=2
+    )  # batches of ten rows in two files
     source = read(tmp_path / "saved")
     parts = parts_of(source, rows=7)
-    expected = datasets.load_from_disk(str(tmp_path / "saved")).cast_column("image", datasets.Image(decode=False))
+    expected = datasets.load_from_disk(str(tmp_path / "saved")).cast_column(
+        "image", datasets.Image(decode=False)
+    )
     assert source.kind == "image"
     assert bodies(*parts) == [cell["bytes"] for cell in expected["image"]]
     assert labels_of(parts) == [NAMES[code] for code in expected["label"]]
@@ -29,12 +44,19 @@ def test_rows_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(set(names_of(parts))) == 60
 
 
-def test_a_few_kilobytes_that_unpack_to_half_a_gigabyte_are_refused(tmp_path: Path) -> None:
+def test_a_few_kilobytes_that_unpack_to_half_a_gigabyte_are_refused(
+    tmp_path: Path,
+) -> None:
     import pyarrow as pa
 
-    packed, before = pa.ipc.IpcWriteOptions(compression="zstd"), pa.total_allocated_bytes()
+    packed, before = (
+        pa.ipc.IpcWriteOptions(compression="zstd"),
+        pa.total_allocated_bytes(),
+    )
     batch = pa.record_batch({"image": [bytes(500_000_000)], "label": ["a"]})
-    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), batch.schema, options=packed) as out:
+    with pa.ipc.new_stream(
+        str(tmp_path / "a.arrow"), batch.schema, options=packed
+    ) as out:
         out.write_batch(batch)
     del batch
     assert (tmp_path / "a.arrow").stat().st_size < 20_000
@@ -49,7 +71,11 @@ def test_saved_splits(tmp_path: Path) -> None:
     for part, rows in (("train", 15), ("test", 6), ("all", 21)):
         assert sum(map(len, parts_of(read(tmp_path / "saved", part=part)))) == rows
     data = load_data(tmp_path / "saved")
-    assert (data.layout, data.class_names, data.y_train.tolist()) == ("arrow", tuple(NAMES), [0, 1, 2] * 5)
+    assert (data.layout, data.class_names, data.y_train.tolist()) == (
+        "arrow",
+        tuple(NAMES),
+        [0, 1, 2] * 5,
+    )
     assert bodies(data.train) == [jpeg(row) for row in range(15)]
     assert pickle.loads(pickle.dumps(data.test.items)).raw(0) == jpeg(0)
     assert data.test.items.stamp() != data.train.items.stamp()
@@ -59,7 +85,11 @@ def test_saved_texts_in_a_single_split(tmp_path: Path) -> None:
     rows = {"text": [f"t{row}" for row in range(20)], "label": ["ham", "spam"] * 10}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "mail")
     data = load_data(tmp_path / "mail")
-    assert (data.kind, data.class_names, counts(data, "test")) == ("text", ("ham", "spam"), [2, 2])
+    assert (data.kind, data.class_names, counts(data, "test")) == (
+        "text",
+        ("ham", "spam"),
+        [2, 2],
+    )
     with pytest.raises(FileFormatError, match="must have a column 'body'"):
         load_data(tmp_path / "mail", text_column="body")
     (tmp_path / "mail" / "cache-1.arrow").write_bytes(b"of the library")

@@ -16,7 +16,12 @@ from tests.data.sources.conftest import Traffic
 from tests.data.sources.samples import LARGE, labels_of, parts_of
 from tests.engine.object_storage import upload
 
-from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError, ParameterError
+from evergrow.core.errors import (
+    FileFormatError,
+    InputError,
+    NewerSchemaError,
+    ParameterError,
+)
 from evergrow.data import (
     DatasetNotFoundError,
     FeatureSet,
@@ -55,7 +60,9 @@ def rows_of(source: Source, rows: int = 7) -> tuple[np.ndarray, list[str]]:
 
 
 @pytest.mark.parametrize("names", [("X", "y"), ("features", "labels")])
-def test_arrays_of_no_part_are_all_for_training(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_arrays_of_no_part_are_all_for_training(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
     data = load_features(write(tmp_path / "toy.npz", dict(zip(names, (X, Y)))))
     assert data.X_train.dtype == np.float16
     np.testing.assert_array_equal(data.X_train, X)
@@ -74,14 +81,21 @@ def test_types(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["train", "test", "all"])
 def test_a_written_file_is_read_back_whole(tmp_path: Path, part: str) -> None:
-    rows, codes = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32), np.arange(50) % 3
+    rows, codes = (
+        np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32),
+        np.arange(50) % 3,
+    )
     about = {"name": "net", "n_features": 6}
     names = ("ant", "bee", "dög")
-    data = FeatureSet("toy", rows[:40], codes[:40], rows[40:], codes[40:], names, about, origin="abc")
+    data = FeatureSet(
+        "toy", rows[:40], codes[:40], rows[40:], codes[40:], names, about, origin="abc"
+    )
     save_features(tmp_path / "toy.npz", data)
     back = load_features(tmp_path / "toy.npz")
     assert (back.class_names, back.describe()["backbone"]) == (names, about)
-    assert fingerprint_of(back) != fingerprint_of(data)  # what is in a file is known by its contents
+    assert fingerprint_of(back) != fingerprint_of(
+        data
+    )  # what is in a file is known by its contents
     assert np.array_equal(back.X_train, rows[:40])
     assert np.array_equal(back.y_test, codes[40:])
     source = read(tmp_path / "toy.npz", part=part)
@@ -93,7 +107,9 @@ def test_a_written_file_is_read_back_whole(tmp_path: Path, part: str) -> None:
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    data = FeatureSet("set", np.eye(2), np.array(["a", "b"]), np.eye(2), np.array(["a", "b"]))
+    data = FeatureSet(
+        "set", np.eye(2), np.array(["a", "b"]), np.eye(2), np.array(["a", "b"])
+    )
     with pytest.raises(ParameterError, match="must end in"):
         save_features(tmp_path / "set.csv", data)
     assert list(tmp_path.glob("*set*")) == []
@@ -109,7 +125,9 @@ def test_fingerprint_follows_the_contents_only() -> None:
 def test_a_file_without_a_test_part(tmp_path: Path) -> None:
     X, y = np.eye(20), np.repeat(["a", "b"], 10)
     np.savez(tmp_path / "bare.npz", X_train=X, y_train=y)
-    save_features(tmp_path / "saved.npz", FeatureSet("x", X, y, X[:0], y[:0], whole=True))
+    save_features(
+        tmp_path / "saved.npz", FeatureSet("x", X, y, X[:0], y[:0], whole=True)
+    )
     for name in ("bare.npz", "saved.npz"):
         data = load_features(tmp_path / name)
         assert (data.whole, len(data.y_train), len(data.y_test)) == (True, 20, 0)
@@ -117,7 +135,9 @@ def test_a_file_without_a_test_part(tmp_path: Path) -> None:
         drawn = load_data(tmp_path / name, test_size=0.3)
         assert isinstance(drawn, FeatureSet)
         assert (drawn.whole, len(drawn.y_train), len(drawn.y_test)) == (False, 14, 6)
-        assert np.array_equal(np.concatenate([drawn.X_train, drawn.X_test]).sum(axis=0), np.ones(20))
+        assert np.array_equal(
+            np.concatenate([drawn.X_train, drawn.X_test]).sum(axis=0), np.ones(20)
+        )
         with pytest.raises(InputError, match="needs a test set"):
             stream_of(data)
     with pytest.raises(InputError, match="X_test must be empty where whole is true"):
@@ -128,7 +148,12 @@ def test_a_file_without_a_test_part(tmp_path: Path) -> None:
 
 def test_pixels_are_images(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (10, 4, 4, 3), dtype=np.uint8)
-    np.savez(tmp_path / "images.npz", X_train=pixels, y_train=np.arange(10) % 2, classes=np.array(["a", "b"]))
+    np.savez(
+        tmp_path / "images.npz",
+        X_train=pixels,
+        y_train=np.arange(10) % 2,
+        classes=np.array(["a", "b"]),
+    )
     source = read(tmp_path / "images.npz")
     parts = parts_of(source, rows=4)
     assert source.kind == "image"
@@ -140,9 +165,14 @@ def test_pixels_are_images(tmp_path: Path) -> None:
 def test_blocks_are_joined_as_the_ordinary_reader_joins_them(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     y = np.arange(9) % 3
-    save_features(tmp_path / "blocks.npz", FeatureSet("blocks", X, y, X, y, widths=(2, 3)))
+    save_features(
+        tmp_path / "blocks.npz", FeatureSet("blocks", X, y, X, y, widths=(2, 3))
+    )
     expected = load_features(tmp_path / "blocks.npz").part("train").features
-    assert rows_of(read(tmp_path / "blocks.npz"), rows=4)[0].tobytes() == expected.tobytes()
+    assert (
+        rows_of(read(tmp_path / "blocks.npz"), rows=4)[0].tobytes()
+        == expected.tobytes()
+    )
 
 
 # -- where files are found, and what is read of them ------------------------------------------------------
@@ -151,20 +181,31 @@ def test_blocks_are_joined_as_the_ordinary_reader_joins_them(tmp_path: Path) -> 
 def test_names_are_found_in_every_place_and_evergrow_data_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for scale, folder in enumerate((Path("data"), tmp_path / "one", tmp_path / "two"), start=1):
+    for scale, folder in enumerate(
+        (Path("data"), tmp_path / "one", tmp_path / "two"), start=1
+    ):
         folder.mkdir()
         np.savez(folder / "toy.npz", **{**ARRAYS, "X_train": scale * X})
     np.testing.assert_array_equal(load_features("toy").X_train, X)
-    monkeypatch.setenv("EVERGROW_DATA", os.pathsep.join(str(tmp_path / name) for name in ("empty", "two", "one")))
+    monkeypatch.setenv(
+        "EVERGROW_DATA",
+        os.pathsep.join(str(tmp_path / name) for name in ("empty", "two", "one")),
+    )
     np.testing.assert_array_equal(load_features("toy").X_train, 3 * X)
-    with pytest.raises(DatasetNotFoundError, match=r"'toyy' here. Did you mean 'toy'") as caught:
+    with pytest.raises(
+        DatasetNotFoundError, match=r"'toyy' here. Did you mean 'toy'"
+    ) as caught:
         load_features("toyy")
     assert isinstance(caught.value, FileNotFoundError)
 
 
 def test_many_files_in_the_order_of_their_names(alone: Path) -> None:
     for name in ("b", "a", ".hidden", "c"):
-        np.savez(alone / f"{name}.npz", X=np.full((3, 2), ord(name[0]), np.float32), y=np.array([name] * 3))
+        np.savez(
+            alone / f"{name}.npz",
+            X=np.full((3, 2), ord(name[0]), np.float32),
+            y=np.array([name] * 3),
+        )
     assert rows_of(read(alone))[1] == list("aaabbbccc")
     assert rows_of(read(alone / "[ab].npz"))[1] == list("aaabbb")
 
@@ -187,10 +228,14 @@ def test_only_the_rows_of_a_shard_are_read(tmp_path: Path, traffic: Traffic) -> 
     assert traffic.total < size / 3
     traffic.sizes.clear()
     worker.read(shards[151])
-    assert traffic.total == 100 * (8 * 4 + 8)  # once the headers are known, rows and labels alone
+    assert traffic.total == 100 * (
+        8 * 4 + 8
+    )  # once the headers are known, rows and labels alone
 
 
-def test_packed_arrays_are_read_whole_but_once(tmp_path: Path, traffic: Traffic) -> None:
+def test_packed_arrays_are_read_whole_but_once(
+    tmp_path: Path, traffic: Traffic
+) -> None:
     X = np.random.default_rng(1).normal(size=(3000, 8)).astype(np.float32)
     y = np.array([f"class {row % 7}" for row in range(3000)])
     np.savez_compressed(tmp_path / "packed.npz", X=X, y=y)
@@ -211,11 +256,15 @@ def test_files_side_by_side_must_be_alike(alone: Path) -> None:
     np.savez(alone / "a.npz", X=np.eye(3, dtype=np.float32))
     assert parts_of(read(alone / "a.npz"))[0].labels is None
     np.savez(alone / "b.npz", X=np.eye(3, dtype=np.float32), y=np.arange(3))
-    with pytest.raises(FileFormatError, match=r"labels False in a.npz and True in b.npz"):
+    with pytest.raises(
+        FileFormatError, match=r"labels False in a.npz and True in b.npz"
+    ):
         parts_of(read(alone))
     assert len(parts_of(read(alone, labelled=False))) == 2
     np.savez(alone / "b.npz", X=np.eye(5, dtype=np.float32))
-    with pytest.raises(FileFormatError, match=r"width \(3,\) in a.npz and \(5,\) in b.npz"):
+    with pytest.raises(
+        FileFormatError, match=r"width \(3,\) in a.npz and \(5,\) in b.npz"
+    ):
         parts_of(read(alone))
 
 
@@ -230,11 +279,18 @@ def test_files_side_by_side_must_be_alike(alone: Path) -> None:
         ({"X_train": np.where(X == 9, np.nan, X)}, "row 2"),
         ({"X_train": X.astype(int)}, "floating-point"),
         ({"y_train": Y + 0.5}, "integers or strings"),
-        ({"y_train": np.array([{}] * 6)}, r"toy\.npz must be a whole NPZ file of plain arrays"),
+        (
+            {"y_train": np.array([{}] * 6)},
+            r"toy\.npz must be a whole NPZ file of plain arrays",
+        ),
     ],
 )
-def test_wrong_contents_are_typed_errors(changes: dict[str, Any], match: str, tmp_path: Path) -> None:
-    arrays = {key: value for key, value in {**ARRAYS, **changes}.items() if value is not None}
+def test_wrong_contents_are_typed_errors(
+    changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    arrays = {
+        key: value for key, value in {**ARRAYS, **changes}.items() if value is not None
+    }
     with pytest.raises(FileFormatError, match=match):
         load_features(write(tmp_path / "toy.npz", arrays))
 
@@ -242,10 +298,26 @@ def test_wrong_contents_are_typed_errors(changes: dict[str, Any], match: str, tm
 @pytest.mark.parametrize(
     ("arrays", "error", "match"),
     [
-        ({"Z": np.eye(3)}, FileFormatError, "must hold an array X_train, X or features, got 'Z'"),
-        ({"X": np.zeros((2, 3, 4), np.float32)}, FileFormatError, "must be feature vectors or"),
-        ({"X": np.eye(3), "y": np.arange(2)}, FileFormatError, "y must hold 3 integers or strings"),
-        ({"X": np.array([[1.0], [np.nan]])}, InputError, r"toy.npz must be finite, .* row 1"),
+        (
+            {"Z": np.eye(3)},
+            FileFormatError,
+            "must hold an array X_train, X or features, got 'Z'",
+        ),
+        (
+            {"X": np.zeros((2, 3, 4), np.float32)},
+            FileFormatError,
+            "must be feature vectors or",
+        ),
+        (
+            {"X": np.eye(3), "y": np.arange(2)},
+            FileFormatError,
+            "y must hold 3 integers or strings",
+        ),
+        (
+            {"X": np.array([[1.0], [np.nan]])},
+            InputError,
+            r"toy.npz must be finite, .* row 1",
+        ),
     ],
 )
 def test_what_is_no_table_of_features_is_refused(
@@ -256,14 +328,25 @@ def test_what_is_no_table_of_features_is_refused(
 
 
 def npy(header: str, values: bytes = b"") -> bytes:
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1") + values
+    return (
+        b"\x93NUMPY\x01\x00"
+        + len(header).to_bytes(2, "little")
+        + header.encode("latin-1")
+        + values
+    )
 
 
 def entry(shape: str, dtype: str, values: bytes = b"") -> bytes:
-    return npy(f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n", values)
+    return npy(
+        f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117)
+        + "\n",
+        values,
+    )
 
 
-def write_entries(path: Path, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
+def write_entries(
+    path: Path, compression: int = zipfile.ZIP_STORED, **entries: bytes
+) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, value in ARRAYS.items():
             buffer = io.BytesIO()
@@ -282,17 +365,28 @@ def write_entries(path: Path, compression: int = zipfile.ZIP_STORED, **entries: 
         (entry("(6, 4)", "<f8", b"x" * 191), "another number of bytes"),
         (entry("(6, 4)", "|O", b"x" * 400), "must hold plain values"),
         (entry("6, 4", "<f8"), "must "),
-        (entry("(" * 5000 + ")" * 5000, "<f8"), "must begin with the header of an array"),
+        (
+            entry("(" * 5000 + ")" * 5000, "<f8"),
+            "must begin with the header of an array",
+        ),
         (entry("(6, 4)", "<nothing"), "must begin with the header of an array"),
-        (npy("{'descr': '<f8', 'fortran_order': False, 'sha"), "must begin with the header of an array"),
-        (npy("{'descr': [[[['<f8'", bytes(8)), "must begin with the header of an array"),
+        (
+            npy("{'descr': '<f8', 'fortran_order': False, 'sha"),
+            "must begin with the header of an array",
+        ),
+        (
+            npy("{'descr': [[[['<f8'", bytes(8)),
+            "must begin with the header of an array",
+        ),
         (npy("(" * 9000), "must begin with the header of an array"),
         (b"\x93NUMPY\x03\x00" + b"\0" * 200, "must "),
         (b"\x93NUMPY", "must be a whole NP"),
         (b"", "must be a whole NP"),
     ],
 )
-def test_arrays_that_are_damaged_or_lie_are_refused(body: bytes, match: str, tmp_path: Path) -> None:
+def test_arrays_that_are_damaged_or_lie_are_refused(
+    body: bytes, match: str, tmp_path: Path
+) -> None:
     (tmp_path / "x.npy").write_bytes(body)
     write_entries(tmp_path / "x.npz", X_train=body)
     with pytest.raises(FileFormatError, match=match):
@@ -315,16 +409,22 @@ def test_arrays_that_are_damaged_or_lie_are_refused(body: bytes, match: str, tmp
         {"evergrow": entry("()", "<U3", "NaN".encode("utf-32-le"))},
     ],
 )
-def test_hostile_texts_of_an_npz_end_in_a_file_error(entries: dict[str, bytes], tmp_path: Path) -> None:
+def test_hostile_texts_of_an_npz_end_in_a_file_error(
+    entries: dict[str, bytes], tmp_path: Path
+) -> None:
     with pytest.raises(FileFormatError):
         load_features(write_entries(tmp_path / "toy.npz", **entries))
 
 
-def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_unpacks_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arrays, "ROOM", 2**16)
     zeros = entry("(262144, 4)", "<f8", bytes(2**23))
     with pytest.raises(FileFormatError, match="must unpack to at most"):
-        load_features(write_entries(tmp_path / "bomb.npz", zipfile.ZIP_DEFLATED, X_train=zeros))
+        load_features(
+            write_entries(tmp_path / "bomb.npz", zipfile.ZIP_DEFLATED, X_train=zeros)
+        )
     with pytest.raises(FileFormatError, match="stored or deflated"):
         load_features(write_entries(tmp_path / "odd.npz", zipfile.ZIP_BZIP2))
 
@@ -344,10 +444,14 @@ def test_kind_version_and_unknown_fields(tmp_path: Path) -> None:
             load_features(write(path, ARRAYS, evergrow=json.dumps(stamp)))
 
 
-def test_a_file_that_changed_since_the_shards_were_made_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changed_since_the_shards_were_made_is_refused(
+    tmp_path: Path,
+) -> None:
     np.savez(tmp_path / "a.npz", X=np.eye(9), y=np.arange(9))
     source = read(tmp_path / "a.npz")
     last = list(source.shards(3, LARGE))[-1]
     np.savez(tmp_path / "a.npz", X=np.eye(4), y=np.arange(4))
-    with pytest.raises(FileFormatError, match="must hold 9 rows of X, as when the shards were made"):
+    with pytest.raises(
+        FileFormatError, match="must hold 9 rows of X, as when the shards were made"
+    ):
         source_from(source.describe()).read(last)

@@ -14,11 +14,26 @@ import numpy as np
 import pytest
 from tests.data.conftest import PNG, Tree
 from tests.data.sources.conftest import Traffic
-from tests.data.sources.samples import LARGE, bodies, counts, jpeg, labels_of, names_of, parts_of
+from tests.data.sources.samples import (
+    LARGE,
+    bodies,
+    counts,
+    jpeg,
+    labels_of,
+    names_of,
+    parts_of,
+)
 from tests.data.test_archives import pack
 from tests.engine.object_storage import upload
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError, LabelError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    DataWarning,
+    FileFormatError,
+    ImageError,
+    InputError,
+    LabelError,
+)
 from evergrow.data import Dataset, load_data, read, source_from, sources
 from evergrow.data import items as image_formats
 from evergrow.data.intake import read_parts
@@ -42,11 +57,20 @@ def test_train_and_test_folders(tree: Tree) -> None:
     assert data.y_train.dtype == np.int64
     assert data.train.items.name(6) == "train/dog/000.png"
     assert data.train.items.raw(6).read_bytes() == PNG
-    parts = {part: parts_of(read(root, part=part), rows=4) for part in ("train", "test", "all")}
+    parts = {
+        part: parts_of(read(root, part=part), rows=4)
+        for part in ("train", "test", "all")
+    }
     assert [len(part) for part in parts["train"]] == [4, 4, 3]
-    assert labels_of(parts["all"]) == [data.class_names[code] for code in (*data.y_train, *data.y_test)]
+    assert labels_of(parts["all"]) == [
+        data.class_names[code] for code in (*data.y_train, *data.y_test)
+    ]
     names = {part: names_of(found) for part, found in parts.items()}
-    assert names == {"train": data.train.names(), "test": data.test.names(), "all": names["train"] + names["test"]}
+    assert names == {
+        "train": data.train.names(),
+        "test": data.test.names(),
+        "all": names["train"] + names["test"],
+    }
     kept = load_data(root, test_size=0)
     assert (kept.whole, fingerprint_of(kept)) == (False, fingerprint_of(data))
 
@@ -54,21 +78,36 @@ def test_train_and_test_folders(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("folders", "layout", "classes"),
     [
-        ({f"inner/{key}": count for key, count in BOTH.items()}, "train-test", ("cat", "dog")),
+        (
+            {f"inner/{key}": count for key, count in BOTH.items()},
+            "train-test",
+            ("cat", "dog"),
+        ),
         ({"train/a": 10, "train/b": 10}, "class-folders", ("a", "b")),
         ({"bus": 6, "train": 6}, "class-folders", ("bus", "train")),
         ({"Train/a": 5, "VAL/a": 2}, "train-test", ("a",)),
         ({"TRAINING/a": 5, "Validation/a": 2}, "train-test", ("a",)),
         ({"train/a": 5, "valid/a": 2}, "train-test", ("a",)),
         (
-            {"train/кошка 🐈": 5, "train/ñandú": 5, "test/кошка 🐈": 1, "test/ñandú": 1},
+            {
+                "train/кошка 🐈": 5,
+                "train/ñandú": 5,
+                "test/кошка 🐈": 1,
+                "test/ñandú": 1,
+            },
             "train-test",
             ("ñandú", "кошка 🐈"),
         ),
-        ({"cat/2019": 3, "cat/2020": 3, "dog/indoors": 5, "dog/2019": 1, "dog/x": 1}, "class-folders", ("cat", "dog")),
+        (
+            {"cat/2019": 3, "cat/2020": 3, "dog/indoors": 5, "dog/2019": 1, "dog/x": 1},
+            "class-folders",
+            ("cat", "dog"),
+        ),
     ],
 )
-def test_other_forms(folders: dict[str, int], layout: str, classes: tuple[str, ...], tree: Tree) -> None:
+def test_other_forms(
+    folders: dict[str, int], layout: str, classes: tuple[str, ...], tree: Tree
+) -> None:
     data = load_data(tree(folders))
     assert (data.layout, data.class_names) == (layout, classes)
     assert data.train.items.raw(0).is_file()
@@ -101,7 +140,9 @@ def test_class_folders_are_split_by_class(tree: Tree) -> None:
     assert data.train.items.root is not None
     assert isinstance(data.test.items, Images)
     every = sorted(data.train.items.names + data.test.items.names)
-    assert every == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    assert every == sorted(
+        path.relative_to(root).as_posix() for path in root.rglob("*.png")
+    )
     assert len(set(every)) == 36
 
 
@@ -114,13 +155,20 @@ def test_split_follows_seed_and_size_and_no_other_class(tree: Tree) -> None:
     for number in range(7):
         (root / "aa" / f"{number}.png").write_bytes(PNG)
     more = load_data(root)
-    assert [name for name in more.test.items.names if not name.startswith("aa/")] == list(one.test.items.names)
+    assert [
+        name for name in more.test.items.names if not name.startswith("aa/")
+    ] == list(one.test.items.names)
 
 
 @pytest.mark.parametrize("test_size", [0.01, 0.99])
-def test_every_class_is_on_both_sides_and_single_images_are_in_training(test_size: float, tree: Tree) -> None:
+def test_every_class_is_on_both_sides_and_single_images_are_in_training(
+    test_size: float, tree: Tree
+) -> None:
     root = tree({"a": 2, "b": 3, "lonely": 1})
-    with pytest.warns(DataWarning, match="one sample are in the training set only: 'lonely'.*fewer than 5"):
+    with pytest.warns(
+        DataWarning,
+        match="one sample are in the training set only: 'lonely'.*fewer than 5",
+    ):
         data = load_data(root, test_size=test_size)
     assert min(counts(data, "train")) >= 1
     assert min(counts(data, "test")[:2]) >= 1
@@ -131,7 +179,9 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
     root = tree({"a": 9, "b": 8})
     data = load_data(root, test_size=0)
     assert data.train.items.root is not None
-    assert sorted(data.train.items.names) == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    assert sorted(data.train.items.names) == sorted(
+        path.relative_to(root).as_posix() for path in root.rglob("*.png")
+    )
     assert (data.whole, data.test, data.y_test.dtype) == (True, None, np.int64)
     assert counts(data, "train") == [9, 8]
     assert counts(data, "test") == [0, 0]
@@ -145,15 +195,33 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
 
 
 def test_nested_folders_and_foreign_files(tree: Tree) -> None:
-    root = tree({**BOTH, "train/cat/from phone/2024": 2, "train/.thumbnails": 3, "train/__MACOSX": 1})
-    for name in ("train/cat/labels.txt", "train/cat/.hidden.png", "train/cat/noend", "train/loose.png", "readme.md"):
+    root = tree(
+        {
+            **BOTH,
+            "train/cat/from phone/2024": 2,
+            "train/.thumbnails": 3,
+            "train/__MACOSX": 1,
+        }
+    )
+    for name in (
+        "train/cat/labels.txt",
+        "train/cat/.hidden.png",
+        "train/cat/noend",
+        "train/loose.png",
+        "readme.md",
+    ):
         (root / name).write_bytes(PNG)
     (root / "train/cat/upper.JPEG").write_bytes(PNG)
     data = load_data(root)
     assert counts(data, "train") == [9, 5]
     assert "train/cat/from phone/2024/000.png" in data.train.items.names
     note = next(note for note in data.notes if "left out" in note)
-    for part in ("not images (.txt): 1", "not images (no suffix): 1", "hidden: 3", "outside class folders: 1"):
+    for part in (
+        "not images (.txt): 1",
+        "not images (no suffix): 1",
+        "hidden: 3",
+        "outside class folders: 1",
+    ):
         assert part in note
 
 
@@ -214,17 +282,32 @@ def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> Non
 # -- what is wrong ----------------------------------------------------------------------------------------
 
 
-def test_a_name_that_is_not_there_brings_the_nearest(tmp_path: Path, alone: Path) -> None:
+def test_a_name_that_is_not_there_brings_the_nearest(
+    tmp_path: Path, alone: Path
+) -> None:
     (alone / "ten").mkdir()
     (alone / "data").mkdir()
     (alone / "data" / "birds.csv").write_text("text,label\n")
-    for name, near in (("tenn", "ten"), ("./tenn", "ten"), ("brids", "birds"), ("birds.cvs", "birds.csv")):
-        with pytest.raises(DatasetNotFoundError, match=f"No folder or file '{name}' here. Did you mean '{near}'?"):
+    for name, near in (
+        ("tenn", "ten"),
+        ("./tenn", "ten"),
+        ("brids", "birds"),
+        ("birds.cvs", "birds.csv"),
+    ):
+        with pytest.raises(
+            DatasetNotFoundError,
+            match=f"No folder or file '{name}' here. Did you mean '{near}'?",
+        ):
             load_data(name)
     for name in ("xyz", "no/such/folder", "./gone", "gone.parquet"):
-        with pytest.raises(DatasetNotFoundError, match=f"No folder or file '{name}' here"):
+        with pytest.raises(
+            DatasetNotFoundError, match=f"No folder or file '{name}' here"
+        ):
             load_data(name)
-    with pytest.raises(DatasetNotFoundError, match=r"No folder or file 'bird.csv' in .*data. Did you mean"):
+    with pytest.raises(
+        DatasetNotFoundError,
+        match=r"No folder or file 'bird.csv' in .*data. Did you mean",
+    ):
         load_data(alone / "data" / "bird.csv")
 
 
@@ -235,7 +318,9 @@ def test_empty_classes_are_left_out_and_said(tree: Tree) -> None:
         assert load_data(root).class_names == ("cat", "dog")
 
 
-@pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("caf\u00e9", "cafe\u0301")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("Cat", "cat"), ("caf\u00e9", "cafe\u0301")]
+)
 def test_spelling_that_differs(one: str, other: str, tree: Tree) -> None:
     root = tree({f"train/{one}": 5, f"test/{other}": 1})
     if len({entry.name for entry in root.glob("*/*")}) < 2:
@@ -270,16 +355,28 @@ def test_two_training_folders(tree: Tree) -> None:
             "point to one of 'one', 'two'",
         ),
         ({"a": 1, "b": 1}, LabelError, "No test set can be drawn"),
-        ({**BOTH, "test/bird": 1, "test/fish": 1}, LabelError, "got 'bird', 'fish' in the test set only"),
-        ({**BOTH, "train/bird": 0, "test/bird": 2}, LabelError, "'bird' in the test set only"),
+        (
+            {**BOTH, "test/bird": 1, "test/fish": 1},
+            LabelError,
+            "got 'bird', 'fish' in the test set only",
+        ),
+        (
+            {**BOTH, "train/bird": 0, "test/bird": 2},
+            LabelError,
+            "'bird' in the test set only",
+        ),
     ],
 )
-def test_what_is_refused(folders: dict[str, int], error: type[Exception], match: str, tree: Tree) -> None:
+def test_what_is_refused(
+    folders: dict[str, int], error: type[Exception], match: str, tree: Tree
+) -> None:
     with pytest.raises(error, match=match):
         load_data(tree(folders))
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user without root")
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="needs a user without root"
+)
 def test_unreadable_folder(tree: Tree) -> None:
     root = tree(BOTH)
     (root / "train/cat").chmod(0)
@@ -293,11 +390,19 @@ def test_unreadable_folder(tree: Tree) -> None:
 # -- folders and tables as sources ------------------------------------------------------------------
 
 
-def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(images: Path) -> None:
+def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(
+    images: Path,
+) -> None:
     source = read(images / "classes")
-    sizes = [len(body) for shard in source.shards(100, LARGE) for body in bodies(source.read(shard))]
+    sizes = [
+        len(body)
+        for shard in source.shards(100, LARGE)
+        for body in bodies(source.read(shard))
+    ]
     by_size = list(source.shards(rows=100, size=3 * max(sizes)))
-    assert by_size == list(read(images / "classes").shards(rows=100, size=3 * max(sizes)))
+    assert by_size == list(
+        read(images / "classes").shards(rows=100, size=3 * max(sizes))
+    )
     assert all(shard.size <= 3 * max(sizes) for shard in by_size)
     assert sum(shard.rows for shard in by_size) == 12
     assert [shard.number for shard in by_size] == list(range(len(by_size)))
@@ -305,7 +410,9 @@ def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(images: 
 
 
 @pytest.mark.parametrize("part", ["classes", "list.csv", "named"])
-def test_another_storage_gives_the_same(images: Path, traffic: Traffic, part: str) -> None:
+def test_another_storage_gives_the_same(
+    images: Path, traffic: Traffic, part: str
+) -> None:
     upload(images, "memory://sets")
     local, far = read(images / part), read(f"memory://sets/{part}")
     assert far.identity() == local.identity()
@@ -318,10 +425,14 @@ def test_another_storage_gives_the_same(images: Path, traffic: Traffic, part: st
     assert bodies(got) == bodies(expected)
     assert got.names() == expected.names()
     assert got.labels.tolist() == expected.labels.tolist()
-    assert traffic.total == shards[1].size == sum(len(body) for body in bodies(got))  # these files, and nothing else
+    assert (
+        traffic.total == shards[1].size == sum(len(body) for body in bodies(got))
+    )  # these files, and nothing else
 
 
-def test_identity_is_of_names_sizes_and_labels_alone(images: Path, tmp_path: Path) -> None:
+def test_identity_is_of_names_sizes_and_labels_alone(
+    images: Path, tmp_path: Path
+) -> None:
     copy = shutil.copytree(images / "classes", tmp_path / "moved")
     identity = read(images / "classes").identity()
     assert read(copy).identity() == identity
@@ -332,27 +443,41 @@ def test_identity_is_of_names_sizes_and_labels_alone(images: Path, tmp_path: Pat
     assert read(copy).identity() != identity
 
 
-def test_images_without_labels_are_found_wherever_they_lie(images: Path, tree: Tree) -> None:
+def test_images_without_labels_are_found_wherever_they_lie(
+    images: Path, tree: Tree
+) -> None:
     (data,) = parts_of(read(tree({".": 1, "deep/down": 1}), labelled=False))
     assert data.labels is None
     assert data.names() == ["000.png", "deep/down/000.png"]
     assert parts_of(read(images / "list.csv", labelled=False))[0].labels is None
 
 
-def test_an_image_that_went_away_is_one_image_not_the_shard(images: Path, traffic: Traffic) -> None:
+def test_an_image_that_went_away_is_one_image_not_the_shard(
+    images: Path, traffic: Traffic
+) -> None:
     upload(images / "classes", "memory://sets")
     source = read("memory://sets")
     (shard,) = source.shards(99, LARGE)
     fsspec.filesystem("memory").rm("/sets/bee/1.jpg")
     data = source.read(shard)
-    with pytest.raises(ImageError, match=r"image must be a readable file, got bee/1\.jpg"):
+    with pytest.raises(
+        ImageError, match=r"image must be a readable file, got bee/1\.jpg"
+    ):
         data.items.raw(5)
     assert data.items.take([4, 6]).raw(1) == (images / "classes/bee/2.jpg").read_bytes()
     assert len(data) == 12
 
 
-def test_addresses_with_nothing_there_are_one_line(images: Path, tmp_path: Path, traffic: Traffic) -> None:
-    for address in (tmp_path / "none", tmp_path / "none.csv", "memory://none", "memory://none.csv", "memory://n-*.csv"):
+def test_addresses_with_nothing_there_are_one_line(
+    images: Path, tmp_path: Path, traffic: Traffic
+) -> None:
+    for address in (
+        tmp_path / "none",
+        tmp_path / "none.csv",
+        "memory://none",
+        "memory://none.csv",
+        "memory://n-*.csv",
+    ):
         with pytest.raises(DatasetNotFoundError) as caught:
             list(read(address).shards(5, 5))
         assert "none" in str(caught.value) or "n-*" in str(caught.value)
@@ -362,7 +487,9 @@ def test_addresses_with_nothing_there_are_one_line(images: Path, tmp_path: Path,
         list(read(tmp_path / "list.csv").shards(5, 5))
 
 
-def test_a_table_on_a_storage_leads_to_no_file_outside_its_folder(traffic: Traffic) -> None:
+def test_a_table_on_a_storage_leads_to_no_file_outside_its_folder(
+    traffic: Traffic,
+) -> None:
     system = fsspec.filesystem("memory")
     system.pipe_file("/secret.jpg", jpeg(0))
     system.pipe_file("/sets/list.csv", b"path,label\n../secret.jpg,a\n")
@@ -370,7 +497,9 @@ def test_a_table_on_a_storage_leads_to_no_file_outside_its_folder(traffic: Traff
         list(read("memory://sets/list.csv").shards(5, 5))
 
 
-def test_an_image_file_of_impossible_size_is_refused(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_file_of_impossible_size_is_refused(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "LARGEST_IMAGE", 100)
     with pytest.raises(FileFormatError, match="must be an image of at most"):
         list(read(images / "classes").shards(5, LARGE))
@@ -385,7 +514,9 @@ def test_a_shard_that_contradicts_itself_is_refused(images: Path) -> None:
 
 def test_labels_that_no_terminal_shows_have_an_identity_too(tmp_path: Path) -> None:
     path = tmp_path / "mail.jsonl"
-    path.write_text('{"text": "a", "label": "x\\ud800"}\n{"text": "b\\udfff", "label": "y"}\n')
+    path.write_text(
+        '{"text": "a", "label": "x\\ud800"}\n{"text": "b\\udfff", "label": "y"}\n'
+    )
     source = read(path)
     assert len(source.identity()) == 32
     assert json.loads(json.dumps([shard.where for shard in source.shards(5, LARGE)]))
@@ -396,17 +527,24 @@ def test_labels_that_no_terminal_shows_have_an_identity_too(tmp_path: Path) -> N
 # -- metadata ---------------------------------------------------------------------------------------------
 
 
-def metadata(folder: Path, labels: list[str], form: str = "csv", column: str = "label") -> None:
+def metadata(
+    folder: Path, labels: list[str], form: str = "csv", column: str = "label"
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [(f"{number}.png", label) for number, label in enumerate(labels)]
     for name, _ in rows:
         (folder / name).write_bytes(PNG)
     if form == "csv":
         body = "".join(f"{name},{label}\n\n" for name, label in rows)
-        (folder / "metadata.csv").write_text(f"\ufefffile_name,{column}\n{body}", encoding="utf-8")
+        (folder / "metadata.csv").write_text(
+            f"\ufefffile_name,{column}\n{body}", encoding="utf-8"
+        )
     else:
         (folder / "metadata.jsonl").write_text(
-            "".join(json.dumps({"file_name": name, column: label}) + "\n" for name, label in rows)
+            "".join(
+                json.dumps({"file_name": name, column: label}) + "\n"
+                for name, label in rows
+            )
         )
 
 
@@ -415,8 +553,16 @@ def test_metadata_beside_images(form: str, tmp_path: Path) -> None:
     root = tmp_path / "pets"
     metadata(root, ["cat", "dog", "cat"], form)
     data = read_parts(root)
-    assert (data.layout, data.train.labels.tolist(), data.test) == ("table", ["cat", "dog", "cat"], None)
-    assert read_parts(pack(root, tmp_path / "pets.zip")).train.labels.tolist() == ["cat", "dog", "cat"]
+    assert (data.layout, data.train.labels.tolist(), data.test) == (
+        "table",
+        ["cat", "dog", "cat"],
+        None,
+    )
+    assert read_parts(pack(root, tmp_path / "pets.zip")).train.labels.tolist() == [
+        "cat",
+        "dog",
+        "cat",
+    ]
 
 
 def test_metadata_of_two_parts_and_another_column(tmp_path: Path) -> None:
@@ -425,7 +571,9 @@ def test_metadata_of_two_parts_and_another_column(tmp_path: Path) -> None:
     with pytest.warns(DataWarning, match="fewer than 5"):
         data = load_data(tmp_path, label_column="species")
     assert (len(data.train), len(data.test), data.class_names) == (6, 1, ("cat", "dog"))
-    with pytest.raises(FileFormatError, match=r"must have a column 'label'.* by label_column"):
+    with pytest.raises(
+        FileFormatError, match=r"must have a column 'label'.* by label_column"
+    ):
         load_data(tmp_path)
 
 
@@ -437,12 +585,17 @@ def test_another_file_called_metadata_is_passed_over(tree: Tree) -> None:
 
 # -- nested folders ---------------------------------------------------------------------------------------
 
-NESTED = {f"{line}/{name}": 6 for line in ("line1", "line2") for name in ("ant", "bee", "cat")}
+NESTED = {
+    f"{line}/{name}": 6 for line in ("line1", "line2") for name in ("ant", "bee", "cat")
+}
 
 
 def test_repeated_names_are_noticed(tree: Tree) -> None:
     root = tree(NESTED)
-    with pytest.warns(DataWarning, match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2', which were taken for the"):
+    with pytest.warns(
+        DataWarning,
+        match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2', which were taken for the",
+    ):
         data = load_data(root)
     assert data.class_names == ("line1", "line2")
 
@@ -450,7 +603,9 @@ def test_repeated_names_are_noticed(tree: Tree) -> None:
 # -- plugins ----------------------------------------------------------------------------------------------
 
 
-def test_images_that_need_a_plugin_are_said(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_need_a_plugin_are_said(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tree({"cat": 6, "dog": 6})
     for name in ("cat/1.HEIC", "cat/2.heic", "dog/1.CR2", "dog/1.psd"):
         (root / name).write_bytes(b"x")
@@ -460,7 +615,9 @@ def test_images_that_need_a_plugin_are_said(tree: Tree, monkeypatch: pytest.Monk
     text = str(said[0].message)
     assert len(data.train) + len(data.test) == 12
     assert "HEIC images left out: 2; pip install 'evergrow[heic]' reads them" in text
-    assert "camera RAW images left out: 1; pip install 'evergrow[raw]' reads them" in text
+    assert (
+        "camera RAW images left out: 1; pip install 'evergrow[raw]' reads them" in text
+    )
     assert "PSD images left out: 1; save them as JPEG or PNG" in text
     monkeypatch.setattr(image_formats, "has_plugin", lambda extra: extra == "heic")
     with pytest.warns(DataWarning, match="PSD images left out: 1"):

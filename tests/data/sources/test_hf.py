@@ -37,11 +37,15 @@ def run(address: str, home: Path, *command: object) -> subprocess.CompletedProce
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
         "NO_PROXY": "127.0.0.1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     environment.pop("HF_HUB_OFFLINE", None)
     line = [sys.executable, "-m", "evergrow", *map(str, command)]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        line, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow  # two processes that import torch
@@ -50,18 +54,34 @@ def test_data_set_of_the_hub_is_learned_by_shards(tmp_path: Path) -> None:
     model = tmp_path / "points.evg"
     with running_hub() as hub:
         files = {
-            f"data/part-{k}.parquet": parquet(X[k * 100 : k * 100 + 100], y[k * 100 : k * 100 + 100]) for k in (0, 1)
+            f"data/part-{k}.parquet": parquet(
+                X[k * 100 : k * 100 + 100], y[k * 100 : k * 100 + 100]
+            )
+            for k in (0, 1)
         }
         hub.repository("me/points", "datasets").add(files)
         address = "hf://datasets/me/points/data/*.parquet"
         options = ["--engine", "local", "--units", 20, "--device", "cpu", "--json"]
         done = run(hub.address, tmp_path, "fit", address, "-m", model, *options)
         assert done.returncode == 0, done.stderr
-        gone = run(hub.address, tmp_path, "fit", "hf://datasets/me/nothing/data/", "-m", tmp_path / "no.evg", *options)
+        gone = run(
+            hub.address,
+            tmp_path,
+            "fit",
+            "hf://datasets/me/nothing/data/",
+            "-m",
+            tmp_path / "no.evg",
+            *options,
+        )
     assert json.loads(done.stdout)["engine"]["rows"] == 200
-    plain = Learner(options={"n_units": 20}, device="cpu").fit(X, np.array([f"class {code}" for code in y]))
+    plain = Learner(options={"n_units": 20}, device="cpu").fit(
+        X, np.array([f"class {code}" for code in y])
+    )
     np.testing.assert_allclose(
-        Learner.load(model).head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9
+        Learner.load(model).head_.decision_function(X),
+        plain.head_.decision_function(X),
+        rtol=0,
+        atol=1e-9,
     )
     assert gone.returncode == 2
     assert "hf://datasets/me/nothing" in gone.stderr

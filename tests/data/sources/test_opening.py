@@ -13,7 +13,12 @@ import pytest
 from tests.data.sources.samples import FILES, LARGE, labels_of, parts_of
 from tests.engine.object_storage import upload
 
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
+from evergrow.core.errors import (
+    EvergrowError,
+    FileFormatError,
+    InputError,
+    ParameterError,
+)
 from evergrow.data import Shard, Source, read, source_from
 from evergrow.data.sources import make_source, part_of_files
 
@@ -21,7 +26,11 @@ from evergrow.data.sources import make_source, part_of_files
 @pytest.fixture
 def vectors(tmp_path: Path) -> Path:
     for name in ("a", "b"):
-        np.savez(tmp_path / f"{name}.npz", X=np.eye(5, dtype=np.float32), y=np.array([name] * 5))
+        np.savez(
+            tmp_path / f"{name}.npz",
+            X=np.eye(5, dtype=np.float32),
+            y=np.array([name] * 5),
+        )
     return tmp_path
 
 
@@ -45,7 +54,9 @@ def test_names_with_marks_of_patterns_are_names_where_they_exist(vectors: Path) 
     assert [part.items.raw(0) for part in parts_of(read(table))] == ["a"]
 
 
-def test_relative_paths_are_described_in_full(vectors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_paths_are_described_in_full(
+    vectors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(vectors)
     source = read("a.npz")
     description = json.loads(json.dumps(source.describe()))
@@ -83,12 +94,19 @@ def test_descriptions_of_nothing_are_refused(description: dict[str, Any]) -> Non
 def test_shards_that_say_nothing_are_refused(vectors: Path) -> None:
     source = read(vectors / "a.npz")
     (shard,) = source.shards(9, LARGE)
-    for where in ({}, {**shard.where, "start": -1}, {**shard.where, "file": 5}, {**shard.where, "stop": 10**9}):
+    for where in (
+        {},
+        {**shard.where, "start": -1},
+        {**shard.where, "file": 5},
+        {**shard.where, "stop": 10**9},
+    ):
         with pytest.raises(FileFormatError):
             source.read(replace(shard, where=where))
     for name in ("arrays", "parquet", "arrow", "webdataset", "table"):
         with pytest.raises(EvergrowError):
-            make_source(name, source.tree, "a.npz", source.options).read(Shard(0, 1, 0, {}))
+            make_source(name, source.tree, "a.npz", source.options).read(
+                Shard(0, 1, 0, {})
+            )
 
 
 def test_limits_are_checked(vectors: Path) -> None:
@@ -104,9 +122,18 @@ HEAD, TAIL, ENDS = (0, 2048), (-2500, 0), (-200, 200)
 
 
 @pytest.mark.parametrize(
-    ("name", "places"), [("a.npz", ENDS), ("b.npz", ENDS), ("a.parquet", TAIL), ("a.arrow", HEAD), ("a.tar", HEAD)]
+    ("name", "places"),
+    [
+        ("a.npz", ENDS),
+        ("b.npz", ENDS),
+        ("a.parquet", TAIL),
+        ("a.arrow", HEAD),
+        ("a.tar", HEAD),
+    ],
 )
-def test_damaged_files_never_end_in_another_error(name: str, places: tuple[int, int], tmp_path: Path) -> None:
+def test_damaged_files_never_end_in_another_error(
+    name: str, places: tuple[int, int], tmp_path: Path
+) -> None:
     path = tmp_path / name
     FILES[name](path)
     body = path.read_bytes()
@@ -122,25 +149,41 @@ def test_damaged_files_never_end_in_another_error(name: str, places: tuple[int, 
         path.write_bytes(broken)
         try:
             parts = parts_of(read(path), rows=100)
-            assert all(part.features is None or np.isfinite(part.features).all() for part in parts)
+            assert all(
+                part.features is None or np.isfinite(part.features).all()
+                for part in parts
+            )
         except EvergrowError as error:
             said.append(str(error))
     assert len(said) >= 40  # a changed byte may leave a sound file, a cut one does not
     assert all(name in message for message in said)
 
 
-def _labels(description: dict[str, Any], shard: Shard, source: Source, answers: Any) -> None:
-    answers.put([source_from(description).read(shard).labels.tolist(), source.read(shard).labels.tolist()])
+def _labels(
+    description: dict[str, Any], shard: Shard, source: Source, answers: Any
+) -> None:
+    answers.put(
+        [
+            source_from(description).read(shard).labels.tolist(),
+            source.read(shard).labels.tolist(),
+        ]
+    )
 
 
-def test_a_forked_process_reads_from_a_bucket_on_its_own(vectors: Path, s3: str) -> None:
+def test_a_forked_process_reads_from_a_bucket_on_its_own(
+    vectors: Path, s3: str
+) -> None:
     upload(vectors, f"{s3}/forked")
     source = read(f"{s3}/forked/b.npz")
     (shard,) = source.shards(9, LARGE)
-    source.read(shard)  # the driver's connections are open by now, and no use to a child
+    source.read(
+        shard
+    )  # the driver's connections are open by now, and no use to a child
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    child = context.Process(target=_labels, args=(source.describe(), shard, source, answers))
+    child = context.Process(
+        target=_labels, args=(source.describe(), shard, source, answers)
+    )
     child.start()
     child.join(60)
     assert child.exitcode == 0

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from tests.data.conftest import PNG
 from tests.data.sources.conftest import Traffic
-from tests.data.sources.samples import LARGE, NAMES, bodies, images_table, jpeg, labels_of, names_of, parts_of
+from tests.data.sources.samples import (
+    LARGE,
+    NAMES,
+    bodies,
+    images_table,
+    jpeg,
+    labels_of,
+    names_of,
+    parts_of,
+)
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import FileFormatError, ImageError, InputError
@@ -22,7 +31,9 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = [
     pytest.mark.usefixtures("alone"),
-    pytest.mark.filterwarnings("ignore:data set:evergrow.core.errors.DataWarning"),  # few samples of each class
+    pytest.mark.filterwarnings(
+        "ignore:data set:evergrow.core.errors.DataWarning"
+    ),  # few samples of each class
 ]
 
 
@@ -36,11 +47,26 @@ def test_texts(tmp_path: Path) -> None:
     labels = ["ham", "spam"] * 6
     columns = {"text": words, "label": labels}
     data = load_data(write(tmp_path / "mail.parquet", columns))
-    assert (data.layout, data.kind, len(data.train), len(data.test)) == ("parquet", "text", 10, 2)
+    assert (data.layout, data.kind, len(data.train), len(data.test)) == (
+        "parquet",
+        "text",
+        10,
+        2,
+    )
     assert data.train.items.raw(0) in words
-    with pytest.raises(FileFormatError, match=r"column 'split'; write the parts to files of their own"):
-        load_data(write(tmp_path / "both.parquet", {**columns, "split": ["train"] * 8 + ["test"] * 4}))
-    other = write(tmp_path / "other.parquet", {"body": words, "species": pa.array(labels).dictionary_encode()})
+    with pytest.raises(
+        FileFormatError, match=r"column 'split'; write the parts to files of their own"
+    ):
+        load_data(
+            write(
+                tmp_path / "both.parquet",
+                {**columns, "split": ["train"] * 8 + ["test"] * 4},
+            )
+        )
+    other = write(
+        tmp_path / "other.parquet",
+        {"body": words, "species": pa.array(labels).dictionary_encode()},
+    )
     source = read(other, text_column="body", label_column="species")
     parts = parts_of(source, rows=5)
     assert source.kind == "text"
@@ -57,7 +83,9 @@ def test_image_bytes_in_several_groups_read_in_any_order(tmp_path: Path) -> None
     data = load_data(path, test_size=0)
     assert (data.kind, data.class_names) == ("image", ("0", "1", "2"))
     order = [99, 0, 36, 37, 38, 98, 1, 73, 74, 50]
-    assert [data.train.items.raw(row) for row in order] == [images[row] for row in order]
+    assert [data.train.items.raw(row) for row in order] == [
+        images[row] for row in order
+    ]
     again = pickle.loads(pickle.dumps(data.train))
     assert bodies(again) == images
     assert again.items.stamp() == data.train.items.stamp()
@@ -68,11 +96,17 @@ def test_image_bytes_in_several_groups_read_in_any_order(tmp_path: Path) -> None
 
 def test_files_of_the_hub_are_parts_with_class_names(tmp_path: Path) -> None:
     (tmp_path / "pets/data").mkdir(parents=True)
-    counts = {"train-00000-of-00002": 5, "train-00001-of-00002": 4, "test-00000-of-00001": 3}
+    counts = {
+        "train-00000-of-00002": 5,
+        "train-00001-of-00002": 4,
+        "test-00000-of-00001": 3,
+    }
     for name, n in counts.items():
         write(tmp_path / f"pets/data/{name}.parquet", images_table(n))
     for part, numbers in (("train", [5, 4]), ("test", [3]), ("all", [3, 5, 4])):
-        assert sorted(map(len, parts_of(read(tmp_path / "pets", part=part)))) == sorted(numbers)
+        assert sorted(map(len, parts_of(read(tmp_path / "pets", part=part)))) == sorted(
+            numbers
+        )
     data = load_data(tmp_path / "pets")
     assert (data.layout, data.class_names) == ("parquet", tuple(NAMES))
     assert bodies(data.train) == [jpeg(row) for row in (0, 1, 2, 3, 4, 0, 1, 2, 3)]
@@ -80,9 +114,13 @@ def test_files_of_the_hub_are_parts_with_class_names(tmp_path: Path) -> None:
     assert bodies(data.test) == [jpeg(row) for row in range(3)]
 
 
-def test_only_the_groups_and_columns_of_a_shard_are_read(tmp_path: Path, traffic: Traffic) -> None:
+def test_only_the_groups_and_columns_of_a_shard_are_read(
+    tmp_path: Path, traffic: Traffic
+) -> None:
     (tmp_path / "far").mkdir()
-    path = write(tmp_path / "far/train-0.parquet", images_table(60, side=64), row_group_size=5)
+    path = write(
+        tmp_path / "far/train-0.parquet", images_table(60, side=64), row_group_size=5
+    )
     upload(tmp_path / "far", "memory://sets")
     far, local = read("memory://sets"), read(tmp_path / "far")
     shards = list(far.shards(rows=10, size=LARGE))
@@ -112,7 +150,9 @@ def test_features(tmp_path: Path, fixed: bool, dtype: type) -> None:
     X = np.random.default_rng(0).normal(size=(11, 4)).astype(dtype)
     values = pa.array(X.reshape(-1))
     lists = (
-        pa.FixedSizeListArray.from_arrays(values, 4) if fixed else pa.ListArray.from_arrays(np.arange(0, 45, 4), values)
+        pa.FixedSizeListArray.from_arrays(values, 4)
+        if fixed
+        else pa.ListArray.from_arrays(np.arange(0, 45, 4), values)
     )
     names = [f"{row}.jpg" for row in range(11)]
     columns = {"name": names, "label": ["a"] * 11, "feature": lists}
@@ -120,14 +160,23 @@ def test_features(tmp_path: Path, fixed: bool, dtype: type) -> None:
     parts = parts_of(source, rows=3)
     expected = X.astype(np.float32) if dtype == np.float16 else X
     assert source.kind == "features"
-    assert np.concatenate([part.features for part in parts]).tobytes() == expected.tobytes()
+    assert (
+        np.concatenate([part.features for part in parts]).tobytes()
+        == expected.tobytes()
+    )
     assert names_of(parts) == names
 
 
 def test_images_that_are_not_in_the_table(tmp_path: Path) -> None:
-    cells = [{"bytes": jpeg(0), "path": None}, {"bytes": None, "path": "../../etc/passwd"}, {"bytes": b"", "path": ""}]
+    cells = [
+        {"bytes": jpeg(0), "path": None},
+        {"bytes": None, "path": "../../etc/passwd"},
+        {"bytes": b"", "path": ""},
+    ]
     for images in (cells, [jpeg(0), None, b""]):
-        (held,) = parts_of(read(write(tmp_path / "c.parquet", {"image": images, "label": ["x"] * 3})))
+        (held,) = parts_of(
+            read(write(tmp_path / "c.parquet", {"image": images, "label": ["x"] * 3}))
+        )
         assert held.items.raw(0) == jpeg(0)
         for row in (1, 2):
             with pytest.raises(ImageError, match="its bytes are not in the table"):
@@ -142,14 +191,49 @@ XY = ["x", "y"]
 @pytest.mark.parametrize(
     ("columns", "options", "error", "match"),
     [
-        ({"text": ["a", None], "label": XY}, {}, InputError, r"text must not be empty, got None for x.parquet\[1\]"),
-        ({"text": ["a", "b"], "label": ["x", "  "]}, {}, InputError, "must have a label, got '' in row 1"),
-        ({"text": ["a", "b"], "label": ["x", None]}, {}, InputError, r"x.parquet: .* a label, got None in row 1"),
+        (
+            {"text": ["a", None], "label": XY},
+            {},
+            InputError,
+            r"text must not be empty, got None for x.parquet\[1\]",
+        ),
+        (
+            {"text": ["a", "b"], "label": ["x", "  "]},
+            {},
+            InputError,
+            "must have a label, got '' in row 1",
+        ),
+        (
+            {"text": ["a", "b"], "label": ["x", None]},
+            {},
+            InputError,
+            r"x.parquet: .* a label, got None in row 1",
+        ),
         ({"text": ["a"], "label": [0.5]}, {}, InputError, "must have a label, got 0.5"),
-        ({"text": ["a"], "label": [float("nan")]}, {}, InputError, "must have a label, got nan"),
-        ({"text": [["a"]], "label": ["x"]}, {}, FileFormatError, "must have a column 'text'"),
-        ({"text": ["a"], "class_": ["x"]}, {}, InputError, "must have labels; .*label_column"),
-        ({"path": ["a.png"], "label": ["x"]}, {}, FileFormatError, "'path' must hold images, got their names"),
+        (
+            {"text": ["a"], "label": [float("nan")]},
+            {},
+            InputError,
+            "must have a label, got nan",
+        ),
+        (
+            {"text": [["a"]], "label": ["x"]},
+            {},
+            FileFormatError,
+            "must have a column 'text'",
+        ),
+        (
+            {"text": ["a"], "class_": ["x"]},
+            {},
+            InputError,
+            "must have labels; .*label_column",
+        ),
+        (
+            {"path": ["a.png"], "label": ["x"]},
+            {},
+            FileFormatError,
+            "'path' must hold images, got their names",
+        ),
         ({"text": NOTHING, "label": NOTHING}, {}, InputError, "at least one sample"),
         ({"feature": [[1.0], [np.nan]], "label": XY}, {}, InputError, "must be finite"),
         (
@@ -158,15 +242,44 @@ XY = ["x", "y"]
             FileFormatError,
             "x.parquet: feature must hold .* of one width",
         ),
-        (images_table(3).set_column(1, "label", pa.array([0, 1, 7])), {}, InputError, "the 3 that it names, got 7"),
-        (OTHER, {}, FileFormatError, "must have a column 'text'.*got 'caption', 'kind', 'count'"),
-        (OTHER, {"text_column": "captoin"}, FileFormatError, "must have a column .*, got 'caption', 'kind'"),
-        (OTHER, {"text_column": "caption", "label_column": "clas"}, FileFormatError, "must have a column .*, got 'cap"),
-        (OTHER, {"image_column": "count"}, FileFormatError, "column 'count' must hold images"),
+        (
+            images_table(3).set_column(1, "label", pa.array([0, 1, 7])),
+            {},
+            InputError,
+            "the 3 that it names, got 7",
+        ),
+        (
+            OTHER,
+            {},
+            FileFormatError,
+            "must have a column 'text'.*got 'caption', 'kind', 'count'",
+        ),
+        (
+            OTHER,
+            {"text_column": "captoin"},
+            FileFormatError,
+            "must have a column .*, got 'caption', 'kind'",
+        ),
+        (
+            OTHER,
+            {"text_column": "caption", "label_column": "clas"},
+            FileFormatError,
+            "must have a column .*, got 'cap",
+        ),
+        (
+            OTHER,
+            {"image_column": "count"},
+            FileFormatError,
+            "column 'count' must hold images",
+        ),
     ],
 )
 def test_wrong_columns(
-    columns: Any, options: dict[str, str], error: type[Exception], match: str, tmp_path: Path
+    columns: Any,
+    options: dict[str, str],
+    error: type[Exception],
+    match: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(error, match=match):
         load_data(write(tmp_path / "x.parquet", columns), test_size=0, **options)
@@ -175,23 +288,41 @@ def test_wrong_columns(
 @pytest.mark.parametrize(
     ("one", "other", "match"),
     [
-        ({"feature": [[0.5] * 3]}, {"feature": [[0.5] * 5]}, r"width 3 in a.parquet and 5 in b.parquet"),
-        ({"text": ["a"], "label": ["x"]}, {"text": ["a"]}, "labels 'label' in a.parquet and '' in b"),
+        (
+            {"feature": [[0.5] * 3]},
+            {"feature": [[0.5] * 5]},
+            r"width 3 in a.parquet and 5 in b.parquet",
+        ),
+        (
+            {"text": ["a"], "label": ["x"]},
+            {"text": ["a"]},
+            "labels 'label' in a.parquet and '' in b",
+        ),
     ],
 )
-def test_files_must_be_alike(one: dict[str, Any], other: dict[str, Any], match: str, tmp_path: Path) -> None:
+def test_files_must_be_alike(
+    one: dict[str, Any], other: dict[str, Any], match: str, tmp_path: Path
+) -> None:
     write(tmp_path / "a.parquet", one)
     write(tmp_path / "b.parquet", other)
     with pytest.raises(FileFormatError, match=match):
         parts_of(read(tmp_path))
 
 
-def test_duplicate_columns_damage_and_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["x"])], names=["text", "text", "label"])
+def test_duplicate_columns_damage_and_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice = pa.Table.from_arrays(
+        [pa.array(["a"]), pa.array(["b"]), pa.array(["x"])],
+        names=["text", "text", "label"],
+    )
     pq.write_table(twice, tmp_path / "twice.parquet")
     with pytest.raises(FileFormatError, match="every column once"):
         load_data(tmp_path / "twice.parquet")
-    path = write(tmp_path / "x.parquet", {"text": ["a" * 1000] * 5000, "label": ["x", "y"] * 2500})
+    path = write(
+        tmp_path / "x.parquet",
+        {"text": ["a" * 1000] * 5000, "label": ["x", "y"] * 2500},
+    )
     monkeypatch.setattr(parquet, "ROOM", 1000)
     with pytest.raises(FileFormatError, match="must unpack to at most 100 times"):
         load_data(path)
@@ -203,17 +334,26 @@ def test_duplicate_columns_damage_and_lies(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_row_counts_that_lie_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"text": [f"t{row}" for row in range(300)], "label": ["x"] * 300})
+    path = write(
+        tmp_path / "a.parquet",
+        {"text": [f"t{row}" for row in range(300)], "label": ["x"] * 300},
+    )
     body = path.read_bytes()
     footer = int.from_bytes(body[-8:-4], "little")
     thrift = body[-8 - footer : -8]
     count = bytes([0xD8, 0x04])  # 300 as thrift writes it: zigzag, seven bits a byte
-    for value, places in ((301, -1), (2**40, -1), (10, 1)):  # everywhere, or in one place of several
+    for value, places in (
+        (301, -1),
+        (2**40, -1),
+        (10, 1),
+    ):  # everywhere, or in one place of several
         lie, zigzag = b"", 2 * value
         while zigzag >= 128:
             lie, zigzag = lie + bytes([zigzag & 127 | 128]), zigzag >> 7
         told = thrift.replace(count, lie + bytes([zigzag]), places)
         assert told != thrift
-        path.write_bytes(body[: -8 - footer] + told + len(told).to_bytes(4, "little") + b"PAR1")
+        path.write_bytes(
+            body[: -8 - footer] + told + len(told).to_bytes(4, "little") + b"PAR1"
+        )
         with pytest.raises(FileFormatError, match=r"a\.parquet must"):
             parts_of(read(path), rows=50)

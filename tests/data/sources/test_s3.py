@@ -8,7 +8,14 @@ from pathlib import Path
 
 import fsspec.config
 import pytest
-from tests.data.sources.samples import FILES, LARGE, bodies, image_set, labelled, write_tar
+from tests.data.sources.samples import (
+    FILES,
+    LARGE,
+    bodies,
+    image_set,
+    labelled,
+    write_tar,
+)
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import DatasetNotFoundError, EngineError
@@ -22,7 +29,9 @@ def content(data: Samples) -> object:
 
 SETS: dict[str, Callable[[Path], object]] = {
     **FILES,
-    "*.tar": lambda path: [write_tar(path.with_name(f"{n}.tar"), labelled(5 * n, 5)) for n in range(3)],
+    "*.tar": lambda path: [
+        write_tar(path.with_name(f"{n}.tar"), labelled(5 * n, 5)) for n in range(3)
+    ],
     "saved": lambda path: image_set(20).save_to_disk(path, num_shards=2),
     "classes": lambda path: None,
 }
@@ -44,11 +53,20 @@ def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, name: str) -
 
 
 def test_a_wrong_bucket_and_lacking_rights_are_one_line(s3: str) -> None:
-    for address in ("s3://nowhere-at-all/x", "s3://nowhere-at-all/x.npz", f"{s3}/no-such-folder"):
-        with pytest.raises(DatasetNotFoundError, match=address.removesuffix(".npz")) as caught:
+    for address in (
+        "s3://nowhere-at-all/x",
+        "s3://nowhere-at-all/x.npz",
+        f"{s3}/no-such-folder",
+    ):
+        with pytest.raises(
+            DatasetNotFoundError, match=address.removesuffix(".npz")
+        ) as caught:
             list(read(address).shards(5, 5))
         assert "\n" not in str(caught.value)
-    with pytest.raises(EngineError, match=r"s3://closed/features\.npz must be within reach, .* credentials") as refused:
+    with pytest.raises(
+        EngineError,
+        match=r"s3://closed/features\.npz must be within reach, .* credentials",
+    ) as refused:
         list(read("s3://closed/features.npz").shards(5, 5))
     for said in (str(caught.value), str(refused.value)):
         assert "a-secret-key" not in said
@@ -63,7 +81,9 @@ def test_the_settings_of_fsspec_are_taken(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     settings = {"key": "someone", "secret": "a-secret-key", "endpoint_url": s3_server}
-    monkeypatch.setitem(fsspec.config.conf, "s3", settings)  # as FSSPEC_S3_KEY and so on set them
+    monkeypatch.setitem(
+        fsspec.config.conf, "s3", settings
+    )  # as FSSPEC_S3_KEY and so on set them
     source = read(f"{s3}/keys/a.npz")
     (shard,) = source.shards(60, LARGE)
     assert len(source.read(shard)) == 60
@@ -71,9 +91,16 @@ def test_the_settings_of_fsspec_are_taken(
 
 
 @pytest.mark.slow
-def test_a_server_that_nobody_runs_is_one_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"retries": {"max_attempts": 0}}}
+def test_a_server_that_nobody_runs_is_one_line(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "endpoint_url": "http://127.0.0.1:9",
+        "config_kwargs": {"retries": {"max_attempts": 0}},
+    }
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)
-    with pytest.raises(EngineError, match=r"s3://data.* must be within reach") as caught:
+    with pytest.raises(
+        EngineError, match=r"s3://data.* must be within reach"
+    ) as caught:
         list(read(f"{s3}/x.npz").shards(5, 5))
     assert "\n" not in str(caught.value)

@@ -21,7 +21,13 @@ def task():
     return source.sample(list(range(5)), 90)
 
 
-SETTINGS = {"block_size": 10, "n_candidates": 4, "scales": (0.004, 0.02), "tol": 0.0, "max_units": 120}
+SETTINGS = {
+    "block_size": 10,
+    "n_candidates": 4,
+    "scales": (0.004, 0.02),
+    "tol": 0.0,
+    "max_units": 120,
+}
 
 
 def grow(task, **options):
@@ -41,7 +47,9 @@ def test_equals_the_papers_equations(task):
     paper = PaperConstruction(Z, Y, alpha=0.01, contraction=0.9999, draw=draw)
     paper.grow_to(120)
     ours = np.array([record.rmse for record in layer.log]) ** 2 * Y.numel()
-    assert np.allclose(-np.diff(ours), [record.drop_exact for record in layer.log[1:]], rtol=1e-6)
+    assert np.allclose(
+        -np.diff(ours), [record.drop_exact for record in layer.log[1:]], rtol=1e-6
+    )
     for record in layer.log:
         assert record.coupling == pytest.approx(record.drop_exact - record.drop_theorem)
         assert record.tried % SETTINGS["n_candidates"] == 0
@@ -72,7 +80,9 @@ def test_statuses(task):
     assert grow(task, tol=10.0, n_units=5).status == "converged"
     capped = grow(task, max_units=37, contraction=0.9999)
     assert (capped.status, capped.n_units) == ("capped", 37)  # the last block is cut
-    with pytest.warns(ConstructionWarning, match="exhausted at .* units with an RMSE of"):
+    with pytest.warns(
+        ConstructionWarning, match="exhausted at .* units with an RMSE of"
+    ):
         layer = grow(task, scales=(1e-6,), contraction=0.9, max_units=1000)
     assert layer.status == "exhausted"
 
@@ -92,7 +102,9 @@ def test_printed_inequality_stops_early(task):
 
 def test_the_schedule_never_goes_back(task):
     with pytest.warns(ConstructionWarning):
-        advance = grow(task, scales=(1e-5, 0.004, 0.02), contraction=0.9, max_units=2000)
+        advance = grow(
+            task, scales=(1e-5, 0.004, 0.02), contraction=0.9, max_units=2000
+        )
     scales = [r.scale for r in advance.log]
     assert scales == sorted(scales)
 
@@ -135,9 +147,19 @@ def test_units_beside_a_link_are_grown_on_what_it_leaves(task):
     Z, Y = task
     layer = grow(task, scales=(0.3,), max_units=30, direct_link=True)
     link = Z - Z.mean(dim=0)
-    H = torch.cat([link / link.square().sum(dim=1).mean().sqrt(), layer.transform(Z)[:, : layer.n_units]], dim=1)
-    W = torch.linalg.solve(H.T @ H + 0.01 * torch.eye(H.shape[1], dtype=torch.float64), H.T @ Y)
-    assert layer.log[-1].rmse == pytest.approx(float((Y - H @ W).square().mean().sqrt()), rel=1e-6)
+    H = torch.cat(
+        [
+            link / link.square().sum(dim=1).mean().sqrt(),
+            layer.transform(Z)[:, : layer.n_units],
+        ],
+        dim=1,
+    )
+    W = torch.linalg.solve(
+        H.T @ H + 0.01 * torch.eye(H.shape[1], dtype=torch.float64), H.T @ Y
+    )
+    assert layer.log[-1].rmse == pytest.approx(
+        float((Y - H @ W).square().mean().sqrt()), rel=1e-6
+    )
 
 
 def test_parameters_are_checked():

@@ -9,7 +9,11 @@ import torch
 
 from evergrow.core.record import from_archive, to_archive
 from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
-from evergrow.head.layers.feature_map import layer_from_plain, normalize, resolve_normalization
+from evergrow.head.layers.feature_map import (
+    layer_from_plain,
+    normalize,
+    resolve_normalization,
+)
 from evergrow.head.layers.fourier import FourierMap
 from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
 from evergrow.lab.layers.gaussian import input_weights
@@ -19,7 +23,9 @@ LAYERS = {
     "fourier-linked": FourierLayer(n_units=20),
     "link": FourierLayer(n_units=0),
     "guided": GuidedLayer(scales="auto", n_units=20, block_size=5),
-    "guided-linked": GuidedLayer(scales="auto", n_units=20, block_size=5, direct_link=True),
+    "guided-linked": GuidedLayer(
+        scales="auto", n_units=20, block_size=5, direct_link=True
+    ),
     "gaussian": GaussianLayer(n_units=20),
     "gaussian-auto": GaussianLayer(n_units=20, scales="auto", bias="points"),
     "uniform": UniformLayer(n_units=20),
@@ -51,7 +57,9 @@ def test_frozen_map_properties(name, task, device):
     assert low.dtype == torch.float32
     assert torch.allclose(low.double(), H, atol=1e-4)
     again = LAYERS[name].build(Z, Y, seed=2)
-    assert torch.allclose(again.transform(Z), H.cpu(), atol=1e-9), "the same seed gives the same layer everywhere"
+    assert torch.allclose(again.transform(Z), H.cpu(), atol=1e-9), (
+        "the same seed gives the same layer everywhere"
+    )
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
@@ -67,7 +75,10 @@ def test_restore_is_the_same_map(name, task):
 
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_parameters_survive_as_plain_values(name):
-    assert layer_from_plain(json.loads(json.dumps(LAYERS[name].to_plain()))) == LAYERS[name]
+    assert (
+        layer_from_plain(json.loads(json.dumps(LAYERS[name].to_plain())))
+        == LAYERS[name]
+    )
 
 
 def test_wider_layers_begin_with_narrower_ones(task):
@@ -78,8 +89,13 @@ def test_wider_layers_begin_with_narrower_ones(task):
     assert torch.allclose(rows[0], rows[1][:, :300], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("features", "units", "rows"), [(7, 20, 4000), (64, 150, 9), (100, 128, 1), (300, 700, 500)])
-def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(features, units, rows, rng):
+@pytest.mark.parametrize(
+    ("features", "units", "rows"),
+    [(7, 20, 4000), (64, 150, 9), (100, 128, 1), (300, 700, 500)],
+)
+def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(
+    features, units, rows, rng
+):
     Z = torch.randn(rows, features, generator=rng, dtype=torch.float64)
     layer = FourierLayer(units, gamma=0.3, direct_link=False).build(Z, Z, seed=5)
     signs, phases = (part.numpy() for part in layer.drawn())
@@ -87,17 +103,30 @@ def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(features, 
     H, small = scipy.linalg.hadamard(order), len(layer.factors()[1])
     turned = [np.eye(order)] * signs.shape[1]
     for turn in signs:
-        products = [matrix * sign @ H / order**0.5 for matrix, sign in zip(turned, turn, strict=True)]
-        turned = [one.reshape(order, small, -1).transpose(0, 2, 1).reshape(order, order) for one in products]
+        products = [
+            matrix * sign @ H / order**0.5
+            for matrix, sign in zip(turned, turn, strict=True)
+        ]
+        turned = [
+            one.reshape(order, small, -1).transpose(0, 2, 1).reshape(order, order)
+            for one in products
+        ]
     for matrix in turned:
         assert np.allclose(matrix.T @ matrix, np.eye(order))
     weights = 0.6**0.5 * order**0.5 * np.concatenate(turned, axis=1)[:features, :units]
     assert np.allclose(input_weights(layer).numpy(), weights)
-    assert np.allclose(layer.transform(Z).numpy(), (2 / units) ** 0.5 * np.cos(Z.numpy() @ weights + phases))
+    assert np.allclose(
+        layer.transform(Z).numpy(),
+        (2 / units) ** 0.5 * np.cos(Z.numpy() @ weights + phases),
+    )
 
 
 def test_fourier_units_are_the_same_bits_everywhere():
-    signs, phases = FourierLayer(100, gamma=1.0).build(torch.ones(2, 70), torch.eye(2), seed=7).drawn()
+    signs, phases = (
+        FourierLayer(100, gamma=1.0)
+        .build(torch.ones(2, 70), torch.eye(2), seed=7)
+        .drawn()
+    )
     drawn = signs.to(torch.int8).numpy().tobytes() + phases.numpy().tobytes()
     assert hashlib.sha256(drawn).hexdigest()[:16] == "f4714e8a233cfc84"
 
@@ -125,7 +154,9 @@ def test_scsm_equals_its_definition(task):
     T = Y.numpy()
     for width in range(1, layer.n_units + 1):
         fitted = H[:, :width] @ np.linalg.pinv(H[:, :width]) @ T
-        assert layer.log[width - 1].rmse == pytest.approx(math.sqrt(((T - fitted) ** 2).mean()), rel=1e-6)
+        assert layer.log[width - 1].rmse == pytest.approx(
+            math.sqrt(((T - fitted) ** 2).mean()), rel=1e-6
+        )
     before = T - H[:, :5] @ np.linalg.pinv(H[:, :5]) @ T
     h = H[:, 5]
     falls = (h @ before) ** 2 / (h @ h)
@@ -147,14 +178,23 @@ def test_normalization():
     assert resolve_normalization("auto", positive) == "sqrt-l2"
     assert resolve_normalization("auto", signed) == "l2"
     assert resolve_normalization("none", signed) == "none"
-    assert torch.allclose(normalize(positive, "sqrt-l2"), torch.tensor([[1.0, 2.0]]) / 5**0.5)
+    assert torch.allclose(
+        normalize(positive, "sqrt-l2"), torch.tensor([[1.0, 2.0]]) / 5**0.5
+    )
     assert bool(torch.isfinite(normalize(torch.zeros(2, 3), "l2")).all())
 
 
 @pytest.mark.parametrize(("features", "width"), [(5, 700), (384, 3000), (64, 64)])
-def test_blocks_of_fourier_units_may_be_worked_out_together(features: int, width: int) -> None:
-    Z = torch.randn(7, features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def test_blocks_of_fourier_units_may_be_worked_out_together(
+    features: int, width: int
+) -> None:
+    Z = torch.randn(
+        7, features, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     layer = FourierMap(features=features, width=width, seed=3, bandwidth=0.5)
-    one, all_at_once = (torch.cat([part.clone() for _, part in layer._turned(Z, n)]) for n in (1, layer.blocks))
+    one, all_at_once = (
+        torch.cat([part.clone() for _, part in layer._turned(Z, n)])
+        for n in (1, layer.blocks)
+    )
     torch.testing.assert_close(one, all_at_once, rtol=1e-12, atol=1e-9)
     assert one.shape == (width, 7)

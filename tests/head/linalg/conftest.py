@@ -15,17 +15,25 @@ class Classes:
 
     def __init__(self, classes: int, width: int, rows: int, seed: int = 0) -> None:
         source = torch.Generator().manual_seed(seed)
-        means = 2.0 * torch.randn(classes, width, generator=source, dtype=torch.float64) / width**0.5
+        means = (
+            2.0
+            * torch.randn(classes, width, generator=source, dtype=torch.float64)
+            / width**0.5
+        )
         self.codes = torch.arange(classes * rows) % classes
         spread = torch.linspace(0.2, 1.0, width, dtype=torch.float64)
-        noise = torch.randn(len(self.codes), width, generator=source, dtype=torch.float64)
+        noise = torch.randn(
+            len(self.codes), width, generator=source, dtype=torch.float64
+        )
         self.rows = 1.0 + means[self.codes] + 2.0 * noise * spread / width**0.5
         self.classes = classes
 
     def geometry(self, keep: Tensor | slice = slice(None)) -> ClassGeometry:
         H, codes = self.rows[keep], self.codes[keep]
         Y = torch.nn.functional.one_hot(codes, self.classes).to(torch.float64)
-        stats = RidgeStatistics(gram=H.T @ H, cross=H.T @ Y, count=len(H), sq_targets=float(len(H)))
+        stats = RidgeStatistics(
+            gram=H.T @ H, cross=H.T @ Y, count=len(H), sq_targets=float(len(H))
+        )
         return ClassGeometry.of(stats, Y.sum(dim=0))
 
 

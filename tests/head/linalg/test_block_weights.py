@@ -15,7 +15,9 @@ from evergrow.head.linalg.statistics import RidgeStatistics
 SIZES = (5, 9, 4)
 
 
-def statistics(rows: int, seed: int = 0, noise: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def statistics(
+    rows: int, seed: int = 0, noise: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return sums over rows whose first block separates four classes, whose second is noise, whose third helps."""
     source = torch.Generator().manual_seed(seed)
     codes = torch.arange(rows) % 4
@@ -26,16 +28,25 @@ def statistics(rows: int, seed: int = 0, noise: float = 1.0) -> tuple[torch.Tens
     return H.T @ H, H.T @ Y, Y.sum(dim=0)
 
 
-def search(gram: torch.Tensor, cross: torch.Tensor, counts: torch.Tensor) -> module._DenseSearch:
+def search(
+    gram: torch.Tensor, cross: torch.Tensor, counts: torch.Tensor
+) -> module._DenseSearch:
     mean = cross.sum(dim=1) / counts.sum()
     total = gram - counts.sum() * torch.outer(mean, mean)
-    return module._DenseSearch(total, cross - torch.outer(mean, counts), counts, SIZES, None)
+    return module._DenseSearch(
+        total, cross - torch.outer(mean, counts), counts, SIZES, None
+    )
 
 
 def test_score_is_that_of_a_diagonal_ridge_by_hand(monkeypatch):
     gram, cross, counts = statistics(300)
-    made, ridges = search(gram, cross, counts), torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64)
-    made.signs = math.sqrt(len(gram)) * torch.eye(len(gram), dtype=torch.float64)  # exact traces
+    made, ridges = (
+        search(gram, cross, counts),
+        torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64),
+    )
+    made.signs = math.sqrt(len(gram)) * torch.eye(
+        len(gram), dtype=torch.float64
+    )  # exact traces
     monkeypatch.setattr(module, "PROBES", len(gram))
     score, _ = made._score(ridges)
     T, Q, n = made.total.numpy(), made.cross.numpy(), 300.0
@@ -49,14 +60,20 @@ def test_score_is_that_of_a_diagonal_ridge_by_hand(monkeypatch):
 def test_noise_is_switched_off_and_energy_stays(monkeypatch):
     gram, cross, counts = statistics(2000)
     judged, parts = [], module._DenseSearch._parts
-    monkeypatch.setattr(module._DenseSearch, "_parts", lambda self, ridges: judged.append(1) or parts(self, ridges))
+    monkeypatch.setattr(
+        module._DenseSearch,
+        "_parts",
+        lambda self, ridges: judged.append(1) or parts(self, ridges),
+    )
     weights = choose_block_weights(gram, cross, counts, SIZES)
     useful, noise, helpful = weights
     assert useful > 3 * noise
     assert helpful > noise
     assert len(judged) <= 20
     energies = search(gram, cross, counts).energies
-    weighted = float((torch.tensor(weights, dtype=torch.float64).square() * energies).sum())
+    weighted = float(
+        (torch.tensor(weights, dtype=torch.float64).square() * energies).sum()
+    )
     assert weighted == pytest.approx(float(energies.sum()))
 
 
@@ -68,10 +85,16 @@ def test_few_rows_stay_near_equal():
 
 def test_weights_come_on_top_of_those_given():
     gram, cross, counts = statistics(400)
-    once = torch.tensor(choose_block_weights(gram, cross, counts, SIZES), dtype=torch.float64)
+    once = torch.tensor(
+        choose_block_weights(gram, cross, counts, SIZES), dtype=torch.float64
+    )
     columns = torch.repeat_interleave(once, torch.tensor(SIZES))
     again = choose_block_weights(
-        columns[:, None] * gram * columns, columns[:, None] * cross, counts, SIZES, once.tolist()
+        columns[:, None] * gram * columns,
+        columns[:, None] * cross,
+        counts,
+        SIZES,
+        once.tolist(),
     )
     assert again == pytest.approx((1.0, 1.0, 1.0), rel=0.15)
 
@@ -80,7 +103,9 @@ def test_weights_come_on_top_of_those_given():
 def test_units_of_the_features_do_not_matter(scale):
     gram, cross, counts = statistics(200)
     plain = choose_block_weights(gram, cross, counts, SIZES)
-    assert choose_block_weights(scale**2 * gram, scale * cross, counts, SIZES) == pytest.approx(plain, rel=1e-3)
+    assert choose_block_weights(
+        scale**2 * gram, scale * cross, counts, SIZES
+    ) == pytest.approx(plain, rel=1e-3)
 
 
 def test_nothing_to_choose_from_is_equal():
@@ -88,7 +113,12 @@ def test_nothing_to_choose_from_is_equal():
     assert choose_block_weights(gram, cross, counts, (18,)) == (1.0,)
     one = choose_block_weights(gram, cross[:, :1], counts[:1], SIZES)  # one class
     assert one == (1.0, 1.0, 1.0)
-    assert choose_block_weights(torch.zeros_like(gram), torch.zeros_like(cross), counts, SIZES) == one
+    assert (
+        choose_block_weights(
+            torch.zeros_like(gram), torch.zeros_like(cross), counts, SIZES
+        )
+        == one
+    )
     lonely = torch.eye(4, 18, dtype=torch.float64)  # one row of each class
     alone = choose_block_weights(lonely.T @ lonely, lonely.T, torch.ones(4), SIZES)
     assert alone == one
@@ -105,7 +135,10 @@ def test_a_constant_block_does_no_harm():
 def test_scaled_statistics_are_those_of_scaled_rows(form):
     source = torch.Generator().manual_seed(1)
     H = torch.randn(6, 10, generator=source, dtype=torch.float64)
-    Y, scale = torch.eye(6, 3).double(), torch.rand(10, generator=source, dtype=torch.float64) + 0.5
+    Y, scale = (
+        torch.eye(6, 3).double(),
+        torch.rand(10, generator=source, dtype=torch.float64) + 0.5,
+    )
     stats = RidgeStatistics.create(10, 3, form, floor=1e-6).update(H, Y).scaled(scale)
     rows = stats.project(H * scale)
     assert torch.allclose(rows.T @ rows, stats.gram, atol=1e-9)
@@ -121,7 +154,12 @@ def test_scaled_statistics_are_those_of_scaled_rows(form):
 def few(rows: int, apart: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows of 60 columns, of which the first tell three classes, and their targets."""
     codes = torch.arange(rows) % 3
-    H = torch.randn(rows, 60, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 1.0
+    H = (
+        torch.randn(
+            rows, 60, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+        )
+        + 1.0
+    )
     H[torch.arange(rows), codes] += apart
     return H, torch.nn.functional.one_hot(codes, 3).double()
 
@@ -132,8 +170,14 @@ WIDE = (20, 30, 10)
 def searches(rows: int) -> list[module._Search]:
     """Return the search for few rows from the rows themselves, and from sums of products of columns."""
     H, Y = few(rows)
-    one, counts, centred = torch.eye(rows).double() - 1.0 / rows, Y.sum(dim=0), H - H.mean(dim=0)
-    sums = module._ThinSearch(centred.T @ centred, centred.T @ Y, None, counts, WIDE, None)
+    one, counts, centred = (
+        torch.eye(rows).double() - 1.0 / rows,
+        Y.sum(dim=0),
+        H - H.mean(dim=0),
+    )
+    sums = module._ThinSearch(
+        centred.T @ centred, centred.T @ Y, None, counts, WIDE, None
+    )
     return [module._ThinSearch(one, Y - Y.mean(dim=0), H.T, counts, WIDE, None), sums]
 
 
@@ -145,7 +189,9 @@ def test_score_of_few_rows_is_that_of_a_diagonal_ridge_by_hand(rows):
     hat = X @ np.linalg.inv(X.T @ X + R) @ X.T
     rss, df = np.sum((Y - hat @ Y) ** 2), np.trace(hat)
     for made in searches(rows):
-        assert made._score(ridges)[0] == pytest.approx(math.log(rows * rss / (rows - 1 - df) ** 2), rel=1e-8)
+        assert made._score(ridges)[0] == pytest.approx(
+            math.log(rows * rss / (rows - 1 - df) ** 2), rel=1e-8
+        )
 
 
 @pytest.mark.parametrize("made", [search(*statistics(200)), *searches(30)])
@@ -159,25 +205,43 @@ def test_slopes_are_those_of_the_score(made):
         assert float(slopes[block]) == pytest.approx(difference, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("rows", [12, 30, 60, 90])  # as many as columns and fewer, and more
+@pytest.mark.parametrize(
+    "rows", [12, 30, 60, 90]
+)  # as many as columns and fewer, and more
 def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
     H, Y = few(rows, apart=2.0)
     counts, given = Y.sum(dim=0), (1.0, 0.7, 1.3)
     expected = choose_block_weights(H.T @ H, H.T @ Y, counts, WIDE, given)
     stats = RidgeStatistics.create(60, 3, "compact", floor=1e-9).update(H, Y)
-    for gram, cross, basis in [(torch.eye(rows).double(), Y, H.T), (stats.gram, stats.cross, stats.basis)]:
+    for gram, cross, basis in [
+        (torch.eye(rows).double(), Y, H.T),
+        (stats.gram, stats.cross, stats.basis),
+    ]:
         found = choose_block_weights(gram, cross, counts, WIDE, given, basis)
         assert found == pytest.approx(expected, rel=1e-8)
 
 
 def test_copies_of_one_row_are_equal_in_their_own_coordinates():
-    H, Y = torch.ones(8, 40, dtype=torch.float64), torch.nn.functional.one_hot(torch.arange(8) % 2, 2).double()
-    assert choose_block_weights(torch.eye(8).double(), Y, Y.sum(dim=0), (20, 20), basis=H.T) == (1.0, 1.0)
+    H, Y = (
+        torch.ones(8, 40, dtype=torch.float64),
+        torch.nn.functional.one_hot(torch.arange(8) % 2, 2).double(),
+    )
+    assert choose_block_weights(
+        torch.eye(8).double(), Y, Y.sum(dim=0), (20, 20), basis=H.T
+    ) == (1.0, 1.0)
 
 
 def test_weights_in_use_stay_where_others_are_hardly_better():
     gram, cross, counts = statistics(2000)
-    best = choose_block_weights(gram, cross, counts, SIZES, start=choose_block_weights(gram, cross, counts, SIZES))
+    best = choose_block_weights(
+        gram,
+        cross,
+        counts,
+        SIZES,
+        start=choose_block_weights(gram, cross, counts, SIZES),
+    )
     assert choose_block_weights(gram, cross, counts, SIZES, start=best) == best
-    useful, noise, _ = choose_block_weights(gram, cross, counts, SIZES, start=best[::-1])
+    useful, noise, _ = choose_block_weights(
+        gram, cross, counts, SIZES, start=best[::-1]
+    )
     assert useful > 2 * noise

@@ -17,15 +17,17 @@ def rows():
     source = torch.Generator().manual_seed(0)
     codes = torch.arange(90) % 3
     P = torch.randn(90, 4, generator=source, dtype=torch.float64)
-    return P * torch.tensor([[1.0, 2, 3, 4], [4, 3, 2, 1], [1, 1, 1, 1]], dtype=torch.float64)[codes] + codes[
-        :, None
-    ], codes
+    return P * torch.tensor(
+        [[1.0, 2, 3, 4], [4, 3, 2, 1], [1, 1, 1, 1]], dtype=torch.float64
+    )[codes] + codes[:, None], codes
 
 
 def learn(P, codes, classes=3):
     k = P.shape[1]
     ranks = torch.zeros(0, dtype=torch.int64)
-    empty = ClassShapes(P.new_zeros(k), torch.eye(k).to(P), P.new_zeros(0, k), ranks, P.new_zeros(0))
+    empty = ClassShapes(
+        P.new_zeros(k), torch.eye(k).to(P), P.new_zeros(0, k), ranks, P.new_zeros(0)
+    )
     return empty.group([[]] * classes).add(P, codes)
 
 
@@ -33,7 +35,9 @@ def test_nothing_is_refused_without_bound(rows):
     P, codes = rows
     scores = ShapeScores(learn(P, codes), torch.bincount(codes), strength=10.0)
     far = scores.add(1000.0 * P[:1], torch.zeros(1, 3, dtype=torch.float64))
-    torch.testing.assert_close(far.min(), torch.tensor(-20.0 * 29.0 / 39.0, dtype=torch.float64))
+    torch.testing.assert_close(
+        far.min(), torch.tensor(-20.0 * 29.0 / 39.0, dtype=torch.float64)
+    )
 
 
 def test_strength_follows_the_data():
@@ -42,7 +46,10 @@ def test_strength_follows_the_data():
     alike = torch.randn(2000, 6, generator=source, dtype=torch.float64)
     scale = torch.exp(torch.randn(20, 6, generator=source, dtype=torch.float64))
     different = alike * scale[codes]
-    strengths = [ShapeScores(learn(P, codes, 20), torch.bincount(codes)).strength for P in (alike, different)]
+    strengths = [
+        ShapeScores(learn(P, codes, 20), torch.bincount(codes)).strength
+        for P in (alike, different)
+    ]
     assert strengths[0] > 10 * strengths[1]
 
 
@@ -62,7 +69,9 @@ def test_only_the_likeliest_classes_are_looked_at(rows, monkeypatch):
 def test_copies_add_nothing(P):
     codes = torch.arange(6) % 2
     scores = ShapeScores(learn(P, codes, 2), torch.bincount(codes))
-    linear = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    linear = torch.randn(
+        6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     assert torch.equal(scores.add(P, linear), linear)
 
 
@@ -77,7 +86,10 @@ def uneven():
     source = torch.Generator().manual_seed(1)
     codes = torch.repeat_interleave(torch.arange(4), torch.tensor(COUNTS))
     scale = torch.linspace(3.0, 0.1, K, dtype=torch.float64)
-    P = torch.randn(len(codes), K, generator=source, dtype=torch.float64) * scale + codes[:, None]
+    P = (
+        torch.randn(len(codes), K, generator=source, dtype=torch.float64) * scale
+        + codes[:, None]
+    )
     return P, codes, 0.5 + torch.rand(len(codes), generator=source, dtype=torch.float64)
 
 
@@ -88,14 +100,22 @@ def by_hand(P, codes, weights=None):
 
 def assert_squares(shapes, expected):
     # Entry by entry, to rounding of the largest variance.
-    torch.testing.assert_close(shapes.squares(range(4)), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        shapes.squares(range(4)),
+        expected,
+        rtol=0,
+        atol=1e-12 * float(expected.abs().max()),
+    )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_few_rows_take_few_numbers_and_every_sum_is_exact(uneven, weighted):
     P, codes, weights = uneven
     weights = weights if weighted else None
-    some = lambda rows: (P[rows], codes[rows], 1.0, None if weights is None else weights[rows])  # noqa: E731
+
+    def some(rows):
+        return P[rows], codes[rows], 1.0, None if weights is None else weights[rows]
+
     none = learn(P[:0], codes[:0], 4)
     whole = none.add(P, codes, weights=weights)
     assert whole.ranks.tolist() == [1, 5, 12, K]
@@ -111,20 +131,36 @@ def test_few_rows_take_few_numbers_and_every_sum_is_exact(uneven, weighted):
     gone = torch.tensor([1, 2, 7, 17, 18, 19, 50])
     left = torch.ones(len(P), dtype=torch.bool)
     left[gone] = False
-    removed = whole.add(P[gone], codes[gone], -1.0, None if weights is None else weights[gone])
-    assert_squares(removed, by_hand(P[left], codes[left], None if weights is None else weights[left]))
+    removed = whole.add(
+        P[gone], codes[gone], -1.0, None if weights is None else weights[gone]
+    )
+    assert_squares(
+        removed,
+        by_hand(P[left], codes[left], None if weights is None else weights[left]),
+    )
     assert removed.ranks.tolist() == [1, 3, 10, K]
     both = whole.group([[0, 1], [2], [], [1, 2, 3]])
     assert both.ranks.tolist() == [6, 12, 0, K]
-    torch.testing.assert_close(both.squares([0, 3]), torch.stack([expected[:2].sum(0), expected[1:].sum(0)]))
+    torch.testing.assert_close(
+        both.squares([0, 3]), torch.stack([expected[:2].sum(0), expected[1:].sum(0)])
+    )
 
 
 def test_a_factor_tells_what_the_sum_tells_and_no_row(uneven):
     P, codes, _ = uneven
     mine = P[codes == 1]
-    mine[:, 0] = 0.0  # a plain QR factorisation would leave rows as they are where the first columns are zero
-    turn = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64))[0]
-    one, other = (learn(rows, torch.zeros(5, dtype=torch.int64), 1).moments for rows in (mine, turn @ mine))
+    mine[:, 0] = (
+        0.0  # a plain QR factorisation would leave rows as they are where the first columns are zero
+    )
+    turn = torch.linalg.qr(
+        torch.randn(
+            5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+        )
+    )[0]
+    one, other = (
+        learn(rows, torch.zeros(5, dtype=torch.int64), 1).moments
+        for rows in (mine, turn @ mine)
+    )
     torch.testing.assert_close(one, other)
     assert float(torch.cdist(one.view(5, K), torch.cat([mine, -mine])).min()) > 0.1
 
@@ -133,18 +169,31 @@ def test_terms_of_few_rows_are_those_of_their_covariance(uneven):
     P, codes, _ = uneven
     counts, nu = torch.tensor(COUNTS).double(), 7.0
     shapes, queries = learn(P, codes, 4), P[::5] + 0.3
-    got = ShapeScores(shapes, counts, nu).add(queries, torch.zeros(len(queries), 4).double())
+    got = ShapeScores(shapes, counts, nu).add(
+        queries, torch.zeros(len(queries), 4).double()
+    )
     scatters = [
-        torch.cov(P[codes == code].T) * (n - 1) if n > 1 else P.new_zeros(K, K) for code, n in enumerate(COUNTS)
+        torch.cov(P[codes == code].T) * (n - 1) if n > 1 else P.new_zeros(K, K)
+        for code, n in enumerate(COUNTS)
     ]
     common = sum(scatters) / (counts.sum() - 4)
     common = common + 0.1 * common.diagonal().mean() * torch.eye(K)
     terms = torch.zeros_like(got)
     for code, n in enumerate(COUNTS):
-        own, away = (scatters[code] + nu * common) / (n - 1 + nu), queries - P[codes == code].mean(dim=0)
-        ratio = (away @ (torch.linalg.inv(common) - torch.linalg.inv(own)) * away).sum(dim=1)
+        own, away = (
+            (scatters[code] + nu * common) / (n - 1 + nu),
+            queries - P[codes == code].mean(dim=0),
+        )
+        ratio = (away @ (torch.linalg.inv(common) - torch.linalg.inv(own)) * away).sum(
+            dim=1
+        )
         ratio = (ratio + torch.logdet(common) - torch.logdet(own)) / 2
-        terms[:, code] = (n - 1) / (n - 1 + nu) * min(max((n - 10) / 20, 0.0), 1.0) * ratio.clamp_min(-20.0)
+        terms[:, code] = (
+            (n - 1)
+            / (n - 1 + nu)
+            * min(max((n - 10) / 20, 0.0), 1.0)
+            * ratio.clamp_min(-20.0)
+        )
     torch.testing.assert_close(got, terms)
     scores, away = ShapeScores(shapes, counts, nu), queries - P[codes == 2].mean(dim=0)
     matrix, constant = scores.quadratics([2])[0]
@@ -166,7 +215,9 @@ def test_rows_never_learned_cannot_go(uneven):
     learned = learn(P, codes, 4)
     with pytest.raises(NumericalError, match="those of some samples"):  # of a factor
         learned.add(50.0 + P[7:9], codes[7:9], -1.0)
-    assert not learned.add(50.0 + P[20:23], codes[20:23], -1.0).is_plausible(torch.tensor(COUNTS))  # of a whole sum
+    assert not learned.add(50.0 + P[20:23], codes[20:23], -1.0).is_plausible(
+        torch.tensor(COUNTS)
+    )  # of a whole sum
 
 
 def test_files_with_moments_that_none_can_have_are_refused(uneven):
@@ -174,12 +225,23 @@ def test_files_with_moments_that_none_can_have_are_refused(uneven):
     shapes, counts = learn(P, codes, 4), torch.tensor(COUNTS)
     shapes.check()
     assert shapes.is_plausible(counts)
-    for ranks in ([1, 5, 13, K], [-1, 5, 12, K], [2**62, 5, 12, K], [5, 1, 12, 12], [2, 5, 12, K]):
+    for ranks in (
+        [1, 5, 13, K],
+        [-1, 5, 12, K],
+        [2**62, 5, 12, K],
+        [5, 1, 12, 12],
+        [2, 5, 12, K],
+    ):
         with pytest.raises(FileFormatError, match="moment"):
             replace(shapes, ranks=torch.tensor(ranks)).check()
-    for factor in (0.1, 1e200):  # less spread than the sums need, and more than can be added up
+    for factor in (
+        0.1,
+        1e200,
+    ):  # less spread than the sums need, and more than can be added up
         assert not replace(shapes, moments=factor * shapes.moments).is_plausible(counts)
-    shapes.sums[2:] += 3.0  # the means then lie where the squares leave no room for them
+    shapes.sums[2:] += (
+        3.0  # the means then lie where the squares leave no room for them
+    )
     for code in (2, 3):
         with pytest.raises(NumericalError, match="must be those of some samples"):
             ShapeScores(shapes, counts, strength=1.0).quadratics([code])

@@ -10,7 +10,12 @@ from sklearn.linear_model import Ridge, RidgeCV
 from evergrow.core.errors import NumericalError
 from evergrow.head.linalg import ridge_choice as module
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
-from evergrow.head.linalg.ridge_choice import alpha_grid, choose_by_gcv, choose_ridge, gcv_scores
+from evergrow.head.linalg.ridge_choice import (
+    alpha_grid,
+    choose_by_gcv,
+    choose_ridge,
+    gcv_scores,
+)
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
 
@@ -30,7 +35,9 @@ def stats(data):
 def test_cholesky_reports_the_jitter_it_needed():
     good = torch.diag(torch.tensor([1.0, 2.0], dtype=torch.float64))
     assert safe_cholesky(good).jitter == 0.0
-    v = torch.randn(20, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v = torch.randn(
+        20, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     singular = v @ v.T
     singular[0, 0] -= 1e-15
     factor = safe_cholesky(singular)
@@ -48,7 +55,9 @@ def test_cholesky_gives_up_with_the_usual_causes():
 def test_weights_and_scores_equal_scikit_learn(data, stats, alpha):
     H, Y = (t.numpy() for t in data)
     ridge = Ridge(alpha=alpha, fit_intercept=False).fit(H, Y)
-    assert np.allclose(stats.solve(alpha).weights.numpy(), ridge.coef_.T, rtol=1e-8, atol=1e-10)
+    assert np.allclose(
+        stats.solve(alpha).weights.numpy(), ridge.coef_.T, rtol=1e-8, atol=1e-10
+    )
     hat = H @ np.linalg.inv(H.T @ H + alpha * np.eye(15)) @ H.T
     truth = ((Y - ridge.predict(H)) ** 2).sum() / 120 / (1 - np.trace(hat) / 120) ** 2
     assert gcv_scores(stats, [alpha])[0] == pytest.approx(truth, rel=1e-9)
@@ -66,8 +75,12 @@ def test_gcv_with_fewer_rows_than_features(rng, alpha):
 
 
 def test_gcv_choice_is_not_fooled_by_samples_that_occur_twice(rng):
-    H = torch.randn(200, 400, generator=rng, dtype=torch.float64) * torch.logspace(0, -1.5, 400, dtype=torch.float64)
-    codes = (H[:, 0] + 0.5 * torch.randn(200, generator=rng, dtype=torch.float64) > 0).long()
+    H = torch.randn(200, 400, generator=rng, dtype=torch.float64) * torch.logspace(
+        0, -1.5, 400, dtype=torch.float64
+    )
+    codes = (
+        H[:, 0] + 0.5 * torch.randn(200, generator=rng, dtype=torch.float64) > 0
+    ).long()
     Y = torch.eye(2, dtype=torch.float64)[codes]
     choices = []
     for rows in (torch.arange(200), torch.cat([torch.arange(200), torch.tensor([0])])):
@@ -80,7 +93,9 @@ def test_gcv_choice_is_near_leave_one_out(data, stats):
     """RidgeCV's exact leave-one-out is the independent judge of the minimiser."""
     grid = alpha_grid(1.0)
     alpha, minimiser = choose_by_gcv(stats, 1.0)
-    loo = RidgeCV(alphas=grid, fit_intercept=False).fit(*(t.numpy() for t in data)).alpha_
+    loo = (
+        RidgeCV(alphas=grid, fit_intercept=False).fit(*(t.numpy() for t in data)).alpha_
+    )
     assert 0.1 <= minimiser / loo <= 10.0
     assert minimiser / 10**0.5 <= alpha * (1 + 1e-9)
     assert alpha <= minimiser
@@ -116,7 +131,10 @@ def exact(geometry, energy):
     return scores, leverages
 
 
-@pytest.mark.parametrize(("classes", "width", "rows"), [(10, 60, 40), (30, 200, 8), (5, 40, 30), (40, 50, 30)])
+@pytest.mark.parametrize(
+    ("classes", "width", "rows"),
+    [(10, 60, 40), (30, 200, 8), (5, 40, 30), (40, 50, 30)],
+)
 @pytest.mark.parametrize("start", [None, -9, 6])
 def test_against_the_whole_grid(make_classes, classes, width, rows, start, monkeypatch):
     made = make_classes(classes, width, rows)
@@ -139,7 +157,10 @@ def test_against_the_whole_grid(make_classes, classes, width, rows, start, monke
     assert alpha == pytest.approx(energy * 10 ** (step / 4))
     assert 0 < len(factored) <= 12
     factored.clear()
-    assert choose_ridge(geometry, energy, step) == (alpha, step)  # from where it ended little is needed
+    assert choose_ridge(geometry, energy, step) == (
+        alpha,
+        step,
+    )  # from where it ended little is needed
     assert len(factored) <= 6
     monkeypatch.setattr(module, "SINGLE_ABOVE", 0)
     factored.clear()
@@ -174,7 +195,8 @@ def test_the_form_of_the_same_rows_does_not_matter(make_classes, rows, classes):
     Y = torch.nn.functional.one_hot(made.codes, classes).double()
     compact = RidgeStatistics.create(1100, classes, "compact").update(made.rows, Y)
     searches = [
-        module._Search(geometry, 9.0) for geometry in (made.geometry(), ClassGeometry.of(compact, Y.sum(dim=0)))
+        module._Search(geometry, 9.0)
+        for geometry in (made.geometry(), ClassGeometry.of(compact, Y.sum(dim=0)))
     ]
     assert searches[1].signs.shape[0] < searches[0].signs.shape[0] == 1100
     assert {search.is_exact for search in searches} == {rows == 4 or classes == 8}

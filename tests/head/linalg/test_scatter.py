@@ -14,7 +14,9 @@ ALPHA = 0.03
 
 def close(one: SolvedScatter, other: SolvedScatter, tolerance: float = 1e-10) -> None:
     scale = float(other.solve_means().abs().max())
-    torch.testing.assert_close(one.solve_means() / scale, other.solve_means() / scale, rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        one.solve_means() / scale, other.solve_means() / scale, rtol=0, atol=tolerance
+    )
     torch.testing.assert_close(one.means, other.means, rtol=0, atol=1e-10)
     assert one.trace_inverse == pytest.approx(other.trace_inverse, rel=tolerance)
     assert one.counts.tolist() == other.counts.tolist()
@@ -24,31 +26,59 @@ def test_it_is_the_inverse(make_classes):
     geometry = make_classes(5, 12, 6).geometry()
     solved = SolvedScatter.of(geometry, ALPHA)
     matrix = geometry.scatter + ALPHA * torch.eye(12, dtype=torch.float64)
-    torch.testing.assert_close(solved.solve_means(), torch.linalg.solve(matrix, geometry.means))
-    rhs = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(solved.quadratic(rhs), (rhs * torch.linalg.solve(matrix, rhs)).sum(dim=0))
-    assert solved.trace_inverse == pytest.approx(float(torch.linalg.inv(matrix).diagonal().sum()))
+    torch.testing.assert_close(
+        solved.solve_means(), torch.linalg.solve(matrix, geometry.means)
+    )
+    rhs = torch.randn(
+        12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    torch.testing.assert_close(
+        solved.quadratic(rhs), (rhs * torch.linalg.solve(matrix, rhs)).sum(dim=0)
+    )
+    assert solved.trace_inverse == pytest.approx(
+        float(torch.linalg.inv(matrix).diagonal().sum())
+    )
 
 
 @pytest.mark.parametrize("order", [0, 1, 256, 257, 700])
 def test_a_factor_in_panels_is_the_whole_one(order):
-    root = torch.randn(order, order + 9, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
+    root = torch.randn(
+        order,
+        order + 9,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(order),
+    )
     matrix = root @ root.T
-    factor, eye = safe_cholesky(matrix, shift=1.0), torch.eye(order, dtype=torch.float64)
+    factor, eye = (
+        safe_cholesky(matrix, shift=1.0),
+        torch.eye(order, dtype=torch.float64),
+    )
     torch.testing.assert_close(factor.lower, torch.linalg.cholesky(matrix + eye))
-    torch.testing.assert_close(factor.half_solve(root), torch.linalg.solve(factor.lower, root))
-    torch.testing.assert_close(factor.solve(root), torch.linalg.solve(matrix + eye, root))
-    assert factor.trace_inverse == pytest.approx(float(torch.linalg.inv(matrix + eye).diagonal().sum()))
+    torch.testing.assert_close(
+        factor.half_solve(root), torch.linalg.solve(factor.lower, root)
+    )
+    torch.testing.assert_close(
+        factor.solve(root), torch.linalg.solve(matrix + eye, root)
+    )
+    assert factor.trace_inverse == pytest.approx(
+        float(torch.linalg.inv(matrix + eye).diagonal().sum())
+    )
     held = sum(panel.untyped_storage().nbytes() for panel in factor.panels)
-    assert held <= 4 * order * (order + 256), "a factor holds about half a square matrix"
+    assert held <= 4 * order * (order + 256), (
+        "a factor holds about half a square matrix"
+    )
 
 
 def test_the_matrix_comes_back(make_classes):
     data = make_classes(3, 300, 8)
     solved = SolvedScatter.of(data.geometry(), ALPHA)
-    rows = torch.randn(4, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = torch.randn(
+        4, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     followed = solved.follow(rows, torch.tensor([0, 1, 1, 2]))
-    torch.testing.assert_close(followed.matrix() @ followed.solve(rows.T), rows.T, rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        followed.matrix() @ followed.solve(rows.T), rows.T, rtol=0, atol=1e-8
+    )
 
 
 def test_a_thousand_changes(make_classes):
@@ -72,9 +102,17 @@ def test_new_classes_are_placed_among_the_old(make_classes):
     old = torch.nonzero((made.codes != 2) & (made.codes != 5)).ravel()
     new = torch.nonzero((made.codes == 2) | (made.codes == 5)).ravel()
     shrunk = make_classes(6, 20, 10)
-    shrunk.rows, shrunk.codes, shrunk.classes = made.rows[old], made.codes[old].clone(), 4
-    shrunk.codes = torch.tensor([{0: 0, 1: 1, 3: 2, 4: 3}[code] for code in shrunk.codes.tolist()])
-    followed = SolvedScatter.of(shrunk.geometry(), ALPHA).group([[0], [1], [], [2], [3], []])
+    shrunk.rows, shrunk.codes, shrunk.classes = (
+        made.rows[old],
+        made.codes[old].clone(),
+        4,
+    )
+    shrunk.codes = torch.tensor(
+        [{0: 0, 1: 1, 3: 2, 4: 3}[code] for code in shrunk.codes.tolist()]
+    )
+    followed = SolvedScatter.of(shrunk.geometry(), ALPHA).group(
+        [[0], [1], [], [2], [3], []]
+    )
     followed = followed.follow(made.rows[new], made.codes[new])
     close(followed, SolvedScatter.of(made.geometry(), ALPHA))
 
@@ -82,7 +120,9 @@ def test_new_classes_are_placed_among_the_old(make_classes):
 def test_a_class_of_one_row_changes_no_scatter(make_classes):
     made = make_classes(4, 8, 5)
     before = SolvedScatter.of(made.geometry(), ALPHA)
-    after = before.group([[0], [1], [2], [3], []]).follow(made.rows[:1] + 3.0, torch.tensor([4]))
+    after = before.group([[0], [1], [2], [3], []]).follow(
+        made.rows[:1] + 3.0, torch.tensor([4])
+    )
     assert after.trace_inverse == before.trace_inverse
     assert after.counts.tolist() == [5, 5, 5, 5, 1]
 
@@ -90,7 +130,9 @@ def test_a_class_of_one_row_changes_no_scatter(make_classes):
 def test_the_last_row_of_a_class_is_not_followed(make_classes):
     made = make_classes(3, 5, 1)
     with pytest.raises(UnlearnError, match="last row"):
-        SolvedScatter.of(made.geometry(), ALPHA).follow(made.rows[:1], made.codes[:1], sign=-1)
+        SolvedScatter.of(made.geometry(), ALPHA).follow(
+            made.rows[:1], made.codes[:1], sign=-1
+        )
 
 
 # -- estimated means; tests of the denoised readout write the formulas out --------------------------------------
@@ -99,9 +141,13 @@ def test_the_last_row_of_a_class_is_not_followed(make_classes):
 def test_no_noise_is_the_plain_discriminant(make_classes):
     geometry = make_classes(7, 15, 4).geometry()
     M = geometry.means
-    solved = torch.linalg.solve(geometry.scatter + 0.05 * torch.eye(15, dtype=torch.float64), M)
+    solved = torch.linalg.solve(
+        geometry.scatter + 0.05 * torch.eye(15, dtype=torch.float64), M
+    )
     estimates = MeanEstimates.of(M, solved, torch.zeros(7, dtype=torch.float64), 3.0)
-    h = torch.randn(5, 15, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    h = torch.randn(
+        5, 15, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     plain = 3.0 * (h @ solved - 0.5 * (M * solved).sum(dim=0))
     scores = h @ estimates.weights + estimates.offset
     torch.testing.assert_close(scores - scores[:, :1], plain - plain[:, :1])

@@ -45,12 +45,17 @@ def relative(a, b):
 @pytest.mark.parametrize("sizes", [[80], [1] * 80, [3, 50, 27]])
 def test_incremental_equals_batch(solver, sizes, rng, device):
     H, Y = problem(rng)
-    state, order = make(solver, device=device), torch.randperm(80, generator=rng)  # which plays no part
+    state, order = (
+        make(solver, device=device),
+        torch.randperm(80, generator=rng),
+    )  # which plays no part
     for h, y in zip(H[order].split(sizes), Y[order].split(sizes)):
         state = state.update(h, y)
     assert state.count == 80
     for alpha in (1e-3, ALPHA, 50.0):
-        assert relative(state.solve(alpha).weights, batch_ridge(H, Y, alpha)) < (1e-9 if alpha == ALPHA else 1e-8)
+        assert relative(state.solve(alpha).weights, batch_ridge(H, Y, alpha)) < (
+            1e-9 if alpha == ALPHA else 1e-8
+        )
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -60,7 +65,9 @@ def test_targets_begin_at_zero_and_are_added_up_or_dropped(solver, rng):
     state = state.group_targets([[1], [], [0]])
     tail = Y[40:, [1, 2, 0]]
     state = state.update(H[40:], tail)
-    joint = torch.cat([torch.stack([Y[:40, 1], torch.zeros(40), Y[:40, 0]], dim=1), tail])
+    joint = torch.cat(
+        [torch.stack([Y[:40, 1], torch.zeros(40), Y[:40, 0]], dim=1), tail]
+    )
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint)) < 1e-8
     grouped = state.group_targets([[2], [1, 0]])
     assert (grouped.count, grouped.sq_targets) == (state.count, state.sq_targets)
@@ -89,7 +96,9 @@ def test_every_operation_leaves_the_state_as_it_was(solver, rng):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_form_bounds_what_it_has_changed(solver, rng):
-    state = create_state(solver, 2000, 1, alpha=0.1, floor=0.1).update(low_rank(rng, 50, L=2000), torch.ones(50, 1))
+    state = create_state(solver, 2000, 1, alpha=0.1, floor=0.1).update(
+        low_rank(rng, 50, L=2000), torch.ones(50, 1)
+    )
     assert 0.0 <= state.error_bound(0.1) <= 1e-2
     assert state.error_bound(0.2) == state.error_bound(0.1) / 2
 
@@ -104,12 +113,21 @@ def test_recursive_refuses_to_unlearn_what_was_never_learned(rng):
 
 def low_rank(rng, n, L=400, rank=12, noise=0.0):
     left = torch.randn(n, rank, generator=rng, dtype=torch.float64)
-    right = torch.randn(rank, L, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    return 0.5 + left @ right + noise * torch.randn(n, L, generator=rng, dtype=torch.float64)
+    right = torch.randn(
+        rank, L, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
+    return (
+        0.5
+        + left @ right
+        + noise * torch.randn(n, L, generator=rng, dtype=torch.float64)
+    )
 
 
 def test_compact_finds_the_rank_and_stays_within_its_bound(rng):
-    state, dense = RidgeStatistics.create(400, 2, "compact", floor=0.1), RidgeStatistics.create(400, 2)
+    state, dense = (
+        RidgeStatistics.create(400, 2, "compact", floor=0.1),
+        RidgeStatistics.create(400, 2),
+    )
     for _ in range(10):
         H = low_rank(rng, 60, noise=1e-5)
         Y = torch.randn(60, 2, generator=rng, dtype=torch.float64)
@@ -130,7 +148,9 @@ def test_compact_budget_is_never_exceeded(rng):
         state = state.update(H, torch.zeros(5, 1))
         assert state.dropped <= module.COMPACT_TOL
     basis = state.basis
-    assert torch.allclose(basis.T @ basis, torch.eye(state.order, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(
+        basis.T @ basis, torch.eye(state.order, dtype=torch.float64), atol=1e-12
+    )
 
 
 def test_auto_switches_once_when_the_rank_is_high(rng, monkeypatch):
@@ -152,15 +172,27 @@ def test_auto_switches_once_when_the_rank_is_high(rng, monkeypatch):
 def test_part_is_compact_only_where_that_is_few_bytes(rng, monkeypatch, n, form):
     monkeypatch.setattr(module, "DENSE_BELOW", 10)
     H, Y = problem(rng, n=500, L=500)
-    first = RidgeStatistics.create(500, 4, "auto", floor=ALPHA * 1e-9).update(H[:300], Y[:300])
+    first = RidgeStatistics.create(500, 4, "auto", floor=ALPHA * 1e-9).update(
+        H[:300], Y[:300]
+    )
     assert first.empty_like().rank_limit == 0  # nobody said what it is for
     part = first.empty_like().expecting(5_000)
     assert part.growth > 0.9
     learned = part.update(H[300 : 300 + n], Y[300 : 300 + n])
     assert (learned.basis is None) == (form == "dense")
     kept = from_archive(RidgeStatistics, to_archive(part))
-    assert (kept.growth, kept.rank_limit) == (part.growth, part.rank_limit) == (part.growth, 100)
-    assert relative(first.merge(learned).solve(ALPHA).weights, batch_ridge(H[: 300 + n], Y[: 300 + n])) < 1e-9
+    assert (
+        (kept.growth, kept.rank_limit)
+        == (part.growth, part.rank_limit)
+        == (part.growth, 100)
+    )
+    assert (
+        relative(
+            first.merge(learned).solve(ALPHA).weights,
+            batch_ridge(H[: 300 + n], Y[: 300 + n]),
+        )
+        < 1e-9
+    )
 
 
 def test_the_papers_regime_keeps_its_digits():
@@ -168,10 +200,15 @@ def test_the_papers_regime_keeps_its_digits():
     g = torch.Generator().manual_seed(1)
     d, L, n = 100, 600, 40
     weights = 0.004 * torch.randn(d, L, generator=g, dtype=torch.float64)
-    dense, recursive = RidgeStatistics.create(L, 3), RecursiveState.of(RidgeStatistics.create(L, 3), 0.01)
+    dense, recursive = (
+        RidgeStatistics.create(L, 3),
+        RecursiveState.of(RidgeStatistics.create(L, 3), 0.01),
+    )
     rows, targets = [], []
     for _ in range(40):
-        H = torch.sigmoid(3.0 * torch.randn(n, d, generator=g, dtype=torch.float64) @ weights)
+        H = torch.sigmoid(
+            3.0 * torch.randn(n, d, generator=g, dtype=torch.float64) @ weights
+        )
         Y = torch.eye(3, dtype=torch.float64)[torch.randint(3, (n,), generator=g)]
         dense = dense.update(H, Y)
         recursive = recursive.update(H, Y)
@@ -208,12 +245,17 @@ def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, monkeypatch)
 @pytest.mark.parametrize(
     ("solver", "key", "size", "message"),
     [
-        *((solver, "cross", 1e200, "'cross' should have numbers of at most") for solver in SOLVERS),
+        *(
+            (solver, "cross", 1e200, "'cross' should have numbers of at most")
+            for solver in SOLVERS
+        ),
         ("recursive", "weights", 1e200, "'weights' should have numbers of at most"),
         ("dense", "gram", 1e305, "cannot be added up"),
     ],
 )
-def test_numbers_that_no_data_can_make_are_a_file_error(solver, key, size, message, rng):
+def test_numbers_that_no_data_can_make_are_a_file_error(
+    solver, key, size, message, rng
+):
     archive = to_archive(make(solver).update(*problem(rng)))
     tensors = {**archive.tensors, key: size * archive.tensors[key]}
     with pytest.raises(FileFormatError, match=message):
@@ -221,7 +263,9 @@ def test_numbers_that_no_data_can_make_are_a_file_error(solver, key, size, messa
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(SOLVERS, SOLVERS)))
-def test_states_that_went_on_from_one_are_joined_with_it_counted_once(first, second, rng):
+def test_states_that_went_on_from_one_are_joined_with_it_counted_once(
+    first, second, rng
+):
     base, mine, theirs = (problem(rng, n=n) for n in (30, 20, 25))
     a, b = (make(solver).update(*base) for solver in (first, second))
     other = b.update(*theirs)
@@ -238,10 +282,18 @@ def test_states_that_went_on_from_one_are_joined_with_it_counted_once(first, sec
 
 def test_joined_states_of_low_rank_stay_compact(rng):
     start = RidgeStatistics.create(2000, 3, "auto", floor=ALPHA * 1e-6)
-    batches = [(low_rank(rng, n, L=2000), torch.randn(n, 3, generator=rng, dtype=torch.float64)) for n in (30, 20, 25)]
+    batches = [
+        (
+            low_rank(rng, n, L=2000),
+            torch.randn(n, 3, generator=rng, dtype=torch.float64),
+        )
+        for n in (30, 20, 25)
+    ]
     base, mine, theirs = batches
     a, b = start.update(*base).update(*mine), start.update(*base).update(*theirs)
     joined = a.merge(b).merge(start.update(*base), sign=-1)
     assert joined.basis.shape == (2000, 13)  # a hundredth of the dense form
     truth = start.update(*base).update(*mine).update(*theirs)
-    assert torch.allclose(joined.solve(ALPHA).weights, truth.solve(ALPHA).weights, rtol=1e-6, atol=1e-8)
+    assert torch.allclose(
+        joined.solve(ALPHA).weights, truth.solve(ALPHA).weights, rtol=1e-6, atol=1e-8
+    )

@@ -67,7 +67,9 @@ class NearestMean(IncrementalClassifier):
     def _scores(self, Z: torch.Tensor) -> torch.Tensor:
         if self.hook:
             type(self).hook("predict", self)  # type: ignore[misc]
-        means = torch.stack([self.sums_[c] / self.counts_[c] for c in self.classes_.tolist()])
+        means = torch.stack(
+            [self.sums_[c] / self.counts_[c] for c in self.classes_.tolist()]
+        )
         return -torch.cdist(Z, means)
 
     def _contents(self) -> Nothing:
@@ -85,7 +87,9 @@ def head(monkeypatch: pytest.MonkeyPatch) -> type[NearestMean]:
     return NearestMean
 
 
-def blobs(n_classes: int = 7, seed: int = 0, per_class: int = 6) -> dict[str, np.ndarray]:
+def blobs(
+    n_classes: int = 7, seed: int = 0, per_class: int = 6
+) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(n_classes, 5))
     y = np.repeat(np.arange(n_classes, dtype=np.int16), per_class)

@@ -27,7 +27,16 @@ def test_run_then_show(folder: Path) -> None:
         ("latex", "\\toprule"),
         ("csv", "NCM,Blobs"),
     ):
-        shown = lab("show", folder / "out", "--format", kind, "--metric", "a_last", "--metric", "f_avg")
+        shown = lab(
+            "show",
+            folder / "out",
+            "--format",
+            kind,
+            "--metric",
+            "a_last",
+            "--metric",
+            "f_avg",
+        )
         assert shown.exit_code == 0, shown.output
         assert sign in shown.stdout
 
@@ -50,7 +59,9 @@ def test_dry_run_writes_nothing_and_json_says_what_was_done(folder: Path) -> Non
     done = json.loads(lab(*command, "--json").stdout)
     assert done["exit_code"] == 0
     assert all(0 < entry["figures"]["A_last"] <= 100 for entry in done["runs"])
-    assert [entry["run_id"] for entry in done["runs"]] == [entry["run_id"] for entry in planned]
+    assert [entry["run_id"] for entry in done["runs"]] == [
+        entry["run_id"] for entry in planned
+    ]
 
 
 def test_failures_say_so_in_the_exit_code(write_spec: WriteSpec, folder: Path) -> None:
@@ -63,7 +74,9 @@ def test_failures_say_so_in_the_exit_code(write_spec: WriteSpec, folder: Path) -
     assert "--retry-failed" in again.stdout
 
 
-def test_ctrl_c_exits_130(folder: Path, head: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_exits_130(
+    folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(event: str, self: object) -> None:
         raise KeyboardInterrupt
 
@@ -76,11 +89,16 @@ def test_ctrl_c_exits_130(folder: Path, head: type, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("seeds", "sedes"), "spec.toml, the spec: key of the spec must be known, got 'sedes'; nearest: 'seeds'"),
+        (
+            ("seeds", "sedes"),
+            "spec.toml, the spec: key of the spec must be known, got 'sedes'; nearest: 'seeds'",
+        ),
         (('path = "blobs.npz"', 'name = "blobs"'), "No folder or file 'blobs' here"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(write_spec: WriteSpec, change: tuple[str, str], message: str) -> None:
+def test_bad_input_is_one_line_and_exit_2(
+    write_spec: WriteSpec, change: tuple[str, str], message: str
+) -> None:
     result = lab("run", write_spec(change))
     assert result.exit_code == 2
     assert message in result.stderr

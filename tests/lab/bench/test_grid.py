@@ -44,7 +44,9 @@ def test_records_agree_with_an_independent_evaluation(folder: Path, head: type) 
             overall.append(right.mean())
             for j in range(t + 1):
                 matrix[t, j] = right[np.isin(data.y_test[rows], tasks[j])].mean()
-        np.testing.assert_allclose(np.array(record.results["matrix"], dtype=float), matrix)
+        np.testing.assert_allclose(
+            np.array(record.results["matrix"], dtype=float), matrix
+        )
         np.testing.assert_allclose(record.results["by_samples"], overall)
         assert record.results["a_last"] == pytest.approx(overall[-1])
         assert record.results["a_avg"] == pytest.approx(np.mean(overall))
@@ -53,7 +55,9 @@ def test_records_agree_with_an_independent_evaluation(folder: Path, head: type) 
         assert record.memory["peak_rss_bytes"] > 0
 
 
-def test_one_predict_call_per_session(folder: Path, head: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_predict_call_per_session(
+    folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
     monkeypatch.setattr(head, "hook", lambda event, self: calls.append(event))
     run(folder / "spec.toml", only=["seed=1993"])
@@ -61,9 +65,13 @@ def test_one_predict_call_per_session(folder: Path, head: type, monkeypatch: pyt
     assert calls == [*["learn", "predict"] * 3, "predict"]
 
 
-def test_online_stream_gives_mini_batches_and_the_same_answer(write_spec: WriteSpec, folder: Path) -> None:
+def test_online_stream_gives_mini_batches_and_the_same_answer(
+    write_spec: WriteSpec, folder: Path
+) -> None:
     whole = run(folder / "spec.toml").records[0]
-    pieces = run(write_spec(("disjoint = true", "disjoint = true\nbatch_size = 4"))).records[0]
+    pieces = run(
+        write_spec(("disjoint = true", "disjoint = true\nbatch_size = 4"))
+    ).records[0]
     assert pieces.results["matrix"] == whole.results["matrix"]
     assert pieces.protocol["batch_size"] == 4
 
@@ -73,7 +81,9 @@ def test_first_mini_batches_are_joined_until_the_method_can_start(
 ) -> None:
     sizes: list[list[int]] = []
     monkeypatch.setattr("evergrow.lab.bench.play._GUIDED", (head,))
-    monkeypatch.setattr(head, "hook", lambda event, self: sizes.append(list(self.batches_)))
+    monkeypatch.setattr(
+        head, "hook", lambda event, self: sizes.append(list(self.batches_))
+    )
     outcome = run(write_spec(("disjoint = true", "batch_size = 1")), only=["seed=1993"])
     assert outcome.exit_code == 0
     assert sizes[-1][0] >= 2
@@ -95,7 +105,9 @@ def test_records_say_everything_but_the_machine(folder: Path) -> None:
             assert secret not in text
 
 
-def test_finished_runs_are_skipped_and_only_then(folder: Path, head: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_runs_are_skipped_and_only_then(
+    folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = run(folder / "spec.toml")
     calls: list[str] = []
     monkeypatch.setattr(head, "hook", lambda event, self: calls.append(event))
@@ -105,7 +117,9 @@ def test_finished_runs_are_skipped_and_only_then(folder: Path, head: type, monke
     assert again.records == first.records
     damaged = first.folder / first.steps[1].run.file_name
     damaged.write_text(damaged.read_text()[:100])
-    (first.folder / ".half.json.abc.part").write_text('{"schema"')  # as if it was killed while writing
+    (first.folder / ".half.json.abc.part").write_text(
+        '{"schema"'
+    )  # as if it was killed while writing
     third = run(folder / "spec.toml")
     assert [step.action for step in third.steps] == ["skip", "run"]
     assert "no whole JSON" in third.steps[1].note
@@ -116,8 +130,15 @@ def test_finished_runs_are_skipped_and_only_then(folder: Path, head: type, monke
 def test_changed_data_under_the_same_name_runs_again(folder: Path) -> None:
     run(folder / "spec.toml")
     arrays = dict(np.load(folder / "blobs.npz"))
-    np.savez(folder / "blobs.npz", **{**arrays, "X_train": arrays["X_train"] + np.float16(1)})
-    assert [step.action for step in plan_grid(load_spec(folder / "spec.toml"), output=folder / "out").steps] == [
+    np.savez(
+        folder / "blobs.npz", **{**arrays, "X_train": arrays["X_train"] + np.float16(1)}
+    )
+    assert [
+        step.action
+        for step in plan_grid(
+            load_spec(folder / "spec.toml"), output=folder / "out"
+        ).steps
+    ] == [
         "run",
         "run",
     ]
@@ -152,7 +173,9 @@ def test_newer_records_are_left_alone(folder: Path) -> None:
 
 
 def test_a_failed_run_is_recorded_and_the_grid_goes_on(write_spec: WriteSpec) -> None:
-    path = write_spec(add='[[methods]]\nname = "test-ncm"\nlabel = "Bad"\noptions = { fail = "no luck in /tmp/x/y" }\n')
+    path = write_spec(
+        add='[[methods]]\nname = "test-ncm"\nlabel = "Bad"\noptions = { fail = "no luck in /tmp/x/y" }\n'
+    )
     outcome = run(path)
     assert outcome.exit_code == 1
     assert [step.status for step in outcome.steps] == ["ok", "failed"] * 2
@@ -189,11 +212,16 @@ def test_ctrl_c_marks_the_run_and_the_next_call_goes_on(
     outcome = run(folder / "spec.toml")
     assert outcome.exit_code == 130
     assert [step.status for step in outcome.steps] == ["cancelled", "pending"]
-    assert [record.status for record in read_records(outcome.folder)[0].values()] == ["cancelled"]
+    assert [record.status for record in read_records(outcome.folder)[0].values()] == [
+        "cancelled"
+    ]
     monkeypatch.setattr(head, "hook", None)
     again = run(folder / "spec.toml")
     assert again.exit_code == 0
-    assert [record.status for record in read_records(again.folder)[0].values()] == ["ok", "ok"]
+    assert [record.status for record in read_records(again.folder)[0].values()] == [
+        "ok",
+        "ok",
+    ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
@@ -203,8 +231,16 @@ def test_two_grids_do_not_share_a_folder(folder: Path) -> None:
         run(folder / "spec.toml")
 
 
-def test_warnings_are_on_record(folder: Path, head: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_on_record(
+    folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import warnings
 
-    monkeypatch.setattr(head, "hook", lambda event, self: warnings.warn("mind the gap", UserWarning, stacklevel=1))
-    assert run(folder / "spec.toml").records[0].warnings == ["UserWarning: mind the gap"]
+    monkeypatch.setattr(
+        head,
+        "hook",
+        lambda event, self: warnings.warn("mind the gap", UserWarning, stacklevel=1),
+    )
+    assert run(folder / "spec.toml").records[0].warnings == [
+        "UserWarning: mind the gap"
+    ]

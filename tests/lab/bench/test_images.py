@@ -39,17 +39,31 @@ def spec(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(6), 5)
     shades = rng.integers(0, 256, (6, 1, 1, 3))
-    X = np.clip(shades[y] + rng.integers(-20, 20, (30, 16, 16, 3)), 0, 255).astype(np.uint8)
-    np.savez(tmp_path / "images.npz", X_train=X, y_train=y, X_test=X[::2], y_test=y[::2])
+    X = np.clip(shades[y] + rng.integers(-20, 20, (30, 16, 16, 3)), 0, 255).astype(
+        np.uint8
+    )
+    np.savez(
+        tmp_path / "images.npz", X_train=X, y_train=y, X_test=X[::2], y_test=y[::2]
+    )
     (tmp_path / "spec.toml").write_text(SPEC)
     return tmp_path / "spec.toml"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "kept"), [("final", None), (["final", "mean@-2"], {"blocks": ["final", "mean@-2"], "widths": [96, 192]})]
+    ("recipe", "kept"),
+    [
+        ("final", None),
+        (["final", "mean@-2"], {"blocks": ["final", "mean@-2"], "widths": [96, 192]}),
+    ],
 )
-def test_a_run_equals_extraction_and_learning_by_hand(spec: Path, recipe: str | list[str], kept: object) -> None:
-    spec.write_text(SPEC.replace('weights = "random"', f'weights = "random"\nrecipe = {json.dumps(recipe)}'))
+def test_a_run_equals_extraction_and_learning_by_hand(
+    spec: Path, recipe: str | list[str], kept: object
+) -> None:
+    spec.write_text(
+        SPEC.replace(
+            'weights = "random"', f'weights = "random"\nrecipe = {json.dumps(recipe)}'
+        )
+    )
     (record,) = run_grid(load_spec(spec)).records
     backbone = create_backbone("test_resnet", "random", device="cpu", recipe=recipe)
     assert record.dataset["backbone"]["weights_hash"] == backbone.spec.weights_hash
@@ -59,10 +73,14 @@ def test_a_run_equals_extraction_and_learning_by_hand(spec: Path, recipe: str | 
     head.fit(encode(backbone, data.train.items, cache=False).X, data.y_train)
     answers = head.predict(encode(backbone, data.test.items, cache=False).X)
     assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())
-    assert np.array_equal(record.extra["confusion"]["matrix"], confusion_matrix(data.y_test, answers))
+    assert np.array_equal(
+        record.extra["confusion"]["matrix"], confusion_matrix(data.y_test, answers)
+    )
 
 
-def test_the_backbone_decides_the_run_but_the_place_of_the_images_does_not(spec: Path, tmp_path: Path) -> None:
+def test_the_backbone_decides_the_run_but_the_place_of_the_images_does_not(
+    spec: Path, tmp_path: Path
+) -> None:
     (run,) = expand(load_spec(spec))
     other = tmp_path / "other"
     other.mkdir()
@@ -82,14 +100,36 @@ def test_images_without_a_backbone_are_refused_before_anything_runs(spec: Path) 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('backbone = "test_resnet"\n', "", "datasets 1: weights stands without a backbone"),
-        ('weights = "random"', "options = { test_sise = 0.2 }", "datasets 1.*nearest: 'test_size'"),
-        ('weights = "random"', "options = { test_size = 2 }", "datasets 1: test_size must be"),
-        ('weights = "random"', "backbone_options = 3", "datasets 1: 'backbone_options' should be"),
-        ('weights = "random"', 'recipe = "riche"', "datasets 1: recipe must be 'auto', 'fast', 'rich', 'best' or"),
+        (
+            'backbone = "test_resnet"\n',
+            "",
+            "datasets 1: weights stands without a backbone",
+        ),
+        (
+            'weights = "random"',
+            "options = { test_sise = 0.2 }",
+            "datasets 1.*nearest: 'test_size'",
+        ),
+        (
+            'weights = "random"',
+            "options = { test_size = 2 }",
+            "datasets 1: test_size must be",
+        ),
+        (
+            'weights = "random"',
+            "backbone_options = 3",
+            "datasets 1: 'backbone_options' should be",
+        ),
+        (
+            'weights = "random"',
+            'recipe = "riche"',
+            "datasets 1: recipe must be 'auto', 'fast', 'rich', 'best' or",
+        ),
     ],
 )
-def test_mistakes_are_found_with_their_table(spec: Path, old: str, new: str, message: str) -> None:
+def test_mistakes_are_found_with_their_table(
+    spec: Path, old: str, new: str, message: str
+) -> None:
     spec.write_text(SPEC.replace(old, new))
     with pytest.raises(SpecError, match=message):
         load_spec(spec)

@@ -38,27 +38,41 @@ def given(path: Path, name: str, **options: Any):
 
 
 def sigmoid_units(head: Any, X: np.ndarray) -> np.ndarray:
-    W, b = (np.asarray(tensor, dtype=np.float64) for tensor in (head.layer_.units().weights, head.layer_.units().bias))
+    W, b = (
+        np.asarray(tensor, dtype=np.float64)
+        for tensor in (head.layer_.units().weights, head.layer_.units().bias)
+    )
     return 1.0 / (1.0 + np.exp(-(X.astype(np.float64) @ W + b)))
 
 
 # -- figures --------------------------------------------------------------------------------------------
 
 
-def test_conditioning_of_features_is_that_of_their_singular_values(write: WriteSpec) -> None:
+def test_conditioning_of_features_is_that_of_their_singular_values(
+    write: WriteSpec,
+) -> None:
     path = write()
     record = only(path)
     data, _, head = given(path, "ri", n_units=12)
-    rows = torch.randperm(len(data.y_train), generator=generator(1993, "mechanism", "samples"))[:20].numpy()
+    rows = torch.randperm(
+        len(data.y_train), generator=generator(1993, "mechanism", "samples")
+    )[:20].numpy()
     sigma = np.linalg.svd(sigmoid_units(head, data.X_train[rows]), compute_uv=False)
     features = record.results["features"]
     assert features["shape"] == [20, 12]
     np.testing.assert_allclose(
-        [features["sigma_max"], features["sigma_2"], features["sigma_min"], features["condition_number"]],
+        [
+            features["sigma_max"],
+            features["sigma_2"],
+            features["sigma_min"],
+            features["condition_number"],
+        ],
         [sigma[0], sigma[1], sigma[-1], sigma[0] / sigma[-1]],
         rtol=1e-5,
     )
-    assert features["rank"] == np.linalg.matrix_rank(sigmoid_units(head, data.X_train[rows]))
+    assert features["rank"] == np.linalg.matrix_rank(
+        sigmoid_units(head, data.X_train[rows])
+    )
     assert record.results["condition_number"] == features["condition_number"]
 
 
@@ -74,7 +88,9 @@ def test_conditioning_of_p_over_stages(write: WriteSpec) -> None:
     for stage, task in enumerate(stream):
         H = sigmoid_units(head, data.X_train[task.train])
         gram += H.T @ H
-        np.testing.assert_allclose(stages["gram_eig_max"][stage], np.linalg.norm(gram, 2), rtol=1e-5)
+        np.testing.assert_allclose(
+            stages["gram_eig_max"][stage], np.linalg.norm(gram, 2), rtol=1e-5
+        )
         for ridge in ridges:
             P = gram + ridge["alpha"] * np.eye(12)
             expected = {
@@ -86,23 +102,35 @@ def test_conditioning_of_p_over_stages(write: WriteSpec) -> None:
                 "effective_rank": np.trace(gram @ np.linalg.inv(P)),
             }
             for name, value in expected.items():
-                np.testing.assert_allclose(ridge[name][stage], value, rtol=1e-5, err_msg=name)
+                np.testing.assert_allclose(
+                    ridge[name][stage], value, rtol=1e-5, err_msg=name
+                )
 
 
 def test_conditioning_takes_the_method_s_own_ridge_by_default(write: WriteSpec) -> None:
-    record = only(write((", alphas = [0.1, 10]", ""), ("n_units = 12", "n_units = 12, alpha = 0.7")))
+    record = only(
+        write(
+            (", alphas = [0.1, 10]", ""), ("n_units = 12", "n_units = 12, alpha = 0.7")
+        )
+    )
     assert [ridge["alpha"] for ridge in record.results["ridges"]] == [0.7]
 
 
 def test_every_layer_sees_the_same_samples(write: WriteSpec) -> None:
     again = '[[analyses.methods]]\nname = "ri"\nlabel = "again"\noptions = { n_units = 12, alpha = 3 }'
     first, second = run(write(add=again)).records
-    assert first.results == second.results  # the ridge of RI changes nothing about its layer
+    assert (
+        first.results == second.results
+    )  # the ridge of RI changes nothing about its layer
 
 
 @pytest.mark.parametrize("name", ["ri", "scsm", "scl-mgsm"])
 def test_similarity_is_the_cosine_of_columns(write: WriteSpec, name: str) -> None:
-    options = "n_units = 12" if name != "scl-mgsm" else "n_units = 12, block_size = 4, scales = [0.5, 1.0]"
+    options = (
+        "n_units = 12"
+        if name != "scl-mgsm"
+        else "n_units = 12, block_size = 4, scales = [0.5, 1.0]"
+    )
     path = write(
         ('"conditioning"', '"similarity"'),
         ("n_samples = 20, alphas = [0.1, 10]", "n_bases = 5"),
@@ -119,10 +147,14 @@ def test_similarity_is_the_cosine_of_columns(write: WriteSpec, name: str) -> Non
     np.testing.assert_allclose(found["centred_matrix"], np.corrcoef(H.T), atol=6e-5)
     off = ~np.eye(5, dtype=bool)
     assert found["mean_abs"] == pytest.approx(np.abs(cosine[off]).mean(), rel=1e-5)
-    assert found["centred_mean_abs"] == pytest.approx(np.abs(np.corrcoef(H.T)[off]).mean(), rel=1e-5)
+    assert found["centred_mean_abs"] == pytest.approx(
+        np.abs(np.corrcoef(H.T)[off]).mean(), rel=1e-5
+    )
     W = np.asarray(head.layer_.units().weights, dtype=np.float64)[:, found["units"]]
     unit = W / np.linalg.norm(W, axis=0)
-    assert found["weights_mean_abs"] == pytest.approx(np.abs((unit.T @ unit)[off]).mean(), rel=1e-5)
+    assert found["weights_mean_abs"] == pytest.approx(
+        np.abs((unit.T @ unit)[off]).mean(), rel=1e-5
+    )
     assert found["n_units"] == 12
     assert found["units"] == sorted(set(found["units"]))
 
@@ -132,14 +164,30 @@ def test_residual_is_that_of_ridge_regression_on_the_units(write: WriteSpec) -> 
         ('"conditioning"', '"residual"'),
         ("n_samples = 20, alphas = [0.1, 10]", "max_points = 3"),
         ('"ri"', '"scl-mgsm"'),
-        ("n_units = 12", "block_size = 2, max_units = 20, scales = [0.5, 1.0], alpha = 0.1, tol = 0"),
+        (
+            "n_units = 12",
+            "block_size = 2, max_units = 20, scales = [0.5, 1.0], alpha = 0.1, tol = 0",
+        ),
     )
     found = only(path).results
-    data, stream, head = given(path, "scl-mgsm", block_size=2, max_units=20, scales=[0.5, 1.0], alpha=0.1, tol=0.0)
+    data, stream, head = given(
+        path,
+        "scl-mgsm",
+        block_size=2,
+        max_units=20,
+        scales=[0.5, 1.0],
+        alpha=0.1,
+        tol=0.0,
+    )
     log = found["log"]
     assert len(log["n_units"]) == 3
     assert log["n_units"][0] == 2
-    assert log["n_units"][-1] == found["n_guided"] == found["n_units"] == 2 * found["n_blocks"]
+    assert (
+        log["n_units"][-1]
+        == found["n_guided"]
+        == found["n_units"]
+        == 2 * found["n_blocks"]
+    )
     assert found["status"] == head.status_
     X, y = rows_of(data, "train", stream.tasks[0].train)
     Y = (y[:, None] == np.unique(y)).astype(np.float64)
@@ -156,7 +204,9 @@ def test_sweep_and_xi_learn_to_the_end(write: WriteSpec) -> None:
     nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
     path = write(('"conditioning"', '"sweep"'), nothing, method, options)
     record = only(path)
-    data, stream, head = given(path, "scl-mgsm", block_size=4, max_units=12, scales=[0.5, 1.0])
+    data, stream, head = given(
+        path, "scl-mgsm", block_size=4, max_units=12, scales=[0.5, 1.0]
+    )
     accuracies = []
     for task in stream:
         if task.index:
@@ -177,7 +227,9 @@ def test_sweep_and_xi_learn_to_the_end(write: WriteSpec) -> None:
     assert same.results["feature_rms"] == pytest.approx(rms, rel=1e-5)
     scaled = options[1].replace("[0.5, 1.0]", f"[{float(0.5 * rms)!r}, {float(rms)!r}]")
     unit = ("n_samples = 20, alphas = [0.1, 10]", 'unit = "rms"')
-    relative = only(write(('"conditioning"', '"xi"'), unit, method, (options[0], scaled)))
+    relative = only(
+        write(('"conditioning"', '"xi"'), unit, method, (options[0], scaled))
+    )
     assert relative.results["scales"] == pytest.approx([0.5, 1.0], rel=1e-5)
     assert relative.results["by_samples"] == record.results["by_samples"]
 
@@ -208,9 +260,13 @@ def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
 
 def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
     nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
-    with pytest.raises(SpecError, match="needs layer_, alpha_, which 'simplecil' does not have"):
+    with pytest.raises(
+        SpecError, match="needs layer_, alpha_, which 'simplecil' does not have"
+    ):
         load_spec(write(('"ri"', '"simplecil"'), ("options = { n_units = 12 }", "")))
-    with pytest.raises(SpecError, match="needs construction_log_, status_, which 'ri' does not have"):
+    with pytest.raises(
+        SpecError, match="needs construction_log_, status_, which 'ri' does not have"
+    ):
         load_spec(write(('"conditioning"', '"residual"'), nothing))
     with pytest.raises(SpecError, match="needs scales, which 'scsm' does not have"):
         load_spec(write(('"conditioning"', '"xi"'), nothing, ('"ri"', '"scsm"')))
@@ -235,7 +291,10 @@ def test_command(write: WriteSpec, tmp_path: Path) -> None:
     path, out = write(), tmp_path / "out"
     done = mechanism(path, "-o", out)
     assert done.exit_code == 0, done.output
-    assert "[1/1] ok | conditioning | RI | Blobs | B-0 Inc-3 | seed 1993 | n_units 12" in done.stderr
+    assert (
+        "[1/1] ok | conditioning | RI | Blobs | B-0 Inc-3 | seed 1993 | n_units 12"
+        in done.stderr
+    )
     again = json.loads(mechanism(path, "-o", out, "--json").stdout)
     assert again["analyses"][0]["action"] == "skip"
     assert again["analyses"][0]["figures"]["n_units"] == 12

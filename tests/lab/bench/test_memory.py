@@ -27,7 +27,9 @@ print(json.dumps([before, grown, fresh["peak_rss_bytes"], fresh["rss_scope"]]))
 
 def test_peak_memory_sees_an_allocation_and_is_reset() -> None:
     # A process of its own: in this one earlier tests have left memory that may be given back at any moment.
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
     before, grown, fresh, scope = json.loads(done.stdout)
     assert grown >= before + 0.9 * 64_000_000
     if scope == "run":

@@ -24,10 +24,20 @@ def finished(path: Path, **options: Any) -> list[Record]:
     return outcome.records
 
 
-def check(record: Record, scores: np.ndarray, classes: np.ndarray, y: np.ndarray, tasks: list[Any]) -> None:
+def check(
+    record: Record,
+    scores: np.ndarray,
+    classes: np.ndarray,
+    y: np.ndarray,
+    tasks: list[Any],
+) -> None:
     expected = within_tasks(scores, classes, y, first_tasks(tasks), n_tasks=len(tasks))
-    assert record.results["a_last_within"] == pytest.approx(expected.accuracy, abs=1e-12)
-    assert record.results["within_tasks"] == pytest.approx(expected.by_task.tolist(), abs=1e-12)
+    assert record.results["a_last_within"] == pytest.approx(
+        expected.accuracy, abs=1e-12
+    )
+    assert record.results["within_tasks"] == pytest.approx(
+        expected.by_task.tolist(), abs=1e-12
+    )
 
 
 def mean_scores(data: Any, classes: np.ndarray) -> np.ndarray:
@@ -45,34 +55,59 @@ def test_a_head_agrees_with_a_computation_by_hand(folder: Path) -> None:
     order = np.random.RandomState(1993).permutation(7).tolist()
     tasks = [order[:3], order[3:6], order[6:]]
     check(record, mean_scores(data, np.arange(7)), np.arange(7), data.y_test, tasks)
-    assert record.results["a_last"] < record.results["a_last_within"] < 1  # both kinds of error are there
+    assert (
+        record.results["a_last"] < record.results["a_last_within"] < 1
+    )  # both kinds of error are there
     assert record.results["within_tasks"][2] == 1  # one class alone
     assert record.warnings == []
 
 
 @pytest.mark.parametrize("repeat", [0.5, 0.95])
-def test_a_class_that_comes_again_belongs_to_its_first_task(write_spec: WriteSpec, folder: Path, repeat: float) -> None:
-    path = write_spec(("increment = 3\ndisjoint = true", f"increment = 2\nrepeat = {repeat}"))
+def test_a_class_that_comes_again_belongs_to_its_first_task(
+    write_spec: WriteSpec, folder: Path, repeat: float
+) -> None:
+    path = write_spec(
+        ("increment = 3\ndisjoint = true", f"increment = 2\nrepeat = {repeat}")
+    )
     data = load_features(folder / "blobs.npz")
     for record in finished(path):
-        stream = make_stream(data.y_train, data.y_test, Protocol(increment=2, repeat=repeat), seed=record.seed)
+        stream = make_stream(
+            data.y_train,
+            data.y_test,
+            Protocol(increment=2, repeat=repeat),
+            seed=record.seed,
+        )
         assert any(len(task.classes) > len(task.new_classes) for task in stream)
         tasks = [task.new_classes for task in stream]
         check(record, mean_scores(data, np.arange(7)), np.arange(7), data.y_test, tasks)
 
 
 @pytest.mark.parametrize("increment", [1, 2])
-def test_two_classes_with_their_single_column_of_scores(write_spec: WriteSpec, folder: Path, increment: int) -> None:
+def test_two_classes_with_their_single_column_of_scores(
+    write_spec: WriteSpec, folder: Path, increment: int
+) -> None:
     rng = np.random.default_rng(5)
     y = np.repeat(np.arange(2), 40)
     X = rng.normal(size=(80, 3)) + y[:, None]
-    np.savez(folder / "blobs.npz", X_train=X, y_train=y, X_test=X + rng.normal(size=X.shape), y_test=y)
-    record = finished(write_spec(("increment = 3\ndisjoint = true", f"increment = {increment}")))[0]
+    np.savez(
+        folder / "blobs.npz",
+        X_train=X,
+        y_train=y,
+        X_test=X + rng.normal(size=X.shape),
+        y_test=y,
+    )
+    record = finished(
+        write_spec(("increment = 3\ndisjoint = true", f"increment = {increment}"))
+    )[0]
     assert 0.5 < record.results["a_last"] < 1
-    assert record.results["a_last_within"] == pytest.approx(1.0 if increment == 1 else record.results["a_last"])
+    assert record.results["a_last_within"] == pytest.approx(
+        1.0 if increment == 1 else record.results["a_last"]
+    )
 
 
-def test_a_joint_method_has_it_after_its_one_evaluation(folder: Path, head: type, monkeypatch) -> None:
+def test_a_joint_method_has_it_after_its_one_evaluation(
+    folder: Path, head: type, monkeypatch
+) -> None:
     monkeypatch.setattr(head, "joint", True, raising=False)
     record = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert record.results["a_avg"] is None
@@ -87,7 +122,9 @@ def test_answers_on_record_are_those_of_predict_even_where_scores_say_otherwise(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = finished(folder / "spec.toml", only=["seed=1993"])[0]
-    monkeypatch.setattr(head, "predict", lambda self, X: np.full(len(X), self.classes_[0]))
+    monkeypatch.setattr(
+        head, "predict", lambda self, X: np.full(len(X), self.classes_[0])
+    )
     next((folder / "out").glob("*.json")).unlink()
     stubborn = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert stubborn.results["a_last"] == pytest.approx(1 / 7)
@@ -95,7 +132,9 @@ def test_answers_on_record_are_those_of_predict_even_where_scores_say_otherwise(
         assert stubborn.results[key] == honest.results[key]
 
 
-def test_its_time_is_nobodys(folder: Path, head: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_time_is_nobodys(
+    folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     asked: list[int] = []
     scores = head.decision_function
@@ -109,10 +148,16 @@ def test_its_time_is_nobodys(folder: Path, head: type, monkeypatch: pytest.Monke
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     record = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert asked == [42]  # once, about everything
-    assert record.times == {"fit": 0.0, "update": [0.0, 0.0], "predict": [0.0, 0.0, 0.0]}
+    assert record.times == {
+        "fit": 0.0,
+        "update": [0.0, 0.0],
+        "predict": [0.0, 0.0, 0.0],
+    }
 
 
-def test_a_method_without_scores_has_no_entry(folder: Path, head: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_without_scores_has_no_entry(
+    folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(head, "decision_function", None)
     for record in finished(folder / "spec.toml"):
         assert not KEYS & set(record.results)
@@ -127,11 +172,17 @@ def test_scores_that_fail_cost_a_warning_and_not_the_finished(
     def scores(self: Any, X: Any) -> Any:
         if broken == "raises":
             raise RuntimeError("out of luck")
-        return np.zeros((len(X), 3)) if broken == "shape" else np.full((len(X), 7), np.nan)
+        return (
+            np.zeros((len(X), 3)) if broken == "shape" else np.full((len(X), 7), np.nan)
+        )
 
     monkeypatch.setattr(head, "decision_function", scores)
     record = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert not KEYS & set(record.results)
     (warning,) = record.warnings
     assert "accuracy within tasks is not on record" in warning
-    assert {"raises": "RuntimeError: out of luck", "shape": "(42, 3)", "nan": "got NaN"}[broken] in warning
+    assert {
+        "raises": "RuntimeError: out of luck",
+        "shape": "(42, 3)",
+        "nan": "got NaN",
+    }[broken] in warning

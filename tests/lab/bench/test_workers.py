@@ -46,8 +46,12 @@ def check_equal(spec: Path, engine: Any) -> None:
     here = run_grid(load_spec(spec), output="here")
     there = run_grid(load_spec(spec), output="there", engine=engine)
     assert [step.status for step in there.steps] == ["ok"] * 6
-    assert [comparable(record) for record in there.records] == [comparable(record) for record in here.records]
-    assert sorted(path.name for path in Path("there").iterdir()) == sorted(path.name for path in Path("here").iterdir())
+    assert [comparable(record) for record in there.records] == [
+        comparable(record) for record in here.records
+    ]
+    assert sorted(path.name for path in Path("there").iterdir()) == sorted(
+        path.name for path in Path("here").iterdir()
+    )
     again = run_grid(load_spec(spec), output="there", engine=engine)
     assert [step.action for step in again.steps] == ["skip"] * 6
 
@@ -64,7 +68,13 @@ def test_records_of_a_ray_are_the_same(spec: Path) -> None:
 
 
 def test_a_worker_with_other_data_refuses_the_run(spec: Path) -> None:
-    about = {"spec": str(spec.absolute()), "folder": "out", "device": "cpu", "dataset": 0, "run": "of other data"}
+    about = {
+        "spec": str(spec.absolute()),
+        "folder": "out",
+        "device": "cpu",
+        "dataset": 0,
+        "run": "of other data",
+    }
     with pytest.raises(EngineError, match="must be the same on every machine"):
         perform(Task("record", 0, {**about, "versions": versions()}))
     with pytest.raises(UnfitWorkerError, match=r"versions must be {'torch': '0\.1'}"):
@@ -78,32 +88,52 @@ class Failing:
         self._state = state
 
     def run(self, tasks: list[Task]) -> Any:
-        assert all(set(task.about["versions"]) == {"evergrow", "torch"} for task in tasks)
-        yield from (TaskResult(task, self._state, error="its worker died 3 times") for task in tasks)
+        assert all(
+            set(task.about["versions"]) == {"evergrow", "torch"} for task in tasks
+        )
+        yield from (
+            TaskResult(task, self._state, error="its worker died 3 times")
+            for task in tasks
+        )
 
     def close(self) -> None:
         pass
 
 
-def test_a_run_whose_worker_died_is_on_record_as_failed(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_worker_died_is_on_record_as_failed(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(LocalEngine, "runner", lambda self, perform: Failing("failed"))
-        outcome = run_grid(load_spec(spec), output="out", engine=LocalEngine(), only=["method=simplecil"])
+        outcome = run_grid(
+            load_spec(spec),
+            output="out",
+            engine=LocalEngine(),
+            only=["method=simplecil"],
+        )
     assert [step.status for step in outcome.steps] == ["failed", "failed"]
     assert outcome.records[0].error["message"] == "its worker died 3 times"
     assert outcome.exit_code == 1
-    outcome = run_grid(load_spec(spec), output="out", only=["method=simplecil"], retry_failed=True)
+    outcome = run_grid(
+        load_spec(spec), output="out", only=["method=simplecil"], retry_failed=True
+    )
     assert [step.status for step in outcome.steps] == ["ok", "ok"]
 
 
-def test_a_folder_that_workers_do_not_share_is_said(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_workers_do_not_share_is_said(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LocalEngine, "runner", lambda self, perform: Failing("done"))
-    with pytest.raises(EngineError, match="every worker must reach that folder by the same path"):
+    with pytest.raises(
+        EngineError, match="every worker must reach that folder by the same path"
+    ):
         run_grid(load_spec(spec), output="out", engine=LocalEngine())
 
 
 def test_the_command_takes_an_engine(spec: Path) -> None:
-    result = evergrow("lab", "run", str(spec), "-o", "out", "--engine", "local", "--workers", "1")
+    result = evergrow(
+        "lab", "run", str(spec), "-o", "out", "--engine", "local", "--workers", "1"
+    )
     assert result.exit_code == 0, result.output
     assert "6 ok; records in out" in result.stdout
     assert len(list(Path("out").glob("*.json"))) == 6

@@ -18,12 +18,23 @@ from tests.data.conftest import PNG, Tree
 from tests.data.sources.samples import counts
 from tests.hostile.trial import limited
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, UnknownNameError
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    DataWarning,
+    FileFormatError,
+    UnknownNameError,
+)
 from evergrow.data import Dataset, FeatureSet
 from evergrow.data.items import Items, Texts
 from evergrow.lab.bench.data import fingerprint_of
 from evergrow.lab.benchmarks import check_benchmark, list_benchmarks, load_benchmark
-from evergrow.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Counts, expected_names, find_benchmark
+from evergrow.lab.benchmarks.catalogue import (
+    BENCHMARKS,
+    Benchmark,
+    Counts,
+    expected_names,
+    find_benchmark,
+)
 from evergrow.lab.benchmarks.load import read_text_list, read_yaml_list
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -39,7 +50,9 @@ LAUGHS += "data: *k\ntargets:\n"
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Benchmark:
     """Give ImageNet-R two classes with five training and two test images each."""
-    item = dataclasses.replace(BENCHMARKS["imagenet-r"], counts=Counts(2, 10, 4, "the split of PILOT"))
+    item = dataclasses.replace(
+        BENCHMARKS["imagenet-r"], counts=Counts(2, 10, 4, "the split of PILOT")
+    )
     monkeypatch.setitem(BENCHMARKS, "imagenet-r", item)
     monkeypatch.setattr("evergrow.lab.benchmarks.load.expected_names", dict)
     return item
@@ -66,7 +79,11 @@ def _pilot(folder: Path) -> None:
         *((name, "imagenet-r") for name in ("imagenetr", "ImageNet-R", "INR")),
         *((name, "cub") for name in ("CUB_200_2011", "cub-200")),
         *((name, "cifar100") for name in ("cifar224", "CIFAR-100")),
-        *(("imagenet_a", "imagenet-a"), ("ObjectNet", "objectnet"), ("stanford cars", "cars")),
+        *(
+            ("imagenet_a", "imagenet-a"),
+            ("ObjectNet", "objectnet"),
+            ("stanford cars", "cars"),
+        ),
     ],
 )
 def test_names_in_any_spelling(name: str, key: str) -> None:
@@ -86,7 +103,9 @@ def test_known_class_names_are_sorted_and_complete() -> None:
         assert len(names) == BENCHMARKS[key].counts.n_classes
 
 
-@pytest.mark.parametrize("folder", ["data/imagenet-r", "data/ImageNet-R", "data/imagenet_r/imagenet-r"])
+@pytest.mark.parametrize(
+    "folder", ["data/imagenet-r", "data/ImageNet-R", "data/imagenet_r/imagenet-r"]
+)
 def test_pilot_folders_in_data(folder: str, small: Benchmark, alone: Path) -> None:
     _pilot(alone / folder)
     data = load_benchmark("inr")
@@ -94,23 +113,38 @@ def test_pilot_folders_in_data(folder: str, small: Benchmark, alone: Path) -> No
     assert check_benchmark(data) == []
 
 
-def test_folders_of_the_environment_and_root(small: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_the_environment_and_root(
+    small: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _pilot(tmp_path / "far" / "imagenet-r")
     assert load_benchmark("imagenet-r", root=tmp_path / "far").n_classes == 2
-    assert load_benchmark("imagenet-r", root=tmp_path / "far" / "imagenet-r").n_classes == 2
-    monkeypatch.setenv("EVERGROW_DATA", os.pathsep.join([str(tmp_path / "none"), str(tmp_path / "far")]))
+    assert (
+        load_benchmark("imagenet-r", root=tmp_path / "far" / "imagenet-r").n_classes
+        == 2
+    )
+    monkeypatch.setenv(
+        "EVERGROW_DATA",
+        os.pathsep.join([str(tmp_path / "none"), str(tmp_path / "far")]),
+    )
     assert fingerprint_of(load_benchmark("imagenet-r")) == fingerprint_of(
         load_benchmark(tmp_path / "far" / "imagenet-r")
     )
 
 
-@pytest.mark.parametrize("place", ["splits", "data/splits", "data/imagenet-r", "data/imagenet-r/splits", "data"])
+@pytest.mark.parametrize(
+    "place",
+    ["splits", "data/splits", "data/imagenet-r", "data/imagenet-r/splits", "data"],
+)
 def test_coda_lists_over_raw_folders(place: str, small: Benchmark, alone: Path) -> None:
     for name in ("n01", "n02"):
         _fill(alone / "data/imagenet-r" / name, 7)
     (alone / place).mkdir(exist_ok=True)
     for part, rows in (("train", range(5)), ("test", range(5, 7))):
-        names = [f"data/imagenet-r/n0{code + 1}/{row:03d}.png" for code in (0, 1) for row in rows]
+        names = [
+            f"data/imagenet-r/n0{code + 1}/{row:03d}.png"
+            for code in (0, 1)
+            for row in rows
+        ]
         labels = [code for code in (0, 1) for _ in rows]
         text = yaml.safe_dump({"data": names, "targets": labels})
         (alone / place / f"imagenet-r_{part}.yaml").write_text(text)
@@ -124,9 +158,15 @@ def test_coda_lists_over_raw_folders(place: str, small: Benchmark, alone: Path) 
 
 def test_objectnet_lists_over_official_images(alone: Path) -> None:
     _fill(alone / "data/objectnet/images/air_freshener", 7)
-    (alone / "data/objectnet/train.txt").write_text("".join(f"images/air_freshener/{i:03d}.png 0\n" for i in range(5)))
-    (alone / "data/objectnet/test.txt").write_text("images/air_freshener/005.png 0\nimages/air_freshener/006.png 0\n")
-    with pytest.warns(DataWarning, match=r"ObjectNet: classes: 1, expected 200; .* expected 26509"):
+    (alone / "data/objectnet/train.txt").write_text(
+        "".join(f"images/air_freshener/{i:03d}.png 0\n" for i in range(5))
+    )
+    (alone / "data/objectnet/test.txt").write_text(
+        "images/air_freshener/005.png 0\nimages/air_freshener/006.png 0\n"
+    )
+    with pytest.warns(
+        DataWarning, match=r"ObjectNet: classes: 1, expected 200; .* expected 26509"
+    ):
         data = load_benchmark("objectnet")
     assert data.class_names == ("air_freshener",)
 
@@ -134,8 +174,14 @@ def test_objectnet_lists_over_official_images(alone: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("a/1.png 0\n\n# a comment\nb/1.png\t1\n", [("a/1.png", "0"), ("b/1.png", "1")]),
-        ("air freshener/1.png\r\nclock/1.png", [("air freshener/1.png", "air freshener"), ("clock/1.png", "clock")]),
+        (
+            "a/1.png 0\n\n# a comment\nb/1.png\t1\n",
+            [("a/1.png", "0"), ("b/1.png", "1")],
+        ),
+        (
+            "air freshener/1.png\r\nclock/1.png",
+            [("air freshener/1.png", "air freshener"), ("clock/1.png", "clock")],
+        ),
         ("a/1.png 0\njusttext\n", "line 2 must be a path and a label"),
         ("", "at least one image"),
     ],
@@ -158,7 +204,11 @@ def test_raw_folders_without_a_published_split(small: Benchmark, alone: Path) ->
 
 
 def test_vtab_keeps_its_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BENCHMARKS, "vtab", dataclasses.replace(BENCHMARKS["vtab"], counts=Counts(2, 10, 4, "x")))
+    monkeypatch.setitem(
+        BENCHMARKS,
+        "vtab",
+        dataclasses.replace(BENCHMARKS["vtab"], counts=Counts(2, 10, 4, "x")),
+    )
     _pilot(alone / "data/vtab-cil/vtab")
     data = load_benchmark("vtab")
     assert any("natural order" in note for note in data.notes)
@@ -167,7 +217,14 @@ def test_vtab_keeps_its_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_missing_benchmark_says_what_to_put_where() -> None:
     with pytest.raises(DatasetNotFoundError) as caught:
         load_benchmark("imageneta")
-    for part in ("ImageNet-A", "imagenet-a/train/<class>", "ina.zip", "EVERGROW_DATA", "5981", "data"):
+    for part in (
+        "ImageNet-A",
+        "imagenet-a/train/<class>",
+        "ina.zip",
+        "EVERGROW_DATA",
+        "5981",
+        "data",
+    ):
         assert part in str(caught.value)
 
 
@@ -188,7 +245,13 @@ def test_folder_named_like_a_benchmark_is_compared(alone: Path) -> None:
 def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
     (alone / "data").mkdir()
     y = np.repeat([0, 1], 6)
-    np.savez(alone / "data" / "cub200.npz", X_train=np.eye(12), y_train=y, X_test=np.eye(12), y_test=y)
+    np.savez(
+        alone / "data" / "cub200.npz",
+        X_train=np.eye(12),
+        y_train=y,
+        X_test=np.eye(12),
+        y_test=y,
+    )
     assert isinstance(load_benchmark("cub200"), FeatureSet)
 
 
@@ -205,7 +268,9 @@ def _set(n_train: int, n_test: int, names: tuple[str, ...]) -> Dataset:
 @pytest.mark.parametrize("key", list_benchmarks())
 def test_right_counts_and_names_give_no_difference(key: str) -> None:
     counts = BENCHMARKS[key].counts
-    names = expected_names().get(key) or tuple(f"c{number:03d}" for number in range(counts.n_classes))
+    names = expected_names().get(key) or tuple(
+        f"c{number:03d}" for number in range(counts.n_classes)
+    )
     assert check_benchmark(_set(counts.n_train, counts.n_test, names), key) == []
     assert check_benchmark(_set(counts.n_train - 1, counts.n_test, names), key) == [
         f"{BENCHMARKS[key].title}: training samples: {counts.n_train - 1}, expected {counts.n_train}"
@@ -235,7 +300,11 @@ def test_class_names_are_compared_unless_all_are_strange() -> None:
 
 
 def _cub(root: Path) -> Path:
-    rows = [(f"00{code}.Bird_{code}/{row:03d}.png", code, row) for code in (1, 2) for row in range(8)]
+    rows = [
+        (f"00{code}.Bird_{code}/{row:03d}.png", code, row)
+        for code in (1, 2)
+        for row in range(8)
+    ]
     for code in (1, 2):
         _fill(root / "images" / f"00{code}.Bird_{code}", 8)
     tables = {
@@ -244,7 +313,11 @@ def _cub(root: Path) -> Path:
         "train_test_split.txt": [int(row < 5) for _, _, row in rows],
     }
     for name, values in tables.items():
-        (root / name).write_text("".join(f"{number} {value}\n" for number, value in enumerate(values, start=1)))
+        (root / name).write_text(
+            "".join(
+                f"{number} {value}\n" for number, value in enumerate(values, start=1)
+            )
+        )
     (root / "classes.txt").write_text("1 001.Bird_1\n2 002.Bird_2\n")
     return root
 
@@ -268,7 +341,11 @@ def test_official_cub(inner: str, tmp_path: Path) -> None:
         ("images.txt", "1 a.png\n1 b.png\n", "line 2 must be a new number"),
         ("images.txt", "one a.png\n", "line 1 must be a new number"),
         ("classes.txt", "1 001.Bird_1\n", "lacks '2'"),
-        ("train_test_split.txt", "".join(f"{i} 7\n" for i in range(1, 17)), "0 and 1, got '7'"),
+        (
+            "train_test_split.txt",
+            "".join(f"{i} 7\n" for i in range(1, 17)),
+            "0 and 1, got '7'",
+        ),
     ],
 )
 def test_broken_cub(name: str, text: str, match: str, tmp_path: Path) -> None:
@@ -298,14 +375,18 @@ def _cifar(root: Path, protocol: int = 2) -> Path:
             "filenames": ["x.png"] * count,
         }
         (root / part).write_bytes(pickle.dumps(content, protocol=protocol))
-    (root / "meta").write_bytes(pickle.dumps({"fine_label_names": ["apple", "bear"]}, protocol=protocol))
+    (root / "meta").write_bytes(
+        pickle.dumps({"fine_label_names": ["apple", "bear"]}, protocol=protocol)
+    )
     return root
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_cifar_as_distributed(protocol: int, alone: Path) -> None:
     root = _cifar(alone / "data" / "cifar-100-python", protocol)
-    with pytest.warns(DataWarning, match="differ from the official files: train, test, meta") as caught:
+    with pytest.warns(
+        DataWarning, match="differ from the official files: train, test, meta"
+    ) as caught:
         data = load_benchmark("cifar100")
     assert "CIFAR-100: classes: 2, expected 100" in str(caught[0].message)
     assert data.layout == "cifar"
@@ -325,7 +406,11 @@ class Python2(pickle._Pickler):
         self.write(pickle.BINSTRING + struct.pack("<i", len(body)) + body)
         self.memoize(value)
 
-    dispatch: ClassVar = {**pickle._Pickler.dispatch, str: save_string, bytes: save_string}
+    dispatch: ClassVar = {
+        **pickle._Pickler.dispatch,
+        str: save_string,
+        bytes: save_string,
+    }
 
 
 def test_cifar_from_python_two(alone: Path) -> None:
@@ -378,7 +463,10 @@ def test_cifar_files_run_nothing(body: bytes, alone: Path) -> None:
         ("data: [3]\ntargets: [1]\n", "entry 0"),
         ("data: [a.png]\ntargets: [yes]\n", "entry 0"),
         ("data: [a.png\n", "must be YAML"),
-        ("data: !!python/object/apply:os.getcwd []\ntargets: [0]\n", "must be YAML of plain values"),
+        (
+            "data: !!python/object/apply:os.getcwd []\ntargets: [0]\n",
+            "must be YAML of plain values",
+        ),
         (LAUGHS, "no aliases"),
     ],
 )
@@ -396,7 +484,12 @@ def test_bad_yaml_lists(body: str, match: str, tmp_path: Path) -> None:
 def test_differences_leave_with_one(alone: Path) -> None:
     for part, count in (("train", 6), ("test", 2)):
         _fill(alone / "data/imagenet-r" / part / "cat", count)
-    for arguments in (("inr",), ("inr", "--json"), ("data/imagenet-r",), ("inr", "--root", "data")):
+    for arguments in (
+        ("inr",),
+        ("inr", "--json"),
+        ("data/imagenet-r",),
+        ("inr", "--root", "data"),
+    ):
         result = evergrow("lab", "data", *arguments)
         assert result.exit_code == 1
         assert "expected 24000" in result.output

@@ -35,7 +35,12 @@ def test_excuses_are_needed(method: str, check: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["incremental_equals_joint", "sample_order_is_irrelevant", "batch_split_is_irrelevant"]
+    "check",
+    [
+        "incremental_equals_joint",
+        "sample_order_is_irrelevant",
+        "batch_split_is_irrelevant",
+    ],
 )
 @pytest.mark.parametrize(
     ("method", "settings"),
@@ -46,7 +51,9 @@ def test_excuses_are_needed(method: str, check: str) -> None:
         ("joint-lp", {"solver": "analytic"}),
     ],
 )
-def test_settings_that_the_excuses_name_have_the_property(method: str, settings: dict[str, object], check: str) -> None:
+def test_settings_that_the_excuses_name_have_the_property(
+    method: str, settings: dict[str, object], check: str
+) -> None:
     small = next(iter_checks([method], [check])).subject
     CHECKS[check](lambda **more: small(**settings, **more), make_check_data())
 
@@ -63,5 +70,9 @@ def test_settings_that_the_excuses_name_have_the_property(method: str, settings:
 def test_variants_conform_too(method: str, settings: dict[str, object]) -> None:
     small = next(iter_checks([method])).subject
     for check in CHECKS.names():
-        if check != "device" and ("solver" in settings or (method, check) not in OPT_OUTS):
-            CHECKS[check](lambda **more: small(**{**settings, **more}), make_check_data())
+        if check != "device" and (
+            "solver" in settings or (method, check) not in OPT_OUTS
+        ):
+            CHECKS[check](
+                lambda **more: small(**{**settings, **more}), make_check_data()
+            )

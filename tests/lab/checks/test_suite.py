@@ -74,7 +74,9 @@ class Recent(SimpleCILClassifier):
     """Weights later samples more."""
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        super()._learn(Z * torch.linspace(0.1, 1.0, len(Z), dtype=Z.dtype)[:, None], labels)
+        super()._learn(
+            Z * torch.linspace(0.1, 1.0, len(Z), dtype=Z.dtype)[:, None], labels
+        )
 
 
 class Forgetful(SimpleCILClassifier):
@@ -100,18 +102,29 @@ class Neighbourly(SimpleCILClassifier):
         (Growing, {"state_is_bounded_in_tasks"}),
         (HalfLearned, {"bad_input_changes_nothing"}),
         (Dicey, {"same_seed_same_answer", "global_rng_is_left_alone"}),
-        (Recent, {"sample_order_is_irrelevant", "batch_split_is_irrelevant", "incremental_equals_joint"}),
+        (
+            Recent,
+            {
+                "sample_order_is_irrelevant",
+                "batch_split_is_irrelevant",
+                "incremental_equals_joint",
+            },
+        ),
         (Forgetful, {"save_load_equal"}),
         (Neighbourly, {"rows_are_answered_one_by_one"}),
     ],
 )
-def test_broken_learners_are_caught(kind: type[SimpleCILClassifier], caught: set[str]) -> None:
+def test_broken_learners_are_caught(
+    kind: type[SimpleCILClassifier], caught: set[str]
+) -> None:
     found = failures(kind)
     assert caught <= found if caught else not found
 
 
 def test_a_factory_is_told_only_what_it_accepts() -> None:
-    results = run_checks(lambda: SimpleCILClassifier(device="cpu"), ["same_seed_same_answer"])
+    results = run_checks(
+        lambda: SimpleCILClassifier(device="cpu"), ["same_seed_same_answer"]
+    )
     assert [result.status for result in results] == ["passed"]
 
 

@@ -28,7 +28,9 @@ from evergrow.lab.tuners.lora import LoRATuner
 @pytest.mark.parametrize("case", list(iter_tuner_checks()), ids=str)
 def test_conformance(case: Case) -> None:
     result = case.run()
-    if result.status == "skipped" and "dinov2" not in str(case):  # which every tuner serves
+    if result.status == "skipped" and "dinov2" not in str(
+        case
+    ):  # which every tuner serves
         pytest.skip(result.detail)
     assert result.status in ("passed", "excused"), result.detail
 
@@ -43,7 +45,9 @@ def test_excuses_are_needed(tuner: str, check: str) -> None:
 
 @pytest.mark.parametrize("tuner", ["vpt-deep", "vpt-shallow"])
 def test_settings_that_the_excuses_name_have_the_property(tuner: str) -> None:
-    TUNER_CHECKS["start_is_named_by_the_seed"](Setup(tuner, BACKBONES["vit"], {"std": 0.02}))
+    TUNER_CHECKS["start_is_named_by_the_seed"](
+        Setup(tuner, BACKBONES["vit"], {"std": 0.02})
+    )
 
 
 class Leaky(LoRATuner):
@@ -93,7 +97,9 @@ class Meddling(LoRATuner):
         (Meddling, "removed_is_the_base_model"),
     ],
 )
-def test_broken_promises_are_caught(kind: type[LoRATuner], broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promises_are_caught(
+    kind: type[LoRATuner], broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(TUNERS._items, "lora", kind)
     (result,) = run_tuner_checks("lora", BACKBONES["vit"], [broken])
     assert result.status == "failed"

@@ -12,7 +12,9 @@ from evergrow.lab.methods.apt import APTClassifier
 
 
 def learned(sizes: list[int], **options: Any) -> APTClassifier:
-    model = APTClassifier(small_backbone(), **{"epochs": 3, "lr": 0.05, "batch_size": 12, **options})
+    model = APTClassifier(
+        small_backbone(), **{"epochs": 3, "lr": 0.05, "batch_size": 12, **options}
+    )
     return taught(model, sizes)  # type: ignore[no-any-return]
 
 
@@ -21,17 +23,30 @@ def test_answers_by_the_averaged_vectors_and_standardised_features() -> None:
     backbone, (items, _) = small_backbone(), colours([0, 4], 3, seed=8)
     state = model._state
     with torch.no_grad():
-        create_tuner("additive", backbone.module).load_state_dict(state.modules["merged"])
+        create_tuner("additive", backbone.module).load_state_dict(
+            state.modules["merged"]
+        )
         z = backbone.encode(shown(backbone, items))
         centred = z - z.mean(dim=1, keepdim=True)
         standard = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
-        expected = standard @ (state.weights.weight / state.weights.weight.norm(dim=1, keepdim=True)).T
-    torch.testing.assert_close(torch.from_numpy(model.decision_function(items)).float(), expected, atol=1e-4, rtol=1e-4)
+        expected = (
+            standard
+            @ (state.weights.weight / state.weights.weight.norm(dim=1, keepdim=True)).T
+        )
+    torch.testing.assert_close(
+        torch.from_numpy(model.decision_function(items)).float(),
+        expected,
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 def test_vectors_are_averaged_over_tasks_and_trained_on() -> None:
     items = list(tasks([2, 2, 2]))
-    model, states = APTClassifier(small_backbone(), epochs=3, lr=0.05, batch_size=12, ema=0.6), []
+    model, states = (
+        APTClassifier(small_backbone(), epochs=3, lr=0.05, batch_size=12, ema=0.6),
+        [],
+    )
     for task in items:
         model.partial_fit(*task)
         states.append(model._state.modules)

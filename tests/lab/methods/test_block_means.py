@@ -26,7 +26,11 @@ def stream(
     for block, size in enumerate(sizes):
         codes = torch.arange(first, first + size).repeat_interleave(3)
         features = torch.randn(block + 1, len(codes), WIDTH, generator=source) + 1
-        means = means.extended(first + size, blocks=block + 1).added(features, codes).completed(recalculate=recalculate)
+        means = (
+            means.extended(first + size, blocks=block + 1)
+            .added(features, codes)
+            .completed(recalculate=recalculate)
+        )
         for code in codes.unique().tolist():
             for b in range(block + 1):
                 seen[b, code] = features[b, codes == code].double().mean(dim=0)
@@ -34,7 +38,13 @@ def stream(
     return means, seen
 
 
-def composed(seen: dict[tuple[int, int], Tensor], home: int, block: int, old: int, sources: list[int]) -> Tensor:
+def composed(
+    seen: dict[tuple[int, int], Tensor],
+    home: int,
+    block: int,
+    old: int,
+    sources: list[int],
+) -> Tensor:
     """The complement of one class, written out."""
     scores = [math.exp(cosine(seen[home, old], seen[home, j])) for j in sources]
     result = torch.zeros(WIDTH, dtype=torch.float64)
@@ -55,22 +65,40 @@ def test_seen_classes_have_their_plain_means() -> None:
 
 
 @pytest.mark.parametrize("recalculate", [True, False])
-def test_unseen_classes_are_composed_of_classes_that_the_block_saw(recalculate: bool) -> None:
+def test_unseen_classes_are_composed_of_classes_that_the_block_saw(
+    recalculate: bool,
+) -> None:
     """Without recalculation, only the classes of the block's own task count."""
     means, seen = stream(SIZES, recalculate=recalculate)
     for old, home in enumerate(TASK):
         for block in range(home + 1, len(SIZES)):
-            sources = [code for code, task in enumerate(TASK) if task == block or (recalculate and task > block)]
-            torch.testing.assert_close(means.prototypes[block, old], composed(seen, home, block, old, sources))
+            sources = [
+                code
+                for code, task in enumerate(TASK)
+                if task == block or (recalculate and task > block)
+            ]
+            torch.testing.assert_close(
+                means.prototypes[block, old], composed(seen, home, block, old, sources)
+            )
 
 
 def test_a_class_that_comes_again_has_the_mean_of_all_its_images() -> None:
     source = torch.Generator().manual_seed(1)
-    first, second = torch.randn(1, 4, WIDTH, generator=source), torch.randn(2, 6, WIDTH, generator=source)
-    means = BlockMeans.empty(WIDTH).extended(2, blocks=1).added(first, torch.tensor([0, 0, 1, 1])).completed()
+    first, second = (
+        torch.randn(1, 4, WIDTH, generator=source),
+        torch.randn(2, 6, WIDTH, generator=source),
+    )
+    means = (
+        BlockMeans.empty(WIDTH)
+        .extended(2, blocks=1)
+        .added(first, torch.tensor([0, 0, 1, 1]))
+        .completed()
+    )
     codes = torch.tensor([0, 0, 2, 2, 2, 2])
     means = means.extended(3, blocks=2).added(second, codes).completed()
     both = torch.cat([first[0, :2], second[0, :2]]).double().mean(dim=0)
     torch.testing.assert_close(means.prototypes[0, 0], both)
-    torch.testing.assert_close(means.prototypes[1, 0], second[1, :2].double().mean(dim=0))
+    torch.testing.assert_close(
+        means.prototypes[1, 0], second[1, :2].double().mean(dim=0)
+    )
     assert means.home.tolist() == [0, 0, 1]

@@ -35,7 +35,12 @@ def test_new_components_are_orthogonal_to_trained_ones() -> None:
         torch.testing.assert_close(pool.whole(part)[:, :2], before[part])
         fresh = getattr(pool, part)
         assert (before[part] @ fresh.transpose(1, 2)).abs().max() < 1e-5
-        torch.testing.assert_close(fresh @ fresh.transpose(1, 2), torch.eye(3).expand(2, 3, 3), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            fresh @ fresh.transpose(1, 2),
+            torch.eye(3).expand(2, 3, 3),
+            atol=1e-6,
+            rtol=0,
+        )
 
 
 def test_a_full_space_still_gives_rows_of_length_one() -> None:

@@ -16,7 +16,14 @@ from evergrow.lab.tuners.prefix import PrefixTuner
 
 
 def learned(sizes: list[int], depth: int = 2, **options: Any) -> CODAPromptClassifier:
-    settings = {"epochs": 3, "lr": 0.02, "batch_size": 12, "pool_size": 6, "n_tasks": 3, **options}
+    settings = {
+        "epochs": 3,
+        "lr": 0.02,
+        "batch_size": 12,
+        "pool_size": 6,
+        "n_tasks": 3,
+        **options,
+    }
     return taught(CODAPromptClassifier(small_backbone(depth=depth), **settings), sizes)  # type: ignore[no-any-return]
 
 
@@ -51,15 +58,27 @@ def test_answers_by_the_definition_of_prompts() -> None:
 
 
 def test_components_of_earlier_tasks_stay_and_new_ones_are_trained() -> None:
-    before, after, untrained = learned([2]), learned([2, 2]), learned([2, 2], epochs=1, lr=1e-9)
+    before, after, untrained = (
+        learned([2]),
+        learned([2, 2]),
+        learned([2, 2], epochs=1, lr=1e-9),
+    )
     for part in ("prompts", "keys", "attention"):
         assert torch.equal(whole(after, part)[:, :2], whole(before, part))
-        assert (whole(after, part)[:, 2:] - whole(untrained, part)[:, 2:]).abs().max() > 1e-4
+        assert (
+            whole(after, part)[:, 2:] - whole(untrained, part)[:, 2:]
+        ).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(("pool", "n_tasks", "each"), [(7, 3, 2), (100, 60, 1), (3, 5, 1)])
-def test_the_pool_is_divided_and_grows_beyond(pool: int, n_tasks: int, each: int) -> None:
-    model = CODAPromptClassifier(small_backbone(), epochs=1, pool_size=pool, n_tasks=n_tasks)
+@pytest.mark.parametrize(
+    ("pool", "n_tasks", "each"), [(7, 3, 2), (100, 60, 1), (3, 5, 1)]
+)
+def test_the_pool_is_divided_and_grows_beyond(
+    pool: int, n_tasks: int, each: int
+) -> None:
+    model = CODAPromptClassifier(
+        small_backbone(), epochs=1, pool_size=pool, n_tasks=n_tasks
+    )
     items, labels = colours([0, 1], 1)
     for task in range(4):
         model.partial_fit(items, labels + 2 * task)
@@ -75,7 +94,9 @@ def test_the_first_five_blocks_have_prompts(depth: int, prompted: int) -> None:
 def test_the_penalty_keeps_components_nearer_to_orthonormal() -> None:
     def distance(model: CODAPromptClassifier) -> float:
         keys = whole(model, "keys")
-        return float((keys @ keys.transpose(1, 2) - torch.eye(keys.shape[1])).square().mean())
+        return float(
+            (keys @ keys.transpose(1, 2) - torch.eye(keys.shape[1])).square().mean()
+        )
 
     assert distance(learned([2, 2], ortho_penalty=10.0)) < distance(learned([2, 2]))
 

@@ -9,7 +9,12 @@ from torch.nn.functional import cross_entropy
 from evergrow.adapt import FsaConfig, adapt
 from evergrow.core.record import from_values, to_values
 from evergrow.lab.methods import FsaClassifier, JointFineTuning
-from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops, training_gflops
+from evergrow.lab.methods.cost import (
+    Cost,
+    adaptation_cost,
+    inference_gflops,
+    training_gflops,
+)
 
 CPU = torch.device("cpu")
 
@@ -22,15 +27,21 @@ def vit_macs(tokens: int, width: int, depth: int, patch: int = 8) -> int:
 
 def test_inference_is_counted_by_the_formula() -> None:
     backbone = tiny_vit()
-    assert inference_gflops(backbone.module, (16, 16), CPU) == pytest.approx(2e-9 * vit_macs(5, 24, 2), rel=1e-6)
+    assert inference_gflops(backbone.module, (16, 16), CPU) == pytest.approx(
+        2e-9 * vit_macs(5, 24, 2), rel=1e-6
+    )
 
 
 def test_training_all_weights_costs_three_passes() -> None:
     """Backward needs two products for every one forward, but no gradient of the image."""
     module = tiny_vit().module.requires_grad_(True)
     forward = inference_gflops(module, (16, 16), CPU)
-    step = training_gflops(module, module.parameters(), (16, 16), CPU, lambda z, codes: z.sum())
-    first = 2e-9 * 4 * 3 * 64 * 24  # the patch embedding's share, whose input needs none
+    step = training_gflops(
+        module, module.parameters(), (16, 16), CPU, lambda z, codes: z.sum()
+    )
+    first = (
+        2e-9 * 4 * 3 * 64 * 24
+    )  # the patch embedding's share, whose input needs none
     assert step == pytest.approx(3 * forward - first, rel=1e-6)
 
 
@@ -51,7 +62,9 @@ def test_costs_add_up_over_tasks() -> None:
 
 def test_adaptation_says_what_it_cost() -> None:
     backbone, (items, y) = tiny_vit(), stripes(3, 8)
-    adapted = adapt(backbone, items, y, FsaConfig.recipe(epochs=2, settings={"bottleneck": 4}))
+    adapted = adapt(
+        backbone, items, y, FsaConfig.recipe(epochs=2, settings={"bottleneck": 4})
+    )
     cost = adaptation_cost(adapted, 3)
     width, inner = 24, 4
     trained = 2 * (2 * width * inner + inner + width) + 3 * width + 1
@@ -67,12 +80,16 @@ def test_adaptation_says_what_it_cost() -> None:
     one = 5 * width * inner
     forward = vit_macs(5, width, 2) + 4 * one + 3 * width
     backward = 12 * width * width * 5 + 4 * 5 * 5 * width + 7 * one + 2 * 3 * width
-    assert cost.train_gflops == pytest.approx(2e-9 * (forward + backward) * 48, rel=1e-9)
+    assert cost.train_gflops == pytest.approx(
+        2e-9 * (forward + backward) * 48, rel=1e-9
+    )
 
 
 def test_a_classifier_adds_extraction_and_later_tasks() -> None:
     items, y = stripes(4, 6)
-    model = FsaClassifier("simplecil", tiny_vit(), adapt=None).fit(items.take(range(12)), y[:12])
+    model = FsaClassifier("simplecil", tiny_vit(), adapt=None).fit(
+        items.take(range(12)), y[:12]
+    )
     one = inference_gflops(tiny_vit().module, (16, 16), CPU)
     assert model.cost_.train_gflops == pytest.approx(12 * one)
     model.partial_fit(items.take(range(12, 24)), y[12:])
@@ -85,6 +102,12 @@ def test_joint_fine_tuning_trains_every_number() -> None:
     backbone = tiny_vit()
     model = JointFineTuning(backbone, epochs=1).fit(items, y)
     model.predict(items)
-    everything = sum(parameter.numel() for parameter in backbone.module.parameters()) + 3 * 24 + 1
+    everything = (
+        sum(parameter.numel() for parameter in backbone.module.parameters())
+        + 3 * 24
+        + 1
+    )
     assert model.cost_.trainable_parameters == everything
-    assert not any(parameter.requires_grad for parameter in backbone.module.parameters())
+    assert not any(
+        parameter.requires_grad for parameter in backbone.module.parameters()
+    )

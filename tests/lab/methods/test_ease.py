@@ -31,7 +31,9 @@ def three_tasks() -> EASEClassifier:
     return learned()
 
 
-def features(backbone: ImageBackbone, adapter: dict[str, Tensor] | None, items: Images) -> Tensor:
+def features(
+    backbone: ImageBackbone, adapter: dict[str, Tensor] | None, items: Images
+) -> Tensor:
     """Features under one adapter, which is put on the backbone by itself."""
     images = shown(backbone, items)
     if adapter is None:
@@ -48,14 +50,27 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("recalculate", [True, False])
-def test_prototypes_are_the_completed_means_under_every_adapter(recalculate: bool) -> None:
-    state: EaseState = (three_tasks() if recalculate else learned(recalc_sim=False))._state
+def test_prototypes_are_the_completed_means_under_every_adapter(
+    recalculate: bool,
+) -> None:
+    state: EaseState = (
+        three_tasks() if recalculate else learned(recalc_sim=False)
+    )._state
     backbone, expected = small_backbone(), BlockMeans.empty(24)
     for task, (items, labels) in enumerate(tasks(SIZES)):
-        seen = torch.stack([features(backbone, adapter, items) for adapter in state.adapters[: task + 1]])
-        expected = expected.extended(int(labels.max()) + 1, blocks=task + 1).added(seen, torch.from_numpy(labels))
+        seen = torch.stack(
+            [
+                features(backbone, adapter, items)
+                for adapter in state.adapters[: task + 1]
+            ]
+        )
+        expected = expected.extended(int(labels.max()) + 1, blocks=task + 1).added(
+            seen, torch.from_numpy(labels)
+        )
         expected = expected.completed(recalculate=recalculate)
-    torch.testing.assert_close(state.means.prototypes, expected.prototypes, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        state.means.prototypes, expected.prototypes, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -63,15 +78,26 @@ def test_scores_by_plain_loops(plain: bool) -> None:
     model = learned(alpha=0.3, beta=0.7, use_init_ptm=plain)
     state: EaseState = model._state
     items, _ = colours([0, 3, 5], 2, seed=8)
-    blocks: list[dict[str, Tensor] | None] = [*([None] if plain else []), *state.adapters]
+    blocks: list[dict[str, Tensor] | None] = [
+        *([None] if plain else []),
+        *state.adapters,
+    ]
     z = [features(small_backbone(), adapter, items) for adapter in blocks]
     scores = model.decision_function(items)
     for n in range(len(items)):
         for label, task in enumerate(TASK_OF):
             expected = 0.0
             for block in range(len(blocks)):
-                weight = 1.0 if block == task + plain else 0.7 if plain and block == 0 else 0.3 / 2
-                expected += weight * cosine(z[block][n], state.means.prototypes[block, label])
+                weight = (
+                    1.0
+                    if block == task + plain
+                    else 0.7
+                    if plain and block == 0
+                    else 0.3 / 2
+                )
+                expected += weight * cosine(
+                    z[block][n], state.means.prototypes[block, label]
+                )
             assert scores[n, label] == pytest.approx(expected, abs=1e-4)
 
 
@@ -79,8 +105,13 @@ def test_adapters_are_fresh_for_every_task_and_then_stay() -> None:
     model, before = three_tasks(), learned([2, 3])
     for old, now in zip(before._state.adapters, model._state.adapters, strict=False):
         assert all(torch.equal(old[name], now[name]) for name in old)
-    assert any(adapter["layers.blocks.1.up_weight"].abs().max() > 0 for adapter in model._state.adapters)
-    first, second = learned([2, 2], epochs=1, lr=1e-9)._state.adapters  # as they were drawn, but for rounding
+    assert any(
+        adapter["layers.blocks.1.up_weight"].abs().max() > 0
+        for adapter in model._state.adapters
+    )
+    first, second = learned(
+        [2, 2], epochs=1, lr=1e-9
+    )._state.adapters  # as they were drawn, but for rounding
     name = "layers.blocks.0.down_weight"
     assert (first[name] - second[name]).abs().max() > 0.01
 

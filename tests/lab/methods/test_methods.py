@@ -6,16 +6,26 @@ import pytest
 
 from evergrow.core.errors import EvergrowError
 from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.lab.methods import ImageClassifier, create_method, list_methods, method_needs, method_options
+from evergrow.lab.methods import (
+    ImageClassifier,
+    create_method,
+    list_methods,
+    method_needs,
+    method_options,
+)
 
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake(IncrementalClassifier):
-        def __init__(self, n_units: int = 7, *, alpha: float = 0.5, device: str = "cpu") -> None:
+        def __init__(
+            self, n_units: int = 7, *, alpha: float = 0.5, device: str = "cpu"
+        ) -> None:
             self.n_units, self.alpha, self.device = n_units, alpha, device
 
-        _check_params = _reset = _learn = _scores = _contents = _restore = lambda self, *args: None
+        _check_params = _reset = _learn = _scores = _contents = _restore = (
+            lambda self, *args: None
+        )
 
     class Demanding(Fake):
         def __init__(self, width: int, device: str = "cpu") -> None:
@@ -35,7 +45,11 @@ def test_lists_and_creates_every_method() -> None:
 def test_every_registered_method_can_be_made_with_its_defaults() -> None:
     for name in list_methods():
         if not name.startswith("test-demanding"):
-            kind = IncrementalClassifier if method_needs(name) == "features" else ImageClassifier
+            kind = (
+                IncrementalClassifier
+                if method_needs(name) == "features"
+                else ImageClassifier
+            )
             method = create_method(name)
             assert isinstance(method, kind)
             method._check_params()
@@ -53,6 +67,8 @@ def test_options_come_from_the_signature() -> None:
         ("test-demanding", {}, "must be given width"),
     ],
 )
-def test_wrong_names_and_missing_options_are_named(name: str, options: dict[str, int], match: str) -> None:
+def test_wrong_names_and_missing_options_are_named(
+    name: str, options: dict[str, int], match: str
+) -> None:
     with pytest.raises(EvergrowError, match=match):
         create_method(name, **options)

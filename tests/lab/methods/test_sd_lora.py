@@ -10,7 +10,10 @@ from evergrow.lab.methods.sd_lora import SDLoRAClassifier
 
 def test_answers_by_weights_written_out() -> None:
     """W + sum of a_i B_i A_i / (|B_i| |A_i|) over earlier tasks + a_t B_t A_t, in the rows of queries and values."""
-    model, history = SDLoRAClassifier(small_backbone(), epochs=4, lr=0.1, batch_size=12, rank=3), []
+    model, history = (
+        SDLoRAClassifier(small_backbone(), epochs=4, lr=0.1, batch_size=12, rank=3),
+        [],
+    )
     for task in tasks([2, 3, 2]):
         model.partial_fit(*task)
         history.append(model._state.modules["tuner"])
@@ -30,7 +33,12 @@ def test_answers_by_weights_written_out() -> None:
     items, _ = colours([0, 2, 6], 3, seed=8)
     rows = model._state.weights
     expected = backbone.encode(shown(backbone, items)) @ rows.weight.T + rows.bias
-    torch.testing.assert_close(torch.from_numpy(model.decision_function(items)).float(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(model.decision_function(items)).float(),
+        expected,
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 def test_reduced_ranks() -> None:

@@ -38,12 +38,18 @@ def kind(request: pytest.FixtureRequest) -> type[TaskwiseClassifier]:
     return found
 
 
-def make(kind: type[TaskwiseClassifier], backbone: ImageBackbone | None = None, **options: Any) -> TaskwiseClassifier:
+def make(
+    kind: type[TaskwiseClassifier],
+    backbone: ImageBackbone | None = None,
+    **options: Any,
+) -> TaskwiseClassifier:
     settings = {"batch_size": 12, **METHODS[kind], **options}
     return kind(small_backbone() if backbone is None else backbone, **settings)
 
 
-def learned(kind: type[TaskwiseClassifier], sizes: list[int] = SIZES, **options: Any) -> TaskwiseClassifier:
+def learned(
+    kind: type[TaskwiseClassifier], sizes: list[int] = SIZES, **options: Any
+) -> TaskwiseClassifier:
     return taught(make(kind, **options), sizes)  # type: ignore[no-any-return]
 
 
@@ -62,7 +68,9 @@ def test_learns_three_tasks_of_unequal_size(kind: type[TaskwiseClassifier]) -> N
     items, labels = colours(list(range(7)), 10, seed=99)
     scores = model.decision_function(items)
     assert scores.shape == (70, 7)
-    own = np.where(TASK_OF[None] == TASK_OF[labels][:, None], scores, -np.inf).argmax(axis=1)
+    own = np.where(TASK_OF[None] == TASK_OF[labels][:, None], scores, -np.inf).argmax(
+        axis=1
+    )
     for task in range(3):
         assert (own == labels)[TASK_OF[labels] == task].mean() >= 0.9
     assert model.score(items, labels) >= 2 / 7
@@ -78,11 +86,18 @@ def test_the_backbone_is_left_as_it_came(kind: type[TaskwiseClassifier]) -> None
     assert not tuners_of(module)
     assert module.training
     assert all(part.training for part in module.modules())
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    assert all(
+        parameter.requires_grad and parameter.grad is None
+        for parameter in module.parameters()
+    )
+    assert not any(
+        part._forward_hooks or part._forward_pre_hooks for part in module.modules()
+    )
 
 
-def test_same_seed_same_answers_whatever_else_draws_random_numbers(kind: type[TaskwiseClassifier]) -> None:
+def test_same_seed_same_answers_whatever_else_draws_random_numbers(
+    kind: type[TaskwiseClassifier],
+) -> None:
     items, _ = colours(list(range(5)), 3, seed=5)
     torch.manual_seed(1)
     first = learned(kind, [2, 3], random_state=7)
@@ -92,8 +107,12 @@ def test_same_seed_same_answers_whatever_else_draws_random_numbers(kind: type[Ta
     second = learned(kind, [2, 3], random_state=7)
     assert torch.equal(torch.random.get_rng_state(), state)
     other = learned(kind, [2, 3], random_state=8)
-    assert np.array_equal(first.decision_function(items), second.decision_function(items))
-    assert not np.array_equal(first.decision_function(items), other.decision_function(items))
+    assert np.array_equal(
+        first.decision_function(items), second.decision_function(items)
+    )
+    assert not np.array_equal(
+        first.decision_function(items), other.decision_function(items)
+    )
 
 
 def test_a_failed_task_leaves_everything_as_it_was(
@@ -105,7 +124,9 @@ def test_a_failed_task_leaves_everything_as_it_was(
     with monkeypatch.context() as patch:
         original = loop._Run._step
         # The step is made, so that what was trained has changed; only what it reports is not finite.
-        patch.setattr(loop._Run, "_step", lambda run, *batch: original(run, *batch) * float("nan"))
+        patch.setattr(
+            loop._Run, "_step", lambda run, *batch: original(run, *batch) * float("nan")
+        )
         with pytest.raises(TrainingError):
             model.partial_fit(*colours([5, 6], 12))
     with pytest.raises(LabelError):
@@ -115,7 +136,9 @@ def test_a_failed_task_leaves_everything_as_it_was(
     assert len(model.classes_) == 5
 
 
-def test_tasks_of_one_class_one_image_and_strings(kind: type[TaskwiseClassifier]) -> None:
+def test_tasks_of_one_class_one_image_and_strings(
+    kind: type[TaskwiseClassifier],
+) -> None:
     model = make(kind, epochs=1)
     names = np.array(["red", "green", "blue", "yellow"])
     for classes, each in (([2], 1), ([0, 3], 2), ([1], 1)):
@@ -135,14 +158,18 @@ def test_classes_may_come_again(kind: type[TaskwiseClassifier]) -> None:
     assert ((scores[:, 2] > scores[:, 0]) == (labels == 2)).mean() >= 0.9
 
 
-def test_the_order_of_labels_does_not_matter_to_columns(kind: type[TaskwiseClassifier]) -> None:
+def test_the_order_of_labels_does_not_matter_to_columns(
+    kind: type[TaskwiseClassifier],
+) -> None:
     """Columns are sorted labels, however the classes came."""
     high, low = colours([0, 1], 6), colours([2, 3], 6)
     model = make(kind, epochs=1).fit(high[0], high[1] + 10).partial_fit(*low)
     assert model.classes_.tolist() == [2, 3, 10, 11]
     twin = make(kind, epochs=1).fit(high[0], high[1]).partial_fit(*low)
     items, _ = colours([0, 3], 2, seed=9)
-    assert np.array_equal(model.decision_function(items)[:, [2, 3, 0, 1]], twin.decision_function(items))
+    assert np.array_equal(
+        model.decision_function(items)[:, [2, 3, 0, 1]], twin.decision_function(items)
+    )
 
 
 def test_cost_adds_up(kind: type[TaskwiseClassifier]) -> None:
@@ -159,7 +186,13 @@ def test_cost_adds_up(kind: type[TaskwiseClassifier]) -> None:
 
 COMMON = [{"epochs": 0}, {"lr": -1.0}, {"batch_size": 0}]
 OWN: dict[type[TaskwiseClassifier], list[dict[str, Any]]] = {
-    EASEClassifier: [{"alpha": -1}, {"bottleneck": 0}, {"max_adapters": 0}, {"recalc_sim": 1}, {"beta": "much"}],
+    EASEClassifier: [
+        {"alpha": -1},
+        {"bottleneck": 0},
+        {"max_adapters": 0},
+        {"recalc_sim": 1},
+        {"beta": "much"},
+    ],
     APTClassifier: [{"ema": 1.5}, {"std": -1}],
     SDLoRAClassifier: [{"rank": 0}, {"magnitude": None}, {"rank_reduction": "yes"}],
     CODAPromptClassifier: [{name: 0} for name in ("pool_size", "n_tasks", "n_blocks")]
@@ -173,14 +206,21 @@ def test_settings_out_of_range_are_refused(kind: type[TaskwiseClassifier]) -> No
             make(kind, **options).fit(*colours([0, 1], 2))
 
 
-@pytest.mark.parametrize("trained", [APTClassifier, SDLoRAClassifier, CODAPromptClassifier])
+@pytest.mark.parametrize(
+    "trained", [APTClassifier, SDLoRAClassifier, CODAPromptClassifier]
+)
 def test_rows_of_other_classes_stay(trained: type[TaskwiseClassifier]) -> None:
-    before, after = learned(trained, [2])._state.weights, two_tasks(trained)._state.weights
+    before, after = (
+        learned(trained, [2])._state.weights,
+        two_tasks(trained)._state.weights,
+    )
     assert torch.equal(after.weight[:2], before.weight)
     assert before.bias is None or torch.equal(after.bias[:2], before.bias)
 
 
-def test_a_backbone_that_is_no_transformer_is_refused(kind: type[TaskwiseClassifier]) -> None:
+def test_a_backbone_that_is_no_transformer_is_refused(
+    kind: type[TaskwiseClassifier],
+) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
     assert isinstance(backbone, ImageBackbone)
     with pytest.raises(UnsupportedModelError):

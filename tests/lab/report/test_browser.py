@@ -17,17 +17,35 @@ WIDER = "[...document.querySelectorAll('.scroll')].filter(node => node.scrollWid
 def test_the_page_opens_cleanly(committed: Report, width: int, scheme: str) -> None:
     complaints: list[str] = []
     with chromium() as browser:
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
+        page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        page.on(
+            "console",
+            lambda said: (
+                said.type in ("error", "warning") and complaints.append(said.text)
+            ),
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("requestfailed", lambda request: complaints.append(request.url))
         page.goto(committed.page.resolve().as_uri())
-        page.eval_on_selector_all("details", "nodes => nodes.forEach(node => { node.open = true; })")
+        page.eval_on_selector_all(
+            "details", "nodes => nodes.forEach(node => { node.open = true; })"
+        )
         assert complaints == []
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == BACKGROUND[scheme]
-        assert width > 390 or page.evaluate(WIDER) > 0  # a wide table scrolls inside of its own frame
-        sizes = page.eval_on_selector_all("img.figure", "nodes => nodes.map(n => n.getBoundingClientRect().width)")
+        assert page.evaluate(
+            "document.documentElement.scrollWidth <= window.innerWidth"
+        )
+        assert (
+            page.evaluate("getComputedStyle(document.body).backgroundColor")
+            == BACKGROUND[scheme]
+        )
+        assert (
+            width > 390 or page.evaluate(WIDER) > 0
+        )  # a wide table scrolls inside of its own frame
+        sizes = page.eval_on_selector_all(
+            "img.figure", "nodes => nodes.map(n => n.getBoundingClientRect().width)"
+        )
         assert len(sizes) == len(committed.figures)
         assert min(sizes) > 120
         assert max(sizes) <= width

@@ -16,12 +16,20 @@ from evergrow.lab.report.build import SECTIONS
 
 
 def small(write: Write) -> Path:
-    records = [run(method, seed, 0.6 + seed / 20) for method in ("ri", "klda") for seed in (1, 2)]
+    records = [
+        run(method, seed, 0.6 + seed / 20)
+        for method in ("ri", "klda")
+        for seed in (1, 2)
+    ]
     return write([*records, analysis("xi", {"a_last": 0.5, "n_units": 10})])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_the_same_records_give_the_same_bytes(write: Write, tmp_path: Path) -> None:
@@ -31,11 +39,21 @@ def test_the_same_records_give_the_same_bytes(write: Write, tmp_path: Path) -> N
     assert contents(tmp_path / "one") == contents(tmp_path / "deep" / "two")
 
 
-def test_every_figure_and_table_has_its_files_and_links(write: Write, tmp_path: Path) -> None:
+def test_every_figure_and_table_has_its_files_and_links(
+    write: Write, tmp_path: Path
+) -> None:
     report = build_report(small(write), tmp_path / "out", title="Mine <& yours>")
     files = set(contents(tmp_path / "out"))
-    assert {f"figures/{name}.{ending}" for name in report.figures for ending in ("svg", "pdf")} <= files
-    assert {f"tables/{name}.{ending}" for name in report.tables for ending in ("md", "tex", "csv")} <= files
+    assert {
+        f"figures/{name}.{ending}"
+        for name in report.figures
+        for ending in ("svg", "pdf")
+    } <= files
+    assert {
+        f"tables/{name}.{ending}"
+        for name in report.tables
+        for ending in ("md", "tex", "csv")
+    } <= files
     assert len(set(report.figures)) == len(report.figures)
     assert len(set(report.tables)) == len(report.tables)
     page = report.page.read_text()
@@ -47,9 +65,15 @@ def test_the_page_needs_no_other_file(write: Write, tmp_path: Path) -> None:
     outside: list[str] = []
 
     class Finder(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        def handle_starttag(
+            self, tag: str, attrs: list[tuple[str, str | None]]
+        ) -> None:
             for key, value in attrs:
-                if key in ("src", "href", "xlink:href") and tag != "a" and not (value or "").startswith(("#", "data:")):
+                if (
+                    key in ("src", "href", "xlink:href")
+                    and tag != "a"
+                    and not (value or "").startswith(("#", "data:"))
+                ):
                     outside.append(f"{tag} {value}")
 
     finder = Finder()
@@ -59,7 +83,9 @@ def test_the_page_needs_no_other_file(write: Write, tmp_path: Path) -> None:
     assert not re.search(r"@import|url\((?!#)", page)
 
 
-def test_a_second_report_takes_the_place_of_the_first_and_touches_nothing_else(write: Write, tmp_path: Path) -> None:
+def test_a_second_report_takes_the_place_of_the_first_and_touches_nothing_else(
+    write: Write, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     build_report(small(write), out)
     (out / "figures" / "mine.svg").write_text("mine")
@@ -70,11 +96,19 @@ def test_a_second_report_takes_the_place_of_the_first_and_touches_nothing_else(w
     assert after["figures/mine.svg"] == after["notes.txt"] == b"mine"
     assert not any("klda" in name or "xi--" in name for name in after)
     assert set(after) < before | {
-        f"figures/{name}.{ending}" for name in report.figures for ending in ("svg", "pdf")
-    } | {f"tables/{name}.{ending}" for name in report.tables for ending in ("md", "tex", "csv")}
+        f"figures/{name}.{ending}"
+        for name in report.figures
+        for ending in ("svg", "pdf")
+    } | {
+        f"tables/{name}.{ending}"
+        for name in report.tables
+        for ending in ("md", "tex", "csv")
+    }
 
 
-def test_a_page_that_no_report_wrote_is_not_overwritten(write: Write, tmp_path: Path) -> None:
+def test_a_page_that_no_report_wrote_is_not_overwritten(
+    write: Write, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "index.html").write_text("precious")
@@ -88,7 +122,9 @@ def test_a_manifest_cannot_reach_outside(write: Write, tmp_path: Path) -> None:
     folder = small(write)
     build_report(folder, out)
     (tmp_path / "precious.txt").write_text("mine")
-    (out / ".evergrow-report").write_text('{"files": ["figures/../../precious.txt", "../precious.txt"]}')
+    (out / ".evergrow-report").write_text(
+        '{"files": ["figures/../../precious.txt", "../precious.txt"]}'
+    )
     build_report(folder, out)
     assert (tmp_path / "precious.txt").read_text() == "mine"
     (out / ".evergrow-report").write_text("{")
@@ -117,16 +153,26 @@ def test_what_could_not_be_used_is_on_the_page(write: Write, tmp_path: Path) -> 
     assert str(tmp_path) not in page
 
 
-def test_titles_that_come_out_alike_as_file_names_are_different_files(write: Write, tmp_path: Path) -> None:
+def test_titles_that_come_out_alike_as_file_names_are_different_files(
+    write: Write, tmp_path: Path
+) -> None:
     labels = ("data", "data?", "data 2", "Data!")
-    records = [run("ri", 1, dataset={"name": label, "label": label, "fingerprint": "f"}) for label in labels]
+    records = [
+        run("ri", 1, dataset={"name": label, "label": label, "fingerprint": "f"})
+        for label in labels
+    ]
     report = build_report(write(records), tmp_path / "out")
     assert len(set(report.figures)) == len(report.figures) == 3 * len(labels)
-    assert all((tmp_path / "out" / "figures" / f"{name}.svg").is_file() for name in report.figures)
+    assert all(
+        (tmp_path / "out" / "figures" / f"{name}.svg").is_file()
+        for name in report.figures
+    )
 
 
 @pytest.mark.slow
-def test_the_committed_records_fill_the_papers_tables_and_figures(committed: Report) -> None:
+def test_the_committed_records_fill_the_papers_tables_and_figures(
+    committed: Report,
+) -> None:
     assert committed.left_out == {}
     names = " ".join([*committed.figures, *committed.tables])
     of_analyses = "norm eigenvalues effective-rank condition-number similarity residual xi width search sizes"

@@ -13,7 +13,13 @@ from tests.lab.report.toys import Write, run
 
 def test_a_report(write: Write, tmp_path: Path) -> None:
     result = evergrow(
-        "lab", "report", str(write([run(seed=1), run(seed=2)])), "-o", str(tmp_path / "out"), "--title", "T"
+        "lab",
+        "report",
+        str(write([run(seed=1), run(seed=2)])),
+        "-o",
+        str(tmp_path / "out"),
+        "--title",
+        "T",
     )
     assert result.exit_code == 0
     assert "index.html" in result.output
@@ -23,7 +29,9 @@ def test_a_report(write: Write, tmp_path: Path) -> None:
 
 
 def test_json(write: Write, tmp_path: Path) -> None:
-    result = evergrow("lab", "report", str(write([run()])), "-o", str(tmp_path / "out"), "--json")
+    result = evergrow(
+        "lab", "report", str(write([run()])), "-o", str(tmp_path / "out"), "--json"
+    )
     body = json.loads(result.stdout)
     assert body["exit_code"] == result.exit_code == 0
     assert body["page"].endswith("index.html")

@@ -14,7 +14,9 @@ def test_bad_files_are_named_with_what_is_wrong_but_not_where(write: Write) -> N
     folder = write([run()])
     (folder / "half.json").write_text(run(seed=1).to_json()[:99])
     (folder / "lines.json").write_text('{"a": 1}\n{"a": 2}\n')
-    (folder / "poor.json").write_text(run(seed=1).to_json().replace('"matrix"', '"was"'))
+    (folder / "poor.json").write_text(
+        run(seed=1).to_json().replace('"matrix"', '"was"')
+    )
     collected = collect([folder])
     assert len(collected.runs) == 1
     reasons = collected.left_out
@@ -24,7 +26,9 @@ def test_bad_files_are_named_with_what_is_wrong_but_not_where(write: Write) -> N
     assert str(folder.parent) not in str(reasons)
 
 
-def test_a_folder_that_is_not_there_is_named_beside_one_that_is(write: Write, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_named_beside_one_that_is(
+    write: Write, tmp_path: Path
+) -> None:
     collected = collect([write([run()]), tmp_path / "absent"])
     assert list(collected.left_out) == ["absent"]
 
@@ -32,7 +36,9 @@ def test_a_folder_that_is_not_there_is_named_beside_one_that_is(write: Write, tm
 def test_copies_count_once_and_are_noted(write: Write) -> None:
     late = replace(run(seed=1, a_last=0.5), ended="2026-02-01")
     collected = collect([write([run(seed=1), late, run(seed=2)])])
-    assert [record.results["a_last"] for record in collected.runs if record.seed == 1] == [0.5]
+    assert [
+        record.results["a_last"] for record in collected.runs if record.seed == 1
+    ] == [0.5]
     assert any("1 further records of the same runs" in note for note in collected.notes)
 
 
@@ -44,11 +50,18 @@ def test_a_file_given_twice_is_read_once(write: Write) -> None:
 
 
 def test_failed_runs_are_noted_and_in_no_mean(write: Write) -> None:
-    failed = replace(run(seed=3), status="failed", results={}, error={"type": "OSError", "message": "boom"})
+    failed = replace(
+        run(seed=3),
+        status="failed",
+        results={},
+        error={"type": "OSError", "message": "boom"},
+    )
     collected = collect([write([run(), failed])])
     assert len(collected.runs) == 1
     assert any(
-        "failed, in no figure or table: RANPAC, Toy, B-0 Inc-5, seed 3 (OSError: boom)" in n for n in collected.notes
+        "failed, in no figure or table: RANPAC, Toy, B-0 Inc-5, seed 3 (OSError: boom)"
+        in n
+        for n in collected.notes
     )
 
 
@@ -56,15 +69,27 @@ def test_folders_are_collections_and_analyses_stand_apart(write: Write) -> None:
     write([run()], "first")
     folder = write([run(seed=1), analysis("xi", {"a_last": 0.5})], "second")
     collected = collect([folder.parent])
-    assert {name: len(runs) for name, runs in collected.folders.items()} == {"first": 1, "second": 1}
+    assert {name: len(runs) for name, runs in collected.folders.items()} == {
+        "first": 1,
+        "second": 1,
+    }
     assert [record.analysis for record in collected.analyses] == ["xi"]
 
 
 def test_several_versions_are_noted(write: Write) -> None:
-    collected = collect([write([run(), replace(run(seed=1), versions={"evergrow": "0.2"})])])
+    collected = collect(
+        [write([run(), replace(run(seed=1), versions={"evergrow": "0.2"})])]
+    )
     assert "records of several evergrow versions: 0.1 (1), 0.2 (1)" in collected.notes
 
 
 def test_methods_stand_in_the_papers_order(write: Write) -> None:
-    collected = collect([write([run("scl-mgsm"), run("zz-unknown"), run("joint-lp"), run("ranpac")])])
-    assert [record.method for record in collected.runs] == ["joint-lp", "ranpac", "scl-mgsm", "zz-unknown"]
+    collected = collect(
+        [write([run("scl-mgsm"), run("zz-unknown"), run("joint-lp"), run("ranpac")])]
+    )
+    assert [record.method for record in collected.runs] == [
+        "joint-lp",
+        "ranpac",
+        "scl-mgsm",
+        "zz-unknown",
+    ]

@@ -19,28 +19,48 @@ from evergrow.lab.report.contents import Figure, Table, collect
 
 def words(figure: Figure) -> list[str]:
     """Return the text of all panels, which is text in the files."""
-    return [text for panel in figure.panels for text in re.findall(r">([^<>\n]+)</text>", panel.svg.decode())]
+    return [
+        text
+        for panel in figure.panels
+        for text in re.findall(r">([^<>\n]+)</text>", panel.svg.decode())
+    ]
 
 
-COST = {"gflops": 120.0, "trainable_parameters": 1_190_000, "train_seconds": 77.0, "peak_memory_bytes": 3 * 2**30}
+COST = {
+    "gflops": 120.0,
+    "trainable_parameters": 1_190_000,
+    "train_seconds": 77.0,
+    "peak_memory_bytes": 3 * 2**30,
+}
 
 
 def test_without_cost_there_is_no_figure_and_with_it_there_is() -> None:
     assert runs.measured(collected([run()]), ["gflops"]) == []
     assert runs.measured(collected([run()]), ["trainable-parameters"]) == []
-    records = [run(seed=seed, extra={"cost": {**COST, "gflops": 100.0 + seed}}) for seed in (1, 3)]
+    records = [
+        run(seed=seed, extra={"cost": {**COST, "gflops": 100.0 + seed}})
+        for seed in (1, 3)
+    ]
     (figure,) = runs.measured(collected(records), ["gflops"])
     assert "102 ± 1" in words(figure)
     assert "Operations per image (GFLOPs)" in words(figure)
     (figure,) = runs.measured(collected(records), ["trainable-parameters"])
     assert "1,190 ± 0" in words(figure)
     assert runs.measured(collected(records), ["training-gflops"]) == []
-    trained = [run(extra={"cost": {"train_gflops": 5e6, "inference_gflops": 17.5, "gflops": 17.5}})]
+    trained = [
+        run(
+            extra={
+                "cost": {"train_gflops": 5e6, "inference_gflops": 17.5, "gflops": 17.5}
+            }
+        )
+    ]
     assert "5e+06" in words(runs.measured(collected(trained), ["training-gflops"])[0])
     assert "17.5" in words(runs.measured(collected(trained), ["gflops"])[0])
 
 
-def test_end_to_end_time_and_memory_of_cost_are_not_mixed_with_those_of_features() -> None:
+def test_end_to_end_time_and_memory_of_cost_are_not_mixed_with_those_of_features() -> (
+    None
+):
     records = [run("ranpac"), run("ease", extra={"cost": COST})]
     (figure,) = runs.measured(collected(records), ["training-time"])
     assert [panel.title for panel in figure.panels] == [
@@ -55,14 +75,19 @@ def test_end_to_end_time_and_memory_of_cost_are_not_mixed_with_those_of_features
 
 def test_memory_that_was_not_measured_is_not_drawn_as_training_memory() -> None:
     (figure,) = runs.measured(
-        collected([run("ease", extra={"cost": {**COST, "peak_memory_bytes": 0}})]), ["peak-memory"]
+        collected([run("ease", extra={"cost": {**COST, "peak_memory_bytes": 0}})]),
+        ["peak-memory"],
     )
-    assert [panel.title for panel in figure.panels] == ["Toy, B-0 Inc-5, resident memory"]
+    assert [panel.title for panel in figure.panels] == [
+        "Toy, B-0 Inc-5, resident memory"
+    ]
 
 
 def test_a_session_without_test_samples_is_a_gap() -> None:
     gappy = run(results={"by_samples": [None, 0.8, 0.7]})
-    (figure,) = runs.stage_accuracy(collected([gappy, run("ri", results={"by_samples": [0.9, 0.8, 0.7]})]))
+    (figure,) = runs.stage_accuracy(
+        collected([gappy, run("ri", results={"by_samples": [0.9, 0.8, 0.7]})])
+    )
     assert figure.notes == []
     assert {"RANPAC", "RI"} <= set(words(figure))
 
@@ -75,7 +100,9 @@ def test_gpu_and_resident_memory_are_never_in_one_panel() -> None:
 
 
 def test_a_number_that_some_runs_lack_is_noted() -> None:
-    (figure,) = runs.measured(collected([run(seed=1), run(seed=2, times={})]), ["training-time"])
+    (figure,) = runs.measured(
+        collected([run(seed=1), run(seed=2, times={})]), ["training-time"]
+    )
     assert any("missing from 1 of 2 runs" in note for note in figure.notes)
 
 
@@ -87,11 +114,16 @@ def test_the_gain_is_paired_by_seed_with_and_without_adaptation() -> None:
     (figure,) = runs.probe_gain(collected(records))
     for values in (plain, adapted):
         gains = np.array([100 * (values[seed] - probe[seed]) for seed in probe])
-        assert f"+{gains.mean():.2f} ± {gains.std(ddof=1) / np.sqrt(2):.2f}" in words(figure)
+        assert f"+{gains.mean():.2f} ± {gains.std(ddof=1) / np.sqrt(2):.2f}" in words(
+            figure
+        )
 
 
 def test_adaptation_may_also_be_said_in_extra() -> None:
-    records = [run("joint-lp", 1, 0.6), run("ri", 1, 0.7, extra={"fsa": {"epochs": 20}})]
+    records = [
+        run("joint-lp", 1, 0.6),
+        run("ri", 1, 0.7, extra={"fsa": {"epochs": 20}}),
+    ]
     assert runs.adapted(records[1])
     (figure,) = runs.probe_gain(collected(records))
     assert "+10.00" in words(figure)
@@ -106,15 +138,27 @@ def test_without_a_probe_of_its_seed_a_run_has_no_gain() -> None:
 
 
 def test_two_probes_of_one_seed_are_ambiguous_and_none_is_used() -> None:
-    records = [run("joint-lp", 1, 0.6), run("joint-lp", 1, 0.5, options={"alpha": 2.0}), run("ri", 1, 0.7)]
+    records = [
+        run("joint-lp", 1, 0.6),
+        run("joint-lp", 1, 0.5, options={"alpha": 2.0}),
+        run("ri", 1, 0.7),
+    ]
     assert runs.probe_gain(collected(records)) == []
 
 
 def test_confusion() -> None:
     matrix = [[3, 1, 0], [0, 4, 0], [2, 2, 4]]
-    (figure,) = runs.confusion(collected([run(extra={"confusion": {"names": ["a", "b", "c"], "matrix": matrix}})]))
-    assert [panel.title for panel in figure.panels] == ["RANPAC, Toy, B-0 Inc-5, seed 0"]
-    assert {"Predicted class", "True class", "Share (%)", "a → b, 25 %"} <= set(words(figure))
+    (figure,) = runs.confusion(
+        collected(
+            [run(extra={"confusion": {"names": ["a", "b", "c"], "matrix": matrix}})]
+        )
+    )
+    assert [panel.title for panel in figure.panels] == [
+        "RANPAC, Toy, B-0 Inc-5, seed 0"
+    ]
+    assert {"Predicted class", "True class", "Share (%)", "a → b, 25 %"} <= set(
+        words(figure)
+    )
     assert runs.confusion(collected([run()])) == []
     (figure,) = runs.confusion(collected([run("ri", extra={"confusion": [[1, 2]]})]))
     assert any("not a square matrix" in note for note in figure.notes)
@@ -128,13 +172,22 @@ def test_runs_with_other_sessions_are_not_averaged_but_noted() -> None:
 
 def test_width_curves_join_what_differs_in_nothing_else() -> None:
     records = [
-        run("ri", seed, 0.5 + width / 1000, options={"n_units": width}, label=f"RI (n_units={width})")
+        run(
+            "ri",
+            seed,
+            0.5 + width / 1000,
+            options={"n_units": width},
+            label=f"RI (n_units={width})",
+        )
         for width in (10, 20)
         for seed in (1, 2)
     ]
     (figure,) = mechanism.width_curves(collected(records))
     assert {"RI", "10", "20", "Units L", "A_last (%)"} <= set(words(figure))
-    other = [run("ri", 1, options={"n_units": 10}), run("ri", 1, options={"n_units": 20, "alpha": 5.0})]
+    other = [
+        run("ri", 1, options={"n_units": 10}),
+        run("ri", 1, options={"n_units": 20, "alpha": 5.0}),
+    ]
     assert mechanism.width_curves(collected(other)) == []
 
 
@@ -151,7 +204,13 @@ def conditioned(seed: int = 1, rank: int = 3) -> Any:
         for alpha in (0.1, 10.0)
     ]
     features = {"shape": [3, 5], "rank": rank, "condition_number": 7.5}
-    results = {"n_units": 5, "condition_number": 7.5, "rank": rank, "features": features, "ridges": ridges}
+    results = {
+        "n_units": 5,
+        "condition_number": 7.5,
+        "rank": rank,
+        "features": features,
+        "ridges": ridges,
+    }
     return analysis("conditioning", results, seed=seed, settings={"n_samples": 3})
 
 
@@ -164,7 +223,10 @@ def test_conditioning_figures() -> None:
     assert isinstance(eigenvalues, Figure)
     assert len(eigenvalues.panels) == 3
     (rank,) = mechanism.effective_rank(found)
-    assert [panel.title for panel in rank.panels] == ["Toy, B-0 Inc-5, λ = 0.1", "Toy, B-0 Inc-5, λ = 10"]
+    assert [panel.title for panel in rank.panels] == [
+        "Toy, B-0 Inc-5, λ = 0.1",
+        "Toy, B-0 Inc-5, λ = 10",
+    ]
     (bars,) = mechanism.condition_numbers(found)
     assert "7.5 ± 0" in words(bars)
     assert bars.notes == []
@@ -174,7 +236,13 @@ def test_conditioning_figures() -> None:
 
 def test_xi_tells_fixed_from_adaptive_and_units_apart() -> None:
     records = [
-        analysis("xi", {"a_last": 0.5, "n_units": 100}, seed=seed, options={"scales": scales}, settings={"unit": unit})
+        analysis(
+            "xi",
+            {"a_last": 0.5, "n_units": 100},
+            seed=seed,
+            options={"scales": scales},
+            settings={"unit": unit},
+        )
         for seed in (1, 2)
         for scales in ([0.08], [0.02, 0.1])
         for unit in ("absolute", "rms")
@@ -187,18 +255,27 @@ def test_xi_tells_fixed_from_adaptive_and_units_apart() -> None:
     assert {"fixed 0.08", "adaptive 0.02 to 0.1"} <= set(words(figure))
 
 
-def test_what_was_not_run_is_named_with_its_command(write: Write, tmp_path: Path) -> None:
+def test_what_was_not_run_is_named_with_its_command(
+    write: Write, tmp_path: Path
+) -> None:
     def missing(records: list[Any], name: str) -> dict[str, str]:
         report = build_report(write(records, name), tmp_path / f"{name}-out")
         return {entry.title: entry.command for entry in report.not_run}
 
     found = missing([conditioned()], "analyses")
-    assert found["Accuracy"] == "evergrow lab run experiments/feature_heads_official.toml"
-    assert found["Similarity of bases"] == "evergrow lab mechanism experiments/mechanism.toml"
+    assert (
+        found["Accuracy"] == "evergrow lab run experiments/feature_heads_official.toml"
+    )
+    assert (
+        found["Similarity of bases"]
+        == "evergrow lab mechanism experiments/mechanism.toml"
+    )
     assert "Norm of Pₜ" not in found
     plain = [run("joint-lp", 1), run("ranpac", 1)]
     assert any("FSA" in title for title in missing(plain, "plain"))
-    assert not any("FSA" in title for title in missing([*plain, run("ranpac+fsa", 1)], "adapted"))
+    assert not any(
+        "FSA" in title for title in missing([*plain, run("ranpac+fsa", 1)], "adapted")
+    )
 
 
 # -- features from several depths -------------------------------------------------------------------------
@@ -207,10 +284,21 @@ def test_what_was_not_run_is_named_with_its_command(write: Write, tmp_path: Path
 RICH = {"blocks": ["final", "mean@-2"], "widths": [4, 4]}
 
 
-def on_features(recipe: dict[str, Any] | None, seed: int, a_last: float, **changes: Any) -> Record:
-    backbone = {"name": "net", "weights_hash": "h", **({} if recipe is None else {"recipe": recipe})}
+def on_features(
+    recipe: dict[str, Any] | None, seed: int, a_last: float, **changes: Any
+) -> Record:
+    backbone = {
+        "name": "net",
+        "weights_hash": "h",
+        **({} if recipe is None else {"recipe": recipe}),
+    }
     label = "final" if recipe is None else "rich"
-    dataset = {"name": "toy", "label": label, "fingerprint": label, "backbone": backbone}
+    dataset = {
+        "name": "toy",
+        "label": label,
+        "fingerprint": label,
+        "backbone": backbone,
+    }
     return run(seed=seed, a_last=a_last, dataset=dataset, **changes)
 
 
@@ -227,9 +315,15 @@ def test_the_gain_of_a_recipe_is_paired_by_seed() -> None:
 
 
 def test_a_seed_that_only_one_of_a_pair_has_is_left_out_and_noted() -> None:
-    records = [on_features(None, 1, 0.6), on_features(RICH, 1, 0.7), on_features(RICH, 2, 0.9)]
+    records = [
+        on_features(None, 1, 0.6),
+        on_features(RICH, 1, 0.7),
+        on_features(RICH, 2, 0.9),
+    ]
     figure, table = runs.recipe_gain(collected(records))
-    assert [cell.mean for cell in table.comparison.cells] == pytest.approx([60.0, 70.0, 10.0])
+    assert [cell.mean for cell in table.comparison.cells] == pytest.approx(
+        [60.0, 70.0, 10.0]
+    )
     assert any("only the seeds of both, [1]" in note for note in figure.notes)
 
 
@@ -239,17 +333,36 @@ def test_runs_that_differ_in_more_than_the_recipe_are_no_pair() -> None:
     assert runs.recipe_gain(collected([other, on_features(RICH, 1, 0.7)])) == []
 
 
-def depth_row(kind: str, pooling: str, depth: int, folds: Any, test: Any = None) -> dict[str, Any]:
-    return {"set": kind, "pooling": pooling, "depth": depth, "folds": folds, "test": test}
+def depth_row(
+    kind: str, pooling: str, depth: int, folds: Any, test: Any = None
+) -> dict[str, Any]:
+    return {
+        "set": kind,
+        "pooling": pooling,
+        "depth": depth,
+        "folds": folds,
+        "test": test,
+    }
 
 
 def test_depths_are_drawn_from_the_input_on_and_tables_count_from_the_end() -> None:
-    rows = [depth_row("alone", "cls", depth, 50.0 - depth, 60.0 - depth) for depth in (1, 2, 3)]
-    rows += [depth_row("both", "cls+mean", depth, 50.0 + depth, 60.0 + depth) for depth in (1, 2)]
+    rows = [
+        depth_row("alone", "cls", depth, 50.0 - depth, 60.0 - depth)
+        for depth in (1, 2, 3)
+    ]
+    rows += [
+        depth_row("both", "cls+mean", depth, 50.0 + depth, 60.0 + depth)
+        for depth in (1, 2)
+    ]
     record = analysis("depths", {"n_depths": 3, "rows": rows})
     figure, table = mechanism.depth_curves(collected([], [record]))
-    assert [panel.name for panel in figure.panels] == ["depths--alone--toy", "depths--joined--toy"]
-    assert {"class token", "class token and mean", "Depth (block 1 to 3)"} <= set(words(figure))
+    assert [panel.name for panel in figure.panels] == [
+        "depths--alone--toy",
+        "depths--joined--toy",
+    ]
+    assert {"class token", "class token and mean", "Depth (block 1 to 3)"} <= set(
+        words(figure)
+    )
     wide = table.comparison.wide(lambda cell: cell.text)
     assert list(wide.index) == ["last block", "2 from the end", "3 from the end"]
     assert wide.to_numpy()[0].tolist() == ["49.00", "59.00", "51.00", "61.00"]
@@ -258,7 +371,9 @@ def test_depths_are_drawn_from_the_input_on_and_tables_count_from_the_end() -> N
 
 def test_without_test_rows_there_is_no_column_of_them() -> None:
     rows = [depth_row("alone", "mean", depth, 40.0) for depth in (1, 2)]
-    _, table = mechanism.depth_curves(collected([], [analysis("depths", {"rows": rows})]))
+    _, table = mechanism.depth_curves(
+        collected([], [analysis("depths", {"rows": rows})])
+    )
     assert isinstance(table, Table)
     assert {cell.metric.title for cell in table.comparison.cells} == {"held out"}
 
@@ -274,13 +389,17 @@ BAD = (
 @pytest.mark.parametrize("bad", BAD)
 def test_a_record_with_rows_that_are_none_is_noted(bad: Any) -> None:
     good = depth_row("alone", "mean", 1, 40.0)
-    (figure,) = mechanism.depth_curves(collected([], [analysis("depths", {"rows": [good, bad]})]))
+    (figure,) = mechanism.depth_curves(
+        collected([], [analysis("depths", {"rows": [good, bad]})])
+    )
     assert isinstance(figure, Figure)
     assert figure.panels == []
     assert "Toy: its rows are unusable" in figure.notes[0]
 
 
 def test_the_kept_records_give_both_sections() -> None:
-    kept = collect([EXPERIMENTS / "records" / name for name in ("depths", "depths_vit")])
+    kept = collect(
+        [EXPERIMENTS / "records" / name for name in ("depths", "depths_vit")]
+    )
     assert runs.recipe_gain(kept)
     assert mechanism.depth_curves(kept)

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from evergrow.lab.report import load_published
-from evergrow.lab.report.published import known_backbone, known_dataset, published_comparison
+from evergrow.lab.report.published import (
+    known_backbone,
+    known_dataset,
+    published_comparison,
+)
 
 TABLES = load_published()["tables"]
 
@@ -35,7 +39,9 @@ def test_every_number_of_every_table_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", ["main", "dinov2", "resnet101", "forgetting"])
 def test_bold_is_best_and_underlined_second_in_every_column(name: str) -> None:
     for column in columns(TABLES[name]):
-        ordered = sorted(column, key=lambda entry: entry[0], reverse=name != "forgetting")
+        ordered = sorted(
+            column, key=lambda entry: entry[0], reverse=name != "forgetting"
+        )
         assert [mark for _, mark in ordered[:2]] == ["best", "second"]
         assert all(mark == "" for _, mark in ordered[2:])
 
@@ -47,12 +53,18 @@ def columns(table: dict[str, Any]) -> list[list[tuple[float, str]]]:
         for dataset, protocol, metric, value, _, mark in row["cells"]
         if not row["method"].startswith("joint")
     )
-    return [[entry[3:] for entry in group] for _, group in groupby(entries, lambda entry: entry[:3])]
+    return [
+        [entry[3:] for entry in group]
+        for _, group in groupby(entries, lambda entry: entry[:3])
+    ]
 
 
 def test_sources_and_settings_are_named() -> None:
     assert "Guided Random Projection" in load_published()["source"]["title"]
-    assert all(re.fullmatch(r"tab:\w+", table["label"]) and table["caption"] for table in TABLES.values())
+    assert all(
+        re.fullmatch(r"tab:\w+", table["label"]) and table["caption"]
+        for table in TABLES.values()
+    )
     assert published_comparison("search").quoted[0] == "MGSM (s=10, B_max=5)"
 
 
@@ -68,13 +80,33 @@ def test_a_published_table_is_a_comparison_marked_as_in_print() -> None:
 @pytest.mark.parametrize(
     ("dataset", "expected"),
     [
-        ({"name": "imagenet-a", "backbone": {"name": "resnet101.tv_in1k"}}, ("ImageNet-A", "ResNet101")),
-        ({"name": "ObjectNet", "backbone": "vit_base_patch14_dinov2.lvd142m"}, ("ObjectNet", "DINO-v2")),
-        ({"name": "omnibenchmark", "backbone": {"name": "vit_base_patch16_clip"}}, ("OmniBenchmark", None)),
+        (
+            {"name": "imagenet-a", "backbone": {"name": "resnet101.tv_in1k"}},
+            ("ImageNet-A", "ResNet101"),
+        ),
+        (
+            {"name": "ObjectNet", "backbone": "vit_base_patch14_dinov2.lvd142m"},
+            ("ObjectNet", "DINO-v2"),
+        ),
+        (
+            {"name": "omnibenchmark", "backbone": {"name": "vit_base_patch16_clip"}},
+            ("OmniBenchmark", None),
+        ),
         ({"name": "cub200_efficientnet_lite0"}, (None, None)),
-        ({"name": "imagenet_r", "backbone": {"name": "resnet101", "weights": "random"}}, ("ImageNet-R", None)),
-        ({"name": "imagenet_r", "backbone": {"name": "resnet101", "weights": "hub"}}, ("ImageNet-R", "ResNet101")),
+        (
+            {
+                "name": "imagenet_r",
+                "backbone": {"name": "resnet101", "weights": "random"},
+            },
+            ("ImageNet-R", None),
+        ),
+        (
+            {"name": "imagenet_r", "backbone": {"name": "resnet101", "weights": "hub"}},
+            ("ImageNet-R", "ResNet101"),
+        ),
     ],
 )
-def test_names_of_data_and_backbones(dataset: dict[str, object], expected: tuple[str | None, str | None]) -> None:
+def test_names_of_data_and_backbones(
+    dataset: dict[str, object], expected: tuple[str | None, str | None]
+) -> None:
     assert (known_dataset(dataset), known_backbone(dataset)) == expected

@@ -13,7 +13,13 @@ from tests.lab.report.toys import Write, run
 
 from evergrow.lab.report import build_report
 
-NAMES = ("<script>alert(1)</script>", "=cmd|x", '" onload="a', "$\\frac{$ \x1b[2J", "caf\udce9")
+NAMES = (
+    "<script>alert(1)</script>",
+    "=cmd|x",
+    '" onload="a',
+    "$\\frac{$ \x1b[2J",
+    "caf\udce9",
+)
 
 
 class Tags(HTMLParser):
@@ -35,24 +41,37 @@ def test_names_stay_names(write: Write, tmp_path: Path) -> None:
         for index, name in enumerate(NAMES)
         for seed in (1, 2)
     ]
-    records += [run(seed=seed, dataset={"name": NAMES[0], "label": NAMES[3], "fingerprint": "g"}) for seed in (1, 2)]
+    records += [
+        run(
+            seed=seed, dataset={"name": NAMES[0], "label": NAMES[3], "fingerprint": "g"}
+        )
+        for seed in (1, 2)
+    ]
     folder = write(records, "a<b>")
     report = build_report(folder, tmp_path / "out", title="Mine")
     page = Tags(report.page.read_text(encoding="utf-8"))
-    plain = Tags(build_report(write([run()], "plain"), tmp_path / "plain-out").page.read_text(encoding="utf-8"))
+    plain = Tags(
+        build_report(write([run()], "plain"), tmp_path / "plain-out").page.read_text(
+            encoding="utf-8"
+        )
+    )
     assert page.tags.count("script") == plain.tags.count("script")
     assert "onload" not in page.attributes
     for name in report.figures:
         ElementTree.parse(tmp_path / "out" / "figures" / f"{name}.svg")
     for name in report.tables:
-        with open(tmp_path / "out" / "tables" / f"{name}.csv", newline="", encoding="utf-8") as file:
+        with open(
+            tmp_path / "out" / "tables" / f"{name}.csv", newline="", encoding="utf-8"
+        ) as file:
             for row in csv.DictReader(file):
                 assert not row["method"].startswith(("=", "+", "-", "@"))
         text = (tmp_path / "out" / "tables" / f"{name}.md").read_text(encoding="utf-8")
         assert "<script>" not in text
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: bytes in file names")
+@pytest.mark.skipif(
+    os.name != "posix", reason="needs a POSIX system: bytes in file names"
+)
 def test_a_folder_whose_name_is_no_utf8(write: Write, tmp_path: Path) -> None:
     try:
         folder = write([run()], os.fsdecode(b"r\xe9cords"))

@@ -23,16 +23,30 @@ def _record(given: dict[str, Any], **values: Any) -> Record:
     """Return a finished record; what is given replaces values, but ``options`` and ``results`` are added to."""
     values["options"] = {**values["options"], **given.pop("options", {})}
     values["results"] = {**values["results"], **given.pop("results", {})}
-    fixed = {"status": "ok", "started": "2026-01-01", "ended": "2026-01-02", "versions": {"evergrow": "0.1"}}
+    fixed = {
+        "status": "ok",
+        "started": "2026-01-01",
+        "ended": "2026-01-02",
+        "versions": {"evergrow": "0.1"},
+    }
     dataset = {"name": "toy", "label": "Toy", "fingerprint": "f"}
     protocol = {"name": "B-0 Inc-5", "increment": 5}
-    found = {"dataset": dataset, "protocol": protocol, "run_id": "", **fixed, **values, **given}
+    found = {
+        "dataset": dataset,
+        "protocol": protocol,
+        "run_id": "",
+        **fixed,
+        **values,
+        **given,
+    }
     said = ("analysis", "method", "seed", "label", "dataset", "protocol", "options")
     found["run_id"] = found["run_id"] or "-".join(str(found.get(key)) for key in said)
     return Record(**found)
 
 
-def run(method: str = "ranpac", seed: int = 0, a_last: float = 0.7, **changes: Any) -> Record:
+def run(
+    method: str = "ranpac", seed: int = 0, a_last: float = 0.7, **changes: Any
+) -> Record:
     """Return a finished run of two sessions; ``changes`` replace fields, ``options`` and ``results`` are added to."""
     results = {
         "matrix": [[0.9, None], [0.8, a_last]],
@@ -56,8 +70,20 @@ def run(method: str = "ranpac", seed: int = 0, a_last: float = 0.7, **changes: A
     )
 
 
-def analysis(kind: str, results: dict[str, Any], method: str = "scl-mgsm", seed: int = 0, **changes: Any) -> Record:
+def analysis(
+    kind: str,
+    results: dict[str, Any],
+    method: str = "scl-mgsm",
+    seed: int = 0,
+    **changes: Any,
+) -> Record:
     """Return a finished analysis."""
     options = {"n_units": None, "random_state": seed, "scales": "auto"}
-    values = {"settings": {}, "label": "MGSM", "options": options, "environment": {}, "results": results}
+    values = {
+        "settings": {},
+        "label": "MGSM",
+        "options": options,
+        "environment": {},
+        "results": results,
+    }
     return _record(changes, analysis=kind, method=method, seed=seed, **values)

@@ -21,7 +21,11 @@ def add_to_weights(model, deltas) -> None:
             start = "qkv".index(target) * rows
             owner.qkv.weight.data[start : start + rows] += delta
         else:
-            layer = getattr(owner, f"{target}_proj") if target in ("q", "k", "v") else getattr(owner, target)
+            layer = (
+                getattr(owner, f"{target}_proj")
+                if target in ("q", "k", "v")
+                else getattr(owner, target)
+            )
             layer.weight.data += delta
 
 
@@ -31,13 +35,18 @@ def add_to_weights(model, deltas) -> None:
         ("vit_tiny_patch16_224", {}),
         ("vit_small_patch14_reg4_dinov2", {"init_values": 0.3}),
         ("vit_tiny_patch16_224", {"qk_norm": True}),
-        ("eva02_tiny_patch14_224", {}),  # fused, with the bias added outside of the projection
+        (
+            "eva02_tiny_patch14_224",
+            {},
+        ),  # fused, with the bias added outside of the projection
         ("eva02_base_patch14_224", {}),  # separate projections
         ("beit_base_patch16_224", {"init_values": 0.3}),
     ],
 )
 @pytest.mark.parametrize("targets", [("q", "v"), ("q", "k", "v", "proj", "fc2")])
-def test_lora_is_ba_added_to_the_weights(make_model, images, shaken, name, options, targets) -> None:
+def test_lora_is_ba_added_to_the_weights(
+    make_model, images, shaken, name, options, targets
+) -> None:
     model = make_model(name, **options)
     tuner = shaken(create_tuner("lora", model, rank=3, alpha=6, targets=targets))
     state = tuner.state_dict()
@@ -45,7 +54,10 @@ def test_lora_is_ba_added_to_the_weights(make_model, images, shaken, name, optio
     assert len(slots) == 2 * len(targets)
     by_hand = make_model(name, **options)
     base = by_hand(images)
-    add_to_weights(by_hand, {s: 2.0 * state[f"layers.{s}.B"] @ state[f"layers.{s}.A"] for s in slots})
+    add_to_weights(
+        by_hand,
+        {s: 2.0 * state[f"layers.{s}.B"] @ state[f"layers.{s}.A"] for s in slots},
+    )
     assert not torch.allclose(base, model(images), atol=1e-3)
     torch.testing.assert_close(model(images), by_hand(images), rtol=1e-4, atol=1e-5)
 
@@ -64,8 +76,12 @@ def test_lora_starts_as_the_base_model(make_model, images) -> None:
 
 
 def test_gated_mlps_have_both_first_maps_tuned(make_model) -> None:
-    names = create_tuner("lora", make_model("eva02_base_patch14_224"), targets=("fc1",)).state_dict()
-    tuned = {name.split(".")[4] for name in names if name.startswith("layers.blocks.0.mlp")}
+    names = create_tuner(
+        "lora", make_model("eva02_base_patch14_224"), targets=("fc1",)
+    ).state_dict()
+    tuned = {
+        name.split(".")[4] for name in names if name.startswith("layers.blocks.0.mlp")
+    }
     assert tuned == {"fc1_g", "fc1_x"}
 
 
@@ -74,16 +90,27 @@ def test_blocks_without_projections_are_refused(make_model) -> None:
 
     with pytest.raises(UnsupportedModelError, match="must have a part 'attn'"):
         create_tuner("lora", make_model(block_fn=ParallelScalingBlock))
-    with pytest.raises(ParameterError, match=r"targets must be distinct names .* got 'w'"):
+    with pytest.raises(
+        ParameterError, match=r"targets must be distinct names .* got 'w'"
+    ):
         create_tuner("lora", make_model(), targets=("q", "w"))
 
 
 def directions(tuner) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    state = {key.removeprefix("layers."): tensor for key, tensor in tuner.state_dict().items()}
-    return {key[:-2]: (state[key].clone(), state[key[:-1] + "B"].clone()) for key in state if key.endswith(".A")}
+    state = {
+        key.removeprefix("layers."): tensor
+        for key, tensor in tuner.state_dict().items()
+    }
+    return {
+        key[:-2]: (state[key].clone(), state[key[:-1] + "B"].clone())
+        for key in state
+        if key.endswith(".A")
+    }
 
 
-def test_sdlora_sums_unit_directions_with_shared_magnitudes(make_model, images, shaken) -> None:
+def test_sdlora_sums_unit_directions_with_shared_magnitudes(
+    make_model, images, shaken
+) -> None:
     model = make_model()
     tuner = create_tuner("sdlora", model, rank=3)
     history = []
@@ -117,8 +144,13 @@ def test_sdlora_sets_every_task_up_anew(make_model, shaken) -> None:
     for slot, (a, b) in second.items():
         assert not b.any()
         assert not torch.equal(a, first[slot][0])
-    trainable = {name for name, parameter in tuner.named_parameters() if parameter.requires_grad}
-    assert trainable == {"scalars.values", *(f"layers.{slot}.{m}" for slot in second for m in "AB")}
+    trainable = {
+        name for name, parameter in tuner.named_parameters() if parameter.requires_grad
+    }
+    assert trainable == {
+        "scalars.values",
+        *(f"layers.{slot}.{m}" for slot in second for m in "AB"),
+    }
 
 
 def test_sdlora_takes_any_number_of_tasks(make_model, images, shaken) -> None:
@@ -138,7 +170,9 @@ def test_sdlora_keeps_an_untrained_direction_at_zero(make_model, images) -> None
     torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
 
 
-def test_sdlora_refuses_a_state_that_contradicts_itself(make_model, images, shaken) -> None:
+def test_sdlora_refuses_a_state_that_contradicts_itself(
+    make_model, images, shaken
+) -> None:
     model = make_model()
     tuner = shaken(create_tuner("sdlora", model, rank=3))
     expected = model(images)

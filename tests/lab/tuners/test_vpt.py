@@ -27,11 +27,15 @@ def test_prompts_are_appended_and_dropped_in_every_block_or_in_all(
 ) -> None:
     model = make_model(name, **options)
     tuner = shaken(create_tuner("vpt-deep" if deep else "vpt-shallow", model, tokens=3))
-    prompts = [value.expand(len(images), -1, -1) for value in tuner.state_dict().values()]
+    prompts = [
+        value.expand(len(images), -1, -1) for value in tuner.state_dict().values()
+    ]
     x, last = tokens(model, images), len(model.blocks) - 1
     with tuner.disable():
         for index, block in enumerate(model.blocks):
-            x = block(torch.cat([x, prompts[index]], dim=1) if deep or index == 0 else x)
+            x = block(
+                torch.cat([x, prompts[index]], dim=1) if deep or index == 0 else x
+            )
             x = x[:, :-3] if deep or index == last else x
         expected = model.forward_head(model.norm(x))
     torch.testing.assert_close(model(images), expected)
@@ -39,7 +43,9 @@ def test_prompts_are_appended_and_dropped_in_every_block_or_in_all(
 
 
 @pytest.mark.parametrize("name", ["vpt-deep", "vpt-shallow"])
-def test_rotary_positions_are_those_without_prompts(make_model, images, shaken, name) -> None:
+def test_rotary_positions_are_those_without_prompts(
+    make_model, images, shaken, name
+) -> None:
     """Masking the prompts out by huge negative keys must give the base model back: points did not shift."""
     model = make_model("vit_small_patch16_dinov3", init_values=0.5)
     expected = model(images)
@@ -66,13 +72,19 @@ def test_prompts_start_at_zero_unless_told(make_model) -> None:
     state = create_tuner("vpt-deep", make_model()).state_dict()
     assert [tuple(tensor.shape) for tensor in state.values()] == [(5, 48), (5, 48)]
     assert not any(tensor.any() for tensor in state.values())
-    spread = create_tuner("vpt-deep", make_model(), tokens=50, std=0.02).state_dict()["layers.blocks.0.prompts"]
+    spread = create_tuner("vpt-deep", make_model(), tokens=50, std=0.02).state_dict()[
+        "layers.blocks.0.prompts"
+    ]
     assert spread.std() == pytest.approx(0.02, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["vit_relpos_small_patch16_224", "beit_base_patch16_224"])
+@pytest.mark.parametrize(
+    "name", ["vit_relpos_small_patch16_224", "beit_base_patch16_224"]
+)
 def test_relative_positions_are_refused(make_model, name) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"blocks.0 must attend to any number of tokens"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"blocks.0 must attend to any number of tokens"
+    ):
         create_tuner("vpt-deep", make_model(name))
 
 

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from evergrow.adapt.tuners.base import TUNERS, Block, Drawer, Handle, Tuner, TunerConfig, TunerError, find_blocks
+from evergrow.adapt.tuners.base import (
+    TUNERS,
+    Block,
+    Drawer,
+    Handle,
+    Tuner,
+    TunerConfig,
+    TunerError,
+    find_blocks,
+)
 from evergrow.core.validation import check_number
 
 
@@ -82,7 +91,9 @@ class AdapterLayer(nn.Module):
         """Remember the residual stream: the first input of ``norm2`` or ``mlp``, whichever the block calls first."""
         self._streams.setdefault(get_ident(), args[0])
 
-    def add_to_block(self, block: nn.Module, args: Any, output: Tensor | None) -> Tensor | None:
+    def add_to_block(
+        self, block: nn.Module, args: Any, output: Tensor | None
+    ) -> Tensor | None:
         """Add the branch to the block's output; after a failed block, only forget the stream."""
         stream = self._streams.pop(get_ident(), None)
         if output is None:
@@ -124,7 +135,9 @@ class AdapterTuner(Tuner):
     config_class = AdapterConfig
     adapts = True
 
-    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, AdapterLayer]]:
+    def _layers(
+        self, model: nn.Module, drawer: Drawer
+    ) -> Iterator[tuple[Block, AdapterLayer]]:
         for block in find_blocks(model):
             block.part("norm2")
             yield block, AdapterLayer(block, self.config, drawer)
@@ -134,4 +147,6 @@ class AdapterTuner(Tuner):
             yield block.part("norm2").register_forward_pre_hook(layer.keep_stream)
             yield block.part("mlp").register_forward_pre_hook(layer.keep_stream)
             # First in line: prompts that another tuner appended are dropped by a later hook of the block.
-            yield block.module.register_forward_hook(layer.add_to_block, prepend=True, always_call=True)
+            yield block.module.register_forward_hook(
+                layer.add_to_block, prepend=True, always_call=True
+            )

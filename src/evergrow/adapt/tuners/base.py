@@ -16,11 +16,21 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
+from evergrow.core.errors import (
+    EvergrowError,
+    FileFormatError,
+    InputError,
+    ParameterError,
+)
 from evergrow.core.record import NOTHING, Between, Extra, Spec, record
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_number, from_mapping, lists_to_tuples, to_plain
+from evergrow.core.validation import (
+    check_number,
+    from_mapping,
+    lists_to_tuples,
+    to_plain,
+)
 
 _LARGEST = 1e6
 """Trained parameters stay far below this; beyond it, features overflow in float32."""
@@ -133,17 +143,30 @@ class Drawer:
         self.stream(shape)
         return layer_parameter(like.new_zeros(shape))
 
-    def kaiming(self, shape: tuple[int, int], like: Tensor, *purpose: str | int) -> nn.Parameter:
+    def kaiming(
+        self, shape: tuple[int, int], like: Tensor, *purpose: str | int
+    ) -> nn.Parameter:
         """Return a (fan_out, fan_in) matrix from U(-b, b), b = 1/sqrt(fan_in): Kaiming's with a = sqrt(5)."""
         stream = self.stream(shape, *purpose)
-        return layer_parameter(nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=stream).to(like))
+        return layer_parameter(
+            nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=stream).to(
+                like
+            )
+        )
 
     def normal(
-        self, shape: tuple[int, ...], like: Tensor, mean: float, std: float, *purpose: str | int
+        self,
+        shape: tuple[int, ...],
+        like: Tensor,
+        mean: float,
+        std: float,
+        *purpose: str | int,
     ) -> nn.Parameter:
         """Return a parameter from N(mean, std)."""
         stream = self.stream(shape, *purpose)
-        return layer_parameter((torch.randn(shape, generator=stream) * std + mean).to(like))
+        return layer_parameter(
+            (torch.randn(shape, generator=stream) * std + mean).to(like)
+        )
 
 
 _ATTRIBUTE = "_evergrow_tuners"
@@ -160,14 +183,23 @@ class Handle(Protocol):
 def classifier_modules(model: nn.Module) -> set[nn.Module]:
     """Return the modules that turn features into logits; tuners leave them alone."""
     getter = getattr(model, "get_classifier", None)
-    found = getter() if callable(getter) else [getattr(model, name, None) for name in _HEADS]
+    found = (
+        getter()
+        if callable(getter)
+        else [getattr(model, name, None) for name in _HEADS]
+    )
     heads = found if isinstance(found, (tuple, list)) else [found]
-    return {part for head in heads if isinstance(head, nn.Module) for part in head.modules()}
+    return {
+        part for head in heads if isinstance(head, nn.Module) for part in head.modules()
+    }
 
 
 def adds_bias_outside(part: nn.Module) -> bool:
     """Return whether an attention layer reads the weight of its fused projection instead of calling it."""
-    return getattr(part, "qkv_bias_separate", None) is False and getattr(part, "q_bias", None) is not None
+    return (
+        getattr(part, "qkv_bias_separate", None) is False
+        and getattr(part, "q_bias", None) is not None
+    )
 
 
 def tuners_of(model: nn.Module) -> list[Tuner]:
@@ -213,7 +245,14 @@ class Block:
     @property
     def mlp_input(self) -> nn.Linear:
         """The first linear map of the MLP; it gives the tuner its width, type and device."""
-        first = next((part for part in self.part("mlp").modules() if isinstance(part, (nn.Linear, nn.Conv2d))), None)
+        first = next(
+            (
+                part
+                for part in self.part("mlp").modules()
+                if isinstance(part, (nn.Linear, nn.Conv2d))
+            ),
+            None,
+        )
         if not isinstance(first, nn.Linear):
             raise UnsupportedModelError(
                 f"{self.name}.mlp must begin with a linear map of tokens, got {type(first).__name__}"
@@ -249,7 +288,9 @@ def find_blocks(model: nn.Module) -> list[Block]:
             f"model must be a vision transformer with its blocks in model.blocks, got {type(model).__name__}; "
             "'ssf' serves convolutional networks too"
         )
-    return [Block(index, f"blocks.{index}", module) for index, module in enumerate(blocks)]
+    return [
+        Block(index, f"blocks.{index}", module) for index, module in enumerate(blocks)
+    ]
 
 
 @record("tuner")
@@ -311,7 +352,14 @@ class Tuner(nn.Module):
     seed: int
     _fused: list[Any]
 
-    def __init__(self, model: nn.Module, config: TunerConfig, seed: int = 0, *, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TunerConfig,
+        seed: int = 0,
+        *,
+        limit: int | None = None,
+    ) -> None:
         super().__init__()
         # A registered module would make the backbone's parameters the tuner's own.
         self.__dict__["model"] = model
@@ -321,8 +369,14 @@ class Tuner(nn.Module):
         self.layers = nn.Module()
         self._build(model)
         others = tuners_of(model)
-        self._frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._fused = others[0]._fused if others else [part for part in model.modules() if adds_bias_outside(part)]
+        self._frozen = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
+        self._fused = (
+            others[0]._fused
+            if others
+            else [part for part in model.modules() if adds_bias_outside(part)]
+        )
         model.__dict__[_ATTRIBUTE] = [*others, self]
         for parameter in self._frozen:
             parameter.requires_grad_(False)
@@ -388,7 +442,9 @@ class Tuner(nn.Module):
         False
         """
         if self.removed:
-            raise TunerError(f"tuner {self.name!r} must be on a model, but it was removed: create a new one")
+            raise TunerError(
+                f"tuner {self.name!r} must be on a model, but it was removed: create a new one"
+            )
         switch = self._switch()
         if not self.enabled:
             try:
@@ -418,7 +474,9 @@ class Tuner(nn.Module):
     def _call_projections(self) -> None:
         """Let attention that adds a bias outside of its projection call that, while hooks of a tuner must see it."""
         for attention in self._fused:
-            attention.qkv_bias_separate = any(tuner.enabled for tuner in tuners_of(self.model))
+            attention.qkv_bias_separate = any(
+                tuner.enabled for tuner in tuners_of(self.model)
+            )
 
     def remove(self) -> None:
         """Take the tuner off the model for good; the last one leaves the model exactly as it came.
@@ -443,14 +501,23 @@ class Tuner(nn.Module):
     @property
     def n_trainable(self) -> int:
         """How many numbers are trained."""
-        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+        return sum(
+            parameter.numel()
+            for parameter in self.parameters()
+            if parameter.requires_grad
+        )
 
     # -- state ----------------------------------------------------------------------------------------------
 
     def saved(self) -> SavedTuner:
         """Return a copy of parameters and settings on the CPU, apart from the model."""
-        state = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
-        return SavedTuner(self.name, self.config.to_dict(), self.seed, state, self._extra)
+        state = {
+            name: value.detach().cpu().clone().contiguous()
+            for name, value in self.state_dict().items()
+        }
+        return SavedTuner(
+            self.name, self.config.to_dict(), self.seed, state, self._extra
+        )
 
 
 TUNERS: Registry[type[Tuner]] = Registry("tuner", plugins=True)
@@ -474,7 +541,9 @@ def adapting_tuners() -> list[str]:
     return [name for name in TUNERS.names() if TUNERS[name].adapts]
 
 
-def create_tuner(name: str, model: nn.Module, *, seed: int = 0, **settings: Any) -> Tuner:
+def create_tuner(
+    name: str, model: nn.Module, *, seed: int = 0, **settings: Any
+) -> Tuner:
     """Put a tuner on a model and return it, enabled.
 
     Parameters
@@ -517,7 +586,9 @@ def create_tuner(name: str, model: nn.Module, *, seed: int = 0, **settings: Any)
     """
     kind = TUNERS[name]
     if not isinstance(model, nn.Module):
-        raise ParameterError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise ParameterError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}"
+        )
     check_number("seed", seed, integer=True)
     return kind(model, kind.config_class.from_settings(settings, name), int(seed))
 
@@ -555,12 +626,16 @@ def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
         limit = sum(tensor.numel() for tensor in saved.tensors.values())
         tuner = kind(model, config, saved.seed, limit=limit)
     except (ParameterError, InputError) as error:
-        raise FileFormatError(f"a stored tuner must be one that this version knows and that fits: {error}") from error
+        raise FileFormatError(
+            f"a stored tuner must be one that this version knows and that fits: {error}"
+        ) from error
     try:
         tuner.load_state_dict(saved.tensors)
     except (InputError, RuntimeError) as error:  # PyTorch's message has many lines
         tuner.remove()
         why = " ".join(str(error).split())[:300]
-        raise FileFormatError(f"a stored tuner must hold the parameters that its settings say: {why}") from error
+        raise FileFormatError(
+            f"a stored tuner must hold the parameters that its settings say: {why}"
+        ) from error
     tuner._extra = saved.extra
     return tuner

@@ -76,7 +76,11 @@ class ScalePoint:
     def outlet(self) -> nn.Module:
         """The module whose output is scaled: timm's norms with an activation have an empty one before that."""
         inner = getattr(self.layer, "drop", None)
-        return inner if isinstance(inner, nn.Module) and hasattr(self.layer, "act") else self.layer
+        return (
+            inner
+            if isinstance(inner, nn.Module) and hasattr(self.layer, "act")
+            else self.layer
+        )
 
 
 def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
@@ -115,7 +119,9 @@ def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
     if isinstance(layer, nn.LayerNorm) or kind in _RMS:
         shape = tuple(layer.normalized_shape)  # type: ignore[arg-type]
         if len(shape) != 1:
-            raise UnsupportedModelError(f"{path} must normalise one dimension to be scaled, got {shape}")
+            raise UnsupportedModelError(
+                f"{path} must normalise one dimension to be scaled, got {shape}"
+            )
         return int(shape[0]), 1 if "2d" in kind else -1
     return None
 
@@ -128,12 +134,17 @@ class ScaleShift(nn.Module):
         like = next((p for p in point.layer.parameters(recurse=False)), torch.empty(0))
         self.gamma = drawer.normal((point.width,), like, 1.0, std, point.name, "gamma")
         self.beta = drawer.normal((point.width,), like, 0.0, std, point.name, "beta")
-        self.dim, self._attention = point.dim, (point.attention,)  # in a tuple, or it would be a part of the tuner
+        self.dim, self._attention = (
+            point.dim,
+            (point.attention,),
+        )  # in a tuple, or it would be a part of the tuner
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return x * gamma + beta in the type of x; the arithmetic is in the wider of both types."""
         trailing = 0 if self.dim == -1 else x.ndim - 1 - self.dim
-        gamma, beta = (value.reshape(-1, *[1] * trailing) for value in (self.gamma, self.beta))
+        gamma, beta = (
+            value.reshape(-1, *[1] * trailing) for value in (self.gamma, self.beta)
+        )
         return torch.addcmul(beta, x, gamma).to(x.dtype)
 
     def scale_output(self, layer: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -141,7 +152,9 @@ class ScaleShift(nn.Module):
         attention: Any = self._attention[0]
         if attention is None:
             return self.scaled(output)
-        bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias)).to(output.dtype)
+        bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias)).to(
+            output.dtype
+        )
         return self.scaled(output + bias) - bias
 
 
@@ -169,7 +182,9 @@ class SSFTuner(Tuner):
     config_class = SSFConfig
     adapts = True
 
-    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[ScalePoint, ScaleShift]]:
+    def _layers(
+        self, model: nn.Module, drawer: Drawer
+    ) -> Iterator[tuple[ScalePoint, ScaleShift]]:
         for point in find_scale_points(model):
             yield point, ScaleShift(point, self.config.std, drawer)
 

@@ -1,7 +1,23 @@
 """Layers: parameters that users pass, and the frozen maps that are built from them on the first task."""
 
-from evergrow.head.layers.feature_map import ACTIVATIONS, LAYERS, Activation, DenseMap, FeatureMap, Layer
+from evergrow.head.layers.feature_map import (
+    ACTIVATIONS,
+    LAYERS,
+    Activation,
+    DenseMap,
+    FeatureMap,
+    Layer,
+)
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.layers.guided import GuidedLayer
 
-__all__ = ["ACTIVATIONS", "LAYERS", "Activation", "DenseMap", "FeatureMap", "FourierLayer", "GuidedLayer", "Layer"]
+__all__ = [
+    "ACTIVATIONS",
+    "LAYERS",
+    "Activation",
+    "DenseMap",
+    "FeatureMap",
+    "FourierLayer",
+    "GuidedLayer",
+    "Layer",
+]

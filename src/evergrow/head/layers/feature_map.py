@@ -100,7 +100,9 @@ def normalize(Z: Tensor, rule: str) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
     # Squares of large numbers overflow and those of small ones vanish: such rows are brought to size first.
     limits = torch.finfo(Z.dtype)
-    extreme = ~((norms > limits.tiny**0.5 / limits.eps) & (norms < limits.max**0.5 * limits.eps))
+    extreme = ~(
+        (norms > limits.tiny**0.5 / limits.eps) & (norms < limits.max**0.5 * limits.eps)
+    )
     if bool(extreme.any()):
         largest = Z.abs().amax(dim=1, keepdim=True)
         Z = torch.where(extreme & (largest > 0.0), Z / largest, Z)
@@ -195,12 +197,20 @@ class FeatureBlocks:
 
     def column_weights(self) -> Tensor:
         """Return the weight (d,) of every column."""
-        return torch.repeat_interleave(torch.tensor(self.weights, dtype=torch.float64), torch.tensor(self.sizes))
+        return torch.repeat_interleave(
+            torch.tensor(self.weights, dtype=torch.float64), torch.tensor(self.sizes)
+        )
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless sizes and weights fit each other."""
-        require(0 < len(self.sizes) <= MOST_BLOCKS and min(self.sizes) > 0, "it has no blocks, or too many")
-        require(len(self.weights) == len(self.sizes), "it has another number of blocks than weights")
+        require(
+            0 < len(self.sizes) <= MOST_BLOCKS and min(self.sizes) > 0,
+            "it has no blocks, or too many",
+        )
+        require(
+            len(self.weights) == len(self.sizes),
+            "it has another number of blocks than weights",
+        )
         check_weights(self.weights)
 
 
@@ -260,7 +270,11 @@ class FeatureMap(ABC):
     @property
     def n_outputs(self) -> int:
         """Width of the rows."""
-        return self.n_units + (0 if self.centre is None else self.n_features_in) + int(self.intercept)
+        return (
+            self.n_units
+            + (0 if self.centre is None else self.n_features_in)
+            + int(self.intercept)
+        )
 
     @property
     def status(self) -> str:
@@ -274,7 +288,11 @@ class FeatureMap(ABC):
 
     def link_columns(self) -> slice | None:
         """Return which columns of the rows are the features themselves, up to centre and scale."""
-        return None if self.centre is None else slice(self.n_units, self.n_units + self.n_features_in)
+        return (
+            None
+            if self.centre is None
+            else slice(self.n_units, self.n_units + self.n_features_in)
+        )
 
     def transform(self, Z: Tensor) -> Tensor:
         """Return the rows (n, n_outputs) of features Z (n, d), in the floating type of ``Z``."""
@@ -285,7 +303,9 @@ class FeatureMap(ABC):
             parts.append(Z.new_ones(Z.shape[0], 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def iter_transform(self, Z: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
+    def iter_transform(
+        self, Z: Tensor, chunk_bytes: int = CHUNK_BYTES
+    ) -> Iterator[tuple[slice, Tensor]]:
         """Yield (slice of rows, their transformed rows) so that no yielded matrix exceeds ``chunk_bytes``."""
         step = max(1, chunk_bytes // max(1, self.n_outputs * Z.element_size()))
         for start in range(0, Z.shape[0], step):
@@ -294,7 +314,10 @@ class FeatureMap(ABC):
 
     def centred_energy(self, Z: Tensor) -> float:
         """Return the energy of the rows of features Z (n, d) around their mean, summed over rows."""
-        total, squares = torch.zeros(self.n_outputs, dtype=torch.float64, device=Z.device), 0.0
+        total, squares = (
+            torch.zeros(self.n_outputs, dtype=torch.float64, device=Z.device),
+            0.0,
+        )
         for _, H in self.iter_transform(Z):
             total += H.to(torch.float64).sum(dim=0)
             squares += float(H.to(torch.float64).square().sum())
@@ -302,15 +325,23 @@ class FeatureMap(ABC):
 
     def units(self) -> Self:
         """Return the random units alone, on the CPU."""
-        tensors = {name: value.cpu() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors = {
+            name: value.cpu()
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
         parts: dict[str, Any] = {**tensors, "centre": None}
-        return dataclasses.replace(self, **parts, scale=1.0, intercept=False, construction=None)
+        return dataclasses.replace(
+            self, **parts, scale=1.0, intercept=False, construction=None
+        )
 
     def same_map(self, other: FeatureMap) -> bool:
         """Whether both maps are the same function, bit for bit."""
         if type(self) is not type(other):
             return False
-        for name in {field.name for field in dataclasses.fields(self)} - {"construction"}:
+        for name in {field.name for field in dataclasses.fields(self)} - {
+            "construction"
+        }:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
                 if not torch.equal(mine, theirs.to(mine.device)):
@@ -343,9 +374,15 @@ class DenseMap(FeatureMap):
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds a map that can be."""
-        require(self.activation in ACTIVATIONS, f"there is no activation {self.activation!r}")
+        require(
+            self.activation in ACTIVATIONS,
+            f"there is no activation {self.activation!r}",
+        )
         floating = (torch.float32, torch.float64)
-        require({self.weights.dtype, self.bias.dtype} <= set(floating), "units are not floating-point numbers")
+        require(
+            {self.weights.dtype, self.bias.dtype} <= set(floating),
+            "units are not floating-point numbers",
+        )
         require(self.n_features_in > 0, "units have no inputs")
         require(self.n_outputs > 0, "it has no outputs")
         guided = 0 if self.construction is None else self.construction.n_guided
@@ -363,7 +400,9 @@ class DenseMap(FeatureMap):
 
     def hidden(self, Z: Tensor) -> Tensor:
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
-        H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
+        H = ACTIVATIONS[self.activation](
+            torch.addmm(self.bias.to(Z), Z, self.weights.to(Z))
+        )
         return H if self.gain == 1.0 else H.mul_(self.gain)
 
 
@@ -387,7 +426,9 @@ def link_only(Z: Tensor) -> FeatureMap:
     )
 
 
-def check_contrast(layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAST) -> None:
+def check_contrast(
+    layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAST
+) -> None:
     """Raise :class:`InputError` if rows differ and their activations do not.
 
     Units that saturate, or that features are too small to move, tell nothing apart.
@@ -419,7 +460,9 @@ def check_contrast(layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAS
         return
     H = layer.transform(rows)
     spread = float((H - H.mean(dim=0)).square().sum())
-    if not spread > least * float(H.square().sum()):  # also where one of them is no number
+    if not spread > least * float(
+        H.square().sum()
+    ):  # also where one of them is no number
         raise InputError(
             "X must be of a size at which the layer tells its rows apart, got rows up to "
             f"{float(rows.abs().amax()):.3g} whose activations are all but the same: bring features to about 1, or "
@@ -454,11 +497,19 @@ class Layer(ABC):
             check_number("n_units", self.n_units, low=0, integer=True)
 
     @abstractmethod
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+    def draw(
+        self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
+    ) -> FeatureMap:
         """Return the units, without a link; arguments as of :meth:`build`."""
 
     def build(
-        self, Z: Tensor, Y: Tensor, *, seed: int = 0, alpha: float | None = None, verbose: bool = False
+        self,
+        Z: Tensor,
+        Y: Tensor,
+        *,
+        seed: int = 0,
+        alpha: float | None = None,
+        verbose: bool = False,
     ) -> FeatureMap:
         """Return the frozen map that the first task fixes.
 
@@ -484,7 +535,11 @@ class Layer(ABC):
         rows, energy = Z.to(torch.float64), units.centred_energy(Z)
         centre = rows.mean(dim=0)
         link = float((rows - centre).square().sum())
-        scale = (energy / link) ** 0.5 if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0 else 1.0
+        scale = (
+            (energy / link) ** 0.5
+            if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0
+            else 1.0
+        )
         return dataclasses.replace(units, centre=centre, scale=scale)
 
     def to_plain(self) -> dict[str, Any]:
@@ -505,8 +560,14 @@ def layer_from_plain(values: Mapping[str, Any]) -> Layer:
     True
     """
     if "kind" not in values:
-        raise ParameterError(f"layer must state its kind, one of {', '.join(LAYERS.names())}")
-    rest = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key != "kind"}
+        raise ParameterError(
+            f"layer must state its kind, one of {', '.join(LAYERS.names())}"
+        )
+    rest = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in values.items()
+        if key != "kind"
+    }
     return from_mapping(LAYERS[values["kind"]], rest, "parameter of the layer")
 
 
@@ -516,5 +577,9 @@ def centred_rms(Z: Tensor) -> float:
     A weight vector of independent unit normals gives pre-activations of exactly this standard deviation
     (in expectation), so ``spread / centred_rms(Z)`` is the scale that gives a wanted spread.
     """
-    value = float((Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt() if len(Z) > 1 else Z.norm())
+    value = float(
+        (Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt()
+        if len(Z) > 1
+        else Z.norm()
+    )
     return value if value > 0.0 else 1.0

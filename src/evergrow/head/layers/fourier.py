@@ -68,7 +68,10 @@ class FourierMap(FeatureMap):
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds a map that can be."""
-        require(self.centre is None or len(self.centre) == self.features, "its link is for features of another width")
+        require(
+            self.centre is None or len(self.centre) == self.features,
+            "its link is for features of another width",
+        )
 
     @property
     def n_features_in(self) -> int:
@@ -103,11 +106,20 @@ class FourierMap(FeatureMap):
     def hidden(self, Z: Tensor) -> Tensor:
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
         phases, out = self.drawn(Z.device, Z.dtype)[1], Z.new_empty(len(Z), self.width)
-        step = max(_AT_ONCE // self.order, 1) if Z.device.type == "cpu" else max(len(Z), 1)
+        step = (
+            max(_AT_ONCE // self.order, 1) if Z.device.type == "cpu" else max(len(Z), 1)
+        )
         for rows, H in zip(torch.split(Z, step), torch.split(out, step), strict=True):
-            for units, turned in self._turned(rows, together=1 if Z.device.type == "cpu" else self.blocks):
+            for units, turned in self._turned(
+                rows, together=1 if Z.device.type == "cpu" else self.blocks
+            ):
                 # The lengths of the three turns and of a weight: n^-1/2 each, and n^1/2.
-                torch.add(phases[units], turned.T, alpha=self.bandwidth / self.order, out=H[:, units])
+                torch.add(
+                    phases[units],
+                    turned.T,
+                    alpha=self.bandwidth / self.order,
+                    out=H[:, units],
+                )
             H.cos_().mul_(self.gain)
         return out
 
@@ -118,7 +130,10 @@ class FourierMap(FeatureMap):
         entry ``i b + j`` at ``j a + i``; the pass that puts it there multiplies by the next signs. One block at a time
         stays in the cache of a core; a GPU takes them together, since there every step costs alike.
         """
-        (signs, _), (first, second) = self.drawn(Z.device, Z.dtype), self.factors(Z.device, Z.dtype)
+        (signs, _), (first, second) = (
+            self.drawn(Z.device, Z.dtype),
+            self.factors(Z.device, Z.dtype),
+        )
         rows, a, b = len(Z), len(second), len(first)
         buffers = [Z.new_empty(together * self.order, rows) for _ in range(2)]
         padded = Z.new_zeros(self.order, rows)
@@ -134,13 +149,22 @@ class FourierMap(FeatureMap):
                 last = turn == _TURNS - 1
                 kept = -(-(units.stop - start) // a) if last and g == 1 else b
                 Y = Y[: g * a * kept]
-                torch.bmm(first[:kept].expand(g * a, -1, -1), X.view(g * a, b, rows), out=Y.view(g * a, kept, rows))
+                torch.bmm(
+                    first[:kept].expand(g * a, -1, -1),
+                    X.view(g * a, b, rows),
+                    out=Y.view(g * a, kept, rows),
+                )
                 X = X[: g * a * kept]
                 if g == 1:
                     torch.mm(second, Y.view(a, -1), out=X.view(a, -1))
                 else:
-                    torch.bmm(second.expand(g, -1, -1), Y.view(g, a, -1), out=X.view(g, a, -1))
-                placed, found = Y.view(g, kept, a, rows), X.view(g, a, kept, rows).transpose(1, 2)
+                    torch.bmm(
+                        second.expand(g, -1, -1), Y.view(g, a, -1), out=X.view(g, a, -1)
+                    )
+                placed, found = (
+                    Y.view(g, kept, a, rows),
+                    X.view(g, a, kept, rows).transpose(1, 2),
+                )
                 if last:
                     placed.copy_(found)
                 else:
@@ -158,8 +182,14 @@ def _drawn(seed: int, order: int, blocks: int, *kind: Any) -> tuple[Tensor, Tens
     signs, phases = [], []
     for block in range(blocks):
         source = generator(seed, "fourier", block)
-        signs.append(2.0 * torch.randint(0, 2, (_TURNS, order), generator=source).to(torch.float64) - 1.0)
-        phases.append(torch.rand(order, generator=source, dtype=torch.float64) * (2.0 * math.pi))
+        signs.append(
+            2.0
+            * torch.randint(0, 2, (_TURNS, order), generator=source).to(torch.float64)
+            - 1.0
+        )
+        phases.append(
+            torch.rand(order, generator=source, dtype=torch.float64) * (2.0 * math.pi)
+        )
     return torch.stack(signs, dim=1).to(*kind), torch.cat(phases).to(*kind)
 
 
@@ -174,7 +204,13 @@ def hadamard(order: int, *kind: Any) -> Tensor:
     [[1.0, 1.0], [1.0, -1.0]]
     """
     one = torch.ones(1, 1, dtype=torch.float64)
-    whole = one if order == 1 else torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]).to(one), hadamard(order // 2))
+    whole = (
+        one
+        if order == 1
+        else torch.kron(
+            torch.tensor([[1.0, 1.0], [1.0, -1.0]]).to(one), hadamard(order // 2)
+        )
+    )
     return whole.to(*kind)
 
 
@@ -211,14 +247,22 @@ class FourierLayer(Layer):
         if self.gamma != "spread":
             check_number("gamma", self.gamma, low=0, low_open=True)
 
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+    def draw(
+        self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
+    ) -> FeatureMap:
         """Choose the bandwidth, the only thing that may depend on Z."""
         if isinstance(self.gamma, str):
             # Rounded, so that rows that a shard keeps in single precision give the layer that the rows themselves give.
-            bandwidth = torch.tensor(FOURIER_BANDWIDTH / centred_rms(Z), dtype=torch.float32).item()
+            bandwidth = torch.tensor(
+                FOURIER_BANDWIDTH / centred_rms(Z), dtype=torch.float32
+            ).item()
         else:
             bandwidth = math.sqrt(2.0 * self.gamma)
-        width = self.n_units or min(max(UNITS_PER_FEATURE * Z.shape[1], LEAST_UNITS), MOST_UNITS)
+        width = self.n_units or min(
+            max(UNITS_PER_FEATURE * Z.shape[1], LEAST_UNITS), MOST_UNITS
+        )
         # The gain makes inner products of rows approximate the kernel.
         gain = math.sqrt(2.0 / width)
-        return FourierMap(features=Z.shape[1], width=width, seed=seed, bandwidth=bandwidth, gain=gain)
+        return FourierMap(
+            features=Z.shape[1], width=width, seed=seed, bandwidth=bandwidth, gain=gain
+        )

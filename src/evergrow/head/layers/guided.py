@@ -125,34 +125,60 @@ class GuidedLayer(Layer):
         for name in ("max_units", "block_size", "n_candidates"):
             check_number(name, getattr(self, name), low=1, integer=True)
         if self.n_units is not None:
-            check_number("n_units", self.n_units, low=0, high=self.max_units, integer=True)
-        check_number("contraction", self.contraction, low=0, high=1, low_open=True, high_open=True)
+            check_number(
+                "n_units", self.n_units, low=0, high=self.max_units, integer=True
+            )
+        check_number(
+            "contraction",
+            self.contraction,
+            low=0,
+            high=1,
+            low_open=True,
+            high_open=True,
+        )
         check_number("tol", self.tol, low=0)
         check_scales(self.scales)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
         check_choice("bias", self.bias, BIAS_RULES)
         check_choice("criterion", self.criterion, ("exact", "theorem"))
 
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+    def draw(
+        self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
+    ) -> FeatureMap:
         """Grow the units on first-task features and one-hot targets."""
         if Y.shape[1] < 2:
-            raise LabelError("A guided layer needs at least 2 classes in the first batch, got 1 class.")
+            raise LabelError(
+                "A guided layer needs at least 2 classes in the first batch, got 1 class."
+            )
         Z, Y = Z.to(torch.float64), Y.to(torch.float64)
         sampler = UnitSampler(Z, self.scales, self.bias, seed, "mgsm")
         limit = self.n_units or self.max_units
         form = choose_form(Z, limit, float(sampler.scales.max()))
-        residual = Residual(Z, Y, alpha or (AUTO_CONSTRUCTION_ALPHA if sampler.auto else CONSTRUCTION_ALPHA), form)
+        residual = Residual(
+            Z,
+            Y,
+            alpha or (AUTO_CONSTRUCTION_ALPHA if sampler.auto else CONSTRUCTION_ALPHA),
+            form,
+        )
         if self.direct_link:
-            link = (Z - Z.mean(dim=0)) / centred_rms(Z)  # a row has energy one on average
+            link = (Z - Z.mean(dim=0)) / centred_rms(
+                Z
+            )  # a row has energy one on average
             gram = link.T @ link
             gram.diagonal().add_(residual.alpha)
             lower = torch.linalg.cholesky(gram)
-            residual.absorb(link, lower, torch.cholesky_solve(link.T @ residual.E, lower))
+            residual.absorb(
+                link, lower, torch.cholesky_solve(link.T @ residual.E, lower)
+            )
         search = _Search(self, sampler, residual, limit)
         status, guided = search.run(verbose), search.width
         if self.n_units is not None and self.n_units > guided:
             steps = min(search.step + 1, sampler.n_scales)
-            search.units.append(sampler.layer(self.n_units - guided, self.block_size, search.round, steps))
+            search.units.append(
+                sampler.layer(
+                    self.n_units - guided, self.block_size, search.round, steps
+                )
+            )
         if not search.units:
             raise ConstructionError(
                 "the construction must accept at least one block, but no candidate at any scale took "
@@ -168,15 +194,25 @@ class GuidedLayer(Layer):
         weights, biases = zip(*search.units, strict=True)
         grown = Construction(status, guided, form, tuple(search.log))
         return DenseMap(
-            weights=torch.cat(weights, dim=1), bias=torch.cat(biases), activation=self.activation, construction=grown
+            weights=torch.cat(weights, dim=1),
+            bias=torch.cat(biases),
+            activation=self.activation,
+            construction=grown,
         )
 
 
 class _Search:
     """The loop: draw candidates, judge them, accept the best, or move on to the next scale."""
 
-    def __init__(self, layer: GuidedLayer, sampler: UnitSampler, residual: Residual, limit: int) -> None:
-        self.layer, self.sampler, self.residual, self.limit = layer, sampler, residual, limit
+    def __init__(
+        self, layer: GuidedLayer, sampler: UnitSampler, residual: Residual, limit: int
+    ) -> None:
+        self.layer, self.sampler, self.residual, self.limit = (
+            layer,
+            sampler,
+            residual,
+            limit,
+        )
         self.units: list[tuple[Tensor, Tensor]] = []
         self.log: list[BlockRecord] = []
         self.width = self.round = self.step = 0
@@ -197,14 +233,20 @@ class _Search:
                 block = min(layer.block_size, self.limit - self.width)
                 if block <= 0:
                     return "capped"
-                normals = self.sampler.normals(self.round, layer.n_candidates, layer.block_size)
+                normals = self.sampler.normals(
+                    self.round, layer.n_candidates, layer.block_size
+                )
                 weights, bias = self.sampler.units(self.round, normals, self.step)
                 if block < layer.block_size:
-                    kept = (torch.arange(weights.shape[1]) % layer.block_size < block).to(weights.device)
+                    kept = (
+                        torch.arange(weights.shape[1]) % layer.block_size < block
+                    ).to(weights.device)
                     weights, bias = weights[:, kept], bias[kept]
                 self.round += 1
                 tried += layer.n_candidates
-                H = ACTIVATIONS[layer.activation](torch.addmm(bias, self.residual.Z, weights.to(torch.float64)))
+                H = ACTIVATIONS[layer.activation](
+                    torch.addmm(bias, self.residual.Z, weights.to(torch.float64))
+                )
                 candidates = self.residual.judge(H, block)
                 best = self._best(candidates)
                 if best is not None:
@@ -220,27 +262,59 @@ class _Search:
 
     def _best(self, candidates: Candidates) -> int | None:
         """Return the admissible block with the largest fall, or None."""
-        falls, theorem = candidates.drop_exact.sum(dim=1), candidates.drop_theorem.sum(dim=1)
+        falls, theorem = (
+            candidates.drop_exact.sum(dim=1),
+            candidates.drop_theorem.sum(dim=1),
+        )
         judged = falls if self.layer.criterion == "exact" else theorem
-        admissible = (judged >= (1.0 - self.layer.contraction) * self.residual.sq_norms.sum()) & candidates.valid
+        admissible = (
+            judged >= (1.0 - self.layer.contraction) * self.residual.sq_norms.sum()
+        ) & candidates.valid
         if self.layer.criterion == "theorem":
             admissible &= falls - theorem >= 0.0
         falls = torch.where(admissible, falls, -torch.inf)
         # One transfer from the device per decision.
-        fall, index = torch.stack([falls.amax(), falls.argmax().to(falls.dtype)]).tolist()
+        fall, index = torch.stack(
+            [falls.amax(), falls.argmax().to(falls.dtype)]
+        ).tolist()
         return int(index) if fall > -math.inf else None
 
-    def _accept(self, candidates: Candidates, index: int, tried: int, started: float) -> None:
+    def _accept(
+        self, candidates: Candidates, index: int, tried: int, started: float
+    ) -> None:
         residual = self.residual
-        residual.absorb(candidates.projected[index], candidates.lower[index], candidates.gains[index])
+        residual.absorb(
+            candidates.projected[index],
+            candidates.lower[index],
+            candidates.gains[index],
+        )
         self.width += candidates.lower.shape[1]
         exact, theorem, self.energy = torch.stack(
-            [candidates.drop_exact[index].sum(), candidates.drop_theorem[index].sum(), residual.sq_norms.sum()]
+            [
+                candidates.drop_exact[index].sum(),
+                candidates.drop_theorem[index].sum(),
+                residual.sq_norms.sum(),
+            ]
         ).tolist()
         sampler, seconds = self.sampler, time.perf_counter() - started
         # Where a scale is drawn for every unit the log has the middle of the range.
-        scale = float(sampler.scales.log().mean().exp() if sampler.auto else sampler.scales[self.step])
-        self.log.append(BlockRecord(self.width, self.rmse, scale, exact, theorem, exact - theorem, tried, seconds))
+        scale = float(
+            sampler.scales.log().mean().exp()
+            if sampler.auto
+            else sampler.scales[self.step]
+        )
+        self.log.append(
+            BlockRecord(
+                self.width,
+                self.rmse,
+                scale,
+                exact,
+                theorem,
+                exact - theorem,
+                tried,
+                seconds,
+            )
+        )
 
 
 # -- the residual -------------------------------------------------------------------------------------------------
@@ -297,7 +371,11 @@ class Residual:
     def __init__(self, Z: Tensor, Y: Tensor, alpha: float, form: str) -> None:
         self.Z, self.Y, self.alpha = Z, Y, alpha
         self.E, self.sq_norms = Y.clone(), Y.square().sum(dim=0)
-        self._matrix = torch.eye(len(Z), dtype=Z.dtype, device=Z.device) if form == "dense" else None
+        self._matrix = (
+            torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
+            if form == "dense"
+            else None
+        )
         self._factor, self._rank = Z.new_zeros(len(Z), 0), 0
 
     def project(self, H: Tensor) -> Tensor:
@@ -316,7 +394,9 @@ class Residual:
         projected = self.project(H)
         shape = (-1, block, self.E.shape[1])
         v, u = (H.T @ self.E).view(shape), (projected.T @ self.E).view(shape)
-        blocks, maps = (matrix.view(len(H), -1, block).transpose(0, 1) for matrix in (H, projected))
+        blocks, maps = (
+            matrix.view(len(H), -1, block).transpose(0, 1) for matrix in (H, projected)
+        )
         gram, w, schur = blocks.mT @ blocks, maps.mT @ maps, blocks.mT @ maps
         schur = (schur + schur.mT).mul_(0.5)
         schur.diagonal(dim1=1, dim2=2).add_(self.alpha)
@@ -326,7 +406,14 @@ class Residual:
         gains = torch.linalg.solve_triangular(lower.mT, gains, upper=True)
         exact = (2.0 * u - w @ gains).mul_(gains).sum(dim=1)
         theorem = (2.0 * v - gram @ gains).mul_(gains).sum(dim=1)
-        return Candidates(exact, theorem, maps, gains, lower, (info == 0) & torch.isfinite(exact).all(dim=1))
+        return Candidates(
+            exact,
+            theorem,
+            maps,
+            gains,
+            lower,
+            (info == 0) & torch.isfinite(exact).all(dim=1),
+        )
 
     def absorb(self, projected: Tensor, lower: Tensor, gains: Tensor) -> None:
         """Append columns given as ``M H_s``, the Cholesky factor of S and the gains ``S^-1 H_s^T E``."""
@@ -377,7 +464,11 @@ def choose_form(Z: Tensor, units: int, scale: float) -> str:
 
 def check_scales(scales: Scales) -> None:
     """Raise :class:`ParameterError` unless ``scales`` is a known name or positive numbers."""
-    if isinstance(scales, str) or not isinstance(scales, Iterable) or not len(list(scales)):
+    if (
+        isinstance(scales, str)
+        or not isinstance(scales, Iterable)
+        or not len(list(scales))
+    ):
         check_choice("scales, where they are no numbers,", scales, NAMED_SCALES)
         return
     for value in scales:
@@ -406,13 +497,21 @@ class UnitSampler:
         Name of the streams.
     """
 
-    def __init__(self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str) -> None:
+    def __init__(
+        self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str
+    ) -> None:
         self.Z, self.bias, self.seed, self.purpose = Z, bias, seed, purpose
         self.auto = isinstance(scales, str) and scales == "auto"
         if self.auto:
-            self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(Z)
+            self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(
+                Z
+            )
         else:
-            values = PAPER_SCALES if isinstance(scales, str) else tuple(float(value) for value in scales)
+            values = (
+                PAPER_SCALES
+                if isinstance(scales, str)
+                else tuple(float(value) for value in scales)
+            )
             self.scales = torch.tensor(values, dtype=torch.float64)
 
     @property
@@ -424,33 +523,54 @@ class UnitSampler:
         """Return unit normals (n_blocks, d + 1, block), float32, on the CPU."""
         stream, rows = generator(self.seed, self.purpose, round_), self.Z.shape[1] + 1
         # One block after the other, so that the first do not depend on how many follow.
-        return torch.stack([torch.randn(rows, block, generator=stream) for _ in range(n_blocks)])
+        return torch.stack(
+            [torch.randn(rows, block, generator=stream) for _ in range(n_blocks)]
+        )
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
         device, count = self.Z.device, normals.shape[0] * normals.shape[2]
-        scale: float | Tensor = float(self.scales[step].to(torch.float32))  # a number spares the device a transfer
+        scale: float | Tensor = float(
+            self.scales[step].to(torch.float32)
+        )  # a number spares the device a transfer
         if self.auto:
             low, high = self.scales
-            share = torch.rand(count, generator=self._stream(round_, "scales"), dtype=torch.float64)
+            share = torch.rand(
+                count, generator=self._stream(round_, "scales"), dtype=torch.float64
+            )
             scale = (low * (high / low) ** share).to(device, torch.float32)
-        normals = normals.to(device, non_blocking=True).transpose(0, 1).reshape(normals.shape[1], count)
+        normals = (
+            normals.to(device, non_blocking=True)
+            .transpose(0, 1)
+            .reshape(normals.shape[1], count)
+        )
         weights = normals[:-1] * scale
         if self.bias == "gaussian":
             return weights, (normals[-1] * scale).to(torch.float64)
         if self.bias == "phases":
-            turns = torch.rand(count, generator=self._stream(round_, "phases"), dtype=torch.float64)
+            turns = torch.rand(
+                count, generator=self._stream(round_, "phases"), dtype=torch.float64
+            )
             return weights, (turns * (2.0 * math.pi)).to(device)
-        points = torch.randint(len(self.Z), (count,), generator=self._stream(round_, "points")).to(device)
+        points = torch.randint(
+            len(self.Z), (count,), generator=self._stream(round_, "points")
+        ).to(device)
         chosen = self.Z[points].to(torch.float64)
         return weights, -(chosen * weights.T.to(torch.float64)).sum(dim=1)
 
-    def layer(self, count: int, block: int, first: int = 0, steps: int = 1) -> tuple[Tensor, Tensor]:
+    def layer(
+        self, count: int, block: int, first: int = 0, steps: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Return weights (d, count) and biases (count,): one block a round, cycling through steps of the schedule."""
         rounds = range(first, first + math.ceil(count / block))
-        pieces = [self.units(each, self.normals(each, 1, block), (each - first) % steps) for each in rounds]
+        pieces = [
+            self.units(each, self.normals(each, 1, block), (each - first) % steps)
+            for each in rounds
+        ]
         weights, biases = zip(*pieces, strict=True)
-        return torch.cat(weights, dim=1)[:, :count].contiguous(), torch.cat(biases)[:count].contiguous()
+        return torch.cat(weights, dim=1)[:, :count].contiguous(), torch.cat(biases)[
+            :count
+        ].contiguous()
 
     def _stream(self, round_: int, what: str) -> torch.Generator:
         return generator(self.seed, self.purpose, round_, what)

@@ -66,7 +66,9 @@ _WIDE = 1536
 
 _MORE, _ROUNDS = 64, 5
 
-_NO_SAMPLES = "sums of products of a class must be those of some samples, got a negative variance"
+_NO_SAMPLES = (
+    "sums of products of a class must be those of some samples, got a negative variance"
+)
 
 _STRENGTHS: tuple[float, ...] = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
 
@@ -126,7 +128,13 @@ class ClassShapes:
         largest = basis.abs().argmax(dim=0)
         basis = basis * basis.gather(0, largest[None, :]).sign()
         ranks = torch.zeros(0, dtype=torch.int64, device=basis.device)
-        return cls(centre, basis.contiguous(), basis.new_zeros(0, kept), ranks, basis.new_zeros(0))
+        return cls(
+            centre,
+            basis.contiguous(),
+            basis.new_zeros(0, kept),
+            ranks,
+            basis.new_zeros(0),
+        )
 
     @property
     def directions(self) -> int:
@@ -138,7 +146,10 @@ class ClassShapes:
         """Factor (r, k) or triangle (k (k + 1) / 2,) of every class."""
         k, ranks = self.directions, self.ranks.tolist()
         parts = torch.split(self.moments, [_size(rank, k) for rank in ranks])
-        return [part if rank == k else part.view(rank, k) for rank, part in zip(ranks, parts, strict=True)]
+        return [
+            part if rank == k else part.view(rank, k)
+            for rank, part in zip(ranks, parts, strict=True)
+        ]
 
     def rows(self, Z: Tensor) -> Tensor:
         """Return features Z (n, d), as the layer sees them, in these directions, (n, k)."""
@@ -153,17 +164,27 @@ class ClassShapes:
             return self
         none, parts = self.sums.new_zeros(0, self.directions), self._parts
         contents: list[Tensor | _Pieces] = [
-            [(parts[old], 1.0) for old in group] if len(group) > 1 else parts[group[0]] if group else none
+            [(parts[old], 1.0) for old in group]
+            if len(group) > 1
+            else parts[group[0]]
+            if group
+            else none
             for group in groups
         ]
         return self._with(sums, contents)
 
-    def add(self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None) -> ClassShapes:
+    def add(
+        self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None
+    ) -> ClassShapes:
         """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""
         sums, contents = self.sums.clone(), list[Tensor | _Pieces](self._parts)
-        order = codes.argsort(stable=True)  # a class's rows lie together: no search through all of them for each
+        order = codes.argsort(
+            stable=True
+        )  # a class's rows lie together: no search through all of them for each
         P = P.to(torch.float64)[order]
-        weights = sign * (P.new_ones(len(P)) if weights is None else weights[order].to(P))
+        weights = sign * (
+            P.new_ones(len(P)) if weights is None else weights[order].to(P)
+        )
         present, lengths = torch.unique_consecutive(codes[order], return_counts=True)
         stop = 0
         for code, length in zip(present.tolist(), lengths.tolist()):
@@ -183,33 +204,62 @@ class ClassShapes:
 
     def faded(self, factor: float) -> ClassShapes:
         """Return the sums as if every row had been learned with its weight times a factor."""
-        parts = [part * (factor if part.dim() == 1 else math.sqrt(factor)) for part in self._parts]
+        parts = [
+            part * (factor if part.dim() == 1 else math.sqrt(factor))
+            for part in self._parts
+        ]
         return self._with(factor * self.sums, parts)
 
     def _with(self, sums: Tensor, contents: Sequence[Tensor | _Pieces]) -> ClassShapes:
         """Return these sums with, of every class, a factor or triangle as it is, or pieces to add up."""
         k, made = self.directions, dict(enumerate(contents))
-        few = {code: part for code, part in made.items() if isinstance(part, list) and _has_few_rows(part, k)}
+        few = {
+            code: part
+            for code, part in made.items()
+            if isinstance(part, list) and _has_few_rows(part, k)
+        }
         for codes, rows, weights in _batches(few):
             factors = _factored(rows, weights)
             ranks = factors.any(dim=2).sum(dim=1).tolist()
-            made.update((code, factor[:rank]) for code, factor, rank in zip(codes, factors, ranks, strict=True))
-        ranks = [len(part) if isinstance(part, Tensor) and part.dim() == 2 else k for part in made.values()]
+            made.update(
+                (code, factor[:rank])
+                for code, factor, rank in zip(codes, factors, ranks, strict=True)
+            )
+        ranks = [
+            len(part) if isinstance(part, Tensor) and part.dim() == 2 else k
+            for part in made.values()
+        ]
         moments = sums.new_empty(sum(_size(rank, k) for rank in ranks))
-        for place, part in zip(torch.split(moments, [_size(rank, k) for rank in ranks]), made.values(), strict=True):
-            place.copy_(part.flatten() if isinstance(part, Tensor) else _triangle(part, k))
-        return replace(self, sums=sums, ranks=torch.tensor(ranks, dtype=torch.int64).to(sums.device), moments=moments)
+        for place, part in zip(
+            torch.split(moments, [_size(rank, k) for rank in ranks]),
+            made.values(),
+            strict=True,
+        ):
+            place.copy_(
+                part.flatten() if isinstance(part, Tensor) else _triangle(part, k)
+            )
+        return replace(
+            self,
+            sums=sums,
+            ranks=torch.tensor(ranks, dtype=torch.int64).to(sums.device),
+            moments=moments,
+        )
 
     def same_directions(self, other: ClassShapes) -> bool:
         """Return whether both are known in the same directions, bit for bit."""
-        return torch.equal(self.basis.cpu(), other.basis.cpu()) and torch.equal(self.centre.cpu(), other.centre.cpu())
+        return torch.equal(self.basis.cpu(), other.basis.cpu()) and torch.equal(
+            self.centre.cpu(), other.centre.cpu()
+        )
 
     # -- what they say ------------------------------------------------------------------------------------------
 
     def squares(self, classes: Sequence[int]) -> Tensor:
         """Return the sums of outer products of some classes, (c, k, k)."""
         parts = [self._parts[code] for code in classes]
-        found = [part.T @ part if part.dim() == 2 else _unpacked(part, self.directions) for part in parts]
+        found = [
+            part.T @ part if part.dim() == 2 else _unpacked(part, self.directions)
+            for part in parts
+        ]
         return torch.stack(found)
 
     def scatters(self, classes: Sequence[int], counts: Tensor) -> Tensor:
@@ -224,7 +274,9 @@ class ClassShapes:
         none = self.sums.new_zeros(0, self.directions)
         factors = torch.cat([none, *(part for part in self._parts if part.dim() == 2)])
         rest: _Pieces = [(part, 1.0) for part in self._parts if part.dim() == 1]
-        return _unpacked(_triangle([(factors, 1.0), *rest], self.directions), self.directions)
+        return _unpacked(
+            _triangle([(factors, 1.0), *rest], self.directions), self.directions
+        )
 
     def pooled(self, counts: Tensor) -> Tensor:
         """Return the sum of all scatters, (k, k)."""
@@ -237,23 +289,43 @@ class ClassShapes:
         """Raise :class:`FileFormatError` unless directions and sums fit each other."""
         width, k = self.basis.shape
         require(0 < k <= width, "it has no directions, or more than features")
-        gap = self.basis.T @ self.basis - torch.eye(k, dtype=self.basis.dtype, device=self.basis.device)
+        gap = self.basis.T @ self.basis - torch.eye(
+            k, dtype=self.basis.dtype, device=self.basis.device
+        )
         require(float(gap.abs().max()) < 1e-6, "its directions are not orthogonal")
         possible = ((self.ranks >= 0) & (self.ranks <= k // 2)) | (self.ranks == k)
-        require(bool(possible.all()), "a class has a moment of a rank that none can have")
+        require(
+            bool(possible.all()), "a class has a moment of a rank that none can have"
+        )
         size = sum(_size(rank, k) for rank in self.ranks.tolist())
-        require(len(self.moments) == size, "its moments are of other directions or of other classes")
+        require(
+            len(self.moments) == size,
+            "its moments are of other directions or of other classes",
+        )
 
     def is_plausible(self, counts: Tensor) -> bool:
         """Return whether samples with these sums can exist: no class has less than no spread in any direction."""
-        upper = torch.triu_indices(self.directions, self.directions, device=self.sums.device)
+        upper = torch.triu_indices(
+            self.directions, self.directions, device=self.sums.device
+        )
         diagonal = upper[0] == upper[1]
-        found = [part.square().sum(dim=0) if part.dim() == 2 else part[diagonal] for part in self._parts]
-        squares = torch.stack(found) if found else torch.zeros_like(self.sums)  # by class and direction
-        spread = squares - self.sums.square() / counts_or_one(counts.to(self.sums))[:, None]
-        if not bool((torch.isfinite(squares) & (spread >= -1e-6 * squares.abs() - 1e-9)).all()):
+        found = [
+            part.square().sum(dim=0) if part.dim() == 2 else part[diagonal]
+            for part in self._parts
+        ]
+        squares = (
+            torch.stack(found) if found else torch.zeros_like(self.sums)
+        )  # by class and direction
+        spread = (
+            squares - self.sums.square() / counts_or_one(counts.to(self.sums))[:, None]
+        )
+        if not bool(
+            (torch.isfinite(squares) & (spread >= -1e-6 * squares.abs() - 1e-9)).all()
+        ):
             return False
-        for part, lengths in zip(self._parts, squares.clamp_min(0.0).sqrt(), strict=True):
+        for part, lengths in zip(
+            self._parts, squares.clamp_min(0.0).sqrt(), strict=True
+        ):
             if part.dim() == 1:  # a factor cannot break these bounds
                 bounds = lengths[upper[0]] * lengths[upper[1]]
                 if not bool((part.abs() <= bounds * (1.0 + 1e-6) + 1e-9).all()):
@@ -297,7 +369,9 @@ class ShapeScores:
     1
     """
 
-    def __init__(self, shapes: ClassShapes, counts: Tensor, strength: float | None = None) -> None:
+    def __init__(
+        self, shapes: ClassShapes, counts: Tensor, strength: float | None = None
+    ) -> None:
         self.shapes, self.counts = shapes, counts.to(shapes.sums)
         self.strength, self.has_terms = 1.0 if strength is None else strength, False
         self.means = shapes.sums / counts_or_one(self.counts)[:, None]
@@ -307,7 +381,9 @@ class ShapeScores:
         if strength is not None and not bool(shaped.any()):
             return
         pooled, free = shapes.pooled(self.counts), float(self._free.sum())
-        if free < 1.0 or float(pooled.diagonal().sum()) <= 1e-10 * float(shapes.whole.diagonal().sum()):
+        if free < 1.0 or float(pooled.diagonal().sum()) <= 1e-10 * float(
+            shapes.whole.diagonal().sum()
+        ):
             return
         common = pooled / free
         common.diagonal().add_(_COMMON_RIDGE * float(common.diagonal().mean()))
@@ -323,24 +399,42 @@ class ShapeScores:
         white: Tensor = torch.linalg.solve_triangular(self._lower, P.T, upper=False)
         return white.T.contiguous()
 
-    def _white_scatters(self, classes: Sequence[int]) -> Iterator[tuple[list[int], Tensor, bool]]:
+    def _white_scatters(
+        self, classes: Sequence[int]
+    ) -> Iterator[tuple[list[int], Tensor, bool]]:
         """Yield classes and their scatters in these coordinates: factors (c, r, k), or whole (c, k, k) and True."""
         k, parts = self.shapes.directions, self.shapes._parts
         few: dict[int, _Pieces] = {
-            code: [(parts[code], 1.0), (self.means[code : code + 1], -self.counts[code : code + 1])]
+            code: [
+                (parts[code], 1.0),
+                (self.means[code : code + 1], -self.counts[code : code + 1]),
+            ]
             for code in classes
             if parts[code].dim() == 2
         }
         for codes, rows, weights in _batches(few):
-            yield codes, _factored(self._white(rows.view(-1, k)).view(rows.shape), weights), False
+            yield (
+                codes,
+                _factored(self._white(rows.view(-1, k)).view(rows.shape), weights),
+                False,
+            )
         many = [code for code in classes if code not in few]
-        for codes in (many[start : start + _AT_ONCE] for start in range(0, len(many), _AT_ONCE)):
-            half = torch.linalg.solve_triangular(self._lower, self.shapes.scatters(codes, self.counts), upper=False)
-            whitened = torch.linalg.solve_triangular(self._lower, half.mT.contiguous(), upper=False)
+        for codes in (
+            many[start : start + _AT_ONCE] for start in range(0, len(many), _AT_ONCE)
+        ):
+            half = torch.linalg.solve_triangular(
+                self._lower, self.shapes.scatters(codes, self.counts), upper=False
+            )
+            whitened = torch.linalg.solve_triangular(
+                self._lower, half.mT.contiguous(), upper=False
+            )
             yield codes, 0.5 * (whitened + whitened.mT), True
 
     def _likeliest_strength(self) -> float:
-        k, several = self.shapes.directions, torch.nonzero(self.counts > 1).ravel().tolist()
+        k, several = (
+            self.shapes.directions,
+            torch.nonzero(self.counts > 1).ravel().tolist(),
+        )
         strengths = self.counts.new_tensor(_STRENGTHS)[:, None]
         prior = strengths + k + 1.0
         # Many classes have as many rows as others: the gamma functions of each number are worked out once.
@@ -351,7 +445,9 @@ class ShapeScores:
             matrices = scatters if is_whole else scatters @ scatters.mT
             # A GPU decomposes many small matrices one after the other.
             values = torch.linalg.eigvalsh(matrices.cpu()).clamp_min(0.0).to(total)
-            logs = (strengths[:, :, None] + values).log().sum(dim=2) + (k - values.shape[1]) * strengths.log()
+            logs = (strengths[:, :, None] + values).log().sum(dim=2) + (
+                k - values.shape[1]
+            ) * strengths.log()
             total -= ((prior + self._free[codes]) / 2 * logs).sum(dim=1)
         return _STRENGTHS[int(total.argmax())]
 
@@ -364,8 +460,16 @@ class ShapeScores:
         kept = self._credibility[asked] > 0.0  # without it the term is zero
         asked, order = asked[kept], order[kept]
         rows = self._white(P)[order // likeliest.shape[1]] - self._white_means[asked]
-        codes, lengths = (found.tolist() for found in torch.unique_consecutive(asked, return_counts=True))
-        found = [own.terms(part) for own, part in zip(self._shapes_of(codes), torch.split(rows, lengths), strict=True)]
+        codes, lengths = (
+            found.tolist()
+            for found in torch.unique_consecutive(asked, return_counts=True)
+        )
+        found = [
+            own.terms(part)
+            for own, part in zip(
+                self._shapes_of(codes), torch.split(rows, lengths), strict=True
+            )
+        ]
         terms = torch.zeros_like(likeliest, dtype=scores.dtype).flatten()
         if found:
             terms[order] = torch.maximum(torch.cat(found), self.floors[asked])
@@ -375,25 +479,40 @@ class ShapeScores:
 
     def _shapes_of(self, classes: Sequence[int]) -> list[_OwnShape]:
         k, nu = self.shapes.directions, self.strength
-        for codes, scatters, is_whole in self._white_scatters([code for code in classes if code not in self._own]):
+        for codes, scatters, is_whole in self._white_scatters(
+            [code for code in classes if code not in self._own]
+        ):
             core = scatters.clone() if is_whole else scatters @ scatters.mT
             core.diagonal(dim1=1, dim2=2).add_(nu)
-            lowers, half, total = _lower(core), 0.5 * self._credibility[codes], self._free[codes] + nu
+            lowers, half, total = (
+                _lower(core),
+                0.5 * self._credibility[codes],
+                self._free[codes] + nu,
+            )
             sides = torch.eye(k).to(core).expand_as(core) if is_whole else scatters
             scale = half * total if is_whole else half * total / nu
-            turned = torch.linalg.solve_triangular(lowers, scale.sqrt()[:, None, None] * sides, upper=False)
-            volumes = 2.0 * lowers.diagonal(dim1=1, dim2=2).log().sum(dim=1) + (k - core.shape[1]) * math.log(nu)
+            turned = torch.linalg.solve_triangular(
+                lowers, scale.sqrt()[:, None, None] * sides, upper=False
+            )
+            volumes = 2.0 * lowers.diagonal(dim1=1, dim2=2).log().sum(dim=1) + (
+                k - core.shape[1]
+            ) * math.log(nu)
             constants = (half * (k * total.log() - volumes)).tolist()
             lengths = (half if is_whole else half - scale).tolist()
             for place, code in enumerate(codes):
                 sign = -1.0 if is_whole else 1.0
-                self._own[code] = _OwnShape(turned[place], sign, lengths[place], constants[place])
+                self._own[code] = _OwnShape(
+                    turned[place], sign, lengths[place], constants[place]
+                )
         return [self._own[code] for code in classes]
 
     def quadratics(self, classes: Sequence[int]) -> list[tuple[Tensor, float]]:
         """Return matrix and constant of classes: the term of each is ``d^T matrix d + constant``, or the floor."""
         whitening = self._white(torch.eye(self.shapes.directions).to(self.means))
-        return [(whitening @ own.matrix() @ whitening.T, own.constant) for own in self._shapes_of(classes)]
+        return [
+            (whitening @ own.matrix() @ whitening.T, own.constant)
+            for own in self._shapes_of(classes)
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,7 +526,9 @@ class _OwnShape:
 
     def terms(self, rows: Tensor) -> Tensor:
         squares = (rows @ self.turned.T).square().sum(dim=1)
-        return self.sign * squares + self.length * rows.square().sum(dim=1) + self.constant
+        return (
+            self.sign * squares + self.length * rows.square().sum(dim=1) + self.constant
+        )
 
     def matrix(self) -> Tensor:
         matrix = self.sign * self.turned.T @ self.turned
@@ -428,7 +549,14 @@ def _has_few_rows(pieces: _Pieces, k: int) -> bool:
         return False
     if sum(len(part) for part, _ in pieces) <= k // 2:
         return True
-    return sum(len(part) for part, weight in pieces if bool(torch.as_tensor(weight).amax() > 0.0)) <= k // 2
+    return (
+        sum(
+            len(part)
+            for part, weight in pieces
+            if bool(torch.as_tensor(weight).amax() > 0.0)
+        )
+        <= k // 2
+    )
 
 
 def _triangle(pieces: _Pieces, k: int) -> Tensor:
@@ -446,9 +574,13 @@ def _triangle(pieces: _Pieces, k: int) -> Tensor:
 
 def _batches(pieces: dict[int, _Pieces]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Yield keys, rows (c, m, k) and weights (c, m) of pieces with about as many rows; zeros fill up."""
-    lengths = {key: sum(len(part) for part, _ in several) for key, several in pieces.items()}
+    lengths = {
+        key: sum(len(part) for part, _ in several) for key, several in pieces.items()
+    }
     order = sorted(pieces, key=lengths.__getitem__)
-    for some in (order[start : start + _AT_ONCE] for start in range(0, len(order), _AT_ONCE)):
+    for some in (
+        order[start : start + _AT_ONCE] for start in range(0, len(order), _AT_ONCE)
+    ):
         first = pieces[some[0]][0][0]
         rows = first.new_zeros(len(some), lengths[some[-1]], first.shape[1])
         weights = first.new_zeros(rows.shape[:2])
@@ -470,7 +602,9 @@ def _factored(rows: Tensor, weights: Tensor) -> Tensor:
     heavy = rows * weights[:, :, None]
     left = (heavy * rows).sum(dim=1)
     largest = (heavy * rows).abs().sum(dim=1).amax(dim=1, keepdim=True)
-    factors = rows.new_zeros(len(rows), int((weights > 0.0).sum(dim=1).amax()), rows.shape[2])
+    factors = rows.new_zeros(
+        len(rows), int((weights > 0.0).sum(dim=1).amax()), rows.shape[2]
+    )
     for step in range(factors.shape[1]):
         pivots = left.argmax(dim=1, keepdim=True)
         values = left.gather(1, pivots)
@@ -478,10 +612,17 @@ def _factored(rows: Tensor, weights: Tensor) -> Tensor:
         line = (rows.gather(2, there).mT @ heavy)[:, 0]
         if step:
             before = factors[:, :step]
-            line = line - (before.gather(2, there[:, :1].expand(-1, step, 1)).mT @ before)[:, 0]
-        line = torch.where(values > _ROUNDING * largest, line / values.clamp_min(1e-300).sqrt(), 0.0)
+            line = (
+                line
+                - (before.gather(2, there[:, :1].expand(-1, step, 1)).mT @ before)[:, 0]
+            )
+        line = torch.where(
+            values > _ROUNDING * largest, line / values.clamp_min(1e-300).sqrt(), 0.0
+        )
         factors[:, step] = line
-        left = (left - line.square()).scatter(1, pivots, torch.where(line.any(dim=1, keepdim=True), 0.0, values))
+        left = (left - line.square()).scatter(
+            1, pivots, torch.where(line.any(dim=1, keepdim=True), 0.0, values)
+        )
     if bool((left / largest.clamp_min(1e-300) < -1e-6).any()):
         raise NumericalError(_NO_SAMPLES)
     return factors
@@ -508,7 +649,9 @@ def _unpacked(packed: Tensor, k: int) -> Tensor:
 def _principal(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:
     """Return energies, rising, and directions (d, k) of centred rows: all, or the first where there are many."""
     rows, width = centred.shape
-    if 2 * rows <= width:  # all directions lie in the span of the rows: a small decomposition within it is enough
+    if (
+        2 * rows <= width
+    ):  # all directions lie in the span of the rows: a small decomposition within it is enough
         span, triangle = torch.linalg.qr(centred.T)
         energies, turned = symmetric_eigh(triangle @ triangle.T)
         return energies, span @ turned

@@ -41,7 +41,13 @@ class CholeskyFactor:
     def lower(self) -> Tensor:
         """The factor as a square matrix (n, n)."""
         n = len(self.panels[0])
-        return torch.cat([torch.nn.functional.pad(panel, (0, 0, n - len(panel), 0)) for panel in self.panels], dim=1)
+        return torch.cat(
+            [
+                torch.nn.functional.pad(panel, (0, 0, n - len(panel), 0))
+                for panel in self.panels
+            ],
+            dim=1,
+        )
 
     def solve(self, rhs: Tensor) -> Tensor:
         """Return ``(A + jitter I)^-1 rhs`` for ``rhs`` of shape (n, m)."""
@@ -62,7 +68,10 @@ class CholeskyFactor:
 
     def _parts(self, rhs: Tensor) -> list[tuple[Tensor, ...]]:
         """Return the triangle of every panel and the rows below it, and the rows of ``rhs`` that go with each."""
-        return [(*p.tensor_split([p.shape[1]]), *rhs[-len(p) :].tensor_split([p.shape[1]])) for p in self.panels]
+        return [
+            (*p.tensor_split([p.shape[1]]), *rhs[-len(p) :].tensor_split([p.shape[1]]))
+            for p in self.panels
+        ]
 
     @cached_property
     def trace_inverse(self) -> float:
@@ -76,7 +85,9 @@ class CholeskyFactor:
         return total
 
 
-def safe_cholesky(matrix: Tensor, *, shift: float = 0.0, allow_jitter: bool = True) -> CholeskyFactor:
+def safe_cholesky(
+    matrix: Tensor, *, shift: float = 0.0, allow_jitter: bool = True
+) -> CholeskyFactor:
     """Factor ``matrix + shift * I``, climbing a ladder of jitters where rounding made it indefinite.
 
     Parameters
@@ -107,15 +118,22 @@ def safe_cholesky(matrix: Tensor, *, shift: float = 0.0, allow_jitter: bool = Tr
     0.0
     """
     n = matrix.shape[0]
-    unit = float(torch.finfo(matrix.dtype).eps) * max(float(matrix.diagonal().mean()) if n else 0.0, abs(shift))
+    unit = float(torch.finfo(matrix.dtype).eps) * max(
+        float(matrix.diagonal().mean()) if n else 0.0, abs(shift)
+    )
     for rung in _LADDER if allow_jitter else _LADDER[:1]:
         jitter = rung * unit
         work = matrix.T.clone(memory_format=torch.contiguous_format).T
         work.diagonal().add_(shift + jitter)
-        info = torch.linalg.cholesky_ex(work, out=(work, work.new_empty((), dtype=torch.int32))).info  # in place
+        info = torch.linalg.cholesky_ex(
+            work, out=(work, work.new_empty((), dtype=torch.int32))
+        ).info  # in place
         if int(info) == 0 and bool(torch.isfinite(work.diagonal()).all()):
             starts = range(0, n, _PANEL) if n > _PANEL else ()
-            panels = [work[at:, at : at + _PANEL].clone(memory_format=torch.contiguous_format) for at in starts]
+            panels = [
+                work[at:, at : at + _PANEL].clone(memory_format=torch.contiguous_format)
+                for at in starts
+            ]
             return CholeskyFactor(panels or [work], jitter)
     diagonal = matrix.diagonal()
     raise NumericalError(

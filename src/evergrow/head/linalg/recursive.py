@@ -14,7 +14,14 @@ from typing_extensions import Self
 from evergrow.core.errors import NumericalError
 from evergrow.core.record import Between, Spec, record, require
 from evergrow.head.linalg.factor import safe_cholesky
-from evergrow.head.linalg.statistics import LARGEST_WEIGHT, Batch, Readout, RidgeStatistics, check_gram, sum_columns
+from evergrow.head.linalg.statistics import (
+    LARGEST_WEIGHT,
+    Batch,
+    Readout,
+    RidgeStatistics,
+    check_gram,
+    sum_columns,
+)
 
 BLOCK_ROWS = 512
 """Rows per Woodbury step: larger ones cost a larger inner Cholesky for no gain."""
@@ -61,10 +68,18 @@ class RecursiveState(RidgeStatistics):
     @classmethod
     def of(cls, stats: RidgeStatistics, alpha: float) -> Self:
         """Return the recursion that goes on from dense statistics."""
-        known = {field.name: getattr(stats, field.name) for field in dataclasses.fields(RidgeStatistics)}
+        known = {
+            field.name: getattr(stats, field.name)
+            for field in dataclasses.fields(RidgeStatistics)
+        }
         factor = safe_cholesky(stats.gram, shift=alpha)
         inverse = torch.cholesky_inverse(factor.lower)
-        return cls(**known, inverse=inverse, weights=factor.solve(stats.cross), alpha=float(alpha))
+        return cls(
+            **known,
+            inverse=inverse,
+            weights=factor.solve(stats.cross),
+            alpha=float(alpha),
+        )
 
     def empty_like(self) -> RecursiveState:
         """Return a recursion of the same shape and ridge that has seen nothing."""
@@ -76,15 +91,25 @@ class RecursiveState(RidgeStatistics):
         def followed() -> Iterator[Batch]:
             nonlocal weights
             for H, Y, columns in batches:
-                Y = Y if columns is None else Y.new_zeros(len(Y), self.n_targets).index_copy_(1, columns, Y)
-                for part, targets in zip(torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True):
+                Y = (
+                    Y
+                    if columns is None
+                    else Y.new_zeros(len(Y), self.n_targets).index_copy_(1, columns, Y)
+                )
+                for part, targets in zip(
+                    torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True
+                ):
                     weights = _woodbury_step(inverse, weights, part, targets, sign)
                 yield H, Y, None
 
         summed = self._accumulate_dense(followed(), sign)
         if not bool(torch.isfinite(weights).all()):
-            raise NumericalError("The recursion left the range of numbers. Raise alpha, or use solver='dense'.")
-        inverse = inverse.tril() + inverse.tril(-1).T  # symmetric to the last digit, as a file holds it
+            raise NumericalError(
+                "The recursion left the range of numbers. Raise alpha, or use solver='dense'."
+            )
+        inverse = (
+            inverse.tril() + inverse.tril(-1).T
+        )  # symmetric to the last digit, as a file holds it
         return dataclasses.replace(summed, inverse=inverse, weights=weights)
 
     def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
@@ -97,23 +122,31 @@ class RecursiveState(RidgeStatistics):
 
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the recursion whose target columns are sums of old ones."""
-        return dataclasses.replace(super().group_targets(groups), weights=sum_columns(self.weights, groups))
+        return dataclasses.replace(
+            super().group_targets(groups), weights=sum_columns(self.weights, groups)
+        )
 
     def solve(self, alpha: float) -> Readout:
         """Return the recursion's own weights, or those of another ridge from the statistics."""
         if alpha != self.alpha:
             return super().solve(alpha)
         # A file may hold both, and not one tensor twice.
-        return Readout(self.weights.clone(), self.weights.new_zeros(self.n_targets), alpha, 0.0)
+        return Readout(
+            self.weights.clone(), self.weights.new_zeros(self.n_targets), alpha, 0.0
+        )
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds an inverse that rows can have."""
         super().check()
         check_gram("inverse", self.inverse)
-        require(bool((self.inverse.diagonal() > 0.0).all()), "its inverse is of no matrix")
+        require(
+            bool((self.inverse.diagonal() > 0.0).all()), "its inverse is of no matrix"
+        )
 
 
-def _woodbury_step(inverse: Tensor, weights: Tensor, H: Tensor, Y: Tensor, sign: int) -> Tensor:
+def _woodbury_step(
+    inverse: Tensor, weights: Tensor, H: Tensor, Y: Tensor, sign: int
+) -> Tensor:
     """Update ``inverse`` in place by rows H (n, L) with targets Y (n, C), and return the new weights."""
     RH = inverse @ H.T
     inner = H @ RH

@@ -71,10 +71,14 @@ def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
     n, k = stats.count, len(stats.gram)
     values, vectors = symmetric_eigh(stats.gram)
     values, vectors = values.flip(0)[:n], vectors.flip(1)[:, :n]
-    kept = values > max(k * float(torch.finfo(values.dtype).eps) * float(values[:1].sum()), 0.0)  # the first is largest
+    kept = values > max(
+        k * float(torch.finfo(values.dtype).eps) * float(values[:1].sum()), 0.0
+    )  # the first is largest
     values = values[kept]
     along = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
-    outside = max(stats.sq_targets - float(along.sum()), 0.0) if len(values) < n else 0.0
+    outside = (
+        max(stats.sq_targets - float(along.sum()), 0.0) if len(values) < n else 0.0
+    )
     # Where the rows explain the targets entirely, rows beyond the rank are repetitions and count for nothing.
     rows = max(len(values) if outside <= 1e-9 * stats.sq_targets else n, 1)
     ridges = values.new_tensor(alphas)[:, None]
@@ -106,7 +110,9 @@ def alpha_grid(energy: float) -> list[float]:
     (33, 1e-06)
     """
     energy = energy if energy > 0.0 else 1.0
-    return [energy * 10.0 ** (step / _PER_DECADE) for step in range(_LOWEST, _HIGHEST + 1)]
+    return [
+        energy * 10.0 ** (step / _PER_DECADE) for step in range(_LOWEST, _HIGHEST + 1)
+    ]
 
 
 def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
@@ -140,13 +146,20 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
         elif scores[place] > (1.0 + GCV_RISE) * scores[best]:
             break
     floor, lowest = grid[best] / GCV_REACH * (1.0 - 1e-9), best
-    while lowest > 0 and grid[lowest - 1] >= floor and scores[lowest - 1] <= (1.0 + GCV_SLACK) * scores[best]:
+    while (
+        lowest > 0
+        and grid[lowest - 1] >= floor
+        and scores[lowest - 1] <= (1.0 + GCV_SLACK) * scores[best]
+    ):
         lowest -= 1
     return grid[lowest], grid[best]
 
 
 def choose_ridge(
-    geometry: ClassGeometry, energy: float, start: int | None = None, known: SolvedScatter | None = None
+    geometry: ClassGeometry,
+    energy: float,
+    start: int | None = None,
+    known: SolvedScatter | None = None,
 ) -> tuple[float, int]:
     """Choose the ridge of ``S_w + alpha I``.
 
@@ -180,14 +193,23 @@ def choose_ridge(
     """
     search = _Search(geometry, energy if energy > 0.0 else 1.0)
     within = float(geometry.scatter.diagonal().sum())
-    if search.free < 1.0 or within <= 1e-10 * float(geometry.stats.gram.diagonal().sum()):
-        return search.energy, 0  # one row of each class, or copies: nothing is known of the spread within classes
+    if search.free < 1.0 or within <= 1e-10 * float(
+        geometry.stats.gram.diagonal().sum()
+    ):
+        return (
+            search.energy,
+            0,
+        )  # one row of each class, or copies: nothing is known of the spread within classes
     if start is not None and known is not None and search.keeps(start, known):
         return known.alpha, start
     if start is not None and (step := search.at_bound(start)) is not None:
         return search.alpha(step), step
     # The minimiser that an earlier search found lies half a decade above the ridge.
-    best = search.minimum(0) if start is None else search.minimum(start + _PER_DECADE // 2, is_near=True)
+    best = (
+        search.minimum(0)
+        if start is None
+        else search.minimum(start + _PER_DECADE // 2, is_near=True)
+    )
     step = search.within_leverage(max(best - _PER_DECADE // 2, _LOWEST))
     return search.alpha(step), step
 
@@ -205,9 +227,18 @@ class _Search:
         self.width = len(means) if basis is None else len(basis)
         self.is_exact = self.free < EXACT_BELOW and self.width > EXACT_ABOVE
         source = generator(0, "ridge search", self.width)
-        signs = torch.randint(0, 2, (self.width, PROBES), generator=source).to(means).mul_(2.0).sub_(1.0)
+        signs = (
+            torch.randint(0, 2, (self.width, PROBES), generator=source)
+            .to(means)
+            .mul_(2.0)
+            .sub_(1.0)
+        )
         self.signs = signs if basis is None else basis.T @ signs
-        self.order = float(len(means)) if self.is_exact else float(self.signs.square().sum()) / PROBES
+        self.order = (
+            float(len(means))
+            if self.is_exact
+            else float(self.signs.square().sum()) / PROBES
+        )
         self._tried: dict[int, tuple[float, float]] = {}
         is_large = len(means) > SINGLE_ABOVE and not self.is_exact
         self._single = geometry.scatter.to(torch.float32) if is_large else None
@@ -215,7 +246,9 @@ class _Search:
     def _centred(self, columns: Tensor) -> Tensor:
         """Return columns (k, C) of the classes that have rows, less the mean of all rows."""
         counts = self.geometry.counts
-        return columns[:, counts > 0] - (columns @ counts / max(self.rows, 1.0))[:, None]
+        return (
+            columns[:, counts > 0] - (columns @ counts / max(self.rows, 1.0))[:, None]
+        )
 
     def alpha(self, step: int) -> float:
         return float(self.energy * 10.0 ** (step / _PER_DECADE))
@@ -235,16 +268,24 @@ class _Search:
         self._tried[start] = self._judged(known.alpha, known)
         if self.leverage(start) > MAX_LEVERAGE:
             return False
-        if self.leverage(start) > 0.65 * MAX_LEVERAGE < 0.65 * self.leverage(start - half):
+        if (
+            self.leverage(start)
+            > 0.65 * MAX_LEVERAGE
+            < 0.65 * self.leverage(start - half)
+        ):
             return self.gcv(start - half) < self.gcv(start)
-        return self.gcv(start + half) <= min(self.gcv(start), self.gcv(start + 2 * half))
+        return self.gcv(start + half) <= min(
+            self.gcv(start), self.gcv(start + 2 * half)
+        )
 
     def at_bound(self, start: int) -> int | None:
         """Return the step at which leverage meets its bound while the score still falls; None if not just below one."""
         if self.leverage(start) < 0.65 * MAX_LEVERAGE:
             return None
         for step in range(start, max(start - _PER_DECADE, _LOWEST), -1):
-            if self.leverage(step) > MAX_LEVERAGE or not self.gcv(step - 1) < self.gcv(step):
+            if self.leverage(step) > MAX_LEVERAGE or not self.gcv(step - 1) < self.gcv(
+                step
+            ):
                 return None
             if self.leverage(step - 1) > MAX_LEVERAGE:
                 return step
@@ -260,7 +301,10 @@ class _Search:
         half = _PER_DECADE // 2
         near = half * round(start / half)
         for _ in range(2 if is_near else 0):
-            if not _LOWEST < near < _HIGHEST or self.leverage(near - half) > MAX_LEVERAGE:
+            if (
+                not _LOWEST < near < _HIGHEST
+                or self.leverage(near - half) > MAX_LEVERAGE
+            ):
                 break
             if self.gcv(near) < min(self.gcv(near - half), self.gcv(near + half)):
                 return self._between(near)
@@ -272,7 +316,9 @@ class _Search:
             place += _PER_DECADE
         while place > _LOWEST and self.gcv(place - _PER_DECADE) < self.gcv(place):
             if self.leverage(place - _PER_DECADE) > MAX_LEVERAGE:
-                return place - _PER_DECADE // 2  # the bound decides: what lies below it need not be known
+                return (
+                    place - _PER_DECADE // 2
+                )  # the bound decides: what lies below it need not be known
             place -= _PER_DECADE
         if place in (_LOWEST, _HIGHEST):
             return place
@@ -290,7 +336,10 @@ class _Search:
 
     def within_leverage(self, step: int) -> int:
         """Return the step, or the first one above it whose leverage is within bounds."""
-        if any(known <= step and found[0] <= MAX_LEVERAGE for known, found in self._tried.items()):
+        if any(
+            known <= step and found[0] <= MAX_LEVERAGE
+            for known, found in self._tried.items()
+        ):
             return step  # leverage falls as the ridge grows
         below = step
         while step < _HIGHEST and self.leverage(step) > MAX_LEVERAGE:
@@ -309,21 +358,37 @@ class _Search:
             self._tried[step] = self._judged(self.alpha(step))
         return self._tried[step]
 
-    def _judged(self, alpha: float, known: SolvedScatter | None = None) -> tuple[float, float]:
-        counts, means, are_many = self.counts, self.means, 2 * len(self.counts) > self.width
+    def _judged(
+        self, alpha: float, known: SolvedScatter | None = None
+    ) -> tuple[float, float]:
+        counts, means, are_many = (
+            self.counts,
+            self.means,
+            2 * len(self.counts) > self.width,
+        )
         if known is None:
-            solved, trace = self._solve(self._factor(alpha), means[:, :0] if are_many else means)
+            solved, trace = self._solve(
+                self._factor(alpha), means[:, :0] if are_many else means
+            )
         else:
-            solved, trace = self._centred(known.solve_means()), self._trace(known, known.solve(self.signs))
+            solved, trace = (
+                self._centred(known.solve_means()),
+                self._trace(known, known.solve(self.signs)),
+            )
         if are_many:
             whole, cross = self._total
             weights, total = self._solve(safe_cholesky(whole, shift=alpha), cross)
-            explained = float((weights * cross).sum()) + alpha * float(weights.square().sum())
+            explained = float((weights * cross).sum()) + alpha * float(
+                weights.square().sum()
+            )
         else:
             inner = means.T @ solved
             inner = 0.5 * (inner + inner.T)
             inner.diagonal().add_(counts.reciprocal())
-            gain = torch.linalg.solve(inner, torch.cat([torch.eye(len(counts)).to(inner), solved.T @ solved], dim=1))
+            gain = torch.linalg.solve(
+                inner,
+                torch.cat([torch.eye(len(counts)).to(inner), solved.T @ solved], dim=1),
+            )
             mixing, shrunk = gain[:, : len(counts)], gain[:, len(counts) :]
             # <W, Q> = tr(S D^T E N) = tr(N) - tr(S), since S^-1 = N^-1 + D^T E.
             explained = float(counts.sum()) - float(mixing.diagonal().sum())
@@ -350,13 +415,21 @@ class _Search:
         """T, and a matrix R with ``R R^T = Q Q^T`` for the targets' products Q, which has no more columns than rows."""
         cross = self.means * self.counts
         total = torch.addmm(self.geometry.scatter, cross, self.means.T)
-        return total, torch.linalg.qr(cross.T, mode="r").R.T if cross.shape[1] > len(cross) else cross
+        return total, torch.linalg.qr(cross.T, mode="r").R.T if cross.shape[1] > len(
+            cross
+        ) else cross
 
     def _solve(self, factor: CholeskyFactor, rhs: Tensor) -> tuple[Tensor, float]:
         """Return a solution, and the trace of the inverse, which is estimated from the signs where they serve."""
         both = torch.cat([rhs, self.signs], dim=1).to(factor.panels[0].dtype)
-        solved, probes = torch.split(factor.solve(both).to(rhs), [rhs.shape[1], PROBES], dim=1)
+        solved, probes = torch.split(
+            factor.solve(both).to(rhs), [rhs.shape[1], PROBES], dim=1
+        )
         return solved, self._trace(factor, probes)
 
     def _trace(self, solver: CholeskyFactor | SolvedScatter, probes: Tensor) -> float:
-        return solver.trace_inverse if self.is_exact else float((self.signs * probes).sum()) / PROBES
+        return (
+            solver.trace_inverse
+            if self.is_exact
+            else float((self.signs * probes).sum()) / PROBES
+        )

@@ -144,8 +144,21 @@ class SolvedScatter:
     def of(cls, geometry: ClassGeometry, alpha: float) -> SolvedScatter:
         """Factor the scatter and solve for the class means."""
         factor, means = safe_cholesky(geometry.scatter, shift=alpha), geometry.means
-        no_columns, no_signs, counts = means.new_zeros(means.shape[0], 0), means.new_zeros(0), geometry.counts.to(means)
-        return cls(alpha, factor, counts, means, factor.solve(means), no_columns, no_columns, no_signs)
+        no_columns, no_signs, counts = (
+            means.new_zeros(means.shape[0], 0),
+            means.new_zeros(0),
+            geometry.counts.to(means),
+        )
+        return cls(
+            alpha,
+            factor,
+            counts,
+            means,
+            factor.solve(means),
+            no_columns,
+            no_columns,
+            no_signs,
+        )
 
     def group(self, groups: Sequence[Sequence[int]]) -> SolvedScatter:
         """Return the solution with each class at another place, and new ones without rows; none may be left out."""
@@ -156,26 +169,38 @@ class SolvedScatter:
             solved_means=sum_columns(self.solved_means, groups),
         )
 
-    def follow(self, H: Tensor, codes: Tensor, weights: Tensor | None = None, sign: int = 1) -> SolvedScatter:
+    def follow(
+        self, H: Tensor, codes: Tensor, weights: Tensor | None = None, sign: int = 1
+    ) -> SolvedScatter:
         """Return the solution after rows H (n, k) of classes ``codes`` were learned, or with ``sign=-1`` unlearned.
 
         There is one more column per row, along which the mean of its class moves. A class cannot lose its last row.
         """
         means, counts = self.means.clone(), self.counts.tolist()
         rows, steps, first = [], [], {}
-        for row, code, w in zip(H, codes.tolist(), [1.0] * len(H) if weights is None else weights.tolist()):
+        for row, code, w in zip(
+            H, codes.tolist(), [1.0] * len(H) if weights is None else weights.tolist()
+        ):
             n = counts[code]
             after = counts[code] = n + sign * w
             if n == 0.0:
                 means[:, code] = first[code] = row
                 continue
             if after <= 1e-9 * n:
-                raise UnlearnError("The last row of a class cannot be unlearned alone: drop the class instead.")
+                raise UnlearnError(
+                    "The last row of a class cannot be unlearned alone: drop the class instead."
+                )
             away = row - means[:, code]
             rows.append((n * w / after) ** 0.5 * away)
-            steps.append((code, sign * w**0.5 / (n * after) ** 0.5))  # the mean moves by this much of the column
+            steps.append(
+                (code, sign * w**0.5 / (n * after) ** 0.5)
+            )  # the mean moves by this much of the column
             means[:, code] += sign * w * away / after
-        block = torch.stack([*rows, *first.values()], dim=1) if rows or first else means.new_zeros(means.shape[0], 0)
+        block = (
+            torch.stack([*rows, *first.values()], dim=1)
+            if rows or first
+            else means.new_zeros(means.shape[0], 0)
+        )
         solved = self.factor.solve(block)
         added = solved[:, : len(rows)]
         solved_means = self.solved_means.clone()
@@ -216,16 +241,22 @@ class SolvedScatter:
         """Return ``A^-1 M`` of shape (k, C), without a product of order ``k^2 C``."""
         if not len(self.signs):
             return self.solved_means
-        return self.solved_means - self.solved_columns @ self._correct(self.solved_columns.T @ self.means)
+        return self.solved_means - self.solved_columns @ self._correct(
+            self.solved_columns.T @ self.means
+        )
 
     def solve(self, rhs: Tensor) -> Tensor:
         """Return ``A^-1 rhs`` of shape (k, m)."""
-        return self.factor.solve(rhs) - self.solved_columns @ self._correct(self.solved_columns.T @ rhs)
+        return self.factor.solve(rhs) - self.solved_columns @ self._correct(
+            self.solved_columns.T @ rhs
+        )
 
     def quadratic(self, rhs: Tensor) -> Tensor:
         """Return ``x^T A^-1 x`` (m,) for every column x of ``rhs`` (k, m)."""
         across = self.solved_columns.T @ rhs
-        return self.factor.half_solve(rhs).square().sum(dim=0) - (across * self._correct(across)).sum(dim=0)
+        return self.factor.half_solve(rhs).square().sum(dim=0) - (
+            across * self._correct(across)
+        ).sum(dim=0)
 
     @property
     def trace_inverse(self) -> float:
@@ -251,7 +282,12 @@ class SolvedScatter:
 
     def estimate_means(self) -> MeanEstimates:
         """Return the scores of estimated class means; of the means as they are where no row tells of the spread."""
-        return MeanEstimates.of(self.means, self.solve_means(), self.noise_energy() / self.counts, self.freedom)
+        return MeanEstimates.of(
+            self.means,
+            self.solve_means(),
+            self.noise_energy() / self.counts,
+            self.freedom,
+        )
 
 
 # -- class means as estimates -------------------------------------------------------------------------------------
@@ -276,7 +312,9 @@ class MeanEstimates:
     spread: float
 
     @classmethod
-    def of(cls, means: Tensor, solved: Tensor, noise: Tensor, freedom: float) -> MeanEstimates:
+    def of(
+        cls, means: Tensor, solved: Tensor, noise: Tensor, freedom: float
+    ) -> MeanEstimates:
         """Estimate the means and solve for the scores.
 
         Parameters
@@ -308,7 +346,13 @@ class MeanEstimates:
             """Return what the Gram matrix and its diagonal lose about a centre ``M w``, and that diagonal."""
             across = freedom * (means.T @ (solved @ centre))
             within = across @ centre
-            return across, within, (freedom * (means * solved).sum(dim=0) - 2.0 * across + within).clamp_min(0.0)
+            return (
+                across,
+                within,
+                (
+                    freedom * (means * solved).sum(dim=0) - 2.0 * across + within
+                ).clamp_min(0.0),
+            )
 
         centre, spread = means.new_full((classes,), 1.0 / max(classes, 1)), 0.0
         across, within, energies = centred(centre)
@@ -322,7 +366,9 @@ class MeanEstimates:
         if is_noisy and classes > MAX_SHARED_CLASSES:
             kept = spread / (spread + noise)
             weights = weights * kept
-            energies = kept.square() * (energies - noise - (1.0 - ETA) * (energies - noise - spread))
+            energies = kept.square() * (
+                energies - noise - (1.0 - ETA) * (energies - noise - spread)
+            )
         elif is_noisy:
             gram = freedom * (means.T @ solved)
             gram = 0.5 * (gram + gram.T) - across[:, None] - across[None, :] + within
@@ -340,7 +386,9 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
     prior.diagonal().add_((1.0 - SHARED) * spread)
     total = prior.clone()
     total.diagonal().add_(noise)
-    mixing = torch.linalg.solve(total, prior).T  # F = Gamma (Gamma + V)^-1, both symmetric
+    mixing = torch.linalg.solve(
+        total, prior
+    ).T  # F = Gamma (Gamma + V)^-1, both symmetric
     energies = ((mixing @ gram) * mixing).sum(dim=1) - mixing.square() @ noise
     kept = (spread / (spread + noise)).square()
     energies = energies - (1.0 - ETA) * kept * (gram.diagonal() - noise - spread)
@@ -349,7 +397,10 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
 
 def mean_spread(energies: Tensor, noise: Tensor) -> float:
     """Return t, the energy of a true mean: a mean of ``q - v`` in which noisy classes count less."""
-    energies, noise = energies.cpu(), noise.cpu()  # a few numbers in many rounds: no work for a GPU
+    energies, noise = (
+        energies.cpu(),
+        noise.cpu(),
+    )  # a few numbers in many rounds: no work for a GPU
     floor = 1e-6 * float(energies.mean()) + 1e-300
     spread = max(float((energies - noise).clamp_min(0.0).mean()), floor)
     for _ in range(_ROUNDS):

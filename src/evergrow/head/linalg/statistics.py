@@ -172,16 +172,34 @@ class RidgeStatistics:
         basis = None
         if solver == "compact" or (solver == "auto" and n_features > DENSE_BELOW):
             # The first direction carries the huge common mode of sigmoid units.
-            basis = torch.full((n_features, 1), n_features**-0.5, dtype=ACCUMULATION_DTYPE, device=device)
+            basis = torch.full(
+                (n_features, 1),
+                n_features**-0.5,
+                dtype=ACCUMULATION_DTYPE,
+                device=device,
+            )
         order = n_features if basis is None else 1
         gram = torch.zeros(order, order, dtype=ACCUMULATION_DTYPE, device=device)
         cross = gram.new_zeros(order, n_targets)
         left = COMPACT_TOL * floor
-        return RidgeStatistics(gram=gram, cross=cross, basis=basis, solver=solver, floor=float(floor), left=left)
+        return RidgeStatistics(
+            gram=gram,
+            cross=cross,
+            basis=basis,
+            solver=solver,
+            floor=float(floor),
+            left=left,
+        )
 
     def empty_like(self) -> RidgeStatistics:
         """Return statistics of no rows with the same shape and settings, which know how fast the rank of these grew."""
-        fresh = self.create(self.n_features, self.n_targets, self.solver, floor=self.floor, device=self.device)
+        fresh = self.create(
+            self.n_features,
+            self.n_targets,
+            self.solver,
+            floor=self.floor,
+            device=self.device,
+        )
         growth = self.growth
         if self.count:
             growth = 1.0 if self.basis is None else self.order / self.count
@@ -195,7 +213,9 @@ class RidgeStatistics:
         """
         whole = dataclasses.replace(self, count=rows, rank_limit=0)
         compact = whole.stays_compact(self.growth * rows)
-        return dataclasses.replace(self, rank_limit=0 if compact else self.n_features // PART_SHARE)
+        return dataclasses.replace(
+            self, rank_limit=0 if compact else self.n_features // PART_SHARE
+        )
 
     @property
     def n_features(self) -> int:
@@ -223,7 +243,10 @@ class RidgeStatistics:
 
     def faded(self, factor: float) -> Self:
         """Return the statistics of the same rows with their weights times a factor."""
-        sums = {name: factor * getattr(self, name) for name in ("gram", "cross", "sq_targets")}
+        sums = {
+            name: factor * getattr(self, name)
+            for name in ("gram", "cross", "sq_targets")
+        }
         return dataclasses.replace(self, **sums)
 
     def solve(self, alpha: float) -> Readout:
@@ -231,7 +254,9 @@ class RidgeStatistics:
         factor = safe_cholesky(self.gram, shift=alpha)
         # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
         weights = self.lift(factor.solve(self.cross)).contiguous()
-        return Readout(weights, weights.new_zeros(self.n_targets), float(alpha), factor.jitter)
+        return Readout(
+            weights, weights.new_zeros(self.n_targets), float(alpha), factor.jitter
+        )
 
     # -- coordinates ------------------------------------------------------------------------------------------------
 
@@ -258,12 +283,17 @@ class RidgeStatistics:
         """
         scale = scale.to(self.gram)
         if self.basis is None:
-            gram, cross = scale[:, None] * self.gram * scale, scale[:, None] * self.cross
+            gram, cross = (
+                scale[:, None] * self.gram * scale,
+                scale[:, None] * self.cross,
+            )
             return dataclasses.replace(self, gram=gram, cross=cross)
         # diag(scale) V = V' R with orthonormal V', so that rows V x become V' (R x).
         basis, turn = torch.linalg.qr(scale[:, None] * self.basis)
         gram = turn @ self.gram @ turn.T
-        return dataclasses.replace(self, basis=basis, gram=0.5 * (gram + gram.T), cross=turn @ self.cross)
+        return dataclasses.replace(
+            self, basis=basis, gram=0.5 * (gram + gram.T), cross=turn @ self.cross
+        )
 
     def part(self, columns: slice) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return G (k, k), Q (k, C) and V (d, k), with ``V G V^T`` and ``V Q`` the statistics of some of the columns.
@@ -280,16 +310,30 @@ class RidgeStatistics:
         """Return the state with rows ``H`` (n, L) of targets ``Y`` (n, C) learned."""
         return self.accumulate([(H, Y)])
 
-    def accumulate(self, batches: Iterable[Batch | tuple[Tensor, Tensor]], sign: int = 1, rows: int = 0) -> Self:
+    def accumulate(
+        self,
+        batches: Iterable[Batch | tuple[Tensor, Tensor]],
+        sign: int = 1,
+        rows: int = 0,
+    ) -> Self:
         """Return the state with several batches learned, or with ``sign=-1`` unlearned, as one step of so many rows."""
-        return self._accumulate((self._checked(*batch) for batch in batches), sign, rows)
+        return self._accumulate(
+            (self._checked(*batch) for batch in batches), sign, rows
+        )
 
     def _checked(self, H: Tensor, Y: Tensor, columns: Tensor | None = None) -> Batch:
         check_size("H", H)
-        return H.to(self.device, ACCUMULATION_DTYPE), Y.to(self.device, ACCUMULATION_DTYPE), columns
+        return (
+            H.to(self.device, ACCUMULATION_DTYPE),
+            Y.to(self.device, ACCUMULATION_DTYPE),
+            columns,
+        )
 
     def _plus(self, count: int, sq_targets: float, sign: int) -> dict[str, Any]:
-        return {"count": self.count + sign * count, "sq_targets": self.sq_targets + sign * sq_targets}
+        return {
+            "count": self.count + sign * count,
+            "sq_targets": self.sq_targets + sign * sq_targets,
+        }
 
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
@@ -309,49 +353,83 @@ class RidgeStatistics:
         L, C, n = self.n_features, self.n_targets, self.count
         compact = 6.0 * n * L * rank + rank**3 + 2.0 * L * rank * C
         dense = 2.0 * n * L * L + L**3 / 3.0 + 2.0 * L * L * C
-        return compact <= 0.8 * dense and rank < 0.7 * L and not 0 < self.rank_limit < rank
+        return (
+            compact <= 0.8 * dense and rank < 0.7 * L and not 0 < self.rank_limit < rank
+        )
 
     def _relieved(self) -> Self:
         """Return the dense form where the compact one has been outgrown and need not stay."""
-        if self.solver != "auto" or self.basis is None or self.stays_compact(self.order):
+        if (
+            self.solver != "auto"
+            or self.basis is None
+            or self.stays_compact(self.order)
+        ):
             return self
         return self._expanded()
 
     def _expanded(self) -> Self:
-        gram = self.gram if self.basis is None else self.basis @ self.gram @ self.basis.T
-        return dataclasses.replace(self, gram=gram, cross=self.lift(self.cross), basis=None)
+        gram = (
+            self.gram if self.basis is None else self.basis @ self.gram @ self.basis.T
+        )
+        return dataclasses.replace(
+            self, gram=gram, cross=self.lift(self.cross), basis=None
+        )
 
     def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
         """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
         blocks = (
             (*block, columns)
             for H, Y, columns in batches
-            for block in zip(torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True)
+            for block in zip(
+                torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True
+            )
         )
-        state, growth = self, self.growth if self.rank_limit else 0.0  # new directions per row of the block before
+        state, growth = (
+            self,
+            self.growth if self.rank_limit else 0.0,
+        )  # new directions per row of the block before
         while state.basis is not None:
             block = next(blocks, None)
             if block is None:
                 return state
-            coming = max(self.count + rows - state.count, len(block[0])) if growth else 0
+            coming = (
+                max(self.count + rows - state.count, len(block[0])) if growth else 0
+            )
             whole = dataclasses.replace(state, count=state.count + coming)
-            if state.solver == "auto" and not whole.stays_compact(state.order + growth * coming):
-                return state._expanded()._accumulate_dense(itertools.chain([block], blocks), sign)
-            before, state = state.order, state._accumulate_compact(*block, sign)._relieved()
-            growth = (state.order - before) / max(len(block[0]), 1)  # a batch may be empty
+            if state.solver == "auto" and not whole.stays_compact(
+                state.order + growth * coming
+            ):
+                return state._expanded()._accumulate_dense(
+                    itertools.chain([block], blocks), sign
+                )
+            before, state = (
+                state.order,
+                state._accumulate_compact(*block, sign)._relieved(),
+            )
+            growth = (state.order - before) / max(
+                len(block[0]), 1
+            )  # a batch may be empty
         return state._accumulate_dense(blocks, sign)
 
     def _accumulate_dense(self, batches: Iterable[Batch], sign: int) -> Self:
         # The first batch makes the new matrix, in one pass over the old; those after it are added in place.
         gram, cross, count, sq_targets = self.gram, self.cross.clone(), 0, 0.0
         for H, Y, columns in batches:
-            gram = torch.addmm(gram, H.T, H, alpha=sign) if gram is self.gram else gram.addmm_(H.T, H, alpha=sign)
+            gram = (
+                torch.addmm(gram, H.T, H, alpha=sign)
+                if gram is self.gram
+                else gram.addmm_(H.T, H, alpha=sign)
+            )
             _add_products(cross, H, Y, columns, sign)
             count += H.shape[0]
             sq_targets += float(Y.square().sum())
-        return dataclasses.replace(self, gram=gram, cross=cross, **self._plus(count, sq_targets, sign))
+        return dataclasses.replace(
+            self, gram=gram, cross=cross, **self._plus(count, sq_targets, sign)
+        )
 
-    def _accumulate_compact(self, H: Tensor, Y: Tensor, columns: Tensor | None, sign: int) -> Self:
+    def _accumulate_compact(
+        self, H: Tensor, Y: Tensor, columns: Tensor | None, sign: int
+    ) -> Self:
         basis, gram, cross, lost = self.basis, self.gram, self.cross.clone(), 0.0
         rows = self.project(H)
         if sign > 0 and basis is not None:
@@ -400,23 +478,39 @@ class RidgeStatistics:
         rows = factor if other.basis is None else factor @ other.basis.T.to(self.device)
         grown = self
         for part in torch.split(rows, BLOCK_ROWS):
-            grown = grown._accumulate_compact(part, part.new_zeros(part.shape[0], self.n_targets), None, sign)
+            grown = grown._accumulate_compact(
+                part, part.new_zeros(part.shape[0], self.n_targets), None, sign
+            )
         seen["dropped"] += grown.dropped - self.dropped
-        cross = grown.cross + sign * grown.project(other.lift(other.cross).to(self.device).T).T
+        cross = (
+            grown.cross
+            + sign * grown.project(other.lift(other.cross).to(self.device).T).T
+        )
         return dataclasses.replace(grown, cross=cross, **seen)._relieved()
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds statistics that rows can have."""
         check_gram("gram", self.gram)
-        require(self.solver in ("auto", "dense", "compact"), f"its form cannot be {self.solver!r}")
+        require(
+            self.solver in ("auto", "dense", "compact"),
+            f"its form cannot be {self.solver!r}",
+        )
         if self.basis is not None:
-            require(0 < self.basis.shape[1] <= self.basis.shape[0], "its basis has no columns, or more than rows")
+            require(
+                0 < self.basis.shape[1] <= self.basis.shape[0],
+                "its basis has no columns, or more than rows",
+            )
             # Orthonormal columns have entries up to 1; the product of all pairs would cost as much as learning.
             lengths = self.basis.square().sum(dim=0)
-            require(bool((lengths - 1.0).abs().amax() < 1e-6), "the columns of its basis are not of length 1")
+            require(
+                bool((lengths - 1.0).abs().amax() < 1e-6),
+                "the columns of its basis are not of length 1",
+            )
 
 
-def _add_products(cross: Tensor, rows: Tensor, Y: Tensor, columns: Tensor | None, sign: int) -> None:
+def _add_products(
+    cross: Tensor, rows: Tensor, Y: Tensor, columns: Tensor | None, sign: int
+) -> None:
     """Add products of rows (n, k) and targets to the sums (k, C), in place."""
     if columns is None:
         cross.addmm_(rows.T, Y, alpha=sign)
@@ -424,7 +518,9 @@ def _add_products(cross: Tensor, rows: Tensor, Y: Tensor, columns: Tensor | None
         cross.index_add_(1, columns, rows.T @ Y, alpha=sign)
 
 
-def _extension(basis: Tensor, H: Tensor, rows: Tensor, allowance: float) -> tuple[Tensor | None, float]:
+def _extension(
+    basis: Tensor, H: Tensor, rows: Tensor, allowance: float
+) -> tuple[Tensor | None, float]:
     """Return new basis columns for H (None where none is needed) and the energy left out.
 
     Parameters
@@ -458,7 +554,11 @@ def _extension(basis: Tensor, H: Tensor, rows: Tensor, allowance: float) -> tupl
         values, vectors = symmetric_eigh(remainder @ remainder.T)
         rounding = 0.0
     keep = values > max(allowance, eps * float(values[-1]), eps * float(energy.max()))
-    lost = float(values[~keep].max().clamp_min(0.0)) + rounding if bool((~keep).any()) else 0.0
+    lost = (
+        float(values[~keep].max().clamp_min(0.0)) + rounding
+        if bool((~keep).any())
+        else 0.0
+    )
     if not bool(keep.any()):
         return None, lost
     kept = vectors[:, keep]
@@ -484,7 +584,9 @@ def _orthonormal(columns: Tensor) -> Tensor:
 # -- columns and checks -----------------------------------------------------------------------------------------------
 
 
-def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]], dim: int = 1) -> Tensor:
+def sum_columns(
+    matrix: Tensor, groups: Sequence[Sequence[int]], dim: int = 1
+) -> Tensor:
     """Return one column for each of ``groups``: the sum of the columns of ``matrix`` that it lists, zero for none.
 
     Examples
@@ -494,13 +596,21 @@ def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]], dim: int = 1) -
     >>> sum_columns(torch.tensor([[1.0, 2.0, 4.0]]), [[1], [0, 2], []]).tolist()
     [[2.0, 5.0, 0.0]]
     """
-    if [list(group) for group in groups] == [[column] for column in range(matrix.shape[dim])]:
+    if [list(group) for group in groups] == [
+        [column] for column in range(matrix.shape[dim])
+    ]:
         return matrix  # nobody changes a tensor in place
     pairs = [(place, column) for place, group in enumerate(groups) for column in group]
-    places, columns = torch.tensor(pairs, dtype=torch.long, device=matrix.device).view(-1, 2).unbind(dim=1)
+    places, columns = (
+        torch.tensor(pairs, dtype=torch.long, device=matrix.device)
+        .view(-1, 2)
+        .unbind(dim=1)
+    )
     shape = list(matrix.shape)
     shape[dim] = len(groups)
-    return matrix.new_zeros(shape).index_add_(dim, places, matrix.index_select(dim, columns))
+    return matrix.new_zeros(shape).index_add_(
+        dim, places, matrix.index_select(dim, columns)
+    )
 
 
 def check_gram(name: str, gram: Tensor) -> None:
@@ -508,14 +618,24 @@ def check_gram(name: str, gram: Tensor) -> None:
     require(len(gram) > 0, f"{name!r} is empty")
     scale = float(gram.diagonal().abs().amax())
     # Sums of squares that are learned stay far below this; beyond it, the energy of all rows is no number any more.
-    require(scale * len(gram) < _LARGEST_SUM, f"{name!r} has numbers that cannot be added up")
+    require(
+        scale * len(gram) < _LARGEST_SUM,
+        f"{name!r} has numbers that cannot be added up",
+    )
     # Rounding of what was unlearned may leave a little below zero.
-    require(float(gram.diagonal().amin()) >= -1e-9 * scale, f"{name!r} has a negative diagonal")
+    require(
+        float(gram.diagonal().amin()) >= -1e-9 * scale,
+        f"{name!r} has a negative diagonal",
+    )
 
 
 def check_size(name: str, rows: Tensor) -> None:
     """Raise :class:`InputError` for rows so large, or all so small, that sums of their squares say nothing."""
-    lowest, highest = torch.aminmax(rows) if rows.numel() else (rows.new_zeros(()), rows.new_zeros(()))
+    lowest, highest = (
+        torch.aminmax(rows)
+        if rows.numel()
+        else (rows.new_zeros(()), rows.new_zeros(()))
+    )
     largest = max(-float(lowest), float(highest))
     if not (largest == 0.0 or 1.0 / LARGEST <= largest <= LARGEST):
         raise InputError(

@@ -4,4 +4,14 @@ from evergrow.lab.bench.grid import GridResult, Step, expand, plan_grid, run_gri
 from evergrow.lab.bench.run import Run
 from evergrow.lab.bench.spec import Spec, SpecError, load_spec
 
-__all__ = ["GridResult", "Run", "Spec", "SpecError", "Step", "expand", "load_spec", "plan_grid", "run_grid"]
+__all__ = [
+    "GridResult",
+    "Run",
+    "Spec",
+    "SpecError",
+    "Step",
+    "expand",
+    "load_spec",
+    "plan_grid",
+    "run_grid",
+]

@@ -57,11 +57,19 @@ class AnalysisInput:
     @property
     def stream(self) -> Stream:
         """The tasks."""
-        return stream_of(self.data, self.run.protocol, seed=self.run.seed, earlier_seeds=self.run.earlier_seeds)
+        return stream_of(
+            self.data,
+            self.run.protocol,
+            seed=self.run.seed,
+            earlier_seeds=self.run.earlier_seeds,
+        )
 
     def features(self, rows: Any) -> Tensor:
         """Return training rows as float64 on the device of the run."""
-        X, device = rows_of(self.data, "train", rows)[0], resolve_device(self.run.device)
+        X, device = (
+            rows_of(self.data, "train", rows)[0],
+            resolve_device(self.run.device),
+        )
         return torch.as_tensor(X, dtype=torch.float64, device=device)
 
     def fit_first(self) -> IncrementalClassifier:
@@ -94,12 +102,16 @@ class ConditioningSettings:
     def __post_init__(self) -> None:
         check_number("n_samples", self.n_samples, low=2, integer=True)
         if not isinstance(self.alphas, (list, tuple)):
-            raise ParameterError(f"alphas must be a list of numbers, got {self.alphas!r}")
+            raise ParameterError(
+                f"alphas must be a list of numbers, got {self.alphas!r}"
+            )
         for alpha in self.alphas:
             check_number("alphas", alpha, low=0, low_open=True)
 
 
-def conditioning(given: AnalysisInput, settings: ConditioningSettings) -> dict[str, Any]:
+def conditioning(
+    given: AnalysisInput, settings: ConditioningSettings
+) -> dict[str, Any]:
     """Measure the random feature matrix H of a subset, and P_t = G_t + alpha I after every stage.
 
     ``features`` has the singular values of H (``sigma_max``, ``sigma_2``, ``sigma_min``, of which there are as many as
@@ -109,13 +121,20 @@ def conditioning(given: AnalysisInput, settings: ConditioningSettings) -> dict[s
     inverse, and its effective rank ``sum d / (d + alpha)``.
     """
     head, stream = given.fit_first(), given.stream
-    order = torch.randperm(len(given.data.y_train), generator=generator(given.run.seed, "mechanism", "samples"))
+    order = torch.randperm(
+        len(given.data.y_train),
+        generator=generator(given.run.seed, "mechanism", "samples"),
+    )
     H = _activations(head, given.features(order[: settings.n_samples].numpy()))
     features = _figures(matrix_conditioning(H))
     features["shape"] = list(H.shape)
-    alphas = [float(alpha) for alpha in settings.alphas] or [float(getattr(head, "alpha_", 1.0))]
+    alphas = [float(alpha) for alpha in settings.alphas] or [
+        float(getattr(head, "alpha_", 1.0))
+    ]
     ridges: list[dict[str, Any]] = [{"alpha": alpha} for alpha in alphas]
-    stages: dict[str, list[float]] = {name: [] for name in ("classes", "samples", "gram_eig_max", "gram_eig_min")}
+    stages: dict[str, list[float]] = {
+        name: [] for name in ("classes", "samples", "gram_eig_max", "gram_eig_min")
+    }
     gram, classes, samples = H.new_zeros(H.shape[1], H.shape[1]), 0, 0
     for task in stream:
         for rows in _pieces(task.train):
@@ -128,9 +147,15 @@ def conditioning(given: AnalysisInput, settings: ConditioningSettings) -> dict[s
         for name, value in zip(stages, ends):
             stages[name].append(figure(value))
         for ridge in ridges:
-            for name, value in _figures(ridge_conditioning(values, ridge["alpha"])).items():
+            for name, value in _figures(
+                ridge_conditioning(values, ridge["alpha"])
+            ).items():
                 ridge.setdefault(name, []).append(value)
-    key = {"n_units": int(H.shape[1]), "condition_number": features["condition_number"], "rank": features["rank"]}
+    key = {
+        "n_units": int(H.shape[1]),
+        "condition_number": features["condition_number"],
+        "rank": features["rank"],
+    }
     return {**key, "features": features, "stages": stages, "ridges": ridges}
 
 
@@ -165,7 +190,9 @@ def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, 
     H = _activations(head, given.features(given.stream.tasks[0].train))
     weights = input_weights(_model(head).layer.units()).to(torch.float64)
     n_units = weights.shape[1]  # a direct link's columns of H are no units
-    order = torch.randperm(n_units, generator=generator(given.run.seed, "mechanism", "bases", n_units))
+    order = torch.randperm(
+        n_units, generator=generator(given.run.seed, "mechanism", "bases", n_units)
+    )
     units = order[: settings.n_bases].sort().values.to(H.device)
     columns = cosine_matrix(H[:, units])
     centred = cosine_matrix(H[:, units] - H[:, units].mean(dim=0))
@@ -209,14 +236,21 @@ def residual(given: AnalysisInput, settings: ResidualSettings) -> dict[str, Any]
     """
     head = given.fit_first()
     log = _construction_log(head)
-    kept = np.unique(np.linspace(0, len(log) - 1, min(settings.max_points, len(log))).round().astype(int))
+    kept = np.unique(
+        np.linspace(0, len(log) - 1, min(settings.max_points, len(log)))
+        .round()
+        .astype(int)
+    )
     names = [item.name for item in dataclasses.fields(BlockRecord)]
     return {
         **construction(head),
         "n_blocks": len(log),
         "theorem_positive": sum(block.drop_theorem > 0.0 for block in log),
         "coupling_holds": sum(block.coupling >= 0.0 for block in log),
-        "log": {name: [figure(getattr(log[index], name)) for index in kept] for name in names},
+        "log": {
+            name: [figure(getattr(log[index], name)) for index in kept]
+            for name in names
+        },
     }
 
 
@@ -263,8 +297,12 @@ def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
     rms = centred_rms(given.features(given.stream.tasks[0].train))
     scales = given.run.options.get("scales", "paper")
     if not isinstance(scales, str):
-        scales = [float(scale) / (rms if settings.unit == "rms" else 1.0) for scale in scales]
-    run = dataclasses.replace(given.run, options={**given.run.options, "scales": scales})
+        scales = [
+            float(scale) / (rms if settings.unit == "rms" else 1.0) for scale in scales
+        ]
+    run = dataclasses.replace(
+        given.run, options={**given.run.options, "scales": scales}
+    )
     shown = scales if isinstance(scales, str) else [figure(scale) for scale in scales]
     return {**_learned(run, given.data), "feature_rms": figure(rms), "scales": shown}
 
@@ -273,10 +311,16 @@ def _learned(run: Run, data: FeatureSet) -> dict[str, Any]:
     log = PlayLog()
     head = play(run, data, log)
     if not isinstance(head, IncrementalClassifier):
-        raise ParameterError(f"method must be a head on features to be analysed, got {run.method.name!r}")
+        raise ParameterError(
+            f"method must be a head on features to be analysed, got {run.method.name!r}"
+        )
     results = play_results(log, complete=True)
     accuracies = {name: results[name] for name in ("a_last", "a_avg", "f_avg")}
-    times = {"fit_s": log.learn[0], "update_s": sum(log.learn[1:]), "predict_s": sum(log.predict)}
+    times = {
+        "fit_s": log.learn[0],
+        "update_s": sum(log.learn[1:]),
+        "predict_s": sum(log.predict),
+    }
     return {
         **_figures(accuracies),
         **construction(head),
@@ -345,13 +389,17 @@ def _construction_log(head: IncrementalClassifier) -> list[BlockRecord]:
 
 def held_bytes(part: Any) -> int:
     """Return the bytes of the tensors of a layer or of statistics."""
-    return sum(value.nbytes for value in vars(part).values() if isinstance(value, Tensor))
+    return sum(
+        value.nbytes for value in vars(part).values() if isinstance(value, Tensor)
+    )
 
 
 def _model(head: IncrementalClassifier) -> RidgeModel:
     model = getattr(head, "model_", None)
     if not isinstance(model, RidgeModel):
-        raise ParameterError(f"method must put a ridge regression on a frozen layer, got {type(head).__name__}")
+        raise ParameterError(
+            f"method must put a ridge regression on a frozen layer, got {type(head).__name__}"
+        )
     return model
 
 

@@ -108,7 +108,9 @@ class ImageData:
         return featurize(self.data, backbone, cache=False)
 
 
-def rows_of(data: FeatureSet | ImageData, part: str, rows: NDArray[np.int64]) -> tuple[Any, NDArray[Any]]:
+def rows_of(
+    data: FeatureSet | ImageData, part: str, rows: NDArray[np.int64]
+) -> tuple[Any, NDArray[Any]]:
     """Return these rows of the part ``"train"`` or ``"test"``, images or joined features, and their labels."""
     labels = getattr(data, f"y_{part}")[rows]
     if isinstance(data, ImageData):
@@ -155,7 +157,9 @@ class DataSource:
         if isinstance(data, FeatureSet):
             return data
         if self._features is None:
-            self._features = replace(featurize(data, self.backbone(entry)), origin=fingerprint_of(data))
+            self._features = replace(
+                featurize(data, self.backbone(entry)), origin=fingerprint_of(data)
+            )
         return self._features
 
     def images(self, entry: DataEntry) -> ImageData:
@@ -166,7 +170,9 @@ class DataSource:
             raise ParameterError(
                 f"data set {entry.label!r} must be images for a method that trains its network, got {kind}"
             )
-        return ImageData(data, self.backbone(entry), self.describe(entry)["fingerprint"])
+        return ImageData(
+            data, self.backbone(entry), self.describe(entry)["fingerprint"]
+        )
 
     def backbone(self, entry: DataEntry) -> Backbone:
         """Return the backbone of an entry; as everywhere, the images decide what ``rich`` and ``best`` look at."""
@@ -178,9 +184,19 @@ class DataSource:
             )
         if self._backbone is None:
             named = entry.backbone
-            preset = Preprocessing(**named.preset) if isinstance(named.preset, dict) else named.preset
-            made = create_backbone(named.name, named.weights, preset, device=self._device, **named.options)
-            side = median_side(data.train.raw_items()) if isinstance(data, Dataset) and data.kind == "image" else None
+            preset = (
+                Preprocessing(**named.preset)
+                if isinstance(named.preset, dict)
+                else named.preset
+            )
+            made = create_backbone(
+                named.name, named.weights, preset, device=self._device, **named.options
+            )
+            side = (
+                median_side(data.train.raw_items())
+                if isinstance(data, Dataset) and data.kind == "image"
+                else None
+            )
             self._backbone = made.with_recipe(named.recipe, side)
         return self._backbone
 
@@ -195,13 +211,17 @@ class DataSource:
 
     def _load(self, entry: DataEntry) -> FeatureSet | Dataset:
         if self._data is None or self._entry != entry:
-            self._data = self._backbone = self._features = None  # let go of the old one first
+            self._data = self._backbone = self._features = (
+                None  # let go of the old one first
+            )
             try:
                 self._data = load_benchmark(os.fspath(entry.source), **entry.options)
             except DatasetNotFoundError as error:
                 if not entry.bring:
                     raise
-                raise DatasetNotFoundError(f"{entry.label} is not here; this brings it: {entry.bring}") from error
+                raise DatasetNotFoundError(
+                    f"{entry.label} is not here; this brings it: {entry.bring}"
+                ) from error
             self._entry = entry
         return self._data
 
@@ -217,7 +237,11 @@ def fingerprint_of(data: Dataset | FeatureSet) -> str:
     if isinstance(data, Dataset):
         items = data.train.raw_items()
         test = items.take([]) if data.test is None else data.test.raw_items()
-        for part in (items.stamp(times=False), test.stamp(times=False), *data.class_names):
+        for part in (
+            items.stamp(times=False),
+            test.stamp(times=False),
+            *data.class_names,
+        ):
             digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
         for labels in (data.y_train, data.y_test):
             digest.update(f"{labels.shape}".encode())

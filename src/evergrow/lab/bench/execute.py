@@ -19,11 +19,25 @@ from evergrow.core.validation import resolve_device
 from evergrow.head.base import IncrementalClassifier
 from evergrow.lab.bench.analyses import ANALYSES, AnalysisInput
 from evergrow.lab.bench.data import DataSource
-from evergrow.lab.bench.play import PlayLog, play, play_results, unchanged, within_results
+from evergrow.lab.bench.play import (
+    PlayLog,
+    play,
+    play_results,
+    unchanged,
+    within_results,
+)
 from evergrow.lab.bench.run import Run
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, method_needs
 from evergrow.lab.methods.cost import Cost
-from evergrow.lab.records import Record, environment, error_entry, plain, scrub, utc_now, versions
+from evergrow.lab.records import (
+    Record,
+    environment,
+    error_entry,
+    plain,
+    scrub,
+    utc_now,
+    versions,
+)
 
 
 def execute(run: Run, datasets: DataSource) -> Record:
@@ -48,7 +62,9 @@ def execute(run: Run, datasets: DataSource) -> Record:
     def work() -> None:
         on_images = method_needs(run.method.name) == "images"
         gflops = datasets.gflops(run.data)
-        method = play(run, datasets.images(run.data) if on_images else datasets.get(run.data), log)
+        method = play(
+            run, datasets.images(run.data) if on_images else datasets.get(run.data), log
+        )
         if isinstance(method, ImageClassifier) or gflops is not None:
             extra["cost"] = _cost_entry(method, log, gflops or 0.0)
         if run.confusion and log.answers is not None:
@@ -62,7 +78,11 @@ def execute(run: Run, datasets: DataSource) -> Record:
         account,
         results=plain(play_results(log, complete=account["status"] == "ok")),
         extra=plain(extra),
-        times={"fit": log.learn[0] if log.learn else None, "update": log.learn[1:], "predict": log.predict},
+        times={
+            "fit": log.learn[0] if log.learn else None,
+            "update": log.learn[1:],
+            "predict": log.predict,
+        },
     )
 
 
@@ -73,12 +93,20 @@ def _execute_analysis(run: Run, datasets: DataSource) -> Record:
 
     def work() -> None:
         data = unchanged(datasets.get(run.data), run)
-        results.update(plain(ANALYSES[analysis.name].measure(AnalysisInput(run, data), analysis.settings)))
+        results.update(
+            plain(
+                ANALYSES[analysis.name].measure(
+                    AnalysisInput(run, data), analysis.settings
+                )
+            )
+        )
 
     account = watched(device, work)
     account["memory"] = {**account["memory"], "start_rss_bytes": start}
     settings = plain(asdict(analysis.settings))
-    return _record(run, account, results=results, analysis=analysis.name, settings=settings)
+    return _record(
+        run, account, results=results, analysis=analysis.name, settings=settings
+    )
 
 
 def failed_record(run: Run, error: Exception) -> Record:
@@ -138,11 +166,15 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
         "environment": environment(device),
         "memory": peak.read(),
         "error": error,
-        "warnings": sorted({scrub(f"{item.category.__name__}: {item.message}") for item in caught}),
+        "warnings": sorted(
+            {scrub(f"{item.category.__name__}: {item.message}") for item in caught}
+        ),
     }
 
 
-def _cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, gflops: float) -> dict[str, Any]:
+def _cost_entry(
+    method: IncrementalClassifier | ImageClassifier, log: PlayLog, gflops: float
+) -> dict[str, Any]:
     """Return the entry of a record about the cost of a method on images.
 
     Parameters
@@ -154,19 +186,28 @@ def _cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, g
     gflops : float
         Operations of the frozen backbone for one image, in units of 10^9, for a method that trains nothing in it.
     """
-    cost = method.cost_ if isinstance(method, ImageClassifier) else Cost(inference_gflops=gflops)
+    cost = (
+        method.cost_
+        if isinstance(method, ImageClassifier)
+        else Cost(inference_gflops=gflops)
+    )
     # A head goes on alone after the first session, so that only the log has seen all of its updates.
     alone = isinstance(method, (IncrementalClassifier, FsaClassifier))
     seconds = sum(log.learn) if alone else cost.train_seconds
     return {**asdict(cost), "train_seconds": seconds, "gflops": cost.inference_gflops}
 
 
-def _confusion_entry(y: NDArray[Any], predictions: NDArray[Any], names: tuple[str, ...] = ()) -> dict[str, Any]:
+def _confusion_entry(
+    y: NDArray[Any], predictions: NDArray[Any], names: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Return which classes were taken for which at the end: counts by true and predicted label."""
     labels = np.unique(np.concatenate([y, predictions]))
     matrix = confusion_matrix(y, predictions, labels=labels)
     known = labels.dtype.kind in "iu" and len(names) > int(labels.max(initial=0))
-    return {"names": [names[label] if known else str(label) for label in labels.tolist()], "matrix": matrix}
+    return {
+        "names": [names[label] if known else str(label) for label in labels.tolist()],
+        "matrix": matrix,
+    }
 
 
 # -- memory -----------------------------------------------------------------------------------------------
@@ -204,7 +245,9 @@ class PeakMemory:
         return {
             "peak_rss_bytes": _rss_peak(),
             "rss_scope": self._scope,
-            "peak_cuda_bytes": int(torch.cuda.max_memory_allocated(self._device)) if cuda else None,
+            "peak_cuda_bytes": int(torch.cuda.max_memory_allocated(self._device))
+            if cuda
+            else None,
         }
 
 

@@ -27,7 +27,9 @@ from evergrow.lab.records import Record, read_record, remove_partial, write_reco
 from evergrow.lab.streams import Protocol
 
 
-def expand(spec: Spec, datasets: DataSource | None = None, only: Iterable[str] = ()) -> list[Run]:
+def expand(
+    spec: Spec, datasets: DataSource | None = None, only: Iterable[str] = ()
+) -> list[Run]:
     """Return all runs of a spec, ordered by data set, since one data set is kept at a time.
 
     Parameters
@@ -48,9 +50,9 @@ def expand(spec: Spec, datasets: DataSource | None = None, only: Iterable[str] =
         For a protocol that asks for more classes than the data has, a malformed filter, or one that matches nothing.
     """
     datasets = datasets or DataSource(spec.device)
-    parts: list[tuple[AnalysisEntry | None, tuple[MethodEntry, ...], tuple[int, ...]]] = [
-        (entry, entry.methods, entry.seeds) for entry in spec.analyses
-    ]
+    parts: list[
+        tuple[AnalysisEntry | None, tuple[MethodEntry, ...], tuple[int, ...]]
+    ] = [(entry, entry.methods, entry.seeds) for entry in spec.analyses]
     parts = parts or [(None, spec.methods, spec.seeds)]
     runs = []
     for data in spec.datasets:
@@ -60,12 +62,26 @@ def expand(spec: Spec, datasets: DataSource | None = None, only: Iterable[str] =
                 _check_fit(protocol, dataset, seeds)
                 for index, seed in enumerate(seeds):
                     earlier = seeds[:index] if protocol.disjoint else ()
-                    place = (data, dataset, protocol, seed, earlier, spec.device, spec.confusion, analysis)
-                    runs += [Run(method, _resolve(method, spec.device, seed), *place) for method in methods]
+                    place = (
+                        data,
+                        dataset,
+                        protocol,
+                        seed,
+                        earlier,
+                        spec.device,
+                        spec.confusion,
+                        analysis,
+                    )
+                    runs += [
+                        Run(method, _resolve(method, spec.device, seed), *place)
+                        for method in methods
+                    ]
     return _select(runs, only)
 
 
-def _check_fit(protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ...]) -> None:
+def _check_fit(
+    protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ...]
+) -> None:
     """Fail before anything runs if a protocol asks for more classes than the data has."""
     protocol.task_sizes(dataset["n_classes"])
     needed = protocol.n_initial * len(seeds)
@@ -97,13 +113,23 @@ def _select(runs: list[Run], only: Iterable[str]) -> list[Run]:
     for text in only:
         key, equals, value = text.partition("=")
         if not equals or key not in _FILTERS:
-            raise ParameterError(f"--only takes KEY=VALUE with a KEY among {', '.join(_FILTERS)}, not {text!r}")
+            raise ParameterError(
+                f"--only takes KEY=VALUE with a KEY among {', '.join(_FILTERS)}, not {text!r}"
+            )
         names = sorted({name for run in runs for name in _FILTERS[key](run)})
-        patterns = [value] if value in names else value.split(",")  # a protocol's name may have a comma
+        patterns = (
+            [value] if value in names else value.split(",")
+        )  # a protocol's name may have a comma
         for pattern in patterns:
             if not any(_matches(name, pattern) for name in names):
-                raise ParameterError(f"no {key} {pattern!r} in the spec; nearest: {nearest(pattern, names)}")
-        runs = [run for run in runs if any(_matches(n, p) for n in _FILTERS[key](run) for p in patterns)]
+                raise ParameterError(
+                    f"no {key} {pattern!r} in the spec; nearest: {nearest(pattern, names)}"
+                )
+        runs = [
+            run
+            for run in runs
+            if any(_matches(n, p) for n in _FILTERS[key](run) for p in patterns)
+        ]
     return runs
 
 
@@ -206,8 +232,12 @@ def plan_grid(
     first: dict[str, Run] = {}
     for run in expand(spec, datasets, only):
         if first.setdefault(run.run_id, run) is not run:
-            raise ParameterError(f"the runs of a spec must all differ, got the same settings twice: {run.title}")
-    return GridResult(folder, [_planned(folder, run, retry_failed) for run in first.values()])
+            raise ParameterError(
+                f"the runs of a spec must all differ, got the same settings twice: {run.title}"
+            )
+    return GridResult(
+        folder, [_planned(folder, run, retry_failed) for run in first.values()]
+    )
 
 
 def run_grid(
@@ -247,14 +277,22 @@ def run_grid(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), compute_threads(spec.threads), _collecting_new_objects():
         remove_partial(folder)
-        result = plan_grid(spec, output=folder, only=only, retry_failed=retry_failed, datasets=datasets)
+        result = plan_grid(
+            spec, output=folder, only=only, retry_failed=retry_failed, datasets=datasets
+        )
         try:
             todo = [step for step in result.steps if step.action == "run"]
             _say_plan(result.steps, "analyses" if spec.analyses else "runs", say)
-            done = run_on_engine(engine, spec, folder, todo) if engine else _one_by_one(folder, todo, datasets)
+            done = (
+                run_on_engine(engine, spec, folder, todo)
+                if engine
+                else _one_by_one(folder, todo, datasets)
+            )
             for number, step in enumerate(done, start=1):
                 summary = step.record.summary if step.record else "no record"
-                say(f"[{number}/{len(todo)}] {step.status} | {step.run.title} | {summary}")
+                say(
+                    f"[{number}/{len(todo)}] {step.status} | {step.run.title} | {summary}"
+                )
                 if step.status == "cancelled":
                     result.cancelled = True
                     break
@@ -272,7 +310,9 @@ def _say_plan(steps: Sequence[Step], noun: str, say: Callable[[str], None]) -> N
             say(f"{step.run.title}: {step.note}")
 
 
-def _one_by_one(folder: Path, steps: Sequence[Step], datasets: DataSource) -> Iterator[Step]:
+def _one_by_one(
+    folder: Path, steps: Sequence[Step], datasets: DataSource
+) -> Iterator[Step]:
     for step in steps:
         step.record = execute(step.run, datasets)
         write_record(folder / step.run.file_name, step.record)
@@ -292,7 +332,10 @@ def _planned(folder: Path, run: Run, retry_failed: bool) -> Step:
     except FileFormatError as error:
         return Step(run, note=f"runs again: {error}")
     if record.run_id != run.run_id:
-        return Step(run, note=f"runs again: {path.name} is the record of another run, {record.run_id}")
+        return Step(
+            run,
+            note=f"runs again: {path.name} is the record of another run, {record.run_id}",
+        )
     if record.status == "ok":
         return Step(run, "skip", record)
     if record.status == "failed" and not retry_failed:

@@ -53,10 +53,17 @@ class PlayLog:
     """Accuracy within tasks after the last session, where it was asked for."""
 
 
-def play(run: Run, data: FeatureSet | ImageData, log: PlayLog) -> IncrementalClassifier | ImageClassifier:
+def play(
+    run: Run, data: FeatureSet | ImageData, log: PlayLog
+) -> IncrementalClassifier | ImageClassifier:
     """Learn task by task, filling the log, and return the learner."""
     device = resolve_device(run.device)
-    stream = stream_of(unchanged(data, run), run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
+    stream = stream_of(
+        unchanged(data, run),
+        run.protocol,
+        seed=run.seed,
+        earlier_seeds=run.earlier_seeds,
+    )
     options = run.options
     if isinstance(data, FeatureSet):
         options = with_blocks(HEADS[run.method.name], data.widths, options)
@@ -81,7 +88,9 @@ def play(run: Run, data: FeatureSet | ImageData, log: PlayLog) -> IncrementalCla
         X, y = rows_of(data, "test", rows)
         synchronize(device)
         start = time.perf_counter()
-        predictions = learner.predict(X)  # one call: every test sample is looked at once per evaluation
+        predictions = learner.predict(
+            X
+        )  # one call: every test sample is looked at once per evaluation
         log.predict.append(time.perf_counter() - start)
         log.answers = y, predictions
         accuracies, counts = task_accuracies(y, predictions, task_ids, task.index + 1)
@@ -99,16 +108,26 @@ def unchanged(data: DataT, run: Run) -> DataT:
     """Return the data of a run, unless it is no longer what the plan was made for."""
     found = fingerprint_of(data) if isinstance(data, FeatureSet) else data.fingerprint
     if found != run.dataset["fingerprint"]:
-        raise InputError(f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed")
+        raise InputError(
+            f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed"
+        )
     return data
 
 
-def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | ImageData, device: torch.device) -> float:
+def _learn(
+    learner: Any,
+    stream: Stream,
+    task: Task,
+    data: FeatureSet | ImageData,
+    device: torch.device,
+) -> float:
     """Learn one task and return the seconds it took, without those for fetching the rows."""
     seconds = 0.0
     batches = stream.batches(task)
     if task.index == 0:
-        batches = _merge_first(batches, data.y_train, 2 if isinstance(learner, _GUIDED) else 1)
+        batches = _merge_first(
+            batches, data.y_train, 2 if isinstance(learner, _GUIDED) else 1
+        )
     for number, rows in enumerate(batches):
         X, y = rows_of(data, "train", rows)
         synchronize(device)
@@ -160,7 +179,9 @@ def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
     }
 
 
-def within_results(learner: Any, X: Any, y: NDArray[Any], stream: Stream) -> dict[str, Any]:
+def within_results(
+    learner: Any, X: Any, y: NDArray[Any], stream: Stream
+) -> dict[str, Any]:
     """Return the accuracy within tasks after the last session, as entries of a record's results.
 
     A method whose classifier is trained task by task can tell the classes of every task apart and still confuse the
@@ -199,10 +220,14 @@ def within_results(learner: Any, X: Any, y: NDArray[Any], stream: Stream) -> dic
         return {}
     class_tasks = first_tasks(task.classes for task in stream)
     try:
-        within = within_tasks(_scores(learner, X), learner.classes_, y, class_tasks, len(stream))
+        within = within_tasks(
+            _scores(learner, X), learner.classes_, y, class_tasks, len(stream)
+        )
     except Exception as error:  # a diagnostic must not cost a run that has ended well
         warnings.warn(
-            f"accuracy within tasks is not on record: {type(error).__name__}: {error}", EvergrowWarning, stacklevel=2
+            f"accuracy within tasks is not on record: {type(error).__name__}: {error}",
+            EvergrowWarning,
+            stacklevel=2,
         )
         return {}
     return {"a_last_within": within.accuracy, "within_tasks": within.by_task}
@@ -211,4 +236,8 @@ def within_results(learner: Any, X: Any, y: NDArray[Any], stream: Stream) -> dic
 def _scores(learner: Any, X: Any) -> NDArray[Any]:
     """Return one column of scores per class, also of two classes, for which scikit-learn has a single signed one."""
     scores = np.asarray(learner.decision_function(X))
-    return np.stack([np.zeros_like(scores), scores], axis=1) if scores.ndim == 1 else scores
+    return (
+        np.stack([np.zeros_like(scores), scores], axis=1)
+        if scores.ndim == 1
+        else scores
+    )

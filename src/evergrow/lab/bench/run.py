@@ -75,7 +75,12 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """All that decides the outcome; labels, paths and threads do not."""
         analysis = (
-            {"analysis": self.analysis.name, "settings": plain(asdict(self.analysis.settings))} if self.analysis else {}
+            {
+                "analysis": self.analysis.name,
+                "settings": plain(asdict(self.analysis.settings)),
+            }
+            if self.analysis
+            else {}
         )
         return {
             **analysis,
@@ -89,7 +94,11 @@ class Run:
     @property
     def protocol_entry(self) -> dict[str, Any]:
         """The protocol's entry in the record."""
-        return {"name": self.protocol.name, **self.protocol.to_dict(), "earlier_seeds": list(self.earlier_seeds)}
+        return {
+            "name": self.protocol.name,
+            **self.protocol.to_dict(),
+            "earlier_seeds": list(self.earlier_seeds),
+        }
 
     @property
     def run_id(self) -> str:

@@ -58,7 +58,12 @@ from typing import Annotated, Any, NoReturn, TypeVar
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.record import Between, from_values
 from evergrow.core.registry import nearest
-from evergrow.core.validation import check_keys, field_names, from_mapping, resolve_device
+from evergrow.core.validation import (
+    check_keys,
+    field_names,
+    from_mapping,
+    resolve_device,
+)
 from evergrow.data import DataOptions, search_path
 from evergrow.features import Preprocessing
 from evergrow.features.base import check_recipe
@@ -183,8 +188,14 @@ class _Reader:
         if bool(table.methods) == bool(table.analyses):
             self._fail("the spec", "it should have either [[methods]] or [[analyses]]")
         if not table.datasets or not table.protocols:
-            self._fail("the spec", "it should have at least one of [[datasets]] and of [[protocols]]")
-        name, seeds = table.name or self._path.stem, self._seeds(table.seeds, "the spec")
+            self._fail(
+                "the spec",
+                "it should have at least one of [[datasets]] and of [[protocols]]",
+            )
+        name, seeds = (
+            table.name or self._path.stem,
+            self._seeds(table.seeds, "the spec"),
+        )
         try:
             device = str(resolve_device(table.device))
         except EvergrowError as error:
@@ -193,21 +204,32 @@ class _Reader:
             path=self._path,
             name=name,
             methods=self._methods(table.methods, ""),
-            analyses=tuple(self._analysis(item, number, seeds) for number, item in _numbered(table.analyses)),
-            datasets=tuple(self._dataset(item, f"datasets {number}") for number, item in _numbered(table.datasets)),
+            analyses=tuple(
+                self._analysis(item, number, seeds)
+                for number, item in _numbered(table.analyses)
+            ),
+            datasets=tuple(
+                self._dataset(item, f"datasets {number}")
+                for number, item in _numbered(table.datasets)
+            ),
             protocols=tuple(
-                self._settings(Protocol, item, f"protocols {number}") for number, item in _numbered(table.protocols)
+                self._settings(Protocol, item, f"protocols {number}")
+                for number, item in _numbered(table.protocols)
             ),
             seeds=seeds,
             device=device,
             threads=table.threads,
-            output=Path("runs") / name if table.output is None else self._path.parent / table.output,
+            output=Path("runs") / name
+            if table.output is None
+            else self._path.parent / table.output,
             confusion=table.confusion,
         )
 
     def _seeds(self, seeds: list[int], where: str) -> tuple[int, ...]:
         if not seeds or len(set(seeds)) != len(seeds):
-            self._fail(where, f"seeds should be a list of different integers, but is {seeds}")
+            self._fail(
+                where, f"seeds should be a list of different integers, but is {seeds}"
+            )
         return tuple(seeds)
 
     def _methods(self, tables: list[Any], inside: str) -> tuple[MethodEntry, ...]:
@@ -217,34 +239,63 @@ class _Reader:
             where = f"{inside}methods {number}"
             table = self._table(_MethodTable, values, where)
             if table.name not in list_methods():
-                self._fail(where, f"no method {table.name!r}; nearest: {nearest(table.name, list_methods())}")
+                self._fail(
+                    where,
+                    f"no method {table.name!r}; nearest: {nearest(table.name, list_methods())}",
+                )
             for part in (table.options, table.sweep):
-                self._checked(where, check_keys, part, method_options(table.name), f"option of {table.name!r}")
+                self._checked(
+                    where,
+                    check_keys,
+                    part,
+                    method_options(table.name),
+                    f"option of {table.name!r}",
+                )
             for chosen in itertools.product(*table.sweep.values()):
                 options = {**table.options, **dict(zip(table.sweep, chosen))}
                 # The method itself says whether it accepts these values, before hours of others have run.
                 self._checked(where, _check_method, table.name, options)
-                entries.append(MethodEntry(table.name, table.label or table.name, options))
+                entries.append(
+                    MethodEntry(table.name, table.label or table.name, options)
+                )
             if any(not values for values in table.sweep.values()):
                 self._fail(where, "every option in sweep should be a non-empty list")
-        resolved = [(entry.name, {**method_options(entry.name), **entry.options}) for entry in entries]
+        resolved = [
+            (entry.name, {**method_options(entry.name), **entry.options})
+            for entry in entries
+        ]
         for number, item in enumerate(resolved):
             if item in resolved[:number]:
-                self._fail(f"{inside}methods", f"{item[0]!r} stands there twice with the same options")
+                self._fail(
+                    f"{inside}methods",
+                    f"{item[0]!r} stands there twice with the same options",
+                )
         return tuple(_distinct_labels(entries))
 
-    def _analysis(self, values: Any, number: int, seeds: tuple[int, ...]) -> AnalysisEntry:
+    def _analysis(
+        self, values: Any, number: int, seeds: tuple[int, ...]
+    ) -> AnalysisEntry:
         where = f"analyses {number}"
         table = self._table(_AnalysisTable, values, where)
         if table.name not in ANALYSES:
-            self._fail(where, f"no analysis {table.name!r}; nearest: {nearest(table.name, ANALYSES)}")
+            self._fail(
+                where,
+                f"no analysis {table.name!r}; nearest: {nearest(table.name, ANALYSES)}",
+            )
         analysis = ANALYSES[table.name]
         methods = self._methods(table.methods, f"{where}: ")
         for method in methods:
             known = method_options(method.name)
-            lacking = [need for need in analysis.needs if need not in known and not hasattr(HEADS[method.name], need)]
+            lacking = [
+                need
+                for need in analysis.needs
+                if need not in known and not hasattr(HEADS[method.name], need)
+            ]
             if lacking:
-                self._fail(where, f"{table.name} needs {', '.join(lacking)}, which {method.name!r} does not have")
+                self._fail(
+                    where,
+                    f"{table.name} needs {', '.join(lacking)}, which {method.name!r} does not have",
+                )
         settings = self._settings(analysis.settings, table.options, where)
         own = seeds if table.seeds is None else self._seeds(table.seeds, where)
         return AnalysisEntry(table.name, settings, methods, own)
@@ -257,11 +308,23 @@ class _Reader:
         # A path with a folder in it is never mistaken for a name.
         source = table.name or os.path.join(self._path.parent or ".", table.path)
         label = table.label or table.name or Path(source).stem
-        return DataEntry(source, label, self._backbone(table, values, where), table.options, table.bring)
+        return DataEntry(
+            source,
+            label,
+            self._backbone(table, values, where),
+            table.options,
+            table.bring,
+        )
 
-    def _backbone(self, table: _DataTable, values: dict[str, Any], where: str) -> BackboneEntry | None:
+    def _backbone(
+        self, table: _DataTable, values: dict[str, Any], where: str
+    ) -> BackboneEntry | None:
         if not table.backbone:
-            alone = [key for key in ("weights", "preset", "backbone_options", "recipe") if key in values]
+            alone = [
+                key
+                for key in ("weights", "preset", "backbone_options", "recipe")
+                if key in values
+            ]
             if alone:
                 self._fail(where, f"{alone[0]} stands without a backbone")
             return None
@@ -269,31 +332,43 @@ class _Reader:
         if isinstance(table.preset, dict):
             self._settings(Preprocessing, table.preset, where)
         weights = self._weights(table.weights, table.bring, where)
-        return BackboneEntry(table.backbone, weights, table.preset, table.backbone_options, table.recipe)
+        return BackboneEntry(
+            table.backbone, weights, table.preset, table.backbone_options, table.recipe
+        )
 
     def _weights(self, weights: str | None, bring: str, where: str) -> str | None:
         """Return where weights come from; a file is relative to the spec or lies in a folder that data come from."""
         if weights is None or weights in WEIGHT_SOURCES:
             return weights
         folders = [self._path.parent, *search_path()]
-        file = next((folder / weights for folder in folders if (folder / weights).exists()), None)
+        file = next(
+            (folder / weights for folder in folders if (folder / weights).exists()),
+            None,
+        )
         if file is None:
             looked = ", ".join(str(folder) for folder in folders)
             known = ", ".join(map(repr, WEIGHT_SOURCES))
             hint = f"; this brings what there is: {bring}" if bring else ""
-            self._fail(where, f"no weights {weights!r}: they are {known} or a file; looked in {looked}{hint}")
+            self._fail(
+                where,
+                f"no weights {weights!r}: they are {known} or a file; looked in {looked}{hint}",
+            )
         return str(file)
 
     def _table(self, kind: type[SettingsT], values: Any, where: str) -> SettingsT:
         """Return a table whose keys are known and whose entries have the right types."""
         if isinstance(values, dict):
-            self._checked(where, check_keys, values, field_names(kind), f"key of {where}")
+            self._checked(
+                where, check_keys, values, field_names(kind), f"key of {where}"
+            )
         made: SettingsT = self._checked(where, from_values, kind, values, where)
         return made
 
     def _settings(self, kind: type[SettingsT], values: Any, where: str) -> SettingsT:
         """Return settings that check themselves."""
-        made: SettingsT = self._checked(where, from_mapping, kind, values, f"key of {where}")
+        made: SettingsT = self._checked(
+            where, from_mapping, kind, values, f"key of {where}"
+        )
         return made
 
     def _checked(self, where: str, call: Any, *arguments: Any) -> Any:
@@ -318,10 +393,20 @@ def _distinct_labels(methods: list[MethodEntry]) -> list[MethodEntry]:
     """Add to labels that stand more than once what their entries differ in."""
     distinct = []
     for entry in methods:
-        rivals = [{"method": other.name, **other.options} for other in methods if other.label == entry.label]
+        rivals = [
+            {"method": other.name, **other.options}
+            for other in methods
+            if other.label == entry.label
+        ]
         names = dict.fromkeys(name for options in rivals for name in options)
-        differing = [name for name in names if len({repr(options.get(name)) for options in rivals}) > 1]
+        differing = [
+            name
+            for name in names
+            if len({repr(options.get(name)) for options in rivals}) > 1
+        ]
         own = {"method": entry.name, **entry.options}
         shown = ", ".join(f"{name}={own[name]}" for name in differing if name in own)
-        distinct.append(replace(entry, label=f"{entry.label} ({shown})") if shown else entry)
+        distinct.append(
+            replace(entry, label=f"{entry.label} ({shown})") if shown else entry
+        )
     return distinct

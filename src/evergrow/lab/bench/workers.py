@@ -24,7 +24,9 @@ from evergrow.lab.bench.spec import Spec, load_spec
 from evergrow.lab.records import Record, read_record, remove_partial, write_record
 
 
-def run_on_engine(engine: Engine, spec: Spec, folder: Path, steps: Sequence[Step]) -> Iterator[Step]:
+def run_on_engine(
+    engine: Engine, spec: Spec, folder: Path, steps: Sequence[Step]
+) -> Iterator[Step]:
     """Carry out runs on an engine and yield each with its record when it has ended.
 
     Parameters
@@ -47,10 +49,21 @@ def run_on_engine(engine: Engine, spec: Spec, folder: Path, steps: Sequence[Step
         return  # a cluster need not be there for what is done
     runner = engine.runner(perform)
     try:
-        about: dict[str, Any] = {"spec": str(spec.path.absolute()), "folder": str(folder.absolute())}
+        about: dict[str, Any] = {
+            "spec": str(spec.path.absolute()),
+            "folder": str(folder.absolute()),
+        }
         about |= {"device": spec.device, "versions": versions()}
         tasks = [
-            Task("record", number, {**about, "run": step.run.run_id, "dataset": spec.datasets.index(step.run.data)})
+            Task(
+                "record",
+                number,
+                {
+                    **about,
+                    "run": step.run.run_id,
+                    "dataset": spec.datasets.index(step.run.data),
+                },
+            )
             for number, step in enumerate(steps)
         ]
         with closing(runner.run(tasks)) as results:  # type: ignore[type-var]
@@ -72,10 +85,14 @@ def perform(task: Task) -> dict[str, Any]:
         From :func:`run_on_engine`.
     """
     check_versions(task.about["versions"])
-    spec, datasets, runs = _grid(task.about["spec"], task.about["device"], task.about["dataset"])
+    spec, datasets, runs = _grid(
+        task.about["spec"], task.about["device"], task.about["dataset"]
+    )
     run = runs.get(task.about["run"])
     if run is None:
-        raise EngineError("the spec and the data must be the same on every machine, but the plan's run is none here")
+        raise EngineError(
+            "the spec and the data must be the same on every machine, but the plan's run is none here"
+        )
     with compute_threads(spec.threads):
         record = execute(run, datasets)
     write_record(Path(task.about["folder"]) / run.file_name, record)
@@ -84,7 +101,9 @@ def perform(task: Task) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _grid(path: str, device: str, dataset: int) -> tuple[Spec, DataSource, dict[str, Run]]:
+def _grid(
+    path: str, device: str, dataset: int
+) -> tuple[Spec, DataSource, dict[str, Run]]:
     """Return the runs of a spec on one data set, and the data: the next run is often on the same."""
     spec, datasets = load_spec(path), DataSource(device)
     spec = replace(spec, device=device, datasets=(spec.datasets[dataset],))

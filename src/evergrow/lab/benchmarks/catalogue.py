@@ -72,7 +72,9 @@ class Benchmark:
     @property
     def names(self) -> frozenset[str]:
         """All names, without case and punctuation."""
-        return frozenset(_plain(name) for name in (self.key, *self.folders, *self.aliases))
+        return frozenset(
+            _plain(name) for name in (self.key, *self.folders, *self.aliases)
+        )
 
 
 def _read(name: str) -> Any:
@@ -80,7 +82,11 @@ def _read(name: str) -> Any:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
-    item.key: item for item in (from_values(Benchmark, values, "a benchmark") for values in _read("benchmarks.json"))
+    item.key: item
+    for item in (
+        from_values(Benchmark, values, "a benchmark")
+        for values in _read("benchmarks.json")
+    )
 }
 
 
@@ -108,7 +114,11 @@ def benchmark_of_folder(name: str) -> Benchmark | None:
     """
     plain = _plain(name)
     return next(
-        (item for item in BENCHMARKS.values() if plain in {_plain(folder) for folder in (item.key, *item.folders)}),
+        (
+            item
+            for item in BENCHMARKS.values()
+            if plain in {_plain(folder) for folder in (item.key, *item.folders)}
+        ),
         None,
     )
 
@@ -160,13 +170,23 @@ def locate(benchmark: Benchmark, root: Path | None = None) -> BenchmarkLocation:
     for base in roots:
         if not base.is_dir():
             continue
-        inside = [entry for entry in _folders(base) if _plain(entry.name) in benchmark.names]
-        own = [base] if root is not None and _plain(base.resolve().name) in benchmark.names else []
+        inside = [
+            entry for entry in _folders(base) if _plain(entry.name) in benchmark.names
+        ]
+        own = (
+            [base]
+            if root is not None and _plain(base.resolve().name) in benchmark.names
+            else []
+        )
         for folder in (*sorted(inside), *own):
             if _has_split(folder):
                 return BenchmarkLocation(folder)
             lists = _find_lists(benchmark, base, folder)
-            return BenchmarkLocation(folder, *lists) if lists else BenchmarkLocation(folder)
+            return (
+                BenchmarkLocation(folder, *lists)
+                if lists
+                else BenchmarkLocation(folder)
+            )
     raise DatasetNotFoundError(_how_to_get(benchmark, roots))
 
 
@@ -175,9 +195,18 @@ def _has_split(folder: Path) -> bool:
     return any((inner / name).is_dir() for name in ("train", "Train", "training"))
 
 
-def _find_lists(benchmark: Benchmark, base: Path, folder: Path) -> tuple[Path, Path] | None:
+def _find_lists(
+    benchmark: Benchmark, base: Path, folder: Path
+) -> tuple[Path, Path] | None:
     """Return ``imagenet-r_train.yaml`` and its partner, from the places that the field's repositories keep them in."""
-    places = (folder, folder / "splits", base / "splits", base, base.parent / "splits", base.parent)
+    places = (
+        folder,
+        folder / "splits",
+        base / "splits",
+        base,
+        base.parent / "splits",
+        base.parent,
+    )
     for place in places:
         if not place.is_dir():
             continue
@@ -186,7 +215,9 @@ def _find_lists(benchmark: Benchmark, base: Path, folder: Path) -> tuple[Path, P
             if file.suffix.lower() not in _LISTS or not stem.endswith("train"):
                 continue
             named = _plain(stem[: -len("train")])
-            if named in benchmark.names or (not named and place in (folder, folder / "splits")):
+            if named in benchmark.names or (
+                not named and place in (folder, folder / "splits")
+            ):
                 other = partner_name(Tree(place), file.name)
                 if other is not None:
                     return file, place / other

@@ -12,7 +12,15 @@ from evergrow.core.errors import DataWarning, FileFormatError, UnknownNameError
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
-from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, read, search_path
+from evergrow.data import (
+    DataOptions,
+    Dataset,
+    FeatureSet,
+    inspect_data,
+    load_data,
+    read,
+    search_path,
+)
 from evergrow.data.arrays import SUFFIX
 from evergrow.data.items import is_image, listed
 from evergrow.data.load import finish
@@ -87,7 +95,10 @@ def load_benchmark(
     differences = check_benchmark(data)
     # A complete benchmark may have small classes by nature.
     complete = benchmark is not None and not differences
-    _warn(data, [*differences, *(data.cautions if complete else inspect_data(data).cautions)])
+    _warn(
+        data,
+        [*differences, *(data.cautions if complete else inspect_data(data).cautions)],
+    )
     return data
 
 
@@ -116,10 +127,15 @@ def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list
     """
     benchmark = find_benchmark(name) if name else _benchmark_of(data)
     if name and benchmark is None:
-        raise UnknownNameError(f"benchmark must be a known name, got {name!r}; nearest: {nearest(name, BENCHMARKS)}")
+        raise UnknownNameError(
+            f"benchmark must be a known name, got {name!r}; nearest: {nearest(name, BENCHMARKS)}"
+        )
     if benchmark is None or not isinstance(data, Dataset):
         return []
-    return [f"{benchmark.title}: {line}" for line in _check_counts(data, benchmark) + _check_names(data, benchmark)]
+    return [
+        f"{benchmark.title}: {line}"
+        for line in _check_counts(data, benchmark) + _check_names(data, benchmark)
+    ]
 
 
 def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
@@ -127,19 +143,27 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     if os.path.isdir(text):
         published = read_published(Path(text))
         return None if published is None else (published, Path(text).absolute().name)
-    benchmark = None if os.path.exists(text) or _is_feature_file(text) else find_benchmark(text)
+    benchmark = (
+        None if os.path.exists(text) or _is_feature_file(text) else find_benchmark(text)
+    )
     if benchmark is None:
         return None
     place = locate(benchmark, None if options.root is None else Path(options.root))
     if place.train_list is not None:
-        lists = [_read_list(path) for path in (place.train_list, place.test_list) if path is not None]
+        lists = [
+            _read_list(path)
+            for path in (place.train_list, place.test_list)
+            if path is not None
+        ]
         notes = (
             f"lists: {', '.join(part.file for part in lists)}",
             "lists may split the images otherwise than the folders of PILOT do",
         )
         settings = dataclasses.replace(options, root=str(place.folder))
         tree, named = Tree(place.train_list.parent), _folder_names(lists)
-        found = listed_data(tree, lists, settings, names=named, layout="lists", notes=notes)
+        found = listed_data(
+            tree, lists, settings, names=named, layout="lists", notes=notes
+        )
         return found, benchmark.key
     folder = read_published(place.folder) or read(place.folder, options).dataset()
     return (folder, benchmark.key) if isinstance(folder, Dataset) else None
@@ -147,8 +171,14 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
 
 def _folder_names(lists: list[SampleList]) -> dict[int, str]:
     """Return the folders that integer labels can be named after, where the two go together one to one."""
-    pairs = {(label, Path(name).parent.name) for part in lists for name, label in zip(part.samples, part.labels)}
-    names = {int(label): folder for label, folder in pairs if label.isdecimal() and folder}
+    pairs = {
+        (label, Path(name).parent.name)
+        for part in lists
+        for name, label in zip(part.samples, part.labels)
+    }
+    names = {
+        int(label): folder for label, folder in pairs if label.isdecimal() and folder
+    }
     return names if len(names) == len(pairs) == len(set(names.values())) else {}
 
 
@@ -166,7 +196,9 @@ def read_text_list(path: Path) -> SampleList:
         If a line is none of these, or there is none.
     """
     names, labels = [], []
-    for number, line in enumerate(Tree(path.parent).text(path.name).splitlines(), start=1):
+    for number, line in enumerate(
+        Tree(path.parent).text(path.name).splitlines(), start=1
+    ):
         text = line.strip()
         if not text or text.startswith("# "):
             continue
@@ -174,7 +206,9 @@ def read_text_list(path: Path) -> SampleList:
         if is_image(text):
             name, label = text, Path(text).parent.name
         if not name.strip() or not label.strip():
-            raise FileFormatError(f"{path} line {number} must be a path and a label, got {text!r}")
+            raise FileFormatError(
+                f"{path} line {number} must be a path and a label, got {text!r}"
+            )
         names.append(name)
         labels.append(label.strip())
     if not names:
@@ -191,19 +225,42 @@ def read_yaml_list(path: Path) -> SampleList:
         If it holds anything else, or aliases, by which a small file can stand for gigabytes.
     """
     yaml = require("yaml", extra="lab", purpose=f"reading {path.name}")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was compiled in
+    loader = getattr(
+        yaml, "CSafeLoader", yaml.SafeLoader
+    )  # ten times as fast, where it was compiled in
     body = Tree(path.parent).text(path.name)
     try:
-        aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(body, Loader=loader))
+        aliases = any(
+            isinstance(event, yaml.AliasEvent)
+            for event in yaml.parse(body, Loader=loader)
+        )
         content = {} if aliases else yaml.load(body, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path} must be YAML of plain values: {error}") from error
-    names, labels = (content.get(key) if isinstance(content, dict) else None for key in ("data", "targets"))
-    if not isinstance(names, list) or not isinstance(labels, list) or not 0 < len(names) == len(labels):
-        raise FileFormatError(f"{path} must hold lists 'data' and 'targets' of one length, and no aliases")
+        raise FileFormatError(
+            f"{path} must be YAML of plain values: {error}"
+        ) from error
+    names, labels = (
+        content.get(key) if isinstance(content, dict) else None
+        for key in ("data", "targets")
+    )
+    if (
+        not isinstance(names, list)
+        or not isinstance(labels, list)
+        or not 0 < len(names) == len(labels)
+    ):
+        raise FileFormatError(
+            f"{path} must hold lists 'data' and 'targets' of one length, and no aliases"
+        )
     for row, (name, label) in enumerate(zip(names, labels, strict=True)):
-        if not isinstance(name, str) or not name or isinstance(label, bool) or not isinstance(label, (int, str)):
-            raise FileFormatError(f"{path} entry {row} must be a path and a label, got {name!r} and {label!r}")
+        if (
+            not isinstance(name, str)
+            or not name
+            or isinstance(label, bool)
+            or not isinstance(label, (int, str))
+        ):
+            raise FileFormatError(
+                f"{path} entry {row} must be a path and a label, got {name!r} and {label!r}"
+            )
     return SampleList(path.name, names, [str(label) for label in labels])
 
 
@@ -213,7 +270,11 @@ def _is_feature_file(name: str) -> bool:
 
 def _benchmark_of(data: Dataset | FeatureSet) -> Benchmark | None:
     """Return the benchmark that a set of images is named after, or None."""
-    return benchmark_of_folder(data.name) if isinstance(data, Dataset) and data.kind == "image" else None
+    return (
+        benchmark_of_folder(data.name)
+        if isinstance(data, Dataset) and data.kind == "image"
+        else None
+    )
 
 
 def _check_counts(data: Dataset, benchmark: Benchmark) -> list[str]:
@@ -227,7 +288,11 @@ def _check_counts(data: Dataset, benchmark: Benchmark) -> list[str]:
             ]
     labels = ("classes", "training samples", "test samples")
     pairs = zip(labels, have, (want.n_classes, want.n_train, want.n_test), strict=True)
-    return [f"{label}: {value}, expected {expected}" for label, value, expected in pairs if value != expected]
+    return [
+        f"{label}: {value}, expected {expected}"
+        for label, value, expected in pairs
+        if value != expected
+    ]
 
 
 def _check_names(data: Dataset, benchmark: Benchmark) -> list[str]:
@@ -237,11 +302,21 @@ def _check_names(data: Dataset, benchmark: Benchmark) -> list[str]:
     if not expected or len(missing) == len(expected):
         return []
     unknown = [name for name in data.class_names if name not in set(expected)]
-    differences = [f"class names missing: {len(missing)} ({listed(missing)})"] if missing else []
-    return differences + ([f"class names not expected: {len(unknown)} ({listed(unknown)})"] if unknown else [])
+    differences = (
+        [f"class names missing: {len(missing)} ({listed(missing)})"] if missing else []
+    )
+    return differences + (
+        [f"class names not expected: {len(unknown)} ({listed(unknown)})"]
+        if unknown
+        else []
+    )
 
 
 def _warn(data: Dataset, cautions: list[str]) -> None:
     if cautions:
         # The level is that of whoever called load_benchmark.
-        warnings.warn(f"data set {data.name!r} can be used but: {'; '.join(cautions)}", DataWarning, stacklevel=3)
+        warnings.warn(
+            f"data set {data.name!r} can be used but: {'; '.join(cautions)}",
+            DataWarning,
+            stacklevel=3,
+        )

@@ -17,7 +17,12 @@ from evergrow.data import Dataset
 from evergrow.data.items import Images, listed
 from evergrow.data.storage import Tree
 
-_CUB_FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
+_CUB_FILES = (
+    "images.txt",
+    "image_class_labels.txt",
+    "train_test_split.txt",
+    "classes.txt",
+)
 _CIFAR_MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
@@ -62,19 +67,27 @@ def read_cub(folder: Path) -> Dataset:
     images, labels, split, classes = (_numbered(folder / name) for name in _CUB_FILES)
     if images.keys() != labels.keys() or images.keys() != split.keys():
         odd = sorted((images.keys() ^ labels.keys()) | (images.keys() ^ split.keys()))
-        raise FileFormatError(f"{folder}: all tables must number the same images, got {odd[:5]} in some of them only")
+        raise FileFormatError(
+            f"{folder}: all tables must number the same images, got {odd[:5]} in some of them only"
+        )
     unknown = sorted(set(labels.values()) - {str(number) for number in classes})
     if unknown:
-        raise FileFormatError(f"{folder / 'classes.txt'} must name all classes, but it lacks {listed(unknown)}")
+        raise FileFormatError(
+            f"{folder / 'classes.txt'} must name all classes, but it lacks {listed(unknown)}"
+        )
     files: dict[str, list[str]] = {"1": [], "0": []}
     codes: dict[str, list[int]] = {"1": [], "0": []}
     for number, name in sorted(images.items()):
         if split[number] not in files:
-            raise FileFormatError(f"{folder / 'train_test_split.txt'} must hold 0 and 1, got {split[number]!r}")
+            raise FileFormatError(
+                f"{folder / 'train_test_split.txt'} must hold 0 and 1, got {split[number]!r}"
+            )
         files[split[number]].append(f"images/{name}")
         codes[split[number]].append(int(labels[number]))
     parts = [_existing(folder, files[part]) for part in ("1", "0")]
-    return Dataset.of(parts[0], codes["1"], parts[1], codes["0"], names=classes, layout="cub")
+    return Dataset.of(
+        parts[0], codes["1"], parts[1], codes["0"], names=classes, layout="cub"
+    )
 
 
 def _numbered(path: Path) -> dict[int, str]:
@@ -85,7 +98,9 @@ def _numbered(path: Path) -> dict[int, str]:
             continue
         number, _, value = text.strip().partition(" ")
         if not number.isdecimal() or not value.strip() or int(number) in table:
-            raise FileFormatError(f"{path} line {line} must be a new number and a value, got {text.strip()!r}")
+            raise FileFormatError(
+                f"{path} line {line} must be a new number and a value, got {text.strip()!r}"
+            )
         table[int(number)] = value.strip()
     return table
 
@@ -109,7 +124,9 @@ class PlainUnpickler(pickle.Unpickler):
     and the one that turns text to bytes; any other name is refused before anything is called.
     """
 
-    _reconstruct: ClassVar[Any] = np.empty(0).__reduce__()[0]  # numpy's own, whatever module it lives in
+    _reconstruct: ClassVar[Any] = np.empty(0).__reduce__()[
+        0
+    ]  # numpy's own, whatever module it lives in
     _allowed: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
         ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
@@ -124,7 +141,9 @@ class PlainUnpickler(pickle.Unpickler):
         try:
             return self._allowed[module_name, global_name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}") from None
+            raise pickle.UnpicklingError(
+                f"it asks for {module_name}.{global_name}"
+            ) from None
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -148,43 +167,70 @@ def read_cifar(folder: Path) -> Dataset:
     contents = {name: _cifar_content(folder / name, odd) for name in _CIFAR_MD5}
     names = contents["meta"].get("fine_label_names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FileFormatError(f"{folder / 'meta'} must hold fine_label_names, got {sorted(contents['meta'])}")
+        raise FileFormatError(
+            f"{folder / 'meta'} must hold fine_label_names, got {sorted(contents['meta'])}"
+        )
     (train, train_labels), (test, test_labels) = (
-        _cifar_part(folder / part, contents[part], len(names)) for part in ("train", "test")
+        _cifar_part(folder / part, contents[part], len(names))
+        for part in ("train", "test")
     )
-    cautions = [f"contents differ from the official files: {', '.join(odd)}"] if odd else []
+    cautions = (
+        [f"contents differ from the official files: {', '.join(odd)}"] if odd else []
+    )
     about = {"layout": "cifar", "cautions": tuple(cautions)}
-    return Dataset.of(Images(train), train_labels, Images(test), test_labels, names=names, **about)
+    return Dataset.of(
+        Images(train), train_labels, Images(test), test_labels, names=names, **about
+    )
 
 
 def _cifar_content(path: Path, odd: list[str]) -> dict[str, Any]:
     try:
         if path.stat().st_size > _CIFAR_LARGEST:
-            raise FileFormatError(f"{path} must be at most {_CIFAR_LARGEST >> 20} MiB, got {path.stat().st_size >> 20}")
+            raise FileFormatError(
+                f"{path} must be at most {_CIFAR_LARGEST >> 20} MiB, got {path.stat().st_size >> 20}"
+            )
         body = path.read_bytes()
     except OSError as error:
-        raise DatasetNotFoundError(f"file must be readable, got {path}: {error}") from error
+        raise DatasetNotFoundError(
+            f"file must be readable, got {path}: {error}"
+        ) from error
     if hashlib.md5(body, usedforsecurity=False).hexdigest() != _CIFAR_MD5[path.name]:
         odd.append(path.name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy finds the array types of 2009 deprecated
+            warnings.simplefilter(
+                "ignore"
+            )  # numpy finds the array types of 2009 deprecated
             content = PlainUnpickler(io.BytesIO(body), encoding="latin1").load()
     # A damaged pickle can fail in any of the calls that rebuild its values.
     except Exception as error:
-        raise FileFormatError(f"{path} must be a whole file of arrays and plain values: {error}") from error
+        raise FileFormatError(
+            f"{path} must be a whole file of arrays and plain values: {error}"
+        ) from error
     if not isinstance(content, dict):
-        raise FileFormatError(f"{path} must hold a dictionary, got {type(content).__name__}")
+        raise FileFormatError(
+            f"{path} must hold a dictionary, got {type(content).__name__}"
+        )
     return {str(key): value for key, value in content.items()}
 
 
-def _cifar_part(path: Path, content: dict[str, Any], n_classes: int) -> tuple[NDArray[np.uint8], list[int]]:
+def _cifar_part(
+    path: Path, content: dict[str, Any], n_classes: int
+) -> tuple[NDArray[np.uint8], list[int]]:
     pixels, labels = content.get("data"), content.get("fine_labels")
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
+    if (
+        not isinstance(pixels, np.ndarray)
+        or pixels.dtype != np.uint8
+        or pixels.shape[1:] != (3072,)
+    ):
         shape = getattr(pixels, "shape", type(pixels).__name__)
         raise FileFormatError(f"{path} must hold 'data' of n x 3072 bytes, got {shape}")
     right = isinstance(labels, list) and len(labels) == len(pixels)
-    if not right or not all(isinstance(label, int) and 0 <= label < n_classes for label in labels or ()):
-        raise FileFormatError(f"{path} must hold {len(pixels)} 'fine_labels' from 0 to {n_classes - 1}, got others")
+    if not right or not all(
+        isinstance(label, int) and 0 <= label < n_classes for label in labels or ()
+    ):
+        raise FileFormatError(
+            f"{path} must hold {len(pixels)} 'fine_labels' from 0 to {n_classes - 1}, got others"
+        )
     images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return images, [int(label) for label in labels or ()]

@@ -22,7 +22,12 @@ from evergrow.lab.checks.suite import (
     iter_checks,
     run_checks,
 )
-from evergrow.lab.checks.tuners import TUNER_CHECKS, TUNER_OPT_OUTS, iter_tuner_checks, run_tuner_checks
+from evergrow.lab.checks.tuners import (
+    TUNER_CHECKS,
+    TUNER_OPT_OUTS,
+    iter_tuner_checks,
+    run_tuner_checks,
+)
 
 __all__ = [
     "CHECKS",

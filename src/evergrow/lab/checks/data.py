@@ -34,7 +34,9 @@ class CheckData:
     @property
     def joint(self) -> Batch:
         """All tasks as one batch."""
-        return np.concatenate([X for X, _ in self.tasks]), np.concatenate([y for _, y in self.tasks])
+        return np.concatenate([X for X, _ in self.tasks]), np.concatenate(
+            [y for _, y in self.tasks]
+        )
 
 
 def make_check_data(seed: int = 0) -> CheckData:
@@ -56,5 +58,8 @@ def make_check_data(seed: int = 0) -> CheckData:
         return X.astype(np.float64), y
 
     X, y = sample(PER_CLASS)
-    tasks = [(X[(y == first) | (y == first + 1)], y[(y == first) | (y == first + 1)]) for first in (2, 4, 0)]
+    tasks = [
+        (X[(y == first) | (y == first + 1)], y[(y == first) | (y == first + 1)])
+        for first in (2, 4, 0)
+    ]
     return CheckData(tasks, *sample(4))

@@ -10,7 +10,13 @@ import torch
 
 from evergrow.core.errors import EvergrowError, InputError, LabelError, NotFittedError
 from evergrow.lab.checks.data import CheckData
-from evergrow.lab.checks.properties import TOLERANCE, require, require_same, scores, teach
+from evergrow.lab.checks.properties import (
+    TOLERANCE,
+    require,
+    require_same,
+    scores,
+    teach,
+)
 from evergrow.lab.checks.suite import CHECKS, CheckFailure, CheckSkipped, Factory
 
 
@@ -21,7 +27,9 @@ def require_raises(error: type[Exception], call: Callable[[], Any], what: str) -
     except error:
         return
     except Exception as other:
-        raise CheckFailure(f"{what} must raise {error.__name__}, got {type(other).__name__}: {other}") from other
+        raise CheckFailure(
+            f"{what} must raise {error.__name__}, got {type(other).__name__}: {other}"
+        ) from other
     raise CheckFailure(f"{what} must raise {error.__name__}, got no error")
 
 
@@ -46,35 +54,61 @@ def bad_input_changes_nothing(make: Factory, data: CheckData) -> None:
         ("no labels", LabelError, X, None),
     ]
     for what, error, rows, labels in attempts:
-        require_raises(error, lambda rows=rows, labels=labels: learner.partial_fit(rows, labels), what)  # type: ignore[misc]
+        require_raises(
+            error,
+            lambda rows=rows, labels=labels: learner.partial_fit(rows, labels),
+            what,
+        )  # type: ignore[misc]
         require_same(learner.decision_function(data.X), before, f"after {what}")
-    require_raises(InputError, lambda: learner.predict(data.X[:, :-1]), "predicting rows of another width")
+    require_raises(
+        InputError,
+        lambda: learner.predict(data.X[:, :-1]),
+        "predicting rows of another width",
+    )
     require_raises(InputError, lambda: learner.predict(nan), "predicting rows with NaN")
     clean = teach(make(), data.tasks[:2])
     clean.decision_function(data.X)  # a ridge that was chosen for an answer may stay
     for one in (learner, clean):
         teach(one, data.tasks[2:])
-    require_same(learner.decision_function(data.X), clean.decision_function(data.X), "learning on after all that")
+    require_same(
+        learner.decision_function(data.X),
+        clean.decision_function(data.X),
+        "learning on after all that",
+    )
 
 
 @CHECKS.register("unfitted_says_so")
 def unfitted_says_so(make: Factory, data: CheckData) -> None:
     """Require that a learner which has learned nothing says so."""
-    require_raises(NotFittedError, lambda: make().predict(data.X), "predicting before learning")
+    require_raises(
+        NotFittedError, lambda: make().predict(data.X), "predicting before learning"
+    )
 
 
 @CHECKS.register("bad_settings_are_refused")
 def bad_settings_are_refused(make: Factory, data: CheckData) -> None:
     """Require that settings out of range raise when learning starts, and that the message names them."""
-    for name, value in (("n_units", -1), ("alpha", -1.0), ("n_ensembles", 0), ("gamma", 0.0)):
+    for name, value in (
+        ("n_units", -1),
+        ("alpha", -1.0),
+        ("n_ensembles", 0),
+        ("gamma", 0.0),
+    ):
         if name not in make().get_params():
             continue
         learner = make().set_params(**{name: value})
-        require_raises(EvergrowError, lambda learner=learner: learner.fit(*data.tasks[0]), f"{name}={value}")  # type: ignore[misc]
+        require_raises(
+            EvergrowError,
+            lambda learner=learner: learner.fit(*data.tasks[0]),
+            f"{name}={value}",
+        )  # type: ignore[misc]
         try:
             learner.fit(*data.tasks[0])
         except EvergrowError as error:
-            require(name in str(error), f"the message for {name}={value} must name it, got {error}")
+            require(
+                name in str(error),
+                f"the message for {name}={value} must name it, got {error}",
+            )
 
 
 @CHECKS.register("one_sample_updates")
@@ -84,9 +118,15 @@ def one_sample_updates(make: Factory, data: CheckData) -> None:
     for X, y in data.tasks[1:]:
         for row, label in zip(X, y):
             learner.partial_fit(row[None], [label])
-    require(bool(np.isfinite(learner.decision_function(data.X)).all()), "scores must stay finite")
+    require(
+        bool(np.isfinite(learner.decision_function(data.X)).all()),
+        "scores must stay finite",
+    )
     accuracy = float(np.mean(learner.predict(data.X) == data.y))
-    require(accuracy > 0.6, f"one sample at a time must teach six separated classes, got accuracy {accuracy:.2f}")
+    require(
+        accuracy > 0.6,
+        f"one sample at a time must teach six separated classes, got accuracy {accuracy:.2f}",
+    )
 
 
 @CHECKS.register("first_batch_may_be_one_sample")
@@ -97,9 +137,15 @@ def first_batch_may_be_one_sample(make: Factory, data: CheckData) -> None:
         learner = make().fit(X[:1], y[:1])
     except LabelError as error:
         raise CheckSkipped(str(error)) from error
-    require(learner.predict(data.X[:4]).tolist() == [y[0]] * 4, "with one class known it is the answer")
+    require(
+        learner.predict(data.X[:4]).tolist() == [y[0]] * 4,
+        "with one class known it is the answer",
+    )
     teach(learner, data.tasks)
-    require(bool(np.isfinite(learner.decision_function(data.X)).all()), "scores must stay finite")
+    require(
+        bool(np.isfinite(learner.decision_function(data.X)).all()),
+        "scores must stay finite",
+    )
 
 
 @CHECKS.register("new_and_old_classes_mix")
@@ -107,10 +153,18 @@ def new_and_old_classes_mix(make: Factory, data: CheckData) -> None:
     """Require that a batch may hold old and new classes, and that classes are sorted whatever came first."""
     X, y = data.joint
     learner = make().fit(*data.tasks[0]).partial_fit(X, y)
-    require(learner.classes_.tolist() == sorted(set(y.tolist())), "classes must be sorted")
-    require(learner.decision_function(data.X).shape == (len(data.X), 6), "one column of scores per class")
+    require(
+        learner.classes_.tolist() == sorted(set(y.tolist())), "classes must be sorted"
+    )
+    require(
+        learner.decision_function(data.X).shape == (len(data.X), 6),
+        "one column of scores per class",
+    )
     accuracy = float(np.mean(learner.predict(data.X) == data.y))
-    require(accuracy > 0.7, f"a mixed batch must teach all classes, got accuracy {accuracy:.2f}")
+    require(
+        accuracy > 0.7,
+        f"a mixed batch must teach all classes, got accuracy {accuracy:.2f}",
+    )
 
 
 @CHECKS.register("string_labels")
@@ -119,8 +173,15 @@ def string_labels(make: Factory, data: CheckData) -> None:
     names = np.array([f"class {index}" for index in range(6)])
     worded = teach(make(), [(X, names[y]) for X, y in data.tasks])
     plain = teach(make(), data.tasks)
-    require_same(worded.decision_function(data.X), plain.decision_function(data.X), "strings against integers")
-    require(worded.predict(data.X).tolist() == names[plain.predict(data.X)].tolist(), "strings must be predicted")
+    require_same(
+        worded.decision_function(data.X),
+        plain.decision_function(data.X),
+        "strings against integers",
+    )
+    require(
+        worded.predict(data.X).tolist() == names[plain.predict(data.X)].tolist(),
+        "strings must be predicted",
+    )
 
 
 @CHECKS.register("unknown_labels_in_classes_argument")
@@ -128,8 +189,15 @@ def unknown_labels_in_classes_argument(make: Factory, data: CheckData) -> None:
     """Require that ``partial_fit(classes=...)`` refuses labels that were not announced."""
     learner = make().fit(*data.tasks[0])
     X, y = data.tasks[1]
-    require_raises(LabelError, lambda: learner.partial_fit(X, y, classes=[2, 3, 4]), "a label not announced")
-    require(learner.classes_.tolist() == [2, 3], "a refused batch must leave the classes as they were")
+    require_raises(
+        LabelError,
+        lambda: learner.partial_fit(X, y, classes=[2, 3, 4]),
+        "a label not announced",
+    )
+    require(
+        learner.classes_.tolist() == [2, 3],
+        "a refused batch must leave the classes as they were",
+    )
 
 
 @CHECKS.register("input_types_agree")

@@ -35,9 +35,13 @@ _GUIDED = "the layer is grown on the first batch, so a different first batch giv
 _FIRST = "bandwidth, directions and weights of blocks are set on the first batch"
 _CUT = "the ridge is chosen on the batch at hand, in an order drawn by position, as in the official code"
 _TRUNCATED = "directions are cut off after every update, so what is kept depends on how batches are cut"
-_WEIGHTED = "the official code weights covariances by batch; variant='paper' has the property"
+_WEIGHTED = (
+    "the official code weights covariances by batch; variant='paper' has the property"
+)
 
-_SHUFFLED = "gradient descent shuffles by position, and every step depends on the ones before"
+_SHUFFLED = (
+    "gradient descent shuffles by position, and every step depends on the ones before"
+)
 
 OPT_OUTS: dict[tuple[str, str], str] = {
     ("evergrow", "incremental_equals_joint"): _FIRST,
@@ -51,11 +55,16 @@ OPT_OUTS: dict[tuple[str, str], str] = {
     ("ranpac", "incremental_equals_joint"): _CUT + "; a fixed alpha has the property",
     ("ranpac", "sample_order_is_irrelevant"): _CUT + "; a fixed alpha has the property",
     ("ranpac", "batch_split_is_irrelevant"): _CUT + "; a fixed alpha has the property",
-    ("ranpac", "merged_classes_equal_one_class"): _CUT + "; a fixed alpha has the property",
+    ("ranpac", "merged_classes_equal_one_class"): _CUT
+    + "; a fixed alpha has the property",
     ("loranpac", "incremental_equals_joint"): _TRUNCATED,
     ("loranpac", "batch_split_is_irrelevant"): _TRUNCATED,
-    ("joint-lp", "sample_order_is_irrelevant"): _SHUFFLED + "; solver='analytic' has the property",
-    ("joint-lp", "state_is_bounded_in_tasks"): "it keeps every sample, being the reference that sees all data",
+    ("joint-lp", "sample_order_is_irrelevant"): _SHUFFLED
+    + "; solver='analytic' has the property",
+    (
+        "joint-lp",
+        "state_is_bounded_in_tasks",
+    ): "it keeps every sample, being the reference that sees all data",
     ("anacp", "incremental_equals_joint"): _WEIGHTED,
     ("anacp", "batch_split_is_irrelevant"): _WEIGHTED,
 }
@@ -133,13 +142,20 @@ def factory_of(name: str) -> Factory:
     """Return a factory of small learners of a registered method."""
     kind = HEADS[name]
     known = inspect.signature(kind.__init__).parameters
-    settings = {option: value for option, value in SMALL.items() if option in known} | SETTINGS.get(name, {})
+    settings = {
+        option: value for option, value in SMALL.items() if option in known
+    } | SETTINGS.get(name, {})
     return lambda **overrides: kind(
-        **{**settings, **{option: value for option, value in overrides.items() if option in known}}
+        **{
+            **settings,
+            **{option: value for option, value in overrides.items() if option in known},
+        }
     )
 
 
-def iter_checks(methods: Iterable[str] | None = None, checks: Iterable[str] | None = None) -> Iterator[Case]:
+def iter_checks(
+    methods: Iterable[str] | None = None, checks: Iterable[str] | None = None
+) -> Iterator[Case]:
     """Yield every registered method under every check, for a test runner to parametrise over.
 
     Parameters
@@ -157,11 +173,14 @@ def iter_checks(methods: Iterable[str] | None = None, checks: Iterable[str] | No
     for method in methods or HEADS.names():
         factory = factory_of(method)
         for check in wanted:
-            yield Case(method, check, factory, _on_data(check), OPT_OUTS.get((method, check)))
+            yield Case(
+                method, check, factory, _on_data(check), OPT_OUTS.get((method, check))
+            )
 
 
 def run_checks(
-    method: str | type[IncrementalClassifier] | Factory, checks: Iterable[str] | None = None
+    method: str | type[IncrementalClassifier] | Factory,
+    checks: Iterable[str] | None = None,
 ) -> list[CheckResult]:
     """Run the suite on one method.
 
@@ -189,7 +208,10 @@ def run_checks(
         return [case.run() for case in iter_checks([method], checks)]
     name = getattr(method, "__name__", type(method).__name__)
     factory = _tolerant(method)
-    return [Case(name, check, factory, _on_data(check)).run() for check in checks or CHECKS.names()]
+    return [
+        Case(name, check, factory, _on_data(check)).run()
+        for check in checks or CHECKS.names()
+    ]
 
 
 def _on_data(check: str) -> Callable[[Factory], None]:
@@ -200,5 +222,9 @@ def _on_data(check: str) -> Callable[[Factory], None]:
 def _tolerant(factory: Factory) -> Factory:
     """Return the factory, told only what it accepts."""
     known = inspect.signature(factory).parameters
-    anything = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in known.values())
-    return lambda **settings: factory(**{k: v for k, v in settings.items() if anything or k in known})
+    anything = any(
+        item.kind is inspect.Parameter.VAR_KEYWORD for item in known.values()
+    )
+    return lambda **settings: factory(
+        **{k: v for k, v in settings.items() if anything or k in known}
+    )

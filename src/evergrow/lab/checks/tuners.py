@@ -55,13 +55,23 @@ def _timm(name: str, **options: Any) -> nn.Module:
     return model.eval()
 
 
-_SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "num_classes": 5}
+_SMALL = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 48,
+    "num_heads": 3,
+    "num_classes": 5,
+}
 
 BACKBONES: dict[str, ModelFactory] = {
     "vit": lambda: _timm("vit_tiny_patch16_224", depth=3, **_SMALL),
-    "dinov2": lambda: _timm("vit_small_patch14_reg4_dinov2", depth=2, init_values=0.5, **_SMALL),
+    "dinov2": lambda: _timm(
+        "vit_small_patch14_reg4_dinov2", depth=2, init_values=0.5, **_SMALL
+    ),
     # The classifier of these models starts near zero and would let next to no gradient through.
-    "eva": lambda: _timm("eva02_tiny_patch14_224", depth=2, **{**_SMALL, "num_classes": 0}),
+    "eva": lambda: _timm(
+        "eva02_tiny_patch14_224", depth=2, **{**_SMALL, "num_classes": 0}
+    ),
     # Branches that start at nothing, as is usual, would give the tuner's parts in them no gradient.
     "resnet": lambda: _timm("test_resnet", num_classes=5, zero_init_last=False),
 }
@@ -95,7 +105,9 @@ class Setup:
 
     def backward(self, answer: Tensor) -> None:
         """Run a loss backwards in which every output has a weight of its own."""
-        weights = torch.randn(answer.shape, generator=generator(0, "tuner checks", "loss"))
+        weights = torch.randn(
+            answer.shape, generator=generator(0, "tuner checks", "loss")
+        )
         torch.autograd.backward((answer * weights.to(answer)).sum())
 
     def tuned(self, seed: int = 0, shake: bool = True) -> tuple[nn.Module, Tuner]:
@@ -112,7 +124,9 @@ def shake_parameters(tuner: Tuner, seed: int = 0) -> None:
     source = generator(seed, "tuner checks", "shake")
     with torch.no_grad():
         for parameter in tuner.parameters():
-            parameter.add_((0.1 * torch.randn(parameter.shape, generator=source)).to(parameter))
+            parameter.add_(
+                (0.1 * torch.randn(parameter.shape, generator=source)).to(parameter)
+            )
 
 
 _ZERO = "prompts start at zero, as published; std=0.02 has the property"
@@ -130,13 +144,20 @@ TUNER_CHECKS: Registry[Callable[[Setup], None]] = Registry("tuner check")
 
 def _same(a: Tensor, b: Tensor, what: str) -> None:
     if not torch.equal(a, b):
-        gap = float((a.detach() - b.detach()).abs().max()) if a.shape == b.shape else float("nan")
+        gap = (
+            float((a.detach() - b.detach()).abs().max())
+            if a.shape == b.shape
+            else float("nan")
+        )
         raise CheckFailure(f"{what} must agree to the bit, got a gap of {gap:.3g}")
 
 
 def _close(a: Tensor, b: Tensor, what: str, tolerance: float) -> None:
     gap = float((a.detach() - b.detach()).abs().max() / b.detach().abs().max())
-    require(gap <= tolerance, f"{what} must agree to {tolerance:g}, got a relative gap of {gap:.3g}")
+    require(
+        gap <= tolerance,
+        f"{what} must agree to {tolerance:g}, got a relative gap of {gap:.3g}",
+    )
 
 
 @TUNER_CHECKS.register("disabled_is_the_base_model")
@@ -146,7 +167,10 @@ def disabled_is_the_base_model(setup: Setup) -> None:
     model, tuner = setup.tuned()
     with torch.no_grad():
         expected, tuned = base(images), model(images)
-        require(not torch.equal(tuned, expected), "an enabled tuner must change what the model computes")
+        require(
+            not torch.equal(tuned, expected),
+            "an enabled tuner must change what the model computes",
+        )
         with tuner.disable():
             _same(model(images), expected, "a disabled tuner and the base model")
         _same(model(images), tuned, "before and after a disabled stretch")
@@ -162,20 +186,38 @@ def removed_is_the_base_model(setup: Setup) -> None:
     """Require that removal gives back modules, hooks, gradient flags, weights and answers of the base model."""
     model = setup.model()
     flagged = next(iter(model.parameters())).requires_grad_(False)
-    before = [(name, id(part), sorted(part.__dict__)) for name, part in model.named_modules()]
+    before = [
+        (name, id(part), sorted(part.__dict__)) for name, part in model.named_modules()
+    ]
     flags = [parameter.requires_grad for parameter in model.parameters()]
     digest, expected = hash_weights(model), model(setup.images())
     tuner = create_tuner(setup.tuner, model, **setup.settings)
-    require(hash_weights(model) == digest, "a tuned model must keep the names and values of its state")
+    require(
+        hash_weights(model) == digest,
+        "a tuned model must keep the names and values of its state",
+    )
     shake_parameters(tuner)
     model(setup.images())
     tuner.remove()
-    after = [(name, id(part), sorted(part.__dict__)) for name, part in model.named_modules()]
-    require(after == before, "removal must leave the same modules with the same attributes")
-    require(not any(_hooks(part) for part in model.modules()), "removal must leave no hooks")
-    require([p.requires_grad for p in model.parameters()] == flags, "removal must restore requires_grad")
-    require(not flagged.requires_grad, "removal must not unfreeze what was frozen before")
-    require(hash_weights(model) == digest, "removal must leave the weights as they were")
+    after = [
+        (name, id(part), sorted(part.__dict__)) for name, part in model.named_modules()
+    ]
+    require(
+        after == before, "removal must leave the same modules with the same attributes"
+    )
+    require(
+        not any(_hooks(part) for part in model.modules()), "removal must leave no hooks"
+    )
+    require(
+        [p.requires_grad for p in model.parameters()] == flags,
+        "removal must restore requires_grad",
+    )
+    require(
+        not flagged.requires_grad, "removal must not unfreeze what was frozen before"
+    )
+    require(
+        hash_weights(model) == digest, "removal must leave the weights as they were"
+    )
     require(tuners_of(model) == [], "removal must leave no tuner on the model")
     _same(model(setup.images()), expected, "a removed tuner and the base model")
 
@@ -193,9 +235,16 @@ def save_load_equal(setup: Setup) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tuner.safetensors"
         write_record(path, tuner.saved())
-        _same(_loaded(setup, path)(images), expected, "a saved tuner on a new model and the original")
+        _same(
+            _loaded(setup, path)(images),
+            expected,
+            "a saved tuner on a new model and the original",
+        )
         size = sum(tensor.nbytes for tensor in tuner.state_dict().values())
-        require(path.stat().st_size < size + 40_000, "the file must hold the tuner's parameters only")
+        require(
+            path.stat().st_size < size + 40_000,
+            "the file must hold the tuner's parameters only",
+        )
         narrow = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
         require_raises(
             EvergrowError,
@@ -219,14 +268,33 @@ def only_the_tuner_gets_gradients(setup: Setup) -> None:
     """Require that every parameter of the tuner gets a gradient and none of the backbone does, until it is frozen."""
     model, tuner = setup.tuned()
     total = tuner.n_trainable
-    require(total == sum(p.numel() for p in tuner.parameters()), "trainable counts must add up to the total")
+    require(
+        total == sum(p.numel() for p in tuner.parameters()),
+        "trainable counts must add up to the total",
+    )
     setup.backward(model(setup.images()))
-    missing = [name for name, p in tuner.named_parameters() if p.grad is None or not bool(p.grad.any())]
-    require(not missing, f"every parameter of the tuner must get a gradient, got none for {missing}")
-    touched = [name for name, p in model.named_parameters() if p.grad is not None or p.requires_grad]
-    require(not touched, f"no parameter of the backbone may get a gradient, got one for {touched}")
+    missing = [
+        name
+        for name, p in tuner.named_parameters()
+        if p.grad is None or not bool(p.grad.any())
+    ]
+    require(
+        not missing,
+        f"every parameter of the tuner must get a gradient, got none for {missing}",
+    )
+    touched = [
+        name
+        for name, p in model.named_parameters()
+        if p.grad is not None or p.requires_grad
+    ]
+    require(
+        not touched,
+        f"no parameter of the backbone may get a gradient, got one for {touched}",
+    )
     tuner.requires_grad_(False)
-    require(not model(setup.images()).requires_grad, "a frozen tuner must need no gradient")
+    require(
+        not model(setup.images()).requires_grad, "a frozen tuner must need no gradient"
+    )
     require(tuner.n_trainable == 0, "a frozen tuner must count no trainable parameter")
     tuner.requires_grad_(True)
     require(tuner.n_trainable == total, "an unfrozen tuner must count all again")
@@ -236,7 +304,10 @@ def only_the_tuner_gets_gradients(setup: Setup) -> None:
 def training_leaves_the_backbone_alone(setup: Setup) -> None:
     """Require that steps in the loop's training mode change the tuner and not one bit of the backbone's state."""
     model, tuner = setup.tuned()
-    digest, before = hash_weights(model), [p.detach().clone() for p in tuner.parameters()]
+    digest, before = (
+        hash_weights(model),
+        [p.detach().clone() for p in tuner.parameters()],
+    )
     optimizer = torch.optim.SGD(tuner.parameters(), lr=0.1, momentum=0.9)
     with torch.random.fork_rng(devices=[]), training_mode(model):
         torch.manual_seed(0)
@@ -245,10 +316,16 @@ def training_leaves_the_backbone_alone(setup: Setup) -> None:
             optimizer.zero_grad()
             setup.backward(model(setup.images()))
             optimizer.step()
-        require(modes == [part.training for part in model.modules()], "a pass must leave all parts in their mode")
+        require(
+            modes == [part.training for part in model.modules()],
+            "a pass must leave all parts in their mode",
+        )
     moved = [not torch.equal(old, new) for old, new in zip(before, tuner.parameters())]
     require(all(moved), "a step must change every parameter of the tuner")
-    require(hash_weights(model) == digest, "a step must not change the backbone's weights or statistics")
+    require(
+        hash_weights(model) == digest,
+        "a step must not change the backbone's weights or statistics",
+    )
 
 
 @TUNER_CHECKS.register("evaluation_is_repeatable")
@@ -259,7 +336,12 @@ def evaluation_is_repeatable(setup: Setup) -> None:
     with torch.no_grad():
         first = model(images)
         _same(model(images), first, "two passes in evaluation mode")
-        _close(torch.cat([model(image[None]) for image in images]), first, "images alone and in a batch", 1e-4)
+        _close(
+            torch.cat([model(image[None]) for image in images]),
+            first,
+            "images alone and in a batch",
+            1e-4,
+        )
         tuner.eval()
         _same(model(images), first, "a tuner in evaluation mode of its own")
 
@@ -268,11 +350,20 @@ def evaluation_is_repeatable(setup: Setup) -> None:
 def start_is_named_by_the_seed(setup: Setup) -> None:
     """Require that the seed alone decides the initial parameters, and that the global generator is not used."""
     state = torch.random.get_rng_state()
-    (_, first), (_, again), (_, other) = (setup.tuned(seed, shake=False) for seed in (0, 0, 1))
-    require(torch.equal(torch.random.get_rng_state(), state), "making a tuner must not use the global generator")
+    (_, first), (_, again), (_, other) = (
+        setup.tuned(seed, shake=False) for seed in (0, 0, 1)
+    )
+    require(
+        torch.equal(torch.random.get_rng_state(), state),
+        "making a tuner must not use the global generator",
+    )
     for name, tensor in first.state_dict().items():
-        _same(again.state_dict()[name], tensor, f"{name} of two tuners with the same seed")
-    different = any(not torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters()))
+        _same(
+            again.state_dict()[name], tensor, f"{name} of two tuners with the same seed"
+        )
+    different = any(
+        not torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters())
+    )
     require(different, "another seed must give other parameters")
 
 
@@ -296,11 +387,17 @@ def several_coexist(setup: Setup) -> None:
     model(images)
     tuners[1].remove()
     tuners[0].remove()
-    require(not any(p.requires_grad for p in model.parameters()), "the backbone must stay frozen until the last leaves")
+    require(
+        not any(p.requires_grad for p in model.parameters()),
+        "the backbone must stay frozen until the last leaves",
+    )
     _same(model(images), alone[2], "the tuner that stays and the same one alone")
     tuners[2].remove()
     _same(model(images), expected, "the model that all have left and the base model")
-    require([p.requires_grad for p in model.parameters()] == flags, "the last to leave must restore requires_grad")
+    require(
+        [p.requires_grad for p in model.parameters()] == flags,
+        "the last to leave must restore requires_grad",
+    )
 
 
 @TUNER_CHECKS.register("precisions")
@@ -312,7 +409,10 @@ def precisions(setup: Setup) -> None:
     wide = setup.model().double()
     tuner = create_tuner(setup.tuner, wide, **setup.settings)
     shake_parameters(tuner)
-    require({p.dtype for p in tuner.parameters()} == {torch.float64}, "a tuner must have the type of its backbone")
+    require(
+        {p.dtype for p in tuner.parameters()} == {torch.float64},
+        "a tuner must have the type of its backbone",
+    )
     _close(wide(images.double()).float(), expected, "float64 and float32", 1e-4)
     model, tuner = setup.tuned()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -320,7 +420,12 @@ def precisions(setup: Setup) -> None:
         setup.backward(answer.float())
     _close(answer.detach().float(), expected, "autocast and float32", 0.2)
     require(
-        all(bool(torch.isfinite(p.grad).all()) for p in tuner.parameters() if p.grad is not None), "finite gradients"
+        all(
+            bool(torch.isfinite(p.grad).all())
+            for p in tuner.parameters()
+            if p.grad is not None
+        ),
+        "finite gradients",
     )
 
 
@@ -329,13 +434,25 @@ def bad_settings_are_refused(setup: Setup) -> None:
     """Require that an unknown setting is an error, and that it leaves the model untouched."""
     model = setup.model()
     digest, flags = hash_weights(model), [p.requires_grad for p in model.parameters()]
-    require_raises(ParameterError, lambda: create_tuner(setup.tuner, model, no_such_setting=1), "an unknown setting")
-    require(hash_weights(model) == digest and tuners_of(model) == [], "a refusal must leave the model untouched")
-    require([p.requires_grad for p in model.parameters()] == flags, "a refusal must not freeze the model")
+    require_raises(
+        ParameterError,
+        lambda: create_tuner(setup.tuner, model, no_such_setting=1),
+        "an unknown setting",
+    )
+    require(
+        hash_weights(model) == digest and tuners_of(model) == [],
+        "a refusal must leave the model untouched",
+    )
+    require(
+        [p.requires_grad for p in model.parameters()] == flags,
+        "a refusal must not freeze the model",
+    )
 
 
 def iter_tuner_checks(
-    tuners: Iterable[str] | None = None, backbones: Iterable[str] | None = None, checks: Iterable[str] | None = None
+    tuners: Iterable[str] | None = None,
+    backbones: Iterable[str] | None = None,
+    checks: Iterable[str] | None = None,
 ) -> Iterator[Case]:
     """Yield every registered tuner on every backbone under every check, for a test runner to parametrise over.
 
@@ -356,10 +473,18 @@ def iter_tuner_checks(
             yield from _cases(tuner, backbone, BACKBONES[backbone], checks)
 
 
-def _cases(tuner: str, backbone: str, model: ModelFactory, checks: Iterable[str] | None) -> Iterator[Case]:
+def _cases(
+    tuner: str, backbone: str, model: ModelFactory, checks: Iterable[str] | None
+) -> Iterator[Case]:
     setup = Setup(tuner, model, SETTINGS.get(tuner, {}))
     for check in checks or TUNER_CHECKS.names():
-        yield Case(f"{tuner}-{backbone}", check, setup, TUNER_CHECKS[check], TUNER_OPT_OUTS.get((tuner, check)))
+        yield Case(
+            f"{tuner}-{backbone}",
+            check,
+            setup,
+            TUNER_CHECKS[check],
+            TUNER_OPT_OUTS.get((tuner, check)),
+        )
 
 
 def run_tuner_checks(
@@ -391,4 +516,7 @@ def run_tuner_checks(
     """
     if model is None:
         return [case.run() for case in iter_tuner_checks([tuner], None, checks)]
-    return [case.run() for case in _cases(tuner, getattr(model, "__name__", "model"), model, checks)]
+    return [
+        case.run()
+        for case in _cases(tuner, getattr(model, "__name__", "model"), model, checks)
+    ]

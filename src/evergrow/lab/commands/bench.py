@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from evergrow.engine import Engine
     from evergrow.lab.bench import GridResult, Step
 
-command_group("lab", "Compare methods: grids of experiments, their records, tables and figures.")
+command_group(
+    "lab", "Compare methods: grids of experiments, their records, tables and figures."
+)
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,34 @@ class SideBySide(WorkerOptions):
             return None
         if self.engine == "local":
             return LocalEngine(workers=self.workers or 1)
-        return RayEngine(address=self.address, workers=self.workers, gpus_per_worker=self.gpus_per_worker)
+        return RayEngine(
+            address=self.address,
+            workers=self.workers,
+            gpus_per_worker=self.gpus_per_worker,
+        )
 
 
 ONE_BY_ONE = SideBySide()
 """Here, one after the other."""
 
-Folder = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the records.")]
-Only = Annotated[list[str] | None, typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'.")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")]
+Folder = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Folder of the records.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'."),
+]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Run again what failed.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")]
 
 
 @command("lab run")
 def run_command(
-    spec: Annotated[Path, typer.Argument(help="TOML file: methods x data sets x protocols x seeds.")],
+    spec: Annotated[
+        Path, typer.Argument(help="TOML file: methods x data sets x protocols x seeds.")
+    ],
     output: Folder = None,
     only: Only = None,
     retry_failed: RetryFailed = False,
@@ -76,7 +91,10 @@ def run_command(
 
 @command("lab mechanism")
 def mechanism_command(
-    spec: Annotated[Path, typer.Argument(help="TOML file: analyses x data sets x protocols x seeds.")],
+    spec: Annotated[
+        Path,
+        typer.Argument(help="TOML file: analyses x data sets x protocols x seeds."),
+    ],
     output: Folder = None,
     only: Only = None,
     retry_failed: RetryFailed = False,
@@ -105,18 +123,33 @@ def _run(
 
     spec = load_spec(path)
     if bool(spec.analyses) != (noun == "analyses"):
-        kind, other = ("analyses", "mechanism") if spec.analyses else ("methods and no analyses", "run")
+        kind, other = (
+            ("analyses", "mechanism")
+            if spec.analyses
+            else ("methods and no analyses", "run")
+        )
         raise InputError(f"{path} has {kind}: run it by 'evergrow lab {other} {path}'")
-    chosen: dict[str, Any] = {"output": output, "only": only or (), "retry_failed": retry_failed}
+    chosen: dict[str, Any] = {
+        "output": output,
+        "only": only or (),
+        "retry_failed": retry_failed,
+    }
     if dry_run:
         planned = plan_grid(spec, **chosen)
-        lines = [f"{step.action:6}  {step.run.run_id}  {step.run.title}" for step in planned.steps]
-        lines.append(f"{len(planned.steps)} {noun}: {_counted(step.action for step in planned.steps)}")
+        lines = [
+            f"{step.action:6}  {step.run.run_id}  {step.run.title}"
+            for step in planned.steps
+        ]
+        lines.append(
+            f"{len(planned.steps)} {noun}: {_counted(step.action for step in planned.steps)}"
+        )
         return Answer({noun: [_step_values(step) for step in planned.steps]}, lines)
     done = run_grid(spec, say=note_line, engine=placing.opened(), **chosen)
     values = {noun: [_step_values(step) for step in done.steps]}
     note = f"the records are in {done.folder}"
-    return Answer(values, _result_lines(done, noun), code=ExitCode(done.exit_code), done=note)
+    return Answer(
+        values, _result_lines(done, noun), code=ExitCode(done.exit_code), done=note
+    )
 
 
 def _step_values(step: Step) -> dict[str, Any]:
@@ -141,7 +174,9 @@ def _result_lines(done: GridResult, noun: str) -> list[str]:
 
     runs = [record for record in done.records if not record.analysis]
     lines = render(compare(runs), "table").splitlines() if runs else []
-    lines.append(f"{_counted(step.status for step in done.steps)}; records in {done.folder}")
+    lines.append(
+        f"{_counted(step.status for step in done.steps)}; records in {done.folder}"
+    )
     if any(step.action == "failed" for step in done.steps):
         lines.append(f"some {noun} failed earlier: --retry-failed runs them again")
     if done.cancelled:
@@ -156,11 +191,19 @@ def _counted(words: Iterable[str]) -> str:
 
 @command("lab show")
 def show_command(
-    runs: Annotated[list[Path], typer.Argument(help="Record files, or folders of them.")],
-    format: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex, csv or html.")] = "table",
+    runs: Annotated[
+        list[Path], typer.Argument(help="Record files, or folders of them.")
+    ],
+    format: Annotated[
+        str, typer.Option("--format", "-f", help="table, markdown, latex, csv or html.")
+    ] = "table",
     metric: Annotated[
         list[str] | None,
-        typer.Option("--metric", "-m", help="a_last, a_avg, f_avg, a_last_within, train_s, ...; repeatable."),
+        typer.Option(
+            "--metric",
+            "-m",
+            help="a_last, a_avg, f_avg, a_last_within, train_s, ...; repeatable.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> Answer:
@@ -179,4 +222,7 @@ def show_command(
         raise InputError(f"No record of a run in {', '.join(map(str, runs))}")
     comparison = compare(found, metric or ["a_last", "a_avg"])
     cells = [{**asdict(cell), "metric": cell.metric.title} for cell in comparison.cells]
-    return Answer({"cells": cells, "notes": comparison.notes}, render(comparison, format).splitlines())
+    return Answer(
+        {"cells": cells, "notes": comparison.notes},
+        render(comparison, format).splitlines(),
+    )

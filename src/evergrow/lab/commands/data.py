@@ -18,10 +18,17 @@ from evergrow.core.errors import DataWarning
 
 @command("lab data")
 def data_command(
-    source: Annotated[str, typer.Argument(help="Name of a benchmark, or a folder or file.")],
-    root: Annotated[Path | None, typer.Option(help="Folder that the benchmark is in.")] = None,
+    source: Annotated[
+        str, typer.Argument(help="Name of a benchmark, or a folder or file.")
+    ],
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that the benchmark is in.")
+    ] = None,
     benchmark: Annotated[
-        str | None, typer.Option(help="Benchmark to compare with; by default the one that the data are named after.")
+        str | None,
+        typer.Option(
+            help="Benchmark to compare with; by default the one that the data are named after."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> Answer:
@@ -41,5 +48,8 @@ def data_command(
         data = load_benchmark(source, root=root)
     differences = check_benchmark(data, benchmark)
     values = {**inspect_data(data).to_dict(), "differences": differences}
-    lines = [*report_lines(values), *(f"{'differs':<17} {line}" for line in differences)]
+    lines = [
+        *report_lines(values),
+        *(f"{'differs':<17} {line}" for line in differences),
+    ]
     return Answer(values, lines, code=ExitCode.LOOK if differences else ExitCode.OK)

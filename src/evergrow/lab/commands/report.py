@@ -21,9 +21,19 @@ _SHOWN = 5
 
 @command("lab report")
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="Record files, or folders of them, searched at any depth.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the page, the figures and the tables.")],
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Evergrow benchmark report",
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Record files, or folders of them, searched at any depth."),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="Folder of the page, the figures and the tables."
+        ),
+    ],
+    title: Annotated[
+        str, typer.Option(help="Heading of the page.")
+    ] = "Evergrow benchmark report",
     as_json: Json = False,
 ) -> Answer:
     """Draw every table and figure that the records in RUNS allow, beside the paper's published values.
@@ -42,7 +52,12 @@ def report_command(
     outcome = build_report(runs, output, title=title)
     _name_left_out(outcome)
     values = {**asdict(outcome), "page": str(outcome.page)}
-    return Answer(values, _lines(outcome), code=ExitCode(outcome.exit_code), done=f"{outcome.page} was written")
+    return Answer(
+        values,
+        _lines(outcome),
+        code=ExitCode(outcome.exit_code),
+        done=f"{outcome.page} was written",
+    )
 
 
 def _name_left_out(outcome: Report) -> None:
@@ -50,15 +65,22 @@ def _name_left_out(outcome: Report) -> None:
     for file, reason in list(outcome.left_out.items())[:_SHOWN]:
         note_line(f"left out: {file}: {reason}")
     if len(outcome.left_out) > _SHOWN:
-        note_line(f"left out: {len(outcome.left_out) - _SHOWN} further files, named on the page")
+        note_line(
+            f"left out: {len(outcome.left_out) - _SHOWN} further files, named on the page"
+        )
 
 
 def _lines(outcome: Report) -> list[str]:
     """Return the page, its size and the results that were not run as lines."""
-    lines = [f"{outcome.page}: {len(outcome.figures)} panels of figures, {len(outcome.tables)} tables"]
+    lines = [
+        f"{outcome.page}: {len(outcome.figures)} panels of figures, {len(outcome.tables)} tables"
+    ]
     lines += [
-        f"not run: {entry.title}" + (f"  ->  {entry.command}" if entry.command else "") for entry in outcome.not_run
+        f"not run: {entry.title}" + (f"  ->  {entry.command}" if entry.command else "")
+        for entry in outcome.not_run
     ]
     if outcome.notes:
-        lines.append(f"{len(outcome.notes)} notes on the data stand under 'What was left out' on the page")
+        lines.append(
+            f"{len(outcome.notes)} notes on the data stand under 'What was left out' on the page"
+        )
     return lines

@@ -20,7 +20,11 @@ from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.statistics import check_gram
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.lab.heads.prototypes import SharedGaussian, check_counts, target_prototypes
+from evergrow.lab.heads.prototypes import (
+    SharedGaussian,
+    check_counts,
+    target_prototypes,
+)
 from evergrow.lab.heads.random_layer import empty_model, one_hot
 from evergrow.lab.layers.gaussian import GaussianLayer, input_weights
 
@@ -159,7 +163,9 @@ class AnaCPClassifier(IncrementalClassifier):
             heads = [empty_model(layer, ridge, "l2") for layer in layers]
             gaussian = SharedGaussian.empty(Z.shape[1], self.variant, Z)
         learned = [head.learn(Z, codes, labels.groups) for head in heads]
-        self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.groups), output)
+        self._commit(
+            learned, gaussian.add(normalize(Z, "l2"), codes, labels.groups), output
+        )
 
     def _regroup(self, change: ClassChange) -> None:
         if change.order is None:
@@ -169,7 +175,9 @@ class AnaCPClassifier(IncrementalClassifier):
         heads = [head.group(change.groups) for head in self._heads]
         self._commit(heads, self._gaussian.group(change.groups), self._output)
 
-    def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: FeatureMap) -> None:
+    def _commit(
+        self, heads: list[RidgeModel], gaussian: SharedGaussian, output: FeatureMap
+    ) -> None:
         self._heads, self._gaussian, self._output = heads, gaussian, output
         for name in ("_maps", "_classifier"):
             self.__dict__.pop(name, None)
@@ -195,8 +203,15 @@ class AnaCPClassifier(IncrementalClassifier):
             total = X.new_zeros(rows.stop - rows.start, len(self._maps.prototypes))
             for head, weights in zip(self._heads, self._maps.heads):
                 scores = head.layer.transform(X[rows]) @ weights
-                total += scores / (scores @ self._maps.prototypes).norm(dim=1, keepdim=True).clamp_min(1e-12)
-            yield rows, torch.nn.functional.gelu((total / len(self._heads)) @ self._maps.output)
+                total += scores / (scores @ self._maps.prototypes).norm(
+                    dim=1, keepdim=True
+                ).clamp_min(1e-12)
+            yield (
+                rows,
+                torch.nn.functional.gelu(
+                    (total / len(self._heads)) @ self._maps.output
+                ),
+            )
 
     def _solve(self) -> None:
         """Fit heads to prototypes, then the classifier to pseudo-features."""
@@ -211,7 +226,10 @@ class AnaCPClassifier(IncrementalClassifier):
             H = torch.cat([part for _, part in self._lift(X)]).to(Y.dtype)
             self._classifier = H.T @ safe_cholesky(H @ H.T, shift=alpha).solve(Y)
             return
-        gram, cross = Y.new_zeros(self.n_units, self.n_units), Y.new_zeros(self.n_units, len(prototypes))
+        gram, cross = (
+            Y.new_zeros(self.n_units, self.n_units),
+            Y.new_zeros(self.n_units, len(prototypes)),
+        )
         for rows, H in self._lift(X):
             gram += H.T @ H
             cross += H.T @ Y[rows].to(dtype)
@@ -219,10 +237,17 @@ class AnaCPClassifier(IncrementalClassifier):
 
     def _pseudo_features(self) -> tuple[Tensor, Tensor]:
         """Draw from N(mu_c, Sigma) for every class."""
-        means, count = self._gaussian.means.to(self._work_dtype()), self.samples_per_class
+        means, count = (
+            self._gaussian.means.to(self._work_dtype()),
+            self.samples_per_class,
+        )
         lower = safe_cholesky(self._gaussian.covariance()).lower.to(means)
         normals = [
-            torch.randn(count, means.shape[1], generator=generator(self._seed, "anacp", "pseudo", index))
+            torch.randn(
+                count,
+                means.shape[1],
+                generator=generator(self._seed, "anacp", "pseudo", index),
+            )
             for index in range(len(means))
         ]
         noise = torch.cat(normals).to(means)
@@ -239,24 +264,45 @@ class AnaCPClassifier(IncrementalClassifier):
     def _scores(self, Z: Tensor) -> Tensor:
         self._settle()
         classifier = self._classifier.to(self._work_dtype())
-        return torch.cat([H @ classifier for _, H in self._lift(normalize(Z, "l2"))]).to(Z.dtype)
+        return torch.cat(
+            [H @ classifier for _, H in self._lift(normalize(Z, "l2"))]
+        ).to(Z.dtype)
 
     # -- files ------------------------------------------------------------------------------------------
 
     def _contents(self) -> _Learned:
         gaussian = self._gaussian
-        return _Learned(self._seed, tuple(self._heads), self._output, gaussian.counts, gaussian.spread, gaussian.sums)
+        return _Learned(
+            self._seed,
+            tuple(self._heads),
+            self._output,
+            gaussian.counts,
+            gaussian.spread,
+            gaussian.sums,
+        )
 
     def _restore(self, learned: _Learned) -> None:
         width, counts, count = self.n_features_in_, learned.counts, len(learned.heads)
-        require(count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}")
+        require(
+            count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}"
+        )
         heads = [self._check_model(head) for head in learned.heads]
         layers = [learned.output, *(head.layer for head in heads)]
-        right = all((layer.n_features_in, layer.n_outputs) == (width, self.n_units) for layer in layers)
+        right = all(
+            (layer.n_features_in, layer.n_outputs) == (width, self.n_units)
+            for layer in layers
+        )
         require(right, "its layers are of another width than its settings say")
         check_counts(counts, len(self.classes_))
-        require(all(torch.equal(head.counts, counts) for head in heads), "its heads learned other samples")
+        require(
+            all(torch.equal(head.counts, counts) for head in heads),
+            "its heads learned other samples",
+        )
         require(len(learned.sums) == width, "'sums' are of features of another width")
         check_gram("spread", learned.spread)
         self._seed = learned.seed
-        self._commit(heads, SharedGaussian(learned.sums, counts, learned.spread, self.variant), learned.output)
+        self._commit(
+            heads,
+            SharedGaussian(learned.sums, counts, learned.spread, self.variant),
+            learned.output,
+        )

@@ -11,7 +11,11 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.head.layers import GuidedLayer, Layer
-from evergrow.head.layers.feature_map import check_contrast, normalize, resolve_normalization
+from evergrow.head.layers.feature_map import (
+    check_contrast,
+    normalize,
+    resolve_normalization,
+)
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_by_gcv
 from evergrow.head.linalg.scatter import ClassGeometry
@@ -53,7 +57,12 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
     True
     """
 
-    def __init__(self, n_units: int = 3000, random_state: Any = None, device: str | torch.device = "auto") -> None:
+    def __init__(
+        self,
+        n_units: int = 3000,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+    ) -> None:
         self.n_units = n_units
         self.random_state = random_state
         self.device = device
@@ -67,7 +76,10 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
     def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
         if "_model" in vars(self):
             return self._model
-        self._seed, rule = resolve_seed(self.random_state), resolve_normalization("auto", Z)
+        self._seed, rule = (
+            resolve_seed(self.random_state),
+            resolve_normalization("auto", Z),
+        )
         Z = normalize(Z, rule)
         layer = self._build(Z, one_hot(codes, n_classes, Z))
         check_contrast(layer, Z)
@@ -86,7 +98,9 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
             scale = float(max(geometry.stats.count - len(model.counts), 1))
             offset = -0.5 * scale * (geometry.means * solved).sum(dim=0)
             weights = scale * geometry.stats.lift(solved)
-            self._solution: Any = Readout(weights.contiguous(), offset, alpha, factor.jitter)
+            self._solution: Any = Readout(
+                weights.contiguous(), offset, alpha, factor.jitter
+            )
         found: Readout = self._solution
         return found
 
@@ -98,7 +112,10 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
 
     def _scores(self, Z: Tensor) -> Tensor:
         readout = self._readout()
-        parts = [torch.addmm(readout.offset, H, readout.weights) for _, H in self._model.activations(Z)]
+        parts = [
+            torch.addmm(readout.offset, H, readout.weights)
+            for _, H in self._model.activations(Z)
+        ]
         return torch.cat(parts)
 
     def linear_map(self) -> LayerMap:

@@ -112,7 +112,9 @@ class JointLinearProbe(IncrementalClassifier):
         if self.solver == "analytic":
             self._model = self._model.group(change.groups)
         else:
-            places = torch.empty(len(self.classes_), dtype=torch.int64, device=self._codes.device)
+            places = torch.empty(
+                len(self.classes_), dtype=torch.int64, device=self._codes.device
+            )
             for place, group in enumerate(change.groups):
                 places[group] = place
             self._codes = places[self._codes]
@@ -126,12 +128,16 @@ class JointLinearProbe(IncrementalClassifier):
         state = RidgeStatistics.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel.start(layer, "none", state)
 
-    def _gathered(self, Z: Tensor, codes: Tensor, groups: list[list[int]]) -> tuple[Tensor, Tensor]:
+    def _gathered(
+        self, Z: Tensor, codes: Tensor, groups: list[list[int]]
+    ) -> tuple[Tensor, Tensor]:
         """Return all features so far and their classes' positions after the update."""
         Z = _storable(Z)
         if "_kept" not in vars(self):
             return Z, codes
-        places = torch.tensor([group[0] if group else -1 for group in groups], device=codes.device)
+        places = torch.tensor(
+            [group[0] if group else -1 for group in groups], device=codes.device
+        )
         old = torch.nonzero(places >= 0).ravel()
         moved = torch.empty_like(old)
         moved[places[old]] = old
@@ -142,7 +148,9 @@ class JointLinearProbe(IncrementalClassifier):
 
     def _settle(self) -> None:
         if "_readout" not in vars(self):
-            self._readout = self._solve() if self.solver == "analytic" else self._train()
+            self._readout = (
+                self._solve() if self.solver == "analytic" else self._train()
+            )
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
@@ -174,11 +182,16 @@ class JointLinearProbe(IncrementalClassifier):
         """Train ``scale * cos(z, w_c)`` by stochastic gradient descent, in float32."""
         X = torch.nn.functional.normalize(self._kept)
         width, n_classes = X.shape[1], len(self.classes_)
-        drawn = torch.rand(n_classes, width, generator=generator(self._seed, "joint-lp", "weights"))
+        drawn = torch.rand(
+            n_classes, width, generator=generator(self._seed, "joint-lp", "weights")
+        )
         weights = ((2.0 * drawn - 1.0) / math.sqrt(width)).to(X.device).requires_grad_()
         scale = torch.ones(1, device=X.device, requires_grad=True)
         optimizer = torch.optim.SGD(
-            [weights, scale], lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+            [weights, scale],
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
         )
         with torch.enable_grad():
             for epoch in range(self.n_epochs):
@@ -186,12 +199,18 @@ class JointLinearProbe(IncrementalClassifier):
                 order = torch.randperm(X.shape[0], generator=stream).to(X.device)
                 for start in range(0, X.shape[0], self.batch_size):
                     batch = order[start : start + self.batch_size]
-                    logits = scale * (X[batch] @ torch.nn.functional.normalize(weights).T)
+                    logits = scale * (
+                        X[batch] @ torch.nn.functional.normalize(weights).T
+                    )
                     optimizer.zero_grad()
                     loss = torch.nn.functional.cross_entropy(logits, self._codes[batch])
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
-        learned = (scale * torch.nn.functional.normalize(weights)).detach().T.to(torch.float64)
+        learned = (
+            (scale * torch.nn.functional.normalize(weights))
+            .detach()
+            .T.to(torch.float64)
+        )
         return Readout(learned, learned.new_zeros(n_classes), 0.0, 0.0)
 
     def _contents(self) -> _Learned:
@@ -207,13 +226,20 @@ class JointLinearProbe(IncrementalClassifier):
             return
         kept, codes = learned.kept, learned.codes
         if kept is None or codes is None or kept.shape[1] != self.n_features_in_:
-            raise FileFormatError("it lacks samples, or they have features of another width")
+            raise FileFormatError(
+                "it lacks samples, or they have features of another width"
+            )
         known = bool(((codes >= 0) & (codes < len(self.classes_))).all())
-        require(len(codes) > 0 and known, "samples that it keeps are of classes that it does not know")
+        require(
+            len(codes) > 0 and known,
+            "samples that it keeps are of classes that it does not know",
+        )
         self._kept, self._codes = kept, codes
 
 
 def _storable(Z: Tensor) -> Tensor:
     """Return rows in float32; only directions count, so that those too long or too short for it are normalised."""
     norms = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
-    return torch.where((norms > 1e-9) & (norms < 1e15), Z, normalize(Z, "l2")).to(torch.float32)
+    return torch.where((norms > 1e-9) & (norms < 1e15), Z, normalize(Z, "l2")).to(
+        torch.float32
+    )

@@ -136,7 +136,11 @@ class KLDAClassifier(IncrementalClassifier):
 
     def _first_members(self, Z: Tensor) -> list[RidgeModel]:
         self._seed = resolve_seed(self.random_state)
-        self._gamma = median_gamma(Z, self._seed) if isinstance(self.gamma, str) else float(self.gamma)
+        self._gamma = (
+            median_gamma(Z, self._seed)
+            if isinstance(self.gamma, str)
+            else float(self.gamma)
+        )
         seeds = range(self._seed, self._seed + self.n_ensembles)
         layers = [fourier_units(Z, self.n_units, self._gamma, seed) for seed in seeds]
         for layer in layers:
@@ -159,33 +163,47 @@ class KLDAClassifier(IncrementalClassifier):
         self._require_fitted()
         self._settle()
         if len(self._members) > 1:
-            raise UnsupportedError("method 'klda' with an ensemble cannot be written as plain matrices")
+            raise UnsupportedError(
+                "method 'klda' with an ensemble cannot be written as plain matrices"
+            )
         # Scores are twice the linear discriminant; see _logits.
-        return layer_map(self._members[0], self._readouts[0].weights, self._readouts[0].offset, 2.0)
+        return layer_map(
+            self._members[0], self._readouts[0].weights, self._readouts[0].offset, 2.0
+        )
 
     def _scores(self, Z: Tensor) -> Tensor:
         self._settle()
         if len(self._members) == 1:
             return self._logits(0, Z)
-        votes = [torch.softmax(self._logits(index, Z), dim=1) for index in range(len(self._members))]
+        votes = [
+            torch.softmax(self._logits(index, Z), dim=1)
+            for index in range(len(self._members))
+        ]
         return torch.stack(votes).mean(dim=0)
 
     def _logits(self, index: int, Z: Tensor) -> Tensor:
         # -(phi - mu)^T B (phi - mu) = 2 (phi^T B mu - mu^T B mu / 2) - phi^T B phi
         readout = self._readouts[index]
-        parts = [torch.addmm(readout.offset, H, readout.weights) for _, H in self._members[index].activations(Z)]
+        parts = [
+            torch.addmm(readout.offset, H, readout.weights)
+            for _, H in self._members[index].activations(Z)
+        ]
         return 2.0 * torch.cat(parts)
 
     def _solve(self, member: RidgeModel) -> Discriminant:
         geometry = ClassGeometry.of(member.state, member.counts)
         if self.inverse == "ridge":
-            reduced = safe_cholesky(geometry.scatter, shift=float(self.alpha)).solve(geometry.means)
+            reduced = safe_cholesky(geometry.scatter, shift=float(self.alpha)).solve(
+                geometry.means
+            )
         else:
             values, vectors = symmetric_eigh(geometry.scatter)
             # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.
             scale = float(geometry.stats.gram.diagonal().sum())
             kept = values > len(values) * torch.finfo(values.dtype).eps * scale
-            reduced = vectors[:, kept] @ ((vectors[:, kept].T @ geometry.means) / values[kept, None])
+            reduced = vectors[:, kept] @ (
+                (vectors[:, kept].T @ geometry.means) / values[kept, None]
+            )
         offset = -0.5 * torch.einsum("kc,kc->c", geometry.means, reduced)
         return Discriminant(geometry.stats.lift(reduced), offset)
 
@@ -194,7 +212,9 @@ class KLDAClassifier(IncrementalClassifier):
 
     def _restore(self, learned: _Learned) -> None:
         count = len(learned.members)
-        require(count == self.n_ensembles, f"it has {count} members of {self.n_ensembles}")
+        require(
+            count == self.n_ensembles, f"it has {count} members of {self.n_ensembles}"
+        )
         members = [self._check_model(member) for member in learned.members]
         same = all(torch.equal(member.counts, members[0].counts) for member in members)
         require(same, "its members learned other samples")
@@ -212,13 +232,19 @@ def fourier_units(Z: Tensor, n_units: int, gamma: float, seed: int) -> DenseMap:
     """Return random Fourier features of the kernel ``exp(-gamma |z - z'|^2)`` with independent normal weights."""
     sampler = UnitSampler(Z, (math.sqrt(2.0 * gamma),), "phases", seed, "fourier")
     weights, bias = sampler.layer(n_units, UNITS_PER_DRAW)
-    return DenseMap(weights=weights, bias=bias, activation="cos", gain=math.sqrt(2.0 / n_units))
+    return DenseMap(
+        weights=weights, bias=bias, activation="cos", gain=math.sqrt(2.0 / n_units)
+    )
 
 
 def median_gamma(Z: Tensor, seed: int, rows: int = 1000) -> float:
     """Return ``0.5 / median squared distance`` over pairs of at most ``rows`` rows of Z."""
     if Z.shape[0] > rows:
-        Z = Z[torch.randperm(Z.shape[0], generator=generator(seed, "median"))[:rows].to(Z.device)]
+        Z = Z[
+            torch.randperm(Z.shape[0], generator=generator(seed, "median"))[:rows].to(
+                Z.device
+            )
+        ]
     squared = torch.nn.functional.pdist(Z.to(torch.float64)).square()
     median = float(squared.median()) if squared.numel() else 0.0
     return 0.5 / median if median > 0.0 else 1.0

@@ -137,7 +137,9 @@ class LoRanPACClassifier(IncrementalClassifier):
             cross = sum_columns(self._cross, labels.groups)
         else:
             self._seed = resolve_seed(self.random_state)
-            layer = GaussianLayer(self.n_units, activation="relu", bias="none").build(Z, Z, seed=self._seed)
+            layer = GaussianLayer(self.n_units, activation="relu", bias="none").build(
+                Z, Z, seed=self._seed
+            )
             check_contrast(layer, Z)
             kept, count = TruncatedBasis.empty(self.n_units, dtype, Z.device), 0
             cross = torch.zeros(self.n_units, n_classes, dtype=dtype, device=Z.device)
@@ -150,7 +152,12 @@ class LoRanPACClassifier(IncrementalClassifier):
         self._commit(layer, kept, cross, count)
 
     def _regroup(self, change: ClassChange) -> None:
-        self._commit(self._layer, self._kept, sum_columns(self._cross, change.groups), self._count)
+        self._commit(
+            self._layer,
+            self._kept,
+            sum_columns(self._cross, change.groups),
+            self._count,
+        )
 
     def _flushes(self, n: int) -> Iterator[slice]:
         """Yield the rows that are absorbed together."""
@@ -162,7 +169,9 @@ class LoRanPACClassifier(IncrementalClassifier):
                 yield slice(start, stop)
                 start, batches = stop, 0
 
-    def _commit(self, layer: FeatureMap, kept: TruncatedBasis, cross: Tensor, count: int) -> None:
+    def _commit(
+        self, layer: FeatureMap, kept: TruncatedBasis, cross: Tensor, count: int
+    ) -> None:
         self._layer, self._kept, self._cross, self._count = layer, kept, cross, count
         self.__dict__.pop("_weights", None)
 
@@ -179,20 +188,43 @@ class LoRanPACClassifier(IncrementalClassifier):
         self._settle()
         weights = self._weights.cpu()
         constant = weights.new_zeros(weights.shape[1])
-        return LayerMap("none", self._layer.units(), weights, None, constant, weights.dtype)
+        return LayerMap(
+            "none", self._layer.units(), weights, None, constant, weights.dtype
+        )
 
     def _scores(self, Z: Tensor) -> Tensor:
         self._settle()
-        parts = [H @ self._weights for _, H in self._layer.iter_transform(Z.to(self._weights.dtype))]
+        parts = [
+            H @ self._weights
+            for _, H in self._layer.iter_transform(Z.to(self._weights.dtype))
+        ]
         return torch.cat(parts).to(Z.dtype)
 
     def _contents(self) -> _Learned:
-        return _Learned(self._seed, self._count, self._layer, self._cross, self._kept.basis, self._kept.core)
+        return _Learned(
+            self._seed,
+            self._count,
+            self._layer,
+            self._cross,
+            self._kept.basis,
+            self._kept.core,
+        )
 
     def _restore(self, learned: _Learned) -> None:
-        layer, basis, cross, dtype = learned.layer, learned.basis, learned.cross, self._work_dtype()
-        require(layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
-        require(basis.dtype == dtype and len(basis) == layer.n_outputs, "'basis' does not fit its layer and settings")
+        layer, basis, cross, dtype = (
+            learned.layer,
+            learned.basis,
+            learned.cross,
+            self._work_dtype(),
+        )
+        require(
+            layer.n_features_in == self.n_features_in_,
+            "its layer is for features of another width",
+        )
+        require(
+            basis.dtype == dtype and len(basis) == layer.n_outputs,
+            "'basis' does not fit its layer and settings",
+        )
         fits = cross.dtype == dtype and cross.shape[1] == len(self.classes_)
         require(fits, "'cross' does not fit its classes and settings")
         check_gram("core", learned.core)

@@ -56,7 +56,9 @@ class SharedGaussian:
         """Class means (C, d)."""
         return (self.sums / self.counts).T
 
-    def add(self, X: Tensor, codes: Tensor, groups: Sequence[Sequence[int]]) -> SharedGaussian:
+    def add(
+        self, X: Tensor, codes: Tensor, groups: Sequence[Sequence[int]]
+    ) -> SharedGaussian:
         """Return the Gaussian with rows X (n, d) of classes ``codes`` added; ``groups`` places the old classes.
 
         The official code adds the new samples to its total before it merges the covariances,
@@ -65,7 +67,9 @@ class SharedGaussian:
         """
         n_classes = len(groups)
         sums = sum_columns(self.sums, groups).addmm(X.T, one_hot(codes, n_classes, X))
-        counts = sum_columns(self.counts, groups, dim=0) + torch.bincount(codes, minlength=n_classes)
+        counts = sum_columns(self.counts, groups, dim=0) + torch.bincount(
+            codes, minlength=n_classes
+        )
         if self.variant == "paper":
             return SharedGaussian(sums, counts, self.spread.addmm(X.T, X), self.variant)
         centred = X - (sums / counts).T[codes]
@@ -76,7 +80,11 @@ class SharedGaussian:
 
     def group(self, groups: Sequence[Sequence[int]]) -> SharedGaussian:
         """Return the Gaussian with classes in another order."""
-        return replace(self, sums=sum_columns(self.sums, groups), counts=sum_columns(self.counts, groups, dim=0))
+        return replace(
+            self,
+            sums=sum_columns(self.sums, groups),
+            counts=sum_columns(self.counts, groups, dim=0),
+        )
 
     def covariance(self) -> Tensor:
         """Return the shared within-class covariance (d, d).
@@ -100,7 +108,9 @@ def target_prototypes(gaussian: SharedGaussian) -> Tensor:
     if gaussian.variant == "code":
         prototypes = _spread_by_code(gaussian.means, whiten)
     else:
-        prototypes = _spread_by_paper(gaussian.means, whiten, (vectors * roots) @ vectors.T)
+        prototypes = _spread_by_paper(
+            gaussian.means, whiten, (vectors * roots) @ vectors.T
+        )
     return normalize(prototypes, "l2")
 
 
@@ -109,7 +119,9 @@ def _spread_by_code(means: Tensor, whiten: Tensor) -> Tensor:
     centre = means.mean(dim=0)
     left, values, right = _thin_svd((means - centre) @ whiten)
     null = values <= values.max() * max(means.shape) * torch.finfo(values.dtype).eps
-    right = torch.where(null[:, None], null_direction(right[~null], centre @ whiten), right)
+    right = torch.where(
+        null[:, None], null_direction(right[~null], centre @ whiten), right
+    )
     if bool(null.any()):
         # The left vector of the null value belongs to the common shift: all ones, of which sign does not matter.
         ones = torch.full_like(left[:, :1], len(means) ** -0.5)
@@ -132,7 +144,9 @@ def null_direction(rows: Tensor, centre: Tensor) -> Tensor:
     rest = centre - (centre @ rows.T) @ rows
     rest = rest - (rest @ rows.T) @ rows
     norm = float(rest.norm())
-    return rest / norm if norm > 1e-12 * float(centre.norm()) else torch.zeros_like(rest)
+    return (
+        rest / norm if norm > 1e-12 * float(centre.norm()) else torch.zeros_like(rest)
+    )
 
 
 def _spread_by_paper(means: Tensor, whiten: Tensor, colour: Tensor) -> Tensor:
@@ -170,4 +184,7 @@ def cosine_gradient(left: Tensor, values: Tensor) -> Tensor:
 def check_counts(counts: Tensor, n_classes: int) -> None:
     """Raise :class:`FileFormatError` unless there are samples of every class."""
     require(len(counts) == n_classes, "it has another number of classes than labels")
-    require(bool(((counts > 0) & (counts < 2**53)).all()), "'counts' has a class of no or too many samples")
+    require(
+        bool(((counts > 0) & (counts < 2**53)).all()),
+        "'counts' has a class of no or too many samples",
+    )

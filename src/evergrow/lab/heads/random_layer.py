@@ -42,7 +42,9 @@ def empty_model(layer: FeatureMap, floor: float, rule: str = "none") -> RidgeMod
     """
     tensors = (value for value in vars(layer).values() if isinstance(value, Tensor))
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-    state = RidgeStatistics.create(layer.n_outputs, 0, "auto", floor=EXACTNESS * floor, device=device)
+    state = RidgeStatistics.create(
+        layer.n_outputs, 0, "auto", floor=EXACTNESS * floor, device=device
+    )
     return RidgeModel.start(layer, rule, state)
 
 
@@ -95,7 +97,9 @@ class RandomLayerRidge(IncrementalClassifier):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
-        self._commit(self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.groups))
+        self._commit(
+            self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.groups)
+        )
 
     def _regroup(self, change: ClassChange) -> None:
         self._commit(self._model.group(change.groups))

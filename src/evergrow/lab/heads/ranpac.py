@@ -18,7 +18,12 @@ from evergrow.head.layers import FeatureMap
 from evergrow.head.layers.feature_map import link_only
 from evergrow.head.linalg.factor import symmetric_eigh
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.lab.heads.random_layer import Learned, RandomLayerRidge, empty_model, one_hot
+from evergrow.lab.heads.random_layer import (
+    Learned,
+    RandomLayerRidge,
+    empty_model,
+    one_hot,
+)
 from evergrow.lab.layers import GaussianLayer
 
 RANPAC_ALPHAS = tuple(10.0**power for power in range(-8, 9))
@@ -103,7 +108,11 @@ class RanPACClassifier(RandomLayerRidge):
         return GaussianLayer(self.n_units, activation="relu", bias="none")
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
-        return dataclasses.replace(link_only(Z), intercept=False) if self.n_units == 0 else super()._build(Z, Y)
+        return (
+            dataclasses.replace(link_only(Z), intercept=False)
+            if self.n_units == 0
+            else super()._build(Z, Y)
+        )
 
     def _empty(self, layer: FeatureMap) -> RidgeModel:
         fixed = None if isinstance(self.alpha, str) else float(self.alpha)
@@ -139,7 +148,10 @@ class RanPACClassifier(RandomLayerRidge):
         return _Learned(self._seed, self._model, self._alphas)
 
     def _restore(self, learned: _Learned) -> None:  # type: ignore[override]
-        require(bool(learned.alphas) and min(learned.alphas) > 0.0, "its ridges are not all positive")
+        require(
+            bool(learned.alphas) and min(learned.alphas) > 0.0,
+            "its ridges are not all positive",
+        )
         self._alphas = learned.alphas
         super()._restore(learned)
 
@@ -150,7 +162,9 @@ class RanPACClassifier(RandomLayerRidge):
         return list(self._alphas)
 
 
-def errors_on_cut(layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float] = RANPAC_ALPHAS) -> dict[float, float]:
+def errors_on_cut(
+    layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float] = RANPAC_ALPHAS
+) -> dict[float, float]:
     """Fit every ridge on the first 80 % of the rows and return its mean squared error on the others.
 
     With the thin decomposition ``H H^T = U diag(d) U^T`` of the n rows fitted on, or ``H^T H = V diag(d) V^T``,
@@ -183,7 +197,10 @@ def errors_on_cut(layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float]
         values, vectors = symmetric_eigh(H @ H.T)
         cross, into = vectors.T @ Y[:cut], H.T @ vectors
     else:
-        gram, moment = Z.new_zeros(layer.n_outputs, layer.n_outputs), Z.new_zeros(layer.n_outputs, Y.shape[1])
+        gram, moment = (
+            Z.new_zeros(layer.n_outputs, layer.n_outputs),
+            Z.new_zeros(layer.n_outputs, Y.shape[1]),
+        )
         for rows, H in layer.iter_transform(Z[:cut]):
             gram.addmm_(H.T, H)
             moment.addmm_(H.T, Y[:cut][rows])

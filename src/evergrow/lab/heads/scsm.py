@@ -76,7 +76,9 @@ class SCSMClassifier(RandomLayerRidge):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if len(labels.classes) < 2 and not self._is_fitted():
-            raise LabelError("SCSM needs at least 2 classes in the first batch, got 1 class.")
+            raise LabelError(
+                "SCSM needs at least 2 classes in the first batch, got 1 class."
+            )
         super()._learn(Z, labels)
 
     def _check_params(self) -> None:
@@ -85,7 +87,12 @@ class SCSMClassifier(RandomLayerRidge):
         check_number("tol", self.tol, low=0)
 
     def _layer(self) -> SCSMLayer:
-        return SCSMLayer(n_units=self.n_units, n_candidates=self.n_candidates, tol=self.tol, alpha=self.alpha)
+        return SCSMLayer(
+            n_units=self.n_units,
+            n_candidates=self.n_candidates,
+            tol=self.tol,
+            alpha=self.alpha,
+        )
 
     @property
     def n_units_(self) -> int:

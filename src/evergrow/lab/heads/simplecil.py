@@ -63,7 +63,9 @@ class SimpleCILClassifier(IncrementalClassifier):
     _sums: Tensor
     _counts: Tensor
 
-    def __init__(self, device: str | torch.device = "auto", random_state: Any = None) -> None:
+    def __init__(
+        self, device: str | torch.device = "auto", random_state: Any = None
+    ) -> None:
         self.device = device
         self.random_state = random_state
 
@@ -80,16 +82,26 @@ class SimpleCILClassifier(IncrementalClassifier):
         sums = Z.new_zeros(n_classes, Z.shape[1])
         counts = torch.bincount(codes, minlength=n_classes)
         if "_sums" in vars(self):
-            old = torch.tensor([group[0] if group else -1 for group in labels.groups], device=Z.device)
+            old = torch.tensor(
+                [group[0] if group else -1 for group in labels.groups], device=Z.device
+            )
             known = old >= 0
-            sums[known], counts[known] = self._sums[old[known]], counts[known] + self._counts[old[known]]
+            sums[known], counts[known] = (
+                self._sums[old[known]],
+                counts[known] + self._counts[old[known]],
+            )
         sums = sums.index_add_(0, codes, Z)
         if not bool(torch.isfinite(sums).all()):
-            raise NumericalError("sums of features must be finite, got some that are not: scale the features")
+            raise NumericalError(
+                "sums of features must be finite, got some that are not: scale the features"
+            )
         self._sums, self._counts = sums, counts
 
     def _regroup(self, change: ClassChange) -> None:
-        sums, counts = (sum_columns(part, change.groups, dim=0) for part in (self._sums, self._counts))
+        sums, counts = (
+            sum_columns(part, change.groups, dim=0)
+            for part in (self._sums, self._counts)
+        )
         self._sums, self._counts = sums.contiguous(), counts
 
     def _scores(self, Z: Tensor) -> Tensor:
@@ -107,7 +119,10 @@ class SimpleCILClassifier(IncrementalClassifier):
 
     def _restore(self, learned: _Learned) -> None:
         check_counts(learned.counts, len(self.classes_))
-        require(len(learned.sums) == self.n_features_in_, "'sums' are of features of another width")
+        require(
+            len(learned.sums) == self.n_features_in_,
+            "'sums' are of features of another width",
+        )
         self._sums, self._counts = learned.sums.T.contiguous(), learned.counts
 
     @property

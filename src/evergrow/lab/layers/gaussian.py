@@ -25,9 +25,13 @@ def input_weights(units: FeatureMap) -> Tensor:
     if isinstance(units, DenseMap):
         return units.weights
     if not isinstance(units, FourierMap):
-        raise UnsupportedError(f"units must be of a layer with weights, got {type(units).__name__}")
+        raise UnsupportedError(
+            f"units must be of a layer with weights, got {type(units).__name__}"
+        )
     turned = units._turned(torch.eye(units.features, dtype=torch.float64))
-    return torch.cat([part.T * (units.bandwidth / units.order) for _, part in turned], dim=1)
+    return torch.cat(
+        [part.T * (units.bandwidth / units.order) for _, part in turned], dim=1
+    )
 
 
 @LAYERS.register("gaussian")
@@ -71,13 +75,21 @@ class GaussianLayer(Layer):
 
     @property
     def _scales(self) -> Scales:
-        return (float(self.scales),) if isinstance(self.scales, (int, float)) else self.scales
+        return (
+            (float(self.scales),)
+            if isinstance(self.scales, (int, float))
+            else self.scales
+        )
 
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+    def draw(
+        self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
+    ) -> FeatureMap:
         """Draw the units; only their scales and bias points may depend on Z."""
         rule = "gaussian" if self.bias == "none" else self.bias
         sampler = UnitSampler(Z, self._scales, rule, seed, "gaussian")
-        weights, bias = sampler.layer(self.n_units, UNITS_PER_DRAW, steps=sampler.n_scales)
+        weights, bias = sampler.layer(
+            self.n_units, UNITS_PER_DRAW, steps=sampler.n_scales
+        )
         bias = torch.zeros_like(bias) if self.bias == "none" else bias
         return DenseMap(weights=weights, bias=bias, activation=self.activation)
 
@@ -114,11 +126,15 @@ class UniformLayer(Layer):
         check_number("n_units", self.n_units, low=1, integer=True)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
 
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+    def draw(
+        self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
+    ) -> FeatureMap:
         """Draw the units; nothing but the width of Z is looked at."""
         width = Z.shape[1]
         pieces = [
-            torch.rand(width, UNITS_PER_DRAW, generator=generator(seed, "uniform", index))
+            torch.rand(
+                width, UNITS_PER_DRAW, generator=generator(seed, "uniform", index)
+            )
             for index in range(math.ceil(self.n_units / UNITS_PER_DRAW))
         ]
         drawn = torch.cat(pieces, dim=1)[:, : self.n_units]

@@ -83,9 +83,13 @@ class SCSMLayer(Layer):
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
         check_scales(tuple(self.scales))
         for rate in self.contractions:
-            check_number("every contraction", rate, low=0, high=1, low_open=True, high_open=True)
+            check_number(
+                "every contraction", rate, low=0, high=1, low_open=True, high_open=True
+            )
 
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+    def draw(
+        self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
+    ) -> FeatureMap:
         """Grow the layer on first-task features and targets, at the ridge that is given or else its own."""
         check_matrix("Y", Y, rows=Z.shape[0])
         Z, Y = Z.to(torch.float64), Y.to(torch.float64)
@@ -109,13 +113,24 @@ class SCSMLayer(Layer):
                 weights.append(weight)
                 biases.append(bias)
                 after = math.sqrt(float(residual.sq_norms.sum()) / Y.numel())
-                log.append(BlockRecord(len(weights), after, *entry, seconds=time.perf_counter() - started))
+                log.append(
+                    BlockRecord(
+                        len(weights),
+                        after,
+                        *entry,
+                        seconds=time.perf_counter() - started,
+                    )
+                )
                 tick(len(weights), f"RMSE {after:.4f}")
         if not weights:
-            raise ConstructionError("the construction must accept at least one unit, but none was admissible")
+            raise ConstructionError(
+                "the construction must accept at least one unit, but none was admissible"
+            )
         grown = Construction(status, len(weights), form, tuple(log))  # type: ignore[arg-type]
         units, bias = torch.stack(weights, dim=1), torch.stack(biases)
-        return DenseMap(weights=units, bias=bias, activation=self.activation, construction=grown)
+        return DenseMap(
+            weights=units, bias=bias, activation=self.activation, construction=grown
+        )
 
     def _search(
         self, residual: Residual, width: int, seed: int
@@ -124,18 +139,26 @@ class SCSMLayer(Layer):
         tried = 0
         for index, scale in enumerate(self.scales):
             stream = generator(seed, "scsm", width, index)
-            drawn = torch.rand(residual.Z.shape[1] + 1, self.n_candidates, generator=stream)
+            drawn = torch.rand(
+                residual.Z.shape[1] + 1, self.n_candidates, generator=stream
+            )
             units = ((2.0 * drawn - 1.0) * scale).to(residual.Z.device)
             tried += self.n_candidates
             weights, bias = units[:-1], units[-1].to(torch.float64)
-            H = ACTIVATIONS[self.activation](torch.addmm(bias, residual.Z, weights.to(torch.float64)))
+            H = ACTIVATIONS[self.activation](
+                torch.addmm(bias, residual.Z, weights.to(torch.float64))
+            )
             best = self._best(residual, H, width)
             if best is None:
                 continue
             drop = _absorb_unit(residual, H[:, best : best + 1])
             if drop is None:
                 continue
-            return weights[:, best].clone(), bias[best].clone(), (scale, drop, drop, 0.0, tried)
+            return (
+                weights[:, best].clone(),
+                bias[best].clone(),
+                (scale, drop, drop, 0.0, tried),
+            )
         return None
 
     def _best(self, residual: Residual, H: Tensor, width: int) -> int | None:
@@ -145,7 +168,9 @@ class SCSMLayer(Layer):
         for rate in self.contractions:
             mu = (1.0 - rate) / (width + 1) if self.shrink_mu else 0.0
             margin = falls - (1.0 - rate - mu) * residual.sq_norms
-            total = torch.where((margin >= 0.0).all(dim=1), margin.sum(dim=1), -torch.inf)
+            total = torch.where(
+                (margin >= 0.0).all(dim=1), margin.sum(dim=1), -torch.inf
+            )
             value, best = (item.item() for item in total.max(dim=0))
             if value > -math.inf:
                 return int(best)

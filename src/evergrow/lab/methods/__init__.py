@@ -1,7 +1,13 @@
 """Every method by the name people use for it, and the rivals that train a network."""
 
 from evergrow.lab.methods.apt import APTClassifier
-from evergrow.lab.methods.catalog import check_options, create_method, list_methods, method_needs, method_options
+from evergrow.lab.methods.catalog import (
+    check_options,
+    create_method,
+    list_methods,
+    method_needs,
+    method_options,
+)
 from evergrow.lab.methods.coda_prompt import CODAPromptClassifier
 from evergrow.lab.methods.ease import EASEClassifier
 from evergrow.lab.methods.fsa_classifier import FsaClassifier

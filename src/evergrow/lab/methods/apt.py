@@ -9,7 +9,11 @@ from typing import Any, ClassVar
 
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
-from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
+from evergrow.lab.methods.shared_weights import (
+    ModuleStates,
+    SharedWeightsClassifier,
+    TaskNetwork,
+)
 from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 
 
@@ -96,9 +100,13 @@ class APTClassifier(SharedWeightsClassifier):
         return "additive", {"std": self.std}
 
     @contextmanager
-    def _network(self, modules: ModuleStates, task: int | None) -> Iterator[TaskNetwork]:
+    def _network(
+        self, modules: ModuleStates, task: int | None
+    ) -> Iterator[TaskNetwork]:
         state = modules.get("merged" if task is None else "current")
-        with temporary_tuner(self._model, *self._tuner(), state, seed=self.seed_) as tuner:
+        with temporary_tuner(
+            self._model, *self._tuner(), state, seed=self.seed_
+        ) as tuner:
             yield TaskNetwork(self._model, tuner)
 
     def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
@@ -106,5 +114,8 @@ class APTClassifier(SharedWeightsClassifier):
         if not modules:
             return {"current": current, "merged": copy_state(network.trained)}
         averages = modules["merged"].items()
-        merged = {name: self.ema * average + (1 - self.ema) * current[name] for name, average in averages}
+        merged = {
+            name: self.ema * average + (1 - self.ema) * current[name]
+            for name, average in averages
+        }
         return {"current": current, "merged": merged}

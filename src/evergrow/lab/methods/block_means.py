@@ -63,9 +63,17 @@ class BlockMeans:
             How many of them there are from now on.
         """
         known, width = self.counts.shape, self.sums.shape[2]
-        sums, prototypes = (self.sums.new_zeros(blocks, classes, width) for _ in range(2))
-        counts, home = self.counts.new_zeros(blocks, classes), self.home.new_full((classes,), blocks - 1)
-        sums[: known[0], : known[1]], prototypes[: known[0], : known[1]] = self.sums, self.prototypes
+        sums, prototypes = (
+            self.sums.new_zeros(blocks, classes, width) for _ in range(2)
+        )
+        counts, home = (
+            self.counts.new_zeros(blocks, classes),
+            self.home.new_full((classes,), blocks - 1),
+        )
+        sums[: known[0], : known[1]], prototypes[: known[0], : known[1]] = (
+            self.sums,
+            self.prototypes,
+        )
         counts[: known[0], : known[1]], home[: known[1]] = self.counts, self.home
         return BlockMeans(sums, counts, home, prototypes)
 
@@ -83,7 +91,12 @@ class BlockMeans:
         counts = self.counts + torch.bincount(codes, minlength=self.counts.shape[1])
         seen = counts > 0
         means = sums / counts.clamp_min(1)[..., None]
-        return BlockMeans(sums, counts, self.home, torch.where(seen[..., None], means, self.prototypes))
+        return BlockMeans(
+            sums,
+            counts,
+            self.home,
+            torch.where(seen[..., None], means, self.prototypes),
+        )
 
     def completed(self, *, recalculate: bool = True) -> BlockMeans:
         """Compose the means of classes that a block never saw.
@@ -102,7 +115,9 @@ class BlockMeans:
                 if len(missing) == 0:
                     continue
                 if len(sources) == 0:
-                    raise InputError(f"block {block} must have seen a class that block {home} saw too, got none")
+                    raise InputError(
+                        f"block {block} must have seen a class that block {home} saw too, got none"
+                    )
                 own = normalize(self.prototypes[home, missing], dim=1)
                 others = normalize(self.prototypes[home, sources], dim=1)
                 shares = (own @ others.T).softmax(dim=1)
@@ -123,9 +138,16 @@ class BlockMeans:
         -------
         Tensor of shape (n, C)
         """
-        angles = normalize(features.to(self.sums.dtype), dim=2) @ normalize(self.prototypes, dim=2).transpose(1, 2)
+        angles = normalize(features.to(self.sums.dtype), dim=2) @ normalize(
+            self.prototypes, dim=2
+        ).transpose(1, 2)
         return (angles * weights[:, None]).sum(dim=0)
 
     def to(self, device: torch.device | str) -> BlockMeans:
         """Return the state on another device."""
-        return BlockMeans(*(tensor.to(device) for tensor in (self.sums, self.counts, self.home, self.prototypes)))
+        return BlockMeans(
+            *(
+                tensor.to(device)
+                for tensor in (self.sums, self.counts, self.home, self.prototypes)
+            )
+        )

@@ -26,7 +26,13 @@ def list_methods() -> list[str]:
     >>> {"scl-mgsm", "ranpac+fsa", "ease"} <= set(list_methods())
     True
     """
-    return sorted([*HEADS.names(), *IMAGE_METHODS.names(), *(f"{head}{FSA_SUFFIX}" for head in HEADS.names())])
+    return sorted(
+        [
+            *HEADS.names(),
+            *IMAGE_METHODS.names(),
+            *(f"{head}{FSA_SUFFIX}" for head in HEADS.names()),
+        ]
+    )
 
 
 def method_needs(name: str) -> str:
@@ -66,13 +72,21 @@ def method_options(name: str) -> dict[str, Any]:
     'auto'
     """
     left_out = _OF_THE_CALL if method_needs(name) == "images" else ()
-    return {option: default for option, default in _every_option(name).items() if option not in left_out}
+    return {
+        option: default
+        for option, default in _every_option(name).items()
+        if option not in left_out
+    }
 
 
 def _every_option(name: str) -> dict[str, Any]:
     method_needs(name)  # refuses what is no method
     if name.endswith(FSA_SUFFIX):
-        adaptation = {key: default for key, default in _signature(FsaClassifier).items() if key != "head"}
+        adaptation = {
+            key: default
+            for key, default in _signature(FsaClassifier).items()
+            if key != "head"
+        }
         return {**adaptation, **head_options(name.removesuffix(FSA_SUFFIX))}
     return _signature(HEADS[name] if name in HEADS else IMAGE_METHODS[name])
 
@@ -80,7 +94,11 @@ def _every_option(name: str) -> dict[str, Any]:
 def _signature(kind: type) -> dict[str, Any]:
     parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {item.name: item.default for item in parameters if item.kind in kinds and item.name != "self"}
+    return {
+        item.name: item.default
+        for item in parameters
+        if item.kind in kinds and item.name != "self"
+    }
 
 
 def check_options(name: str, options: dict[str, Any]) -> None:

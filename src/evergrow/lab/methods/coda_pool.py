@@ -48,13 +48,19 @@ def orthonormal_rows(previous: Tensor, count: int, source: torch.Generator) -> T
     width = previous.shape[1]
     basis = torch.zeros(0, width, dtype=torch.float64)
     if len(previous):
-        _, values, rows = torch.linalg.svd(previous.detach().double().cpu(), full_matrices=False)
+        _, values, rows = torch.linalg.svd(
+            previous.detach().double().cpu(), full_matrices=False
+        )
         basis = rows[values > values[:1] * 1e-10]
     made: list[Tensor] = []
     for _ in range(count):
-        drawn = normalize(torch.randn(width, generator=source, dtype=torch.float64), dim=0)
+        drawn = normalize(
+            torch.randn(width, generator=source, dtype=torch.float64), dim=0
+        )
         rest = drawn
-        for _ in range(2):  # one subtraction leaves a rounding error where little is left, the second removes it
+        for _ in range(
+            2
+        ):  # one subtraction leaves a rounding error where little is left, the second removes it
             rest = rest - basis.T @ (basis @ rest)
         if len(basis) < width and rest.norm() > 1e-8:
             drawn = normalize(rest, dim=0)
@@ -93,7 +99,9 @@ class ComponentPool(nn.Module):
     keys: nn.Parameter
     attention: nn.Parameter
 
-    def __init__(self, blocks: Sequence[int], *, length: int, width: int, query: int) -> None:
+    def __init__(
+        self, blocks: Sequence[int], *, length: int, width: int, query: int
+    ) -> None:
         super().__init__()
         if length < 2 or length % 2:
             raise InputError(f"length must be an even number >= 2, got {length}")
@@ -104,8 +112,12 @@ class ComponentPool(nn.Module):
     def resize(self, past: int, current: int) -> None:
         """Make room for so many frozen and trainable components per block, all zero."""
         for part, size in self._sizes.items():
-            self.register_buffer(f"past_{part}", torch.zeros(len(self.blocks), past, size))
-            setattr(self, part, nn.Parameter(torch.zeros(len(self.blocks), current, size)))
+            self.register_buffer(
+                f"past_{part}", torch.zeros(len(self.blocks), past, size)
+            )
+            setattr(
+                self, part, nn.Parameter(torch.zeros(len(self.blocks), current, size))
+            )
 
     def start_task(self, count: int, *, seed: int) -> None:
         """Freeze what there is and add components, orthonormal to all earlier ones of their block.
@@ -115,7 +127,11 @@ class ComponentPool(nn.Module):
         for part in _PARTS:
             past = self.whole(part).detach()
             drawn = [
-                orthonormal_rows(rows, count, generator(seed, "components", part, block, past.shape[1]))
+                orthonormal_rows(
+                    rows,
+                    count,
+                    generator(seed, "components", part, block, past.shape[1]),
+                )
                 for block, rows in zip(self.blocks, past, strict=True)
             ]
             self.register_buffer(f"past_{part}", past)
@@ -150,7 +166,10 @@ class ComponentPool(nn.Module):
         for part in _PARTS:
             rows = self.whole(part)
             eye = torch.eye(rows.shape[1], device=rows.device, dtype=rows.dtype)
-            total = total + (rows @ rows.transpose(1, 2) - eye).square().mean(dim=(1, 2)).sum()
+            total = (
+                total
+                + (rows @ rows.transpose(1, 2) - eye).square().mean(dim=(1, 2)).sum()
+            )
         return total
 
     def load_sized(self, state: Mapping[str, Tensor]) -> None:
@@ -164,7 +183,9 @@ class ComponentPool(nn.Module):
         counts = {}
         for prefix in ("past_", ""):
             keys = state.get(f"{prefix}keys")
-            counts[prefix] = int(keys.shape[1]) if keys is not None and keys.ndim == 3 else 0
+            counts[prefix] = (
+                int(keys.shape[1]) if keys is not None and keys.ndim == 3 else 0
+            )
         wanted = {
             f"{prefix}{part}": (len(self.blocks), count, size)
             for prefix, count in counts.items()
@@ -173,6 +194,8 @@ class ComponentPool(nn.Module):
         for name in sorted({*wanted, *state}):
             given = tuple(state[name].shape) if name in state else None
             if given != wanted.get(name) or not state[name].is_floating_point():
-                raise InputError(f"components must have {name!r} of shape {wanted.get(name)}, got {given}")
+                raise InputError(
+                    f"components must have {name!r} of shape {wanted.get(name)}, got {given}"
+                )
         self.resize(counts["past_"], counts[""])
         self.to(state["keys"].device).load_state_dict(dict(state))

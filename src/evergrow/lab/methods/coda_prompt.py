@@ -17,7 +17,11 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.coda_pool import ComponentPool
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
-from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
+from evergrow.lab.methods.shared_weights import (
+    ModuleStates,
+    SharedWeightsClassifier,
+    TaskNetwork,
+)
 from evergrow.lab.methods.tuned_passes import temporary_tuner
 from evergrow.lab.tuners.attention import attention_width
 from evergrow.lab.tuners.prefix import PrefixTuner
@@ -154,15 +158,21 @@ class CODAPromptClassifier(SharedWeightsClassifier):
         return "prefix", {"source": "provider"}
 
     @contextmanager
-    def _network(self, modules: ModuleStates, task: int | None) -> Iterator[TaskNetwork]:
+    def _network(
+        self, modules: ModuleStates, task: int | None
+    ) -> Iterator[TaskNetwork]:
         blocks = find_blocks(self._model)[: self.n_blocks]
         numbers = tuple(block.index for block in blocks)
         width = attention_width(blocks[0])
-        pool = ComponentPool(numbers, length=self.prompt_length, width=width, query=self.base_.n_features)
+        pool = ComponentPool(
+            numbers, length=self.prompt_length, width=width, query=self.base_.n_features
+        )
         if modules:
             pool.load_sized(modules["tuner"])
         pool = pool.to(self.device_)
-        with temporary_tuner(self._model, "prefix", {"source": "provider", "blocks": numbers}, None) as tuner:
+        with temporary_tuner(
+            self._model, "prefix", {"source": "provider", "blocks": numbers}, None
+        ) as tuner:
             if task is not None:
                 pool.start_task(max(self.pool_size // self.n_tasks, 1), seed=self.seed_)
             yield PromptedNetwork(self._model, tuner, pool)

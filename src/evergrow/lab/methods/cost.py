@@ -78,7 +78,9 @@ class Cost:
         )
 
 
-def training_cost(log: TrainLog, trained: Iterable[nn.Parameter], step: float, answer: float = 0.0) -> Cost:
+def training_cost(
+    log: TrainLog, trained: Iterable[nn.Parameter], step: float, answer: float = 0.0
+) -> Cost:
     """Return what a training cost.
 
     Parameters
@@ -93,7 +95,9 @@ def training_cost(log: TrainLog, trained: Iterable[nn.Parameter], step: float, a
         Those of an answer to one image.
     """
     return Cost(
-        trainable_parameters=sum(parameter.numel() for parameter in trained if parameter.requires_grad),
+        trainable_parameters=sum(
+            parameter.numel() for parameter in trained if parameter.requires_grad
+        ),
         train_seconds=log.seconds,
         inference_gflops=answer,
         train_gflops=step * log.samples,
@@ -103,7 +107,9 @@ def training_cost(log: TrainLog, trained: Iterable[nn.Parameter], step: float, a
     )
 
 
-def inference_gflops(network: nn.Module, size: tuple[int, int], device: torch.device) -> float:
+def inference_gflops(
+    network: nn.Module, size: tuple[int, int], device: torch.device
+) -> float:
     """Return the operations of a network for one image, in units of 10^9.
 
     Parameters
@@ -150,7 +156,11 @@ def encoding_gflops(backbone: ImageBackbone) -> float:
 
 
 def training_gflops(
-    network: nn.Module, parameters: Iterable[nn.Parameter], size: tuple[int, int], device: torch.device, loss: Loss
+    network: nn.Module,
+    parameters: Iterable[nn.Parameter],
+    size: tuple[int, int],
+    device: torch.device,
+    loss: Loss,
 ) -> float:
     """Return the operations of one training step for one image, forward and backward, in units of 10^9.
 

@@ -54,7 +54,9 @@ class Stacked(nn.Module):
         Whether the first block is the plain backbone.
     """
 
-    def __init__(self, model: nn.Module, adapters: Sequence[Tuner], *, plain: bool) -> None:
+    def __init__(
+        self, model: nn.Module, adapters: Sequence[Tuner], *, plain: bool
+    ) -> None:
         super().__init__()
         self.model = model
         self.adapters = nn.ModuleList(adapters)
@@ -160,7 +162,11 @@ class EASEClassifier(TaskwiseClassifier):
     """
 
     method = "ease"
-    protocol: ClassVar[dict[str, Any]] = {"optimizer": "sgd", "schedule": "cosine", "momentum": 0.9}
+    protocol: ClassVar[dict[str, Any]] = {
+        "optimizer": "sgd",
+        "schedule": "cosine",
+        "momentum": 0.9,
+    }
 
     lr: float = 0.025
     batch_size: int = 48
@@ -180,7 +186,9 @@ class EASEClassifier(TaskwiseClassifier):
             check_number("max_adapters", self.max_adapters, low=1, integer=True)
         for name in ("recalc_sim", "use_init_ptm"):
             if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise ParameterError(
+                    f"{name} must be True or False, got {getattr(self, name)!r}"
+                )
 
     def _tuner(self) -> tuple[str, dict[str, Any]]:
         return "adapter", {"bottleneck": self.bottleneck}
@@ -190,7 +198,11 @@ class EASEClassifier(TaskwiseClassifier):
     def _task(self, items: Items, labels: TaskLabels) -> tuple[EaseState, Cost]:
         before: EaseState | None = vars(self).get("_state")
         adapters = before.adapters if before else ()
-        means = before.means if before else BlockMeans.empty(self.base_.n_features, self.device_)
+        means = (
+            before.means
+            if before
+            else BlockMeans.empty(self.base_.n_features, self.device_)
+        )
         cost = Cost()
         if self.max_adapters is None or len(adapters) < self.max_adapters:
             adapter, cost = self._train_adapter(items, labels, len(adapters))
@@ -200,26 +212,37 @@ class EASEClassifier(TaskwiseClassifier):
             started = time.perf_counter()
             features = self._features(stacked, items, n_blocks)
             seconds = time.perf_counter() - started
-            gflops = inference_gflops(stacked, self.base_.transform.size, self.device_) * len(items)
+            gflops = inference_gflops(
+                stacked, self.base_.transform.size, self.device_
+            ) * len(items)
         codes = torch.from_numpy(labels.codes).to(self.device_)
         means = means.extended(labels.n_classes, blocks=n_blocks).added(features, codes)
         state = EaseState(adapters, means.completed(recalculate=self.recalc_sim))
         seconds, gflops = cost.train_seconds + seconds, cost.train_gflops + gflops
         return state, replace(cost, train_seconds=seconds, train_gflops=gflops)
 
-    def _train_adapter(self, items: Items, labels: TaskLabels, task: int) -> tuple[dict[str, Tensor], Cost]:
+    def _train_adapter(
+        self, items: Items, labels: TaskLabels, task: int
+    ) -> tuple[dict[str, Tensor], Cost]:
         """Train a fresh adapter on a task; the classifier is thrown away."""
         present, codes = np.unique(labels.codes, return_inverse=True)
         seed = derive_seed(self.seed_, self.method, "adapter", task)
         with temporary_tuner(self._model, *self._tuner(), None, seed=seed) as tuner:
-            head = CosineHead(self.base_.n_features, len(present), self.seed_, self.method, task).to(self.device_)
-            network, trained = Network(self._model, head, [tuner]), nn.ModuleList([tuner, head])
+            head = CosineHead(
+                self.base_.n_features, len(present), self.seed_, self.method, task
+            ).to(self.device_)
+            network, trained = (
+                Network(self._model, head, [tuner]),
+                nn.ModuleList([tuner, head]),
+            )
             cost = self._train(network, trained, items, codes.astype(np.int64), task)
             return copy_state(tuner), cost
 
     def _features(self, stacked: Stacked, items: Items, n_blocks: int) -> Tensor:
         """Return the features (B, n, d) of images as they look in evaluation, decoded once for all blocks."""
-        rows = run_network(self._backbone(), stacked, items, n_blocks * self.base_.n_features)
+        rows = run_network(
+            self._backbone(), stacked, items, n_blocks * self.base_.n_features
+        )
         split = torch.from_numpy(np.array(rows)).reshape(len(rows), n_blocks, -1)
         return split.transpose(0, 1).to(self.device_)
 
@@ -229,7 +252,10 @@ class EASEClassifier(TaskwiseClassifier):
     def _stacked(self, adapters: Sequence[dict[str, Tensor]]) -> Iterator[Stacked]:
         """Put all adapters on the backbone, each switched on for its own pass only."""
         with ExitStack() as stack:
-            tuners = [stack.enter_context(temporary_tuner(self._model, *self._tuner(), state)) for state in adapters]
+            tuners = [
+                stack.enter_context(temporary_tuner(self._model, *self._tuner(), state))
+                for state in adapters
+            ]
             for tuner in tuners:
                 tuner.requires_grad_(False).disable()
             yield Stacked(self._model, tuners, plain=self.use_init_ptm)
@@ -243,7 +269,12 @@ class EASEClassifier(TaskwiseClassifier):
         """Return how much every block says about every class, (B, C)."""
         n_blocks = means.counts.shape[0]
         others = n_blocks - self.use_init_ptm - 1
-        weights = torch.full(means.counts.shape, self.alpha / max(others, 1), dtype=torch.float64, device=self.device_)
+        weights = torch.full(
+            means.counts.shape,
+            self.alpha / max(others, 1),
+            dtype=torch.float64,
+            device=self.device_,
+        )
         if self.use_init_ptm:
             weights[0] = self.beta
         weights[means.home, torch.arange(len(means.home), device=self.device_)] = 1.0

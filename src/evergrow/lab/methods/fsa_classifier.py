@@ -118,7 +118,11 @@ class FsaClassifier(ImageClassifier):
 
     def set_params(self, **params: Any) -> FsaClassifier:
         """Change settings, of the head too."""
-        options = {name: params.pop(name) for name in list(params) if name not in self._param_names()}
+        options = {
+            name: params.pop(name)
+            for name in list(params)
+            if name not in self._param_names()
+        }
         super().set_params(**params)
         self.head_options = {**self.head_options, **options}
         return self
@@ -134,7 +138,9 @@ class FsaClassifier(ImageClassifier):
         """
         if self.adapt is None:
             return None
-        config = adaptation_config(None if self.fsa == "ranpac" else self.fsa) or FsaConfig()
+        config = (
+            adaptation_config(None if self.fsa == "ranpac" else self.fsa) or FsaConfig()
+        )
         changes: dict[str, Any] = {} if self.adapt == "auto" else {"tuner": self.adapt}
         if self.epochs is not None:
             changes["epochs"] = self.epochs
@@ -144,16 +150,26 @@ class FsaClassifier(ImageClassifier):
         if self.adapt is not None:
             check_choice("adapt", self.adapt, ("auto", *adapting_tuners()))
         self.config()
-        EncodeConfig(cache=self.cache, progress=self.progress)  # refuses what it cannot be extracted with
+        EncodeConfig(
+            cache=self.cache, progress=self.progress
+        )  # refuses what it cannot be extracted with
         self._new_head(0, "cpu")._check_params()
 
-    def _new_head(self, seed: int, device: str, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
+    def _new_head(
+        self, seed: int, device: str, widths: tuple[int, ...] = ()
+    ) -> IncrementalClassifier:
         """Return an unfitted head; an option that it does not have is an error that names the nearest."""
-        check_keys(self.head_options, head_options(self.head), f"option of {self.head}{FSA_SUFFIX}")
+        check_keys(
+            self.head_options,
+            head_options(self.head),
+            f"option of {self.head}{FSA_SUFFIX}",
+        )
         shared = {"random_state": seed, "device": device}
         accepted = inspect.signature(HEADS[self.head].__init__).parameters
         options = with_blocks(HEADS[self.head], widths, self.head_options)
-        return HEADS[self.head](**{n: v for n, v in shared.items() if n in accepted}, **options)
+        return HEADS[self.head](
+            **{n: v for n, v in shared.items() if n in accepted}, **options
+        )
 
     def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
         """Return the backbone as it is: the head takes the blocks of any recipe."""
@@ -167,24 +183,36 @@ class FsaClassifier(ImageClassifier):
         if labels.n_old:
             started = time.perf_counter()
             self.head_.partial_fit(self._features(self.backbone_, items), labels.values)
-            return self._head_cost(Cost(inference_gflops=self.cost_.inference_gflops), len(items), started)
+            return self._head_cost(
+                Cost(inference_gflops=self.cost_.inference_gflops), len(items), started
+            )
         if labels.n_classes < 2:
-            raise LabelError("Adapting a backbone needs at least 2 classes in the first task, got 1 class.")
+            raise LabelError(
+                "Adapting a backbone needs at least 2 classes in the first task, got 1 class."
+            )
         backbone, cost = self._adapted(items, labels.codes)
         started = time.perf_counter()
-        head = self._new_head(self.seed_, str(self.device_), backbone.spec.blocks.widths)
+        head = self._new_head(
+            self.seed_, str(self.device_), backbone.spec.blocks.widths
+        )
         head.fit(self._features(backbone, items), labels.values)
         self.backbone_, self.head_ = backbone, head
         return self._head_cost(cost, len(items), started)
 
-    def _adapted(self, items: Items, codes: NDArray[np.int64]) -> tuple[ImageBackbone, Cost]:
+    def _adapted(
+        self, items: Items, codes: NDArray[np.int64]
+    ) -> tuple[ImageBackbone, Cost]:
         """Return the backbone that features are extracted with, and the cost of adapting it."""
         config, base = self.config(), self.base_
         if config is None:
             if self.device_ != base.device:
                 base = ImageBackbone(shared_copy(base.module), base.spec, self.device_)
             return base, Cost(inference_gflops=encoding_gflops(base))
-        where: dict[str, Any] = {"seed": self.seed_, "device": self.device_, "progress": self.progress}
+        where: dict[str, Any] = {
+            "seed": self.seed_,
+            "device": self.device_,
+            "progress": self.progress,
+        }
         adapted = adapt(base, items, codes, config, **where)
         return adapted, adaptation_cost(adapted, len(np.unique(codes)))
 
@@ -204,7 +232,9 @@ class FsaClassifier(ImageClassifier):
         scores = self.head_.decision_function(self._features(self.backbone_, items))
         if scores.ndim == 1:  # two classes, as scikit-learn has it: one signed column
             scores = np.stack([-scores / 2, scores / 2], axis=1)
-        return torch.from_numpy(scores[:, np.searchsorted(self.classes_, self.arrival_)])
+        return torch.from_numpy(
+            scores[:, np.searchsorted(self.classes_, self.arrival_)]
+        )
 
 
 def head_options(head: str) -> dict[str, Any]:
@@ -222,10 +252,16 @@ def head_options(head: str) -> dict[str, Any]:
     {'n_units': 10000, 'alpha': 'task'}
     """
     parameters = inspect.signature(HEADS[head].__init__).parameters.values()
-    return {item.name: item.default for item in parameters if item.name not in ("self", *_OWN)}
+    return {
+        item.name: item.default
+        for item in parameters
+        if item.name not in ("self", *_OWN)
+    }
 
 
-def with_blocks(head: type[IncrementalClassifier], widths: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
+def with_blocks(
+    head: type[IncrementalClassifier], widths: Sequence[int], options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return options of a head, with the widths of several blocks of features where it has a parameter for them.
 
     Examples

@@ -23,7 +23,14 @@ from evergrow.features.base import Backbone
 from evergrow.head.labels import as_labels, check_kind
 from evergrow.lab.methods.cost import Cost
 
-__all__ = ["IMAGE_METHODS", "Cost", "ImageClassifier", "TaskLabels", "as_items", "resolve_backbone"]
+__all__ = [
+    "IMAGE_METHODS",
+    "Cost",
+    "ImageClassifier",
+    "TaskLabels",
+    "as_items",
+    "resolve_backbone",
+]
 
 IMAGE_METHODS: Registry[type[ImageClassifier]] = Registry("method", plugins=True)
 """Every method that trains a network, by the name users know it under; filled by ``@IMAGE_METHODS.register(name)``."""
@@ -128,15 +135,26 @@ class ImageClassifier(Estimator, ABC):
         items = as_items(items)
         labels = self._labels(as_labels(y, len(items)), np.empty(0))
         backbone = self._with_features(resolve_backbone(self.backbone, self.device))
-        device = backbone.device if self.device == "auto" else resolve_device(self.device)
+        device = (
+            backbone.device if self.device == "auto" else resolve_device(self.device)
+        )
         self._start(backbone)
         before = self.__dict__.copy()
         for name in ("classes_", "arrival_", "cost_"):
             self.__dict__.pop(name, None)
         self._reset()
-        self.base_, self.device_, self.seed_ = backbone, device, resolve_seed(self.random_state)
+        self.base_, self.device_, self.seed_ = (
+            backbone,
+            device,
+            resolve_seed(self.random_state),
+        )
         try:
-            self._commit(labels, np.empty(0, dtype=labels.values.dtype), self._learn(items, labels), Cost())
+            self._commit(
+                labels,
+                np.empty(0, dtype=labels.values.dtype),
+                self._learn(items, labels),
+                Cost(),
+            )
         except BaseException:
             self.__dict__.clear()
             self.__dict__.update(before)
@@ -173,12 +191,20 @@ class ImageClassifier(Estimator, ABC):
             raise InputError("items must hold at least one image, got none")
         if len(known):
             check_kind(known, values)
-        new = [label for label in np.unique(values).tolist() if label not in set(known.tolist())]
-        numbers = {label: number for number, label in enumerate([*known.tolist(), *new])}
+        new = [
+            label
+            for label in np.unique(values).tolist()
+            if label not in set(known.tolist())
+        ]
+        numbers = {
+            label: number for number, label in enumerate([*known.tolist(), *new])
+        }
         codes = np.array([numbers[label] for label in values.tolist()], dtype=np.int64)
         return TaskLabels(values, codes, len(known), len(numbers))
 
-    def _commit(self, labels: TaskLabels, known: NDArray[Any], cost: Cost, before: Cost) -> None:
+    def _commit(
+        self, labels: TaskLabels, known: NDArray[Any], cost: Cost, before: Cost
+    ) -> None:
         """Take over the labels of a task that has been learned."""
         new = np.setdiff1d(labels.values, known)
         self.arrival_ = np.concatenate([known, new]) if len(known) else new
@@ -201,7 +227,9 @@ class ImageClassifier(Estimator, ABC):
             Larger means more likely; columns as in ``classes_``.
         """
         self._require_fitted()
-        scores = np.asarray(self._scores(as_items(items)).to("cpu", torch.float64).numpy())
+        scores = np.asarray(
+            self._scores(as_items(items)).to("cpu", torch.float64).numpy()
+        )
         return scores[:, np.argsort(self.arrival_)]
 
     def predict(self, items: Any) -> NDArray[Any]:
@@ -225,7 +253,9 @@ class ImageClassifier(Estimator, ABC):
 
     def _require_fitted(self) -> None:
         if not self._is_fitted():
-            raise not_fitted(f"this {type(self).__name__} must learn something first: call fit()")
+            raise not_fitted(
+                f"this {type(self).__name__} must learn something first: call fit()"
+            )
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._is_fitted()
@@ -253,7 +283,9 @@ def as_items(items: Any) -> Items:
     return items
 
 
-def resolve_backbone(backbone: Any, device: str | torch.device = "auto") -> ImageBackbone:
+def resolve_backbone(
+    backbone: Any, device: str | torch.device = "auto"
+) -> ImageBackbone:
     """Return a backbone whose network can be trained.
 
     Parameters
@@ -275,5 +307,7 @@ def resolve_backbone(backbone: Any, device: str | torch.device = "auto") -> Imag
         backbone = create_backbone(backbone, device=device)
     if not isinstance(backbone, ImageBackbone):
         what = backbone.spec.name if isinstance(backbone, Backbone) else repr(backbone)
-        raise ParameterError(f"backbone must be an ImageBackbone (see create_backbone) to be trained, got {what}")
+        raise ParameterError(
+            f"backbone must be an ImageBackbone (see create_backbone) to be trained, got {what}"
+        )
     return backbone

@@ -20,8 +20,17 @@ from evergrow.adapt.settings import TrainConfig
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.items import Items, concat_items
-from evergrow.lab.methods.cost import Cost, inference_gflops, training_cost, training_gflops
-from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
+from evergrow.lab.methods.cost import (
+    Cost,
+    inference_gflops,
+    training_cost,
+    training_gflops,
+)
+from evergrow.lab.methods.image_classifier import (
+    IMAGE_METHODS,
+    ImageClassifier,
+    TaskLabels,
+)
 from evergrow.lab.methods.tuned_passes import run_network
 
 
@@ -45,9 +54,15 @@ class LinearHead(nn.Module):
     torch.Size([2, 3])
     """
 
-    def __init__(self, n_features: int, n_classes: int, seed: int, *purpose: str | int) -> None:
+    def __init__(
+        self, n_features: int, n_classes: int, seed: int, *purpose: str | int
+    ) -> None:
         super().__init__()
-        drawn = torch.rand(n_classes, n_features + 1, generator=generator(seed, "head", "linear", *purpose))
+        drawn = torch.rand(
+            n_classes,
+            n_features + 1,
+            generator=generator(seed, "head", "linear", *purpose),
+        )
         drawn = (2.0 * drawn - 1.0) / math.sqrt(n_features)
         self.weight = nn.Parameter(drawn[:, :-1].clone())
         self.bias = nn.Parameter(drawn[:, -1].clone())
@@ -91,15 +106,40 @@ class JointConfig(TrainConfig):
         levels: dict[float, list[nn.Parameter]] = {}
         for name, parameter in body.named_parameters():
             block = re.search(r"(?:^|\.)blocks\.(\d+)\.", name)
-            place = float(block[1]) if block else math.inf if max(levels, default=-1.0) >= 0 else -1.0
-            levels.setdefault(place if self.layer_decay < 1 else 0.0, []).append(parameter)
-        rates = [self.lr * self.layer_decay ** (len(levels) - 1 - level) for level in range(len(levels))]
-        groups = [{"params": levels[place], "lr": rate} for place, rate in zip(sorted(levels), rates)]
-        return [*groups, {"params": list(head.parameters()), "lr": self.lr if self.head_lr is None else self.head_lr}]
+            place = (
+                float(block[1])
+                if block
+                else math.inf
+                if max(levels, default=-1.0) >= 0
+                else -1.0
+            )
+            levels.setdefault(place if self.layer_decay < 1 else 0.0, []).append(
+                parameter
+            )
+        rates = [
+            self.lr * self.layer_decay ** (len(levels) - 1 - level)
+            for level in range(len(levels))
+        ]
+        groups = [
+            {"params": levels[place], "lr": rate}
+            for place, rate in zip(sorted(levels), rates)
+        ]
+        return [
+            *groups,
+            {
+                "params": list(head.parameters()),
+                "lr": self.lr if self.head_lr is None else self.head_lr,
+            },
+        ]
 
 
 RECIPES = {
-    "ranpac": (CosineHead, JointConfig(epochs=30, batch_size=128, lr=1e-4, head_lr=0.01, schedule="constant")),
+    "ranpac": (
+        CosineHead,
+        JointConfig(
+            epochs=30, batch_size=128, lr=1e-4, head_lr=0.01, schedule="constant"
+        ),
+    ),
     "tuned": (
         LinearHead,
         JointConfig(
@@ -180,7 +220,10 @@ class JointFineTuning(ImageClassifier):
     def config(self) -> JointConfig:
         """Return how the network is trained."""
         check_choice("recipe", self.recipe, RECIPES)
-        given = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr", "head_lr")}
+        given = {
+            name: getattr(self, name)
+            for name in ("epochs", "batch_size", "lr", "head_lr")
+        }
         changes = {name: value for name, value in given.items() if value is not None}
         return RECIPES[self.recipe][1].changed(**{**(self.train or {}), **changes})
 
@@ -221,15 +264,23 @@ class JointFineTuning(ImageClassifier):
             purpose=("joint-ft",),
             progress=self.progress,
         )
-        step = training_gflops(network, network.parameters(), size, self.device_, cross_entropy)
+        step = training_gflops(
+            network, network.parameters(), size, self.device_, cross_entropy
+        )
         answer = inference_gflops(network, size, self.device_)
         self.cost_ = training_cost(log, network.parameters(), step, answer)
         return network.requires_grad_(False).eval()
 
     def _new_network(self) -> Network:
         """Return the backbone's network with a fresh classifier for all classes."""
-        head = RECIPES[self.recipe][0](self.base_.n_features, len(self.arrival_), self.seed_, "joint-ft")
-        return Network(copy.deepcopy(self.base_.module).requires_grad_(True), head).to(self.device_)
+        head = RECIPES[self.recipe][0](
+            self.base_.n_features, len(self.arrival_), self.seed_, "joint-ft"
+        )
+        return Network(copy.deepcopy(self.base_.module).requires_grad_(True), head).to(
+            self.device_
+        )
 
     def _scores(self, items: Items) -> Tensor:
-        return torch.from_numpy(run_network(self.base_, self.network(), items, len(self.arrival_)))
+        return torch.from_numpy(
+            run_network(self.base_, self.network(), items, len(self.arrival_))
+        )

@@ -10,7 +10,11 @@ from typing import Any, ClassVar
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
-from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
+from evergrow.lab.methods.shared_weights import (
+    ModuleStates,
+    SharedWeightsClassifier,
+    TaskNetwork,
+)
 from evergrow.lab.methods.tuned_passes import temporary_tuner
 from evergrow.lab.tuners.sdlora import SDLoRATuner
 
@@ -80,7 +84,11 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     """
 
     method = "sd-lora"
-    protocol: ClassVar[dict[str, Any]] = {"optimizer": "sgd", "schedule": "constant", "momentum": 0.9}
+    protocol: ClassVar[dict[str, Any]] = {
+        "optimizer": "sgd",
+        "schedule": "constant",
+        "momentum": 0.9,
+    }
 
     lr: float = 0.008
     rank: int = 10
@@ -91,7 +99,9 @@ class SDLoRAClassifier(SharedWeightsClassifier):
         check_number("rank", self.rank, low=1, integer=True)
         check_number("magnitude", self.magnitude)
         if not isinstance(self.rank_reduction, bool):
-            raise ParameterError(f"rank_reduction must be True or False, got {self.rank_reduction!r}")
+            raise ParameterError(
+                f"rank_reduction must be True or False, got {self.rank_reduction!r}"
+            )
 
     def _tuner(self) -> tuple[str, dict[str, Any]]:
         return "sdlora", {"rank": self.rank, "magnitude": self.magnitude}
@@ -102,8 +112,12 @@ class SDLoRAClassifier(SharedWeightsClassifier):
         return max(round(self.rank * share), 1)
 
     @contextmanager
-    def _network(self, modules: ModuleStates, task: int | None) -> Iterator[TaskNetwork]:
-        with temporary_tuner(self._model, *self._tuner(), modules.get("tuner"), seed=self.seed_) as tuner:
+    def _network(
+        self, modules: ModuleStates, task: int | None
+    ) -> Iterator[TaskNetwork]:
+        with temporary_tuner(
+            self._model, *self._tuner(), modules.get("tuner"), seed=self.seed_
+        ) as tuner:
             if task and isinstance(tuner, SDLoRATuner):
                 tuner.start_task(self._rank(task))
             yield TaskNetwork(self._model, tuner)

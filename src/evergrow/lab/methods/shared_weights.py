@@ -64,9 +64,14 @@ class ClassWeights:
             Where the draws come from.
         """
         known, width = self.weight.shape
-        drawn = (2 * torch.rand(classes - known, width + 1, generator=source) - 1) / width**0.5
+        drawn = (
+            2 * torch.rand(classes - known, width + 1, generator=source) - 1
+        ) / width**0.5
         drawn = drawn.to(self.weight)
-        return ClassWeights(torch.cat([self.weight, drawn[:, :-1]]), torch.cat([self.bias, drawn[:, -1]]))
+        return ClassWeights(
+            torch.cat([self.weight, drawn[:, :-1]]),
+            torch.cat([self.bias, drawn[:, -1]]),
+        )
 
     def of_classes(self, codes: Tensor) -> ClassWeights:
         """Return the classifier of some classes only, given by their numbers."""
@@ -75,7 +80,11 @@ class ClassWeights:
 
     def with_classes(self, codes: Tensor, part: ClassWeights) -> ClassWeights:
         """Return the classifier with the weights of some classes replaced."""
-        codes, weight, bias = codes.to(self.weight.device), self.weight.clone(), self.bias.clone()
+        codes, weight, bias = (
+            codes.to(self.weight.device),
+            self.weight.clone(),
+            self.bias.clone(),
+        )
         weight[codes], bias[codes] = part.weight.to(weight), part.bias.to(bias)
         return ClassWeights(weight, bias)
 
@@ -117,13 +126,21 @@ class TrainableWeights(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             features = features.to(self.weight.dtype)
             if self.normalized:
-                return linear(layer_norm(features, features.shape[-1:]), normalize(self.weight, dim=1))
+                return linear(
+                    layer_norm(features, features.shape[-1:]),
+                    normalize(self.weight, dim=1),
+                )
             return linear(features, self.weight, self.bias)
 
     def learned(self) -> ClassWeights:
         """Return a copy of the weights."""
         weight = self.weight.detach().clone()
-        return ClassWeights(weight, weight.new_zeros(len(weight)) if self.bias is None else self.bias.detach().clone())
+        return ClassWeights(
+            weight,
+            weight.new_zeros(len(weight))
+            if self.bias is None
+            else self.bias.detach().clone(),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +197,9 @@ class SharedWeightsClassifier(TaskwiseClassifier):
     """Whether rows have length 1 and features are standardised; see :class:`TrainableWeights`."""
 
     @abstractmethod
-    def _network(self, modules: ModuleStates, task: int | None) -> AbstractContextManager[TaskNetwork]:
+    def _network(
+        self, modules: ModuleStates, task: int | None
+    ) -> AbstractContextManager[TaskNetwork]:
         """Put the network of a task together, or for None the one that answers."""
 
     def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
@@ -191,7 +210,9 @@ class SharedWeightsClassifier(TaskwiseClassifier):
         """Return the loss of a batch."""
         return torch.nn.functional.cross_entropy(logits, codes)
 
-    def _task(self, items: Items, labels: TaskLabels) -> tuple[SharedWeightsState, Cost]:
+    def _task(
+        self, items: Items, labels: TaskLabels
+    ) -> tuple[SharedWeightsState, Cost]:
         empty = SharedWeightsState(0, ClassWeights.empty(self.base_.n_features), {})
         before: SharedWeightsState = vars(self).get("_state", empty)
         source = generator(self.seed_, self.method, "rows", before.n_tasks)
@@ -199,7 +220,9 @@ class SharedWeightsClassifier(TaskwiseClassifier):
         present, codes = np.unique(labels.codes, return_inverse=True)
         current = torch.from_numpy(present)
         with self._network(before.modules, before.n_tasks) as network:
-            head = TrainableWeights(weights.of_classes(current), normalized=self.normalized)
+            head = TrainableWeights(
+                weights.of_classes(current), normalized=self.normalized
+            )
             cost = self._train(
                 nn.Sequential(network, head),
                 nn.ModuleList([network.trained, head]),
@@ -209,10 +232,14 @@ class SharedWeightsClassifier(TaskwiseClassifier):
                 loss=lambda logits, wanted: self._loss(network, logits, wanted),
             )
             modules = self._learned(network, before.modules)
-        return SharedWeightsState(before.n_tasks + 1, weights.with_classes(current, head.learned()), modules), cost
+        return SharedWeightsState(
+            before.n_tasks + 1, weights.with_classes(current, head.learned()), modules
+        ), cost
 
     @contextmanager
     def _answering(self, state: SharedWeightsState) -> Iterator[nn.Module]:
         with self._network(state.modules, None) as network:
-            head = TrainableWeights(state.weights.to(self.device_), normalized=self.normalized)
+            head = TrainableWeights(
+                state.weights.to(self.device_), normalized=self.normalized
+            )
             yield nn.Sequential(network, head)

@@ -20,7 +20,12 @@ from evergrow.adapt.settings import TrainConfig, TrainPrecision
 from evergrow.core.seeding import RandomState
 from evergrow.data.items import Items
 from evergrow.features.backbones import ImageBackbone
-from evergrow.lab.methods.cost import Cost, inference_gflops, training_cost, training_gflops
+from evergrow.lab.methods.cost import (
+    Cost,
+    inference_gflops,
+    training_cost,
+    training_gflops,
+)
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 from evergrow.lab.methods.tuned_passes import run_network, temporary_tuner
 
@@ -92,14 +97,18 @@ class TaskwiseClassifier(ImageClassifier):
 
     def _scores(self, items: Items) -> Tensor:
         with self._answering(self._state) as network:
-            return torch.from_numpy(run_network(self._backbone(), network, items, len(self.arrival_)))
+            return torch.from_numpy(
+                run_network(self._backbone(), network, items, len(self.arrival_))
+            )
 
     # -- for subclasses ---------------------------------------------------------------------------------
 
     def _backbone(self) -> ImageBackbone:
         """Return a copy of the backbone to put tuners on, on the device of the method; it shares the weights."""
         if "_twin" not in vars(self):
-            self._twin = ImageBackbone(shared_copy(self.base_.module), self.base_.spec, self.device_)
+            self._twin = ImageBackbone(
+                shared_copy(self.base_.module), self.base_.spec, self.device_
+            )
         return self._twin
 
     @property
@@ -128,7 +137,9 @@ class TaskwiseClassifier(ImageClassifier):
         loss: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> Cost:
         """Train a module inside a network on the images of a task and return the cost."""
-        parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+        parameters = [
+            parameter for parameter in trained.parameters() if parameter.requires_grad
+        ]
         size, config = self.base_.transform.size, self.config()
         log = train(
             network,
@@ -142,5 +153,7 @@ class TaskwiseClassifier(ImageClassifier):
             loss=loss,
             progress=self.progress,
         )
-        step = training_gflops(network, parameters, size, self.device_, loss=loss or cross_entropy)
+        step = training_gflops(
+            network, parameters, size, self.device_, loss=loss or cross_entropy
+        )
         return training_cost(log, parameters, step)

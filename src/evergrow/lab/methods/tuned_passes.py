@@ -20,7 +20,12 @@ from evergrow.features.encoding import encode
 
 @contextmanager
 def temporary_tuner(
-    model: nn.Module, name: str, settings: Mapping[str, Any], state: Mapping[str, Tensor] | None, *, seed: int = 0
+    model: nn.Module,
+    name: str,
+    settings: Mapping[str, Any],
+    state: Mapping[str, Tensor] | None,
+    *,
+    seed: int = 0,
 ) -> Iterator[Tuner]:
     """Put a tuner on a model until the end of the ``with`` statement; the model is then exactly as it came.
 
@@ -52,7 +57,9 @@ def temporary_tuner(
     if state is None:
         tuner = create_tuner(name, model, seed=seed, **settings)
     else:
-        tuner = restore_tuner(SavedTuner(name, dict(settings), seed, dict(state)), model)
+        tuner = restore_tuner(
+            SavedTuner(name, dict(settings), seed, dict(state)), model
+        )
     try:
         yield tuner
     finally:
@@ -61,10 +68,14 @@ def temporary_tuner(
 
 def copy_state(module: nn.Module) -> dict[str, Tensor]:
     """Return a copy of a module's state that later training does not change."""
-    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    return {
+        name: tensor.detach().clone() for name, tensor in module.state_dict().items()
+    }
 
 
-def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width: int) -> NDArray[np.float32]:
+def run_network(
+    backbone: ImageBackbone, network: nn.Module, items: Items, width: int
+) -> NDArray[np.float32]:
     """Return the outputs (n, width) of a network for images preprocessed as the backbone is evaluated.
 
     Nothing is cached: what a tuned backbone computes is not decided by the backbone's description.
@@ -82,4 +93,8 @@ def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width
     """
     # The loader and the checked precision of extraction serve any network; nothing is kept of what it gives.
     spec = replace(backbone.spec, n_features=width, recipe=None)
-    return encode(ImageBackbone(network, spec, next(network.parameters()).device), items, cache=False).X
+    return encode(
+        ImageBackbone(network, spec, next(network.parameters()).device),
+        items,
+        cache=False,
+    ).X

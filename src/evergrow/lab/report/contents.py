@@ -18,7 +18,9 @@ from evergrow.lab.records import Record, read_records, scrub
 from evergrow.lab.report.plots import Panel, place_of, style_of
 from evergrow.lab.tables import Comparison, one_per_run, titled, unfinished_notes
 
-TEXTS: dict[str, Any] = json.loads(Path(__file__).with_name("texts.json").read_text(encoding="utf-8"))
+TEXTS: dict[str, Any] = json.loads(
+    Path(__file__).with_name("texts.json").read_text(encoding="utf-8")
+)
 """The sections of the page in order, and the words of its figures and tables."""
 
 CAPTIONS: dict[str, str] = TEXTS["captions"]
@@ -123,26 +125,52 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordSet:
         If there is no usable record at all.
     """
     records, problems = read_records(paths)
-    left_out = {path.name: scrub(reason.replace(str(path), path.name)) for path, reason in problems.items()}
+    left_out = {
+        path.name: scrub(reason.replace(str(path), path.name))
+        for path, reason in problems.items()
+    }
     if not records:
-        first = f"; the first problem: {next(iter(left_out.values()))}" if left_out else ""
+        first = (
+            f"; the first problem: {next(iter(left_out.values()))}" if left_out else ""
+        )
         raise InputError(f"No record in {', '.join(map(str, paths))}{first}")
     notes: list[str] = []
     by_folder: dict[Path, list[Record]] = {}
     for path, record in records.items():
-        by_folder.setdefault(Path() if record.analysis else path.parent, []).append(record)
+        by_folder.setdefault(Path() if record.analysis else path.parent, []).append(
+            record
+        )
     last = Counter(folder.name for folder in by_folder)
     found: dict[str, list[Record]] = {}
     for folder, several in by_folder.items():
-        name = printable(folder.name if last[folder.name] == 1 else f"{folder.parent.name}/{folder.name}")
+        name = printable(
+            folder.name
+            if last[folder.name] == 1
+            else f"{folder.parent.name}/{folder.name}"
+        )
         unique, copies = one_per_run(several)
         if copies:
-            notes.append(f"{name}: {copies} further records of the same runs; the latest of each counts".lstrip(": "))
-        notes += [f"{name}: {note}".lstrip(": ") for note in unfinished_notes(unique, "in no figure or table")]
-        found[name] = sorted((record for record in unique if record.status == "ok"), key=_order)
-    versions = Counter(str(record.versions.get("evergrow")) for several in found.values() for record in several)
+            notes.append(
+                f"{name}: {copies} further records of the same runs; the latest of each counts".lstrip(
+                    ": "
+                )
+            )
+        notes += [
+            f"{name}: {note}".lstrip(": ")
+            for note in unfinished_notes(unique, "in no figure or table")
+        ]
+        found[name] = sorted(
+            (record for record in unique if record.status == "ok"), key=_order
+        )
+    versions = Counter(
+        str(record.versions.get("evergrow"))
+        for several in found.values()
+        for record in several
+    )
     if len(versions) > 1:
-        listed = ", ".join(f"{version} ({n})" for version, n in sorted(versions.items()))
+        listed = ", ".join(
+            f"{version} ({n})" for version, n in sorted(versions.items())
+        )
         notes.append(f"records of several evergrow versions: {listed}")
     analyses = found.pop("", [])
     return RecordSet(found, analyses, left_out, notes)
@@ -150,7 +178,9 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordSet:
 
 def _order(record: Record) -> tuple[Any, ...]:
     """Return the place of a record: methods as the paper has them, then widths, data, protocols and seeds."""
-    sizes = [record.options.get(key) for key in ("n_units", "block_size", "n_candidates")]
+    sizes = [
+        record.options.get(key) for key in ("n_units", "block_size", "n_candidates")
+    ]
     increment = record.protocol.get("increment")
     return (
         place_of(record.method),
@@ -187,7 +217,10 @@ class Group:
         seen: Counter[str] = Counter()
         for title, records in self.rows.items():
             # Unguided units of the guided method count as random.
-            unguided = records[0].analysis and records[0].options.get("projection") == "gaussian"
+            unguided = (
+                records[0].analysis
+                and records[0].options.get("projection") == "gaussian"
+            )
             method = "ri" if unguided else records[0].method
             yield title, style_of(method, seen[method]), records
             seen[method] += 1
@@ -200,16 +233,28 @@ def groups(records: Sequence[Record]) -> list[Group]:
     frame = titled(records).assign(method=lambda frame: frame.method.map(plain_label))
     return [
         Group(
-            f"{dataset}, {protocol}", {title: list(rows.record) for title, rows in part.groupby("method", sort=False)}
+            f"{dataset}, {protocol}",
+            {
+                title: list(rows.record)
+                for title, rows in part.groupby("method", sort=False)
+            },
         )
-        for (dataset, protocol), part in frame.groupby(["dataset", "protocol"], sort=False)
+        for (dataset, protocol), part in frame.groupby(
+            ["dataset", "protocol"], sort=False
+        )
     ]
 
 
-def curve_and_error(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float] | None]:
+def curve_and_error(
+    curves: Sequence[Sequence[float]],
+) -> tuple[list[float], list[float] | None]:
     """Return mean and standard error of curves of one length, point by point."""
     array = np.asarray(curves, dtype=float)
-    error = (array.std(axis=0, ddof=1) / np.sqrt(len(array))).tolist() if len(array) > 1 else None
+    error = (
+        (array.std(axis=0, ddof=1) / np.sqrt(len(array))).tolist()
+        if len(array) > 1
+        else None
+    )
     return array.mean(axis=0).tolist(), error
 
 
@@ -222,6 +267,11 @@ def plain_label(title: str) -> str:
     >>> plain_label("MGSM (scales=auto)"), plain_label("MGSM (block_size=10, n_candidates=5)")
     ('MGSM (ξ auto)', 'MGSM (s=10, B_max=5)')
     """
-    for option, symbol in (("scales=", "ξ "), ("block_size=", "s="), ("n_candidates=", "B_max="), ("n_units=", "L=")):
+    for option, symbol in (
+        ("scales=", "ξ "),
+        ("block_size=", "s="),
+        ("n_candidates=", "B_max="),
+        ("n_units=", "L="),
+    ):
         title = title.replace(option, symbol)
     return title.replace("alpha=", "λ=")

@@ -124,7 +124,9 @@ def style_of(method: str, variant: int = 0) -> dict[str, Any]:
     matplotlib = require("matplotlib", extra="lab", purpose="drawing figures")
     # Every second colour of tab20 is light: the dark ones are for the last methods, which are drawn most often.
     order = [*range(0, 20, 2), *range(1, 20, 2)]
-    colour = matplotlib.colors.to_hex(matplotlib.colormaps["tab20"].colors[order[len(METHODS) - 1 - place_of(method)]])
+    colour = matplotlib.colors.to_hex(
+        matplotlib.colormaps["tab20"].colors[order[len(METHODS) - 1 - place_of(method)]]
+    )
     return {
         "color": colour,
         "marker": METHODS.get(method.removesuffix(FSA), "."),
@@ -142,7 +144,12 @@ def slug(*parts: str) -> str:
     >>> slug("CUB-200", "B-0 Inc-10 (a=1)")
     'cub-200--b-0-inc-10-a-1'
     """
-    words = [re.sub(r"[^a-z0-9.]+", "-", part.lower().replace("λ", "ridge").replace("ξ", "xi")) for part in parts]
+    words = [
+        re.sub(
+            r"[^a-z0-9.]+", "-", part.lower().replace("λ", "ridge").replace("ξ", "xi")
+        )
+        for part in parts
+    ]
     return "--".join(word.strip("-.") for word in words if word.strip("-."))
 
 
@@ -214,10 +221,28 @@ def line_panel(
         for line in lines:
             every = max(1, len(line.x) // 8)
             label = "\n".join(textwrap.wrap(line.label, 30))
-            axes.plot(line.x, line.y, label=label, markevery=every, markersize=4, linewidth=1.4, **line.style)
+            axes.plot(
+                line.x,
+                line.y,
+                label=label,
+                markevery=every,
+                markersize=4,
+                linewidth=1.4,
+                **line.style,
+            )
             if line.error is not None:
-                y, error = np.asarray(line.y, dtype=float), np.asarray(line.error, dtype=float)
-                axes.fill_between(line.x, y - error, y + error, color=line.style["color"], alpha=0.18, linewidth=0)
+                y, error = (
+                    np.asarray(line.y, dtype=float),
+                    np.asarray(line.error, dtype=float),
+                )
+                axes.fill_between(
+                    line.x,
+                    y - error,
+                    y + error,
+                    color=line.style["color"],
+                    alpha=0.18,
+                    linewidth=0,
+                )
         if log_x:
             ticks = sorted({x for line in lines for x in line.x})
             _log_axis(axes.xaxis)
@@ -260,10 +285,24 @@ def dot_panel(
         figure.suptitle(title, x=0.02, ha="left", fontsize=9.5, fontweight="bold")
         for row, dot in enumerate(dots):
             style = {**dot.style, "linestyle": "none"}
-            axes.errorbar([dot.value], [row], xerr=None if dot.error is None else [dot.error], capsize=2, **style)
-            value = text(dot.value) + ("" if dot.error is None else f" ± {text(dot.error).lstrip('+')}") + dot.note
-            axes.text(1.02, row, value, transform=axes.get_yaxis_transform(), va="center")
-        axes.set_yticks(range(len(dots)), ["\n".join(textwrap.wrap(dot.label, 34)) for dot in dots])
+            axes.errorbar(
+                [dot.value],
+                [row],
+                xerr=None if dot.error is None else [dot.error],
+                capsize=2,
+                **style,
+            )
+            value = (
+                text(dot.value)
+                + ("" if dot.error is None else f" ± {text(dot.error).lstrip('+')}")
+                + dot.note
+            )
+            axes.text(
+                1.02, row, value, transform=axes.get_yaxis_transform(), va="center"
+            )
+        axes.set_yticks(
+            range(len(dots)), ["\n".join(textwrap.wrap(dot.label, 34)) for dot in dots]
+        )
         axes.set_ylim(len(dots) - 0.5, -0.5)
         if log:
             _log_axis(axes.xaxis)
@@ -301,7 +340,13 @@ def heat_panel(
         for side in rest:
             side.axis("off")
             side.text(0.0, 1.0, beside, va="top")
-        figure.suptitle("\n".join(textwrap.wrap(title, 48)), x=0.02, ha="left", fontsize=9, fontweight="bold")
+        figure.suptitle(
+            "\n".join(textwrap.wrap(title, 48)),
+            x=0.02,
+            ha="left",
+            fontsize=9,
+            fontweight="bold",
+        )
         image = axes.imshow(
             np.asarray(matrix, dtype=float),
             vmin=limits[0],

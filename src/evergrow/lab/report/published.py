@@ -13,7 +13,10 @@ from evergrow.lab.records import Record
 from evergrow.lab.report.plots import FSA
 from evergrow.lab.tables import METRICS, Cell, Comparison, Metric, titled
 
-_METRICS = {**METRICS, "time_s": Metric("time s", latex="time (s)", lower_is_better=True, ranked=False)}
+_METRICS = {
+    **METRICS,
+    "time_s": Metric("time s", latex="time (s)", lower_is_better=True, ranked=False),
+}
 _RANKS = {"": 0, "best": 1, "second": 2}
 _OPTIONS = {"block_size": "s", "n_candidates": "B_max", "n_units": "units"}
 _DATASETS = {
@@ -52,9 +55,16 @@ def load_published() -> dict[str, Any]:
     >>> row["label"], row["cells"][0]
     ('SCL-MGSM', ['ImageNet-R', 'B-0 Inc-5', 'a_last', 72.64, 0.24, 'best'])
     """
-    text = resources.files("evergrow.lab.report").joinpath("published.json").read_text(encoding="utf-8")
+    text = (
+        resources.files("evergrow.lab.report")
+        .joinpath("published.json")
+        .read_text(encoding="utf-8")
+    )
     body: dict[str, Any] = json.loads(text)
-    return {"source": body["source"], "tables": {table["id"]: table for table in body["tables"]}}
+    return {
+        "source": body["source"],
+        "tables": {table["id"]: table for table in body["tables"]},
+    }
 
 
 def published_comparison(name: str) -> Comparison:
@@ -67,12 +77,17 @@ def published_comparison(name: str) -> Comparison:
                 protocols[dataset].append(protocol)
     cells = []
     for row in rows:
-        shown = ", ".join(f"{_OPTIONS.get(key, key)}={value}" for key, value in row["options"].items())
+        shown = ", ".join(
+            f"{_OPTIONS.get(key, key)}={value}" for key, value in row["options"].items()
+        )
         title = f"{row['label']} ({shown})" if shown else row["label"]
         for dataset, protocol, metric, value, error, mark in row["cells"]:
             # Joint training has no protocol: its result stands under all of them.
             places = [protocol] if protocol else protocols.get(dataset) or [""]
-            cells += [Cell(title, dataset, p, _METRICS[metric], value, error, 3, _RANKS[mark]) for p in places]
+            cells += [
+                Cell(title, dataset, p, _METRICS[metric], value, error, 3, _RANKS[mark])
+                for p in places
+            ]
     return Comparison(cells, quoted=tuple(dict.fromkeys(cell.method for cell in cells)))
 
 
@@ -98,13 +113,17 @@ def known_backbone(dataset: dict[str, Any]) -> str | None:
     'ViT-B/16-IN21K'
     """
     backbone = dataset.get("backbone")
-    if isinstance(backbone, dict) and str(backbone.get("weights", "")).startswith("random"):
+    if isinstance(backbone, dict) and str(backbone.get("weights", "")).startswith(
+        "random"
+    ):
         return None  # the architecture alone is not the paper's backbone
     name = backbone.get("name", "") if isinstance(backbone, dict) else backbone
     return _BACKBONES.get(_folded(re.sub(r"\.tv_.*$", "", str(name or ""))))
 
 
-def published_beside(comparison: Comparison, runs: Sequence[Record], name: str) -> Comparison:
+def published_beside(
+    comparison: Comparison, runs: Sequence[Record], name: str
+) -> Comparison:
     """Return a comparison with the published row below every measured one of the same setting.
 
     Data set, backbone, protocol and method must agree, first-session adaptation included.
@@ -118,13 +137,21 @@ def published_beside(comparison: Comparison, runs: Sequence[Record], name: str) 
     name : str
         The table of the paper.
     """
-    settings = {(row.method, row.dataset, row.protocol): row.record for row in titled(runs).itertuples()}
+    settings = {
+        (row.method, row.dataset, row.protocol): row.record
+        for row in titled(runs).itertuples()
+    }
     cells: list[Cell] = []
     for method in dict.fromkeys(cell.method for cell in comparison.cells):
         own = [cell for cell in comparison.cells if cell.method == method]
-        quotes = [_quote(name, settings[cell.method, cell.dataset, cell.protocol], cell) for cell in own]
+        quotes = [
+            _quote(name, settings[cell.method, cell.dataset, cell.protocol], cell)
+            for cell in own
+        ]
         cells += [*own, *(quote for quote in quotes if quote)]
-    quoted = dict.fromkeys(cell.method for cell in cells if cell not in comparison.cells)
+    quoted = dict.fromkeys(
+        cell.method for cell in cells if cell not in comparison.cells
+    )
     return Comparison(cells, comparison.notes, tuple(quoted))
 
 
@@ -134,12 +161,23 @@ def _quote(name: str, record: Record, cell: Cell) -> Cell | None:
     if known_backbone(record.dataset) != table["backbone"]:
         return None
     for row in table["rows"]:
-        if row["method"] == record.method.removesuffix(FSA) and row["fsa"] in (record.method.endswith(FSA), None):
+        if row["method"] == record.method.removesuffix(FSA) and row["fsa"] in (
+            record.method.endswith(FSA),
+            None,
+        ):
             for place, protocol, metric, value, error, _ in row["cells"]:
                 same = place == dataset and _METRICS[metric] == cell.metric
                 # A published cell without a protocol is one of joint training, which has none.
                 if same and protocol in (record.protocol["name"], None):
-                    return Cell(f"{cell.method}, published", cell.dataset, cell.protocol, cell.metric, value, error, 3)
+                    return Cell(
+                        f"{cell.method}, published",
+                        cell.dataset,
+                        cell.protocol,
+                        cell.metric,
+                        value,
+                        error,
+                        3,
+                    )
     return None
 
 

@@ -23,9 +23,28 @@ from evergrow.lab.report.contents import (
     groups,
     plain_label,
 )
-from evergrow.lab.report.plots import FSA, Dot, Line, Panel, dot_panel, heat_panel, line_panel, slug, style_of
+from evergrow.lab.report.plots import (
+    FSA,
+    Dot,
+    Line,
+    Panel,
+    dot_panel,
+    heat_panel,
+    line_panel,
+    slug,
+    style_of,
+)
 from evergrow.lab.report.published import known_backbone, published_beside
-from evergrow.lab.tables import JOINT, METRICS, Cell, Comparison, Metric, compare, mean_and_error, titled
+from evergrow.lab.tables import (
+    JOINT,
+    METRICS,
+    Cell,
+    Comparison,
+    Metric,
+    compare,
+    mean_and_error,
+    titled,
+)
 
 STRATEGIES = frozenset({"scl-mgsm", "scsm", "ri"})
 """Methods that differ in how the layer comes about, and in nothing else."""
@@ -52,7 +71,9 @@ def tidy(comparison: Comparison) -> Comparison:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def accuracy_tables(record_set: RecordSet, backbone: str | None = None, published: str = "main") -> list[Table]:
+def accuracy_tables(
+    record_set: RecordSet, backbone: str | None = None, published: str = "main"
+) -> list[Table]:
     """Return accuracy tables, one per folder; with a backbone of the paper, only of runs on it.
 
     Folders that compare strategies alone have a table of their own kind, see :func:`strategy_tables`.
@@ -60,11 +81,17 @@ def accuracy_tables(record_set: RecordSet, backbone: str | None = None, publishe
     tables = []
     for folder, every in record_set.folders.items():
         found = [(run, known_backbone(run.dataset)) for run in every]
-        runs = [run for run, on in found if (on == backbone if backbone else on not in OTHER_BACKBONES)]
+        runs = [
+            run
+            for run, on in found
+            if (on == backbone if backbone else on not in OTHER_BACKBONES)
+        ]
         if not runs or is_strategy(every):
             continue
         comparison = published_beside(compare(runs), runs, published)
-        caption = CAPTIONS["accuracy"] + (CAPTIONS["quoted"] if comparison.quoted else "")
+        caption = CAPTIONS["accuracy"] + (
+            CAPTIONS["quoted"] if comparison.quoted else ""
+        )
         name = slug("accuracy" if backbone is None else f"accuracy-{published}", folder)
         tables.append(Table(name, f"Accuracy: {folder}", caption, tidy(comparison)))
     return tables
@@ -78,7 +105,14 @@ def forgetting_tables(record_set: RecordSet) -> list[Table]:
         if any(run.results.get("f_avg") is not None for run in runs):
             comparison = published_beside(compare(runs, ["f_avg"]), runs, "forgetting")
             title = f"Average forgetting: {folder}"
-            tables.append(Table(slug("forgetting", folder), title, CAPTIONS["forgetting"], tidy(comparison)))
+            tables.append(
+                Table(
+                    slug("forgetting", folder),
+                    title,
+                    CAPTIONS["forgetting"],
+                    tidy(comparison),
+                )
+            )
     return tables
 
 
@@ -133,24 +167,44 @@ def stage_accuracy(record_set: RecordSet) -> list[Figure]:
             if (lines := _stage_lines(group, notes))
         ]
         if panels:
-            figures.append(Figure(f"Accuracy by session: {folder}", CAPTIONS["stage-accuracy"], panels, notes))
+            figures.append(
+                Figure(
+                    f"Accuracy by session: {folder}",
+                    CAPTIONS["stage-accuracy"],
+                    panels,
+                    notes,
+                )
+            )
     return figures
 
 
 def _stage_lines(group: Group, notes: list[str]) -> list[Line]:
     lines = []
     for title, style, runs in group.styled():
-        curves = [curve for run in runs if (curve := run.results.get("by_samples")) and curve[-1] is not None]
+        curves = [
+            curve
+            for run in runs
+            if (curve := run.results.get("by_samples")) and curve[-1] is not None
+        ]
         if not curves:
-            notes.append(f"{title}, {group.title}: no accuracy by session in its records")
+            notes.append(
+                f"{title}, {group.title}: no accuracy by session in its records"
+            )
             continue
         length = Counter(map(len, curves)).most_common(1)[0][0]
         kept = [curve for curve in curves if len(curve) == length]
         if len(kept) < len(runs):
-            notes.append(f"{title}, {group.title}: {len(runs) - len(kept)} of {len(runs)} runs have other sessions")
+            notes.append(
+                f"{title}, {group.title}: {len(runs) - len(kept)} of {len(runs)} runs have other sessions"
+            )
         # A session without test samples is a gap in the line.
-        percent = [[float("nan") if value is None else 100.0 * value for value in curve] for curve in kept]
-        lines.append(Line(title, style, range(1, length + 1), *curve_and_error(percent)))
+        percent = [
+            [float("nan") if value is None else 100.0 * value for value in curve]
+            for curve in kept
+        ]
+        lines.append(
+            Line(title, style, range(1, length + 1), *curve_and_error(percent))
+        )
     return lines if any(len(line.x) > 1 for line in lines) else []
 
 
@@ -167,14 +221,31 @@ def measured(record_set: RecordSet, measures: Sequence[str]) -> list[Figure]:
             panels = []
             for group in groups(runs):
                 for kind, dots in _measured_dots(group, measure, notes).items():
-                    title, log = f"{group.title}{', ' if kind else ''}{kind}", measure != "trainable-parameters"
-                    panels.append(dot_panel(slug(measure, folder, title), title, words["axis"], dots, log=log))
+                    title, log = (
+                        f"{group.title}{', ' if kind else ''}{kind}",
+                        measure != "trainable-parameters",
+                    )
+                    panels.append(
+                        dot_panel(
+                            slug(measure, folder, title),
+                            title,
+                            words["axis"],
+                            dots,
+                            log=log,
+                        )
+                    )
             if panels:
-                figures.append(Figure(f"{words['title']}: {folder}", words["caption"], panels, notes))
+                figures.append(
+                    Figure(
+                        f"{words['title']}: {folder}", words["caption"], panels, notes
+                    )
+                )
     return figures
 
 
-def _measured_dots(group: Group, measure: str, notes: list[str]) -> dict[str, list[Dot]]:
+def _measured_dots(
+    group: Group, measure: str, notes: list[str]
+) -> dict[str, list[Dot]]:
     """Return dots by the way of measuring; numbers of different kinds are never compared in one panel."""
     found: dict[str, list[Dot]] = {}
     read, kind_of = _MEASURES[measure]
@@ -185,9 +256,13 @@ def _measured_dots(group: Group, measure: str, notes: list[str]) -> dict[str, li
                 values.setdefault(kind_of(run), []).append(value)
         known = sum(map(len, values.values()))
         if 0 < known < len(runs):
-            notes.append(f"{title}, {group.title}: missing from {len(runs) - known} of {len(runs)} runs")
+            notes.append(
+                f"{title}, {group.title}: missing from {len(runs) - known} of {len(runs)} runs"
+            )
         for kind, numbers in values.items():
-            found.setdefault(kind, []).append(Dot(title, style, *mean_and_error(numbers)))
+            found.setdefault(kind, []).append(
+                Dot(title, style, *mean_and_error(numbers))
+            )
     return found
 
 
@@ -195,7 +270,11 @@ def cost(run: Record, key: str) -> float | None:
     """Return an entry of a run's ``extra.cost``, if it has one."""
     entry = run.extra.get("cost")
     value = entry.get(key) if isinstance(entry, dict) else None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return (
+        float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        else None
+    )
 
 
 def _train_seconds(run: Record) -> float | None:
@@ -205,9 +284,16 @@ def _train_seconds(run: Record) -> float | None:
 
 
 def _device(run: Record) -> str:
-    device, threads = str(run.environment.get("device", "")), run.environment.get("threads", "?")
+    device, threads = (
+        str(run.environment.get("device", "")),
+        run.environment.get("threads", "?"),
+    )
     name = str(run.environment.get("device_name") or device)
-    text = f"CPU, {threads} thread{'' if threads == 1 else 's'}" if device == "cpu" else name
+    text = (
+        f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+        if device == "cpu"
+        else name
+    )
     return text + (", end to end" if cost(run, "train_seconds") is not None else "")
 
 
@@ -222,16 +308,27 @@ def _memory_kind(run: Record) -> str:
         return "memory of training"
     if run.memory.get("peak_cuda_bytes"):
         return "GPU memory"
-    return "resident memory" + (" of the process" if run.memory.get("rss_scope") == "process" else "")
+    return "resident memory" + (
+        " of the process" if run.memory.get("rss_scope") == "process" else ""
+    )
 
 
-_MEASURES: dict[str, tuple[Callable[[Record], float | None], Callable[[Record], str]]] = {
+_MEASURES: dict[
+    str, tuple[Callable[[Record], float | None], Callable[[Record], str]]
+] = {
     "training-time": (_train_seconds, _device),
     "peak-memory": (_peak_mebibytes, _memory_kind),
-    "gflops": (lambda run: cost(run, "inference_gflops") or cost(run, "gflops") or None, lambda run: ""),
+    "gflops": (
+        lambda run: cost(run, "inference_gflops") or cost(run, "gflops") or None,
+        lambda run: "",
+    ),
     "training-gflops": (lambda run: cost(run, "train_gflops") or None, lambda run: ""),
     "trainable-parameters": (
-        lambda run: None if (value := cost(run, "trainable_parameters")) is None else value / 1e3,
+        lambda run: (
+            None
+            if (value := cost(run, "trainable_parameters")) is None
+            else value / 1e3
+        ),
         lambda run: "",
     ),
 }
@@ -260,19 +357,46 @@ def probe_gain(record_set: RecordSet) -> list[Figure]:
         for run in runs:
             if run.method == "joint-lp":
                 probes.setdefault(_stream_key(run), []).append(run)
-        notes = [f"{key}: several joint linear probes, none is used" for key, found in probes.items() if len(found) > 1]
+        notes = [
+            f"{key}: several joint linear probes, none is used"
+            for key, found in probes.items()
+            if len(found) > 1
+        ]
         panels = []
         if any(len(found) == 1 for found in probes.values()):
-            frame = titled(runs).assign(method=lambda frame: frame.method.map(plain_label))
+            frame = titled(runs).assign(
+                method=lambda frame: frame.method.map(plain_label)
+            )
             # Adapted and plain runs may have different features, but their data have one name.
-            places = [printable(f"{run.dataset_label}, {run.protocol['name']}") for run in runs]
+            places = [
+                printable(f"{run.dataset_label}, {run.protocol['name']}")
+                for run in runs
+            ]
             for title, part in frame.groupby(places, sort=False):
-                rows = {name: list(rows.record) for name, rows in part.groupby("method", sort=False)}
+                rows = {
+                    name: list(rows.record)
+                    for name, rows in part.groupby("method", sort=False)
+                }
                 if dots := _gain_dots(Group(title, rows), probes, notes):
                     axis = "A_last less the joint linear probe (points)"
-                    panels.append(dot_panel(slug("probe-gain", folder, title), title, axis, dots, text=signed))
+                    panels.append(
+                        dot_panel(
+                            slug("probe-gain", folder, title),
+                            title,
+                            axis,
+                            dots,
+                            text=signed,
+                        )
+                    )
         if panels:
-            figures.append(Figure(f"Gain over the joint linear probe: {folder}", CAPTIONS["probe-gain"], panels, notes))
+            figures.append(
+                Figure(
+                    f"Gain over the joint linear probe: {folder}",
+                    CAPTIONS["probe-gain"],
+                    panels,
+                    notes,
+                )
+            )
     return figures
 
 
@@ -280,14 +404,26 @@ def _stream_key(run: Record) -> tuple[str, str, int]:
     return run.dataset["name"], run.protocol["name"], run.seed
 
 
-def _gain_dots(group: Group, probes: dict[tuple[str, str, int], list[Record]], notes: list[str]) -> list[Dot]:
+def _gain_dots(
+    group: Group, probes: dict[tuple[str, str, int], list[Record]], notes: list[str]
+) -> list[Dot]:
     dots = []
     for title, style, runs in group.styled():
-        pairs = [(run, probes.get(_stream_key(run), [])) for run in runs if run.method != "joint-lp"]
-        gains = [100 * (run.results["a_last"] - own[0].results["a_last"]) for run, own in pairs if len(own) == 1]
+        pairs = [
+            (run, probes.get(_stream_key(run), []))
+            for run in runs
+            if run.method != "joint-lp"
+        ]
+        gains = [
+            100 * (run.results["a_last"] - own[0].results["a_last"])
+            for run, own in pairs
+            if len(own) == 1
+        ]
         if 0 < len(gains) < len(runs):
             where = f"{title}, {group.title}"
-            notes.append(f"{where}: {len(runs) - len(gains)} of {len(runs)} runs have no probe of their seed")
+            notes.append(
+                f"{where}: {len(runs) - len(gains)} of {len(runs)} runs have no probe of their seed"
+            )
         if gains:
             dots.append(Dot(title, style, *mean_and_error(gains)))
     return dots
@@ -304,12 +440,36 @@ def recipe_gain(record_set: RecordSet) -> list[Figure | Table]:
             name, dots, cells = slug("recipes", folder, title), [], []
             for number, (label, method, final, recipe) in enumerate(pairs):
                 gains = [more - less for less, more in zip(final, recipe, strict=True)]
-                style, note = style_of(method, number), f" ({signed(mean_and_error(gains)[0])})"
-                dots.append(Dot(f"{label}, final", {**style, "alpha": 0.5}, *mean_and_error(final)))
+                style, note = (
+                    style_of(method, number),
+                    f" ({signed(mean_and_error(gains)[0])})",
+                )
+                dots.append(
+                    Dot(
+                        f"{label}, final",
+                        {**style, "alpha": 0.5},
+                        *mean_and_error(final),
+                    )
+                )
                 dots.append(Dot(label, style, *mean_and_error(recipe), note=note))
-                for heading, values in (("final", final), ("several depths", recipe), ("gain", gains)):
-                    cells.append(Cell(label, "", "A_last", Metric(heading), *mean_and_error(values), len(values)))
-            panels.append(dot_panel(name, title, "A_last (%)", dots, text="{:.2f}".format))
+                for heading, values in (
+                    ("final", final),
+                    ("several depths", recipe),
+                    ("gain", gains),
+                ):
+                    cells.append(
+                        Cell(
+                            label,
+                            "",
+                            "A_last",
+                            Metric(heading),
+                            *mean_and_error(values),
+                            len(values),
+                        )
+                    )
+            panels.append(
+                dot_panel(name, title, "A_last (%)", dots, text="{:.2f}".format)
+            )
             caption = "A_last in percent, and the gain in points, seed by seed; mean ± standard error over seeds."
             tables.append(Table(name, f"{title}, {folder}", caption, Comparison(cells)))
         if panels:
@@ -322,18 +482,37 @@ RecipePair = tuple[str, str, list[float], list[float]]
 """Label and method of a head, and its accuracies on the network's own vector and on a recipe, of the same seeds."""
 
 
-def _recipe_pairs(runs: Sequence[Record], notes: list[str]) -> dict[str, list[RecipePair]]:
+def _recipe_pairs(
+    runs: Sequence[Record], notes: list[str]
+) -> dict[str, list[RecipePair]]:
     """Return heads that ran on both kinds of features, by data set, recipe and protocol, over the seeds of both."""
     found: dict[str, dict[str, dict[int, Record]]] = {}
     for run in runs:
         if run.results.get("a_last") is not None:
             backbone = run.dataset.get("backbone")
             backbone = backbone if isinstance(backbone, dict) else {}
-            options = {name: value for name, value in run.options.items() if name not in ("random_state", "device")}
-            protocol = {name: value for name, value in run.protocol.items() if name != "earlier_seeds"}
+            options = {
+                name: value
+                for name, value in run.options.items()
+                if name not in ("random_state", "device")
+            }
+            protocol = {
+                name: value
+                for name, value in run.protocol.items()
+                if name != "earlier_seeds"
+            }
             network = backbone.get("weights_hash")
             head = json.dumps(
-                [run.method, run.label, options, run.dataset["name"], network, protocol], sort_keys=True, default=str
+                [
+                    run.method,
+                    run.label,
+                    options,
+                    run.dataset["name"],
+                    network,
+                    protocol,
+                ],
+                sort_keys=True,
+                default=str,
             )
             recipe = json.dumps(backbone.get("recipe"), sort_keys=True, default=str)
             found.setdefault(head, {}).setdefault(recipe, {})[run.seed] = run
@@ -343,12 +522,21 @@ def _recipe_pairs(runs: Sequence[Record], notes: list[str]) -> dict[str, list[Re
         for several in by_recipe.values():
             run = next(iter(several.values()))
             seeds = sorted(final.keys() & several.keys())
-            place = printable(f"{run.dataset['name']}, {run.dataset_label} against final, {run.protocol['name']}")
+            place = printable(
+                f"{run.dataset['name']}, {run.dataset_label} against final, {run.protocol['name']}"
+            )
             if seeds and final.keys() != several.keys():
-                notes.append(f"{printable(run.label)}, {place}: only the seeds of both, {seeds}")
+                notes.append(
+                    f"{printable(run.label)}, {place}: only the seeds of both, {seeds}"
+                )
             if seeds:
-                before, after = ([100.0 * part[seed].results["a_last"] for seed in seeds] for part in (final, several))
-                pairs.setdefault(place, []).append((printable(plain_label(run.label)), run.method, before, after))
+                before, after = (
+                    [100.0 * part[seed].results["a_last"] for seed in seeds]
+                    for part in (final, several)
+                )
+                pairs.setdefault(place, []).append(
+                    (printable(plain_label(run.label)), run.method, before, after)
+                )
     return pairs
 
 
@@ -366,22 +554,43 @@ def confusion(record_set: RecordSet) -> list[Figure]:
                 where = f"{group.title}, seed {run.seed}"
                 counts, names = _confusion_counts(run.extra["confusion"])
                 if counts is None:
-                    notes.append(f"{title}, {where}: its confusion is not a square matrix of counts")
+                    notes.append(
+                        f"{title}, {where}: its confusion is not a square matrix of counts"
+                    )
                     continue
-                shares = 100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+                shares = (
+                    100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+                )
                 np.fill_diagonal(shares, np.nan)
                 limits = (0.0, round(max(float(np.nanmax(shares)), 1.0)))
                 labels = ("Predicted class", "True class", "Share (%)")
-                name, heading = slug("confusion", folder, title, where), f"{title}, {where}"
-                panels.append(heat_panel(name, heading, shares, limits, labels, _mistakes(shares, names)))
-    return [Figure("Per-class confusion", CAPTIONS["confusion"], panels, notes)] if panels or notes else []
+                name, heading = (
+                    slug("confusion", folder, title, where),
+                    f"{title}, {where}",
+                )
+                panels.append(
+                    heat_panel(
+                        name, heading, shares, limits, labels, _mistakes(shares, names)
+                    )
+                )
+    return (
+        [Figure("Per-class confusion", CAPTIONS["confusion"], panels, notes)]
+        if panels or notes
+        else []
+    )
 
 
 def _mistakes(shares: Any, names: list[str], most: int = 10) -> str:
     """Return the commonest mistakes in words."""
-    order = np.argsort(-np.nan_to_num(shares, nan=-1.0), axis=None, kind="stable")[:most]
+    order = np.argsort(-np.nan_to_num(shares, nan=-1.0), axis=None, kind="stable")[
+        :most
+    ]
     pairs = [divmod(int(cell), len(shares)) for cell in order]
-    lines = [f"{names[i]:.17} → {names[j]:.17}, {shares[i, j]:.0f} %" for i, j in pairs if shares[i, j] > 0]
+    lines = [
+        f"{names[i]:.17} → {names[j]:.17}, {shares[i, j]:.0f} %"
+        for i, j in pairs
+        if shares[i, j] > 0
+    ]
     return "\n".join(["Most often mistaken", *lines] if lines else ["No mistakes"])
 
 
@@ -392,5 +601,9 @@ def _confusion_counts(entry: Any) -> tuple[Any, list[str]]:
         names = [printable(str(name)) for name in entry["names"]]
     except (KeyError, TypeError, ValueError):
         return None, []
-    square = counts.ndim == 2 and counts.shape == (len(names), len(names)) and len(names) > 1
-    return (counts if square and np.isfinite(counts).all() and (counts >= 0).all() else None), names
+    square = (
+        counts.ndim == 2 and counts.shape == (len(names), len(names)) and len(names) > 1
+    )
+    return (
+        counts if square and np.isfinite(counts).all() and (counts >= 0).all() else None
+    ), names

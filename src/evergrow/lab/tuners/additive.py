@@ -19,7 +19,12 @@ from evergrow.adapt.tuners.base import (
     find_blocks,
 )
 from evergrow.core.validation import check_number
-from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, attention_width, truncated
+from evergrow.lab.tuners.attention import (
+    AttentionEdit,
+    AttentionSite,
+    attention_width,
+    truncated,
+)
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,26 @@ class AdditiveLayer(nn.Module, AttentionEdit):
     def __init__(self, block: Block, config: AdditiveConfig, drawer: Drawer) -> None:
         super().__init__()
         shape = (attention_width(block),)
-        self.key = truncated(drawer, shape, next(block.module.parameters()), config.std, block.name, "key")
-        self.value = truncated(drawer, shape, next(block.module.parameters()), config.std, block.name, "value")
+        self.key = truncated(
+            drawer,
+            shape,
+            next(block.module.parameters()),
+            config.std,
+            block.name,
+            "key",
+        )
+        self.value = truncated(
+            drawer,
+            shape,
+            next(block.module.parameters()),
+            config.std,
+            block.name,
+            "value",
+        )
 
-    def heads(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Add the vectors to the class token's key and value."""
         return q, _to_first(k, self.key), _to_first(v, self.value)
 
@@ -84,10 +105,14 @@ class AdditiveTuner(Tuner):
     name = "additive"
     config_class = AdditiveConfig
 
-    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, AdditiveLayer]]:
+    def _layers(
+        self, model: nn.Module, drawer: Drawer
+    ) -> Iterator[tuple[Block, AdditiveLayer]]:
         blocks = find_blocks(model)
         if getattr(model, "cls_token", None) is None:
-            raise UnsupportedModelError(f"model must have a class token to add to, got {type(model).__name__} without")
+            raise UnsupportedModelError(
+                f"model must have a class token to add to, got {type(model).__name__} without"
+            )
         for block in blocks:
             AttentionSite.of(block.part("attn"))
             yield block, AdditiveLayer(block, self.config, drawer)

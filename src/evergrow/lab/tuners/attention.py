@@ -16,18 +16,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from evergrow.adapt.tuners.base import Block, Drawer, TunerError, UnsupportedModelError, layer_parameter
+from evergrow.adapt.tuners.base import (
+    Block,
+    Drawer,
+    TunerError,
+    UnsupportedModelError,
+    layer_parameter,
+)
 
 
 def attention_width(block: Block) -> int:
     """Return the width of all heads of a block's attention together."""
     projection = getattr(block.part("attn"), "proj", None)
     if not isinstance(projection, nn.Linear):
-        raise UnsupportedModelError(f"{block.name}.attn must have a linear map 'proj', got {type(projection).__name__}")
+        raise UnsupportedModelError(
+            f"{block.name}.attn must have a linear map 'proj', got {type(projection).__name__}"
+        )
     return projection.in_features
 
 
-def truncated(drawer: Drawer, shape: tuple[int, ...], like: Tensor, std: float, *purpose: str | int) -> nn.Parameter:
+def truncated(
+    drawer: Drawer,
+    shape: tuple[int, ...],
+    like: Tensor,
+    std: float,
+    *purpose: str | int,
+) -> nn.Parameter:
     """Return a parameter from N(0, std), cut off at two standard deviations; zeros for a std of 0."""
     stream, drawn = drawer.stream(shape, *purpose), torch.zeros(shape)
     if std:  # by which torch divides
@@ -44,7 +58,18 @@ KNOWN_ATTENTION = {
 }
 """Attention layers whose arithmetic :class:`AttentionSite` knows, by module and class."""
 
-_KNOWN_PARTS = {"qkv", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj"}
+_KNOWN_PARTS = {
+    "qkv",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "q_norm",
+    "k_norm",
+    "attn_drop",
+    "norm",
+    "gate",
+    "proj",
+}
 _KNOWN_PARTS |= {"proj_drop"}
 _KNOWN_ARGUMENTS = {"attn_mask", "is_causal", "rope", "shared_rel_pos_bias"}
 
@@ -61,7 +86,9 @@ class AttentionEdit:
 
     tail: int = 0
 
-    def heads(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each (B, heads, N, head_dim), changed.
 
         ``x`` (B, N, C) is the layer's input. Norms and rotations are done, so what an edit gives is what the dot
@@ -105,12 +132,16 @@ class AttentionSite:
         kind = f"{type(attention).__module__}.{type(attention).__qualname__}"
         if not is_known_attention(attention):
             listed = ", ".join(sorted(".".join(item) for item in KNOWN_ATTENTION))
-            raise UnsupportedModelError(f"attention must be one of {listed}, got {kind}")
+            raise UnsupportedModelError(
+                f"attention must be one of {listed}, got {kind}"
+            )
         parts = {name for name, _ in attention.named_children()} - _KNOWN_PARTS
         names = list(inspect.signature(type(attention).forward).parameters)[2:]
         strange = sorted(parts | (set(names) - _KNOWN_ARGUMENTS))
         if strange:
-            raise UnsupportedModelError(f"attention must have parts that evergrow knows, got {kind} with {strange}")
+            raise UnsupportedModelError(
+                f"attention must have parts that evergrow knows, got {kind} with {strange}"
+            )
         self.attention: Any = attention
         self._names = names
         self._edits: list[AttentionEdit] = []
@@ -145,15 +176,23 @@ class AttentionSite:
         given = dict(zip(self._names, args)) | kwargs
         layer = self.attention
         if given.get("attn_mask") is not None or given.get("is_causal"):
-            raise TunerError("attention must have no mask with a tuner in it, got one; disable the tuner")
+            raise TunerError(
+                "attention must have no mask with a tuner in it, got one; disable the tuner"
+            )
         gate = getattr(layer, "gate", None)
         opening = None if gate is None else gate(x).sigmoid()
         q, k, v = self._project(x)
         q, k = _optional(layer, "q_norm", q), _optional(layer, "k_norm", k)
-        q, k = self._rotate(q, v, given.get("rope")), self._rotate(k, v, given.get("rope"))
+        q, k = (
+            self._rotate(q, v, given.get("rope")),
+            self._rotate(k, v, given.get("rope")),
+        )
         groups = getattr(layer, "num_kv_groups", 1)
         if groups > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+            k, v = (
+                k.repeat_interleave(groups, dim=1),
+                v.repeat_interleave(groups, dim=1),
+            )
         for edit in self._edits:
             q, k, v = edit.heads(x, q, k, v)
         out = self._attend(q, k, v, given)
@@ -167,13 +206,25 @@ class AttentionSite:
         layer, (batch, length) = self.attention, x.shape[:2]
         if getattr(layer, "qkv", None) is None:
             parts = (layer.q_proj(x), layer.k_proj(x), layer.v_proj(x))
-            heads = (layer.num_heads, *[getattr(layer, "num_kv_heads", layer.num_heads)] * 2)
-            q, k, v = (part.reshape(batch, length, n, -1).transpose(1, 2) for part, n in zip(parts, heads))
+            heads = (
+                layer.num_heads,
+                *[getattr(layer, "num_kv_heads", layer.num_heads)] * 2,
+            )
+            q, k, v = (
+                part.reshape(batch, length, n, -1).transpose(1, 2)
+                for part, n in zip(parts, heads)
+            )
             return q, k, v
         qkv = layer.qkv(x)
-        if getattr(layer, "q_bias", None) is not None:  # added outside of the projection
+        if (
+            getattr(layer, "q_bias", None) is not None
+        ):  # added outside of the projection
             qkv = qkv + torch.cat((layer.q_bias, layer.k_bias, layer.v_bias))
-        q, k, v = qkv.reshape(batch, length, 3, layer.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            qkv.reshape(batch, length, 3, layer.num_heads, -1)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         return q, k, v
 
     def _rotate(self, heads: Tensor, v: Tensor, rope: Tensor | None) -> Tensor:
@@ -184,18 +235,33 @@ class AttentionSite:
         # The layer's own module has the function it rotates with, so timm need not be imported here.
         rotate = getattr(sys.modules[type(layer).__module__], "apply_rot_embed_cat")  # noqa: B009
         options = {"half": True} if getattr(layer, "rotate_half", False) else {}
-        first, last = layer.num_prefix_tokens, heads.shape[2] - sum(edit.tail for edit in self._edits)
+        first, last = (
+            layer.num_prefix_tokens,
+            heads.shape[2] - sum(edit.tail for edit in self._edits),
+        )
         turned = rotate(heads[:, :, first:last], rope, **options)
-        return torch.cat([heads[:, :, :first], turned, heads[:, :, last:]], dim=2).type_as(v)
+        return torch.cat(
+            [heads[:, :, :first], turned, heads[:, :, last:]], dim=2
+        ).type_as(v)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
         """Return the weighted values (B, heads, N, head_dim)."""
-        layer, bias = self.attention, self._position_bias(given.get("shared_rel_pos_bias"), k.shape[2] - q.shape[2])
+        layer, bias = (
+            self.attention,
+            self._position_bias(
+                given.get("shared_rel_pos_bias"), k.shape[2] - q.shape[2]
+            ),
+        )
         if layer.fused_attn:
             dropout = layer.attn_drop.p if layer.training else 0.0
-            return scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+            return scaled_dot_product_attention(
+                q, k, v, attn_mask=bias, dropout_p=dropout
+            )
         scores = (q * layer.scale) @ k.transpose(-2, -1)
-        return layer.attn_drop((scores if bias is None else scores + bias).softmax(dim=-1)) @ v  # type: ignore[no-any-return]
+        return (
+            layer.attn_drop((scores if bias is None else scores + bias).softmax(dim=-1))
+            @ v
+        )  # type: ignore[no-any-return]
 
     def _position_bias(self, shared: Tensor | None, extra: int) -> Tensor | None:
         """Return the bias of relative positions, where there is one; ``extra`` keys at the end have none."""

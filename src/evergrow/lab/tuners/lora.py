@@ -30,9 +30,15 @@ TARGETS = ("q", "k", "v", "proj", "fc1", "fc2")
 
 def check_targets(targets: Any) -> None:
     """Raise :class:`ParameterError` unless ``targets`` is a tuple of distinct names out of :data:`TARGETS`."""
-    wrong = [target for target in targets if target not in TARGETS] if isinstance(targets, tuple) else [targets]
+    wrong = (
+        [target for target in targets if target not in TARGETS]
+        if isinstance(targets, tuple)
+        else [targets]
+    )
     if wrong or not targets or len(set(targets)) != len(targets):
-        raise ParameterError(f"targets must be distinct names out of {TARGETS}, got {(wrong or [targets])[0]!r}")
+        raise ParameterError(
+            f"targets must be distinct names out of {TARGETS}, got {(wrong or [targets])[0]!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,9 @@ class Slot:
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
-        return len(range(*self.rows.indices(self.layer.out_features))), self.layer.in_features
+        return len(
+            range(*self.rows.indices(self.layer.out_features))
+        ), self.layer.in_features
 
 
 def find_slots(block: Block, targets: tuple[str, ...]) -> Iterator[Slot]:
@@ -65,20 +73,33 @@ def find_slots(block: Block, targets: tuple[str, ...]) -> Iterator[Slot]:
         if target in ("q", "k", "v"):
             yield _projection(block, target)
             continue
-        owner, prefix = (block.part("attn"), "attn") if target == "proj" else (block.part("mlp"), "mlp")
+        owner, prefix = (
+            (block.part("attn"), "attn")
+            if target == "proj"
+            else (block.part("mlp"), "mlp")
+        )
         # SwiGLU has two first maps, one for the gate and one for the value.
         names = (target, f"{target}_g", f"{target}_x")
         layers = {name: getattr(owner, name, None) for name in names}
-        linear = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+        linear = {
+            name: layer
+            for name, layer in layers.items()
+            if isinstance(layer, nn.Linear)
+        }
         if not linear:
-            raise UnsupportedModelError(f"{block.name}.{prefix} must have a linear map {target!r}, got none")
+            raise UnsupportedModelError(
+                f"{block.name}.{prefix} must have a linear map {target!r}, got none"
+            )
         for name, layer in linear.items():
             yield Slot(f"{block.name}.{prefix}.{name}", layer, slice(None))
 
 
 def _projection(block: Block, target: str) -> Slot:
     attention, name = block.part("attn"), f"{block.name}.attn.{target}"
-    fused, single = getattr(attention, "qkv", None), getattr(attention, f"{target}_proj", None)
+    fused, single = (
+        getattr(attention, "qkv", None),
+        getattr(attention, f"{target}_proj", None),
+    )
     if isinstance(single, nn.Linear):
         return Slot(name, single, slice(None))
     if not isinstance(fused, nn.Linear) or fused.out_features % 3:
@@ -102,14 +123,18 @@ class LayerChange:
         self._pairs = sorted(pairs, key=lambda pair: pair[0].rows.start or 0)
         self.layer = pairs[0][0].layer
 
-    def change_output(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def change_output(
+        self, layer: nn.Module, args: tuple[Any, ...], output: Tensor
+    ) -> Tensor:
         """Add to what the layer gives, in the rows of every slot."""
         pieces, position = [], 0
         for slot, low_rank in self._pairs:
             start, stop, _ = slot.rows.indices(self.layer.out_features)
             if start > position:
                 pieces.append(output[..., position:start])
-            pieces.append(output[..., start:stop] + low_rank.change(args[0]).to(output.dtype))
+            pieces.append(
+                output[..., start:stop] + low_rank.change(args[0]).to(output.dtype)
+            )
             position = stop
         if position < self.layer.out_features:
             pieces.append(output[..., position:])
@@ -136,7 +161,9 @@ class LowRankTuner(Tuner):
         """
         raise TypeError(f"{type(self).__name__} must override _map")
 
-    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Slot, nn.Module]]:
+    def _layers(
+        self, model: nn.Module, drawer: Drawer
+    ) -> Iterator[tuple[Slot, nn.Module]]:
         for block in find_blocks(model):
             for slot in find_slots(block, self.config.targets):
                 yield slot, self._map(slot, drawer)

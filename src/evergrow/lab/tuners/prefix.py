@@ -9,10 +9,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import TUNERS, Block, Drawer, Handle, Tuner, TunerConfig, TunerError, find_blocks
+from evergrow.adapt.tuners.base import (
+    TUNERS,
+    Block,
+    Drawer,
+    Handle,
+    Tuner,
+    TunerConfig,
+    TunerError,
+    find_blocks,
+)
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.validation import check_choice, check_number
-from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, attention_width, truncated
+from evergrow.lab.tuners.attention import (
+    AttentionEdit,
+    AttentionSite,
+    attention_width,
+    truncated,
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +62,15 @@ class PrefixConfig(TunerConfig):
         check_choice("source", self.source, ("own", "provider"))
         check_number("length", self.length, low=1, integer=True)
         check_number("std", self.std, low=0)
-        plain = isinstance(self.blocks, tuple) and all(type(index) is int and index >= 0 for index in self.blocks)
-        if self.blocks is not None and not (plain and 0 < len(set(self.blocks)) == len(self.blocks)):
-            raise ParameterError(f"blocks must be None or distinct block numbers from 0 up, got {self.blocks!r}")
+        plain = isinstance(self.blocks, tuple) and all(
+            type(index) is int and index >= 0 for index in self.blocks
+        )
+        if self.blocks is not None and not (
+            plain and 0 < len(set(self.blocks)) == len(self.blocks)
+        ):
+            raise ParameterError(
+                f"blocks must be None or distinct block numbers from 0 up, got {self.blocks!r}"
+            )
 
 
 PromptProvider = Callable[[int, Tensor], "tuple[Tensor, Tensor] | None"]
@@ -66,8 +86,22 @@ class PrefixLayer(nn.Module):
     def __init__(self, block: Block, config: PrefixConfig, drawer: Drawer) -> None:
         super().__init__()
         shape = (config.length, attention_width(block))
-        self.keys = truncated(drawer, shape, next(block.module.parameters()), config.std, block.name, "keys")
-        self.values = truncated(drawer, shape, next(block.module.parameters()), config.std, block.name, "values")
+        self.keys = truncated(
+            drawer,
+            shape,
+            next(block.module.parameters()),
+            config.std,
+            block.name,
+            "keys",
+        )
+        self.values = truncated(
+            drawer,
+            shape,
+            next(block.module.parameters()),
+            config.std,
+            block.name,
+            "values",
+        )
 
 
 class _PrefixEdit(AttentionEdit):
@@ -77,7 +111,9 @@ class _PrefixEdit(AttentionEdit):
         self._tuner = tuner
         self._block = block
 
-    def heads(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         given = self._tuner.prompts_for(self._block.index, x)
         if given is None:
             return q, k, v
@@ -86,13 +122,19 @@ class _PrefixEdit(AttentionEdit):
 
     def _extend(self, heads: Tensor, prompt: Tensor, what: str) -> Tensor:
         batch, count, _, size = heads.shape
-        if prompt.ndim not in (2, 3) or prompt.shape[-1] != count * size or (prompt.ndim == 3 and len(prompt) != batch):
+        if (
+            prompt.ndim not in (2, 3)
+            or prompt.shape[-1] != count * size
+            or (prompt.ndim == 3 and len(prompt) != batch)
+        ):
             raise InputError(
                 f"{what} of the prompt for {self._block.name} must be ({batch}, L, {count * size}) or "
                 f"(L, {count * size}), got {tuple(prompt.shape)}"
             )
         split = prompt.reshape(*prompt.shape[:-1], count, size).transpose(-3, -2)
-        return torch.cat([heads, split.expand(batch, -1, -1, -1).to(heads.dtype)], dim=2)
+        return torch.cat(
+            [heads, split.expand(batch, -1, -1, -1).to(heads.dtype)], dim=2
+        )
 
 
 @TUNERS.register("prefix")
@@ -126,14 +168,23 @@ class PrefixTuner(Tuner):
         self.provider = None
         everything, wanted = find_blocks(model), self.config.blocks
         if wanted and max(wanted) >= len(everything):
-            raise ParameterError(f"blocks must be numbers below {len(everything)}, the model's depth, got {wanted!r}")
-        self._blocks = [everything[index] for index in sorted(wanted)] if wanted else everything[:_DEFAULT_BLOCKS]
+            raise ParameterError(
+                f"blocks must be numbers below {len(everything)}, the model's depth, got {wanted!r}"
+            )
+        self._blocks = (
+            [everything[index] for index in sorted(wanted)]
+            if wanted
+            else everything[:_DEFAULT_BLOCKS]
+        )
         for block in self._blocks:
             AttentionSite.of(block.part("attn"))
         self._own: dict[int, PrefixLayer] = {}
         if self.config.source == "own":
             drawer = self._drawer()
-            self._own = {block.index: PrefixLayer(block, self.config, drawer) for block in self._blocks}
+            self._own = {
+                block.index: PrefixLayer(block, self.config, drawer)
+                for block in self._blocks
+            }
             for block in self._blocks:
                 self._plant(block.name, self._own[block.index])
 
@@ -154,7 +205,9 @@ class PrefixTuner(Tuner):
         return self.provider(block, x)
 
     @contextmanager
-    def using(self, prompts: PromptProvider | Mapping[int, Tensor | tuple[Tensor, Tensor]]) -> Iterator[PrefixTuner]:
+    def using(
+        self, prompts: PromptProvider | Mapping[int, Tensor | tuple[Tensor, Tensor]]
+    ) -> Iterator[PrefixTuner]:
         """Take prompts from here until the end of the ``with`` statement.
 
         Parameters
@@ -165,7 +218,9 @@ class PrefixTuner(Tuner):
             alone.
         """
         if self.config.source != "provider":
-            raise TunerError("prompts must be left to the tuner, got some: create it with source='provider'")
+            raise TunerError(
+                "prompts must be left to the tuner, got some: create it with source='provider'"
+            )
         before = self.provider
         self.provider = prompts if callable(prompts) else _lookup(dict(prompts))
         try:
@@ -181,7 +236,9 @@ def _lookup(prompts: dict[int, Tensor | tuple[Tensor, Tensor]]) -> PromptProvide
             return found
         rows = found.shape[-2] if found.ndim >= 2 else 1
         if rows % 2:
-            raise InputError(f"prompt for block {block} must have an even number of rows, got {rows}")
+            raise InputError(
+                f"prompt for block {block} must have an even number of rows, got {rows}"
+            )
         keys, values = found.chunk(2, dim=-2)
         return keys, values
 

@@ -63,7 +63,9 @@ class Scalars(nn.Module):
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        self.put(like.new_zeros(0), torch.zeros(0, dtype=torch.long, device=like.device))
+        self.put(
+            like.new_zeros(0), torch.zeros(0, dtype=torch.long, device=like.device)
+        )
 
     def put(self, values: Tensor, task: Tensor) -> None:
         """Replace both."""
@@ -88,7 +90,9 @@ class SDLoRALayer(nn.Module):
     def __init__(self, slot: Slot, scalars: Scalars) -> None:
         super().__init__()
         self._slot = slot
-        self._scalars = (scalars,)  # in a tuple, or every layer would register them as its own
+        self._scalars = (
+            scalars,
+        )  # in a tuple, or every layer would register them as its own
         self.resize(0, 0)
 
     def resize(self, past: int, rank: int) -> None:
@@ -104,8 +108,16 @@ class SDLoRALayer(nn.Module):
         """Freeze the current direction, normalised, and begin another: A drawn, B zero."""
         # A direction that was never trained has B = 0; it stays zero instead of 0 / 0.
         tiny = torch.finfo(self.B.dtype).tiny
-        kept_A = torch.cat([self.past_rows, self.A.detach() / self.A.detach().norm().clamp_min(tiny)])
-        kept_B = torch.cat([self.past_columns, self.B.detach() / self.B.detach().norm().clamp_min(tiny)], dim=1)
+        kept_A = torch.cat(
+            [self.past_rows, self.A.detach() / self.A.detach().norm().clamp_min(tiny)]
+        )
+        kept_B = torch.cat(
+            [
+                self.past_columns,
+                self.B.detach() / self.B.detach().norm().clamp_min(tiny),
+            ],
+            dim=1,
+        )
         inputs = self.A.shape[1]
         self.A = drawer.kaiming((rank, inputs), kept_A, self._slot.name, "A", task)
         self.B = drawer.zeros((kept_B.shape[0], rank), kept_B)
@@ -177,10 +189,16 @@ class SDLoRATuner(LowRankTuner):
         drawer, task = self._drawer(), self.n_tasks
         for _, layer in self._pairs:
             layer.start(rank, drawer, task)
-        tasks = torch.cat([self.scalars.task, self.scalars.task.new_full((rank,), task)])
-        self.scalars.put(self.magnitudes.detach().new_full((task + 1,), self.config.magnitude), tasks)
+        tasks = torch.cat(
+            [self.scalars.task, self.scalars.task.new_full((rank,), task)]
+        )
+        self.scalars.put(
+            self.magnitudes.detach().new_full((task + 1,), self.config.magnitude), tasks
+        )
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Copy parameters from a state of any number of tasks; one that does not fit changes nothing."""
         self._adjust(state_dict)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
@@ -188,9 +206,20 @@ class SDLoRATuner(LowRankTuner):
     def _adjust(self, state: Mapping[str, Tensor]) -> None:
         """Take over the number and the ranks of the state's tasks."""
         task, values = state.get("scalars.task"), state.get("scalars.values")
-        whole = task is not None and values is not None and (task.ndim, values.ndim, task.dtype) == (1, 1, torch.long)
-        if task is None or values is None or not whole or not _numbered(task, len(values)):
-            raise InputError("state of tuner 'sdlora' must have 'scalars.values' and the task of every row")
+        whole = (
+            task is not None
+            and values is not None
+            and (task.ndim, values.ndim, task.dtype) == (1, 1, torch.long)
+        )
+        if (
+            task is None
+            or values is None
+            or not whole
+            or not _numbered(task, len(values))
+        ):
+            raise InputError(
+                "state of tuner 'sdlora' must have 'scalars.values' and the task of every row"
+            )
         rank = int((task == task.max()).sum())
         past = len(task) - rank
         for slot, _ in self._pairs:
@@ -205,12 +234,16 @@ class SDLoRATuner(LowRankTuner):
                 name = f"layers.{slot.name}.{key}"
                 given = tuple(state[name].shape) if name in state else None
                 if given != shape:
-                    raise InputError(f"state of tuner 'sdlora' must have {name!r} of shape {shape}, got {given}")
+                    raise InputError(
+                        f"state of tuner 'sdlora' must have {name!r} of shape {shape}, got {given}"
+                    )
         if not torch.equal(task.cpu(), self.scalars.task.cpu()):
             for _, layer in self._pairs:
                 layer.resize(past, rank)
             here = self.scalars.task.device
-            self.scalars.put(self.magnitudes.detach().new_zeros(len(values)), task.to(here))
+            self.scalars.put(
+                self.magnitudes.detach().new_zeros(len(values)), task.to(here)
+            )
 
 
 def _numbered(task: Tensor, count: int) -> bool:

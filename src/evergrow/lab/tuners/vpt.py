@@ -21,7 +21,11 @@ from evergrow.adapt.tuners.base import (
     find_blocks,
 )
 from evergrow.core.validation import check_number
-from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, is_known_attention
+from evergrow.lab.tuners.attention import (
+    AttentionEdit,
+    AttentionSite,
+    is_known_attention,
+)
 
 
 @dataclass(frozen=True)
@@ -52,23 +56,36 @@ class VPTConfig(TunerConfig):
         check_number("std", self.std, low=0)
 
 
-_WITHOUT_POSITIONS = {"ParallelScalingBlock", "DiffParallelScalingBlock", "ParallelThingsBlock", "DiffAttention"}
+_WITHOUT_POSITIONS = {
+    "ParallelScalingBlock",
+    "DiffParallelScalingBlock",
+    "ParallelThingsBlock",
+    "DiffAttention",
+}
 
 
 class PromptLayer(nn.Module, AttentionEdit):
     """Prompts (tokens, d), and the hooks that append and drop them; they have no place in the image."""
 
-    def __init__(self, block: Block, width: int, config: VPTConfig, drawer: Drawer) -> None:
+    def __init__(
+        self, block: Block, width: int, config: VPTConfig, drawer: Drawer
+    ) -> None:
         super().__init__()
         self.tail = config.tokens
         like = next(block.module.parameters())
-        self.prompts = drawer.normal((config.tokens, width), like, 0.0, config.std, block.name)
+        self.prompts = drawer.normal(
+            (config.tokens, width), like, 0.0, config.std, block.name
+        )
 
-    def append(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def append(
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         """Append the prompts to a block's input (B, N, d); no position is added to them."""
         x = args[0]
         if kwargs.get("attn_mask") is not None:
-            raise TunerError("attn_mask must be None with prompts in the sequence, got a mask; disable the tuner")
+            raise TunerError(
+                "attn_mask must be None with prompts in the sequence, got a mask; disable the tuner"
+            )
         prompts = self.prompts.to(x.dtype).expand(x.shape[0], -1, -1)
         return (torch.cat([x, prompts], dim=1), *args[1:]), kwargs
 
@@ -84,11 +101,18 @@ class _PromptTuner(Tuner):
     adapts = True
     deep: ClassVar[bool]
 
-    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, PromptLayer]]:
-        self._blocks, self._rotary = find_blocks(model), getattr(model, "rope", None) is not None
+    def _layers(
+        self, model: nn.Module, drawer: Drawer
+    ) -> Iterator[tuple[Block, PromptLayer]]:
+        self._blocks, self._rotary = (
+            find_blocks(model),
+            getattr(model, "rope", None) is not None,
+        )
         width = getattr(model, "embed_dim", None)
         if not isinstance(width, int):
-            raise UnsupportedModelError(f"model must have one embed_dim for all blocks, got {width!r}")
+            raise UnsupportedModelError(
+                f"model must have one embed_dim for all blocks, got {width!r}"
+            )
         for block in self._blocks:
             _require_tokens_welcome(model, block)
         for block in self._blocks if self.deep else self._blocks[:1]:
@@ -96,7 +120,9 @@ class _PromptTuner(Tuner):
 
     def _attach(self) -> Iterator[Handle]:
         for number, block in enumerate(self._blocks if self._rotary else ()):
-            yield AttentionSite.of(block.part("attn")).add(self._pairs[number if self.deep else 0][1])
+            yield AttentionSite.of(block.part("attn")).add(
+                self._pairs[number if self.deep else 0][1]
+            )
         for first, layer in self._pairs:
             last = first if self.deep else self._blocks[-1]
             yield first.module.register_forward_pre_hook(layer.append, with_kwargs=True)
