@@ -53,10 +53,14 @@ def test_forgetting_of_one_session_is_undefined() -> None:
 def test_sample_weighted_equals_accuracy_over_all_seen_samples() -> None:
     rng = np.random.default_rng(1)
     sizes = [7, 2, 30, 11]
-    rows, overall, by_task, counts = [], [], [], np.zeros(4, dtype=int)
+    rows = []
+    overall = []
+    by_task = []
+    counts = np.zeros(4, dtype=int)
     for t in range(4):
         ids = np.repeat(np.arange(t + 1), sizes[: t + 1])
-        truth, guess = rng.integers(3, size=len(ids)), rng.integers(3, size=len(ids))
+        truth = rng.integers(3, size=len(ids))
+        guess = rng.integers(3, size=len(ids))
         row, counts[: t + 1] = task_accuracies(truth, guess, ids, t + 1)
         rows.append(row)
         overall.append(accuracy_score(truth, guess))
@@ -140,7 +144,8 @@ def test_within_tasks_is_the_loop_over_samples_and_classes(names) -> None:
 
 def test_within_one_task_is_plain_accuracy_and_more_tasks_never_hurt() -> None:
     rng = np.random.default_rng(3)
-    scores, y = rng.normal(size=(300, 8)), rng.integers(8, size=300)
+    scores = rng.normal(size=(300, 8))
+    y = rng.integers(8, size=300)
     overall = accuracy_score(y, scores.argmax(axis=1))
     assert within_tasks(
         scores, range(8), y, dict.fromkeys(range(8), 0), 1

@@ -168,7 +168,7 @@ def test_unknown_protocol_setting_names_the_nearest() -> None:
         Protocol.from_dict({"incremnt": 3})
 
 
-# -- class orders -----------------------------------------------------------------------------------------
+# -- class orders ----------------------------------------------------------------------
 
 
 FINGERPRINTS = {
@@ -226,9 +226,7 @@ def test_first_seed_keeps_the_plain_order_and_later_seeds_do_not_matter() -> Non
 
 
 def test_the_rest_follows_in_plain_order() -> None:
-    order, plain = (
-        disjoint_order(30, 8, [1, 2], 4).tolist(),
-        class_order(30, 8).tolist(),
-    )
+    order = disjoint_order(30, 8, [1, 2], 4).tolist()
+    plain = class_order(30, 8).tolist()
     assert order[4:] == [c for c in plain if c not in order[:4]]
     assert order[:4] == [c for c in plain if c in order[:4]]

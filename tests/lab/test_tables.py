@@ -240,7 +240,7 @@ def test_a_metric_that_some_records_lack_has_a_hole_or_a_note() -> None:
     assert any("A_within is missing from seeds [2]" in line for line in table.notes)
 
 
-# -- names from anywhere -------------------------------------------------------------------------------------
+# -- names from anywhere ---------------------------------------------------------------
 
 
 HOSTILE = (

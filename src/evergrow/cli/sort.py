@@ -115,8 +115,13 @@ def sort_command(
     if chosen:
         progress = bool(how.encoding()["progress"])
         rows = sort_folder(
-            learner, folder, into, chosen[0], progress=progress, **settings
-        )  # type: ignore[arg-type]
+            learner,
+            folder,
+            into,
+            chosen[0],  # type: ignore[arg-type]
+            progress=progress,
+            **settings,
+        )
         said, done = (
             [
                 f"{plural(sum(bool(row.place) for row in rows), 'file')} sorted, listed in {path}"

@@ -565,9 +565,10 @@ class _Reader:
         if spec.symmetric:
             tensor = _symmetric(tensor, name)
         if spec.shape is not None:
+            lengths: dict[Any, Any] = self.lengths
             wanted: Any = tuple(
-                "any" if n is None else self.lengths.get(n, n) for n in spec.shape
-            )  # type: ignore[arg-type]
+                "any" if n is None else lengths.get(n, n) for n in spec.shape
+            )
             if len(tensor.shape) != len(wanted) or any(
                 n != "any"
                 and m != (self.lengths.setdefault(n, m) if isinstance(n, str) else n)

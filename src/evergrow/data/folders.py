@@ -7,6 +7,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
@@ -284,13 +285,13 @@ def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> 
         found.append(([name for names in files.values() for name in names], labels))
     if len(parts) == 2:
         check_test_classes(found[0][1], found[1][1])
-    columns = [
+    columns: list[Any] = [
         value for names, labels in found for value in (tree.images(names), labels)
     ]
     said = (*cautions, *walk.cautions())
     return Dataset.of(
         *columns, layout=layout, notes=(*walk.note(), *notes), cautions=said
-    )  # type: ignore[arg-type]
+    )
 
 
 def _class_folders(walk: Walk, part: str, cautions: list[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The laboratory: rivals, streams, grids, records, tables, figures and conformance checks.
 
-Nothing outside imports it. Its heads, layers and tuners are found by name because the package is a plugin of evergrow
-(see :mod:`evergrow.core.registry`), and its commands stand under ``evergrow lab``.
+Nothing outside imports it. Its heads, layers and tuners are found by name because the
+package is a plugin of evergrow (see :mod:`evergrow.core.registry`), and its commands
+stand under ``evergrow lab``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Accuracy matrix to A_last, A_avg and forgetting, in both conventions that papers mix up.
 
-Everything starts from the matrix ``a[t, j]``: accuracy on task j's test samples after session t (both from
-0), NaN where j > t because task j has not arrived yet. Accuracies are fractions; tables turn them into
-percent.
+Everything starts from the matrix ``a[t, j]``: accuracy on task j's test samples after
+session t (both from 0), NaN where j > t because task j has not arrived yet. Accuracies
+are fractions; tables turn them into percent.
 
-Accuracy within tasks (:func:`within_tasks`, also called task-aware or task-incremental accuracy) is a diagnostic beside
-them: the answer is taken among the classes of the sample's own task only, so what it lacks of 1 are errors inside
-tasks, and what it has above the usual accuracy are samples lost to classes of other tasks and to nothing else.
+Accuracy within tasks (:func:`within_tasks`, also called task-aware or task-incremental
+accuracy) is a diagnostic beside them: the answer is taken among the classes of the
+sample's own task only, so what it lacks of 1 are errors inside tasks, and what it has
+above the usual accuracy are samples lost to classes of other tasks and to nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Summary:
     by_samples, by_tasks : ndarray of shape (T,)
         Accuracy after every session in the two conventions.
     a_last, a_avg : float
-        Last entry and plain mean of ``by_samples``, which is what the paper's tables hold.
+        Last entry and plain mean of ``by_samples``, which is what the paper's tables
+        hold.
     a_last_tasks, a_avg_tasks : float
         The same of ``by_tasks``.
     f_avg : float
@@ -97,11 +99,9 @@ def task_accuracies(
     >>> [round(float(a), 3) for a in row], counts.tolist()
     ([0.667, 1.0, nan], [3, 1, 0])
     """
-    truth, guess, tasks = (
-        np.asarray(y_true),
-        np.asarray(y_pred),
-        np.asarray(task_ids, dtype=np.int64),
-    )
+    truth = np.asarray(y_true)
+    guess = np.asarray(y_pred)
+    tasks = np.asarray(task_ids, dtype=np.int64)
     if truth.ndim != 1 or not truth.shape == guess.shape == tasks.shape:
         raise InputError(
             "y_true, y_pred and task_ids must be 1-D and of one length, "
@@ -158,9 +158,10 @@ def session_accuracies(
     counts : array-like of int of shape (T,), optional
         Test samples of each task; needed for ``"samples"``.
     convention : {"samples", "tasks"}
-        ``"samples"`` weights each task with its test samples, which equals top-1 accuracy over the test
-        samples of all seen classes (PILOT, the paper's A_i on D_{1:i}); ``"tasks"`` is the plain mean of the
-        per-task accuracies (RanPAC's "ave_acc", AnaCP). They differ on unbalanced sets.
+        ``"samples"`` weights each task with its test samples, which equals top-1
+        accuracy over the test samples of all seen classes (PILOT, the paper's A_i on
+        D_{1:i}); ``"tasks"`` is the plain mean of the per-task accuracies (RanPAC's
+        "ave_acc", AnaCP). They differ on unbalanced sets.
 
     Returns
     -------
@@ -188,7 +189,8 @@ def session_accuracies(
             )
     else:
         weights = np.ones(len(a))
-    # A task without test samples (in a stream with repeated classes) has a NaN accuracy and no weight.
+    # A task without test samples (in a stream with repeated classes) has a NaN accuracy
+    # and no weight.
     used = np.tril(np.ones_like(a)) * ~np.isnan(a) * weights
     with np.errstate(invalid="ignore"):
         return np.asarray((used * np.nan_to_num(a)).sum(axis=1) / used.sum(axis=1))
@@ -199,8 +201,9 @@ def average_forgetting(matrix: ArrayLike) -> float:
 
     F_avg = 1/(T-1) sum_{j=1}^{T-1} ( max_{t in {j..T-1}} a_{t,j} - a_{T,j} )
 
-    (``scl_mgsm.tex``, appendix "Analysis of Average Forgetting"). The maximum leaves out the last session,
-    so a task that improves at the end counts as negative; PILOT's variant includes it and is never negative.
+    (``scl_mgsm.tex``, appendix "Analysis of Average Forgetting"). The maximum leaves
+    out the last session, so a task that improves at the end counts as negative; PILOT's
+    variant includes it and is never negative.
 
     Parameters
     ----------
@@ -227,13 +230,16 @@ def average_forgetting(matrix: ArrayLike) -> float:
             a[-1, j]
         )  # NaN in the last row means no test samples, hence NaN in every row
     ]
-    return float(np.mean(drops)) if drops else float("nan")
+    if drops:
+        return float(np.mean(drops))
+    return float("nan")
 
 
 def summarize(matrix: ArrayLike, counts: ArrayLike) -> Summary:
     """Return A_last, A_avg (plain mean over sessions) and F_avg in both conventions.
 
-    The paper prints A_avg as 1/(t+1) times a sum of t terms; the plain mean is what its numbers are.
+    The paper prints A_avg as 1/(t+1) times a sum of t terms; the plain mean is what its
+    numbers are.
 
     Parameters
     ----------
@@ -269,7 +275,8 @@ def summarize(matrix: ArrayLike, counts: ArrayLike) -> Summary:
 def first_tasks(task_classes: Iterable[ArrayLike]) -> dict[Any, int]:
     """Return the task in which every class was first seen.
 
-    A class that comes again later stays with its first task, as its test samples do in a stream.
+    A class that comes again later stays with its first task, as its test samples do in
+    a stream.
 
     Parameters
     ----------
@@ -312,8 +319,8 @@ def within_tasks(
     y_true : array-like of shape (n,)
         Labels, each among ``classes``.
     class_tasks : mapping
-        The one task of every class, counted from 0; :func:`first_tasks` decides about a class that comes in several.
-        It may name classes that have no column.
+        The one task of every class, counted from 0; :func:`first_tasks` decides about a
+        class that comes in several. It may name classes that have no column.
     n_tasks : int
         Length of the answer per task.
 
@@ -336,11 +343,9 @@ def within_tasks(
     >>> round(within.accuracy, 3), within.by_task.tolist(), within.counts.tolist()
     (0.667, [0.5, 1.0], [2, 1])
     """
-    values, columns, truth = (
-        np.asarray(scores, dtype=np.float64),
-        np.asarray(classes),
-        np.asarray(y_true),
-    )
+    values = np.asarray(scores, dtype=np.float64)
+    columns = np.asarray(classes)
+    truth = np.asarray(y_true)
     if values.shape != (*truth.shape, *columns.shape) or values.ndim != 2:
         raise InputError(
             "scores must have a row per entry of y_true and a column per entry of classes, both 1-D, "
@@ -362,13 +367,14 @@ def within_tasks(
     tasks = column_tasks[truth_at]
     answers = np.zeros_like(truth_at)
     for task in np.unique(tasks):
-        rows, allowed = (
-            np.flatnonzero(tasks == task),
-            np.flatnonzero(column_tasks == task),
-        )
+        rows = np.flatnonzero(tasks == task)
+        allowed = np.flatnonzero(column_tasks == task)
         answers[rows] = allowed[values[np.ix_(rows, allowed)].argmax(axis=1)]
     by_task, counts = task_accuracies(truth_at, answers, tasks, n_tasks)
-    accuracy = float(np.mean(answers == truth_at)) if len(truth) else float("nan")
+    if len(truth):
+        accuracy = float(np.mean(answers == truth_at))
+    else:
+        accuracy = float("nan")
     return WithinTasks(accuracy, by_task, counts)
 
 
@@ -383,4 +389,6 @@ def _square(matrix: ArrayLike) -> NDArray[np.float64]:
 
 def _mean(values: NDArray[np.float64]) -> float:
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    if len(known):
+        return float(known.mean())
+    return float("nan")

@@ -1,6 +1,7 @@
 """Records: one self-describing JSON file per run or analysis, written in one step, read with suspicion.
 
-A record never holds a machine path, a host name or a user name, so it can be committed and compared.
+A record never holds a machine path, a host name or a user name, so it can be committed
+and compared.
 """
 
 from __future__ import annotations
@@ -61,17 +62,21 @@ class Record:
     environment : dict
         ``device``, ``device_name``, ``threads``, ``platform``.
     results : dict
-        Of a run: ``matrix`` (a[t][j], null for j > t), ``counts`` (test samples per task), ``by_samples`` and
-        ``by_tasks`` (accuracy after every session in both conventions), ``a_last``, ``a_avg``, ``f_avg``,
-        ``a_last_tasks``, ``a_avg_tasks``. Fractions. Empty unless a session was finished. Optional, for methods that
-        give scores: ``a_last_within`` and ``within_tasks``, the accuracy after the last session among the classes of
-        each sample's own task, over all samples and for each task; see :func:`evergrow.lab.metrics.within_tasks`.
-        Of an analysis: what was measured; single values at its top level are the key figures.
+        Of a run: ``matrix`` (a[t][j], null for j > t), ``counts`` (test samples per
+        task), ``by_samples`` and ``by_tasks`` (accuracy after every session in both
+        conventions), ``a_last``, ``a_avg``, ``f_avg``, ``a_last_tasks``,
+        ``a_avg_tasks``. Fractions. Empty unless a session was finished. Optional, for
+        methods that give scores: ``a_last_within`` and ``within_tasks``, the accuracy
+        after the last session among the classes of each sample's own task, over all
+        samples and for each task; see :func:`evergrow.lab.metrics.within_tasks`. Of an
+        analysis: what was measured; single values at its top level are the key figures.
     times : dict
-        Seconds of a run: ``fit`` (first task), ``update`` (every later task), ``predict`` (every evaluation).
+        Seconds of a run: ``fit`` (first task), ``update`` (every later task),
+        ``predict`` (every evaluation).
     memory : dict
-        ``peak_rss_bytes``, its ``rss_scope`` (``"run"``, or ``"process"`` where the system cannot reset the
-        mark) and ``peak_cuda_bytes`` (null without CUDA); of an analysis also ``start_rss_bytes``.
+        ``peak_rss_bytes``, its ``rss_scope`` (``"run"``, or ``"process"`` where the
+        system cannot reset the mark) and ``peak_cuda_bytes`` (null without CUDA); of an
+        analysis also ``start_rss_bytes``.
     error : dict or None
         ``type``, ``message`` and ``traceback`` of a failed run.
     warnings : list of str
@@ -169,7 +174,9 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)
 
 
 def _dump(value: Any, indent: str = "") -> str:
@@ -192,7 +199,7 @@ def _dump(value: Any, indent: str = "") -> str:
     return json.dumps(value, allow_nan=False)
 
 
-# -- files ------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 def write_record(path: str | os.PathLike[str], record: Record) -> None:
@@ -268,11 +275,9 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     ):
         raise FileFormatError(f"{name} is no record of evergrow")
     if body.get("schema_version") != SCHEMA_VERSION:
-        made_by = (
-            body["versions"].get("evergrow", "?")
-            if isinstance(body.get("versions"), dict)
-            else "?"
-        )
+        made_by = "?"
+        if isinstance(body.get("versions"), dict):
+            made_by = body["versions"].get("evergrow", "?")
         raise NewerSchemaError(
             f"{name} was written by a newer evergrow ({made_by}): upgrade to read it"
         )
@@ -336,7 +341,7 @@ def read_records(
     return records, problems
 
 
-# -- how a run took place -----------------------------------------------------------------------------------
+# -- how a run took place --------------------------------------------------------------
 
 
 def utc_now() -> str:
@@ -356,11 +361,10 @@ def versions() -> dict[str, str]:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return where a run took place, without saying whose machine it was."""
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.machine()
-    )
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = platform.machine()
     threads = torch.get_num_threads()
     return {
         "device": device.type,
@@ -396,7 +400,8 @@ def scrub(text: str) -> str:
     >>> scrub('File "/home/me/venv/lib/site-packages/torch/nn/module.py", line 3')
     'File "torch/nn/module.py", line 3'
     """
-    # Lazily up to the last package root that Python itself knows, then any other absolute folder.
+    # Lazily up to the last package root that Python itself knows, then any other
+    # absolute folder.
     for root in sorted(
         (os.path.abspath(entry) for entry in sys.path if entry), key=len, reverse=True
     ):

@@ -26,7 +26,8 @@ def class_order(
     """Return positions of classes (in sorted label order) in the order in which they arrive.
 
     The shuffled order is the field's: numpy's legacy generator, equal to
-    ``np.random.seed(seed); np.random.permutation(n_classes)``, without touching the global state.
+    ``np.random.seed(seed); np.random.permutation(n_classes)``, without touching the
+    global state.
 
     Parameters
     ----------
@@ -64,10 +65,11 @@ def disjoint_order(
 ) -> Indices:
     """Return the order of ``seed`` with a first task that shares no class with those of earlier seeds.
 
-    The paper averages over seeds "where the initial-stage categories are non-overlapping across seeds" and
-    does not say how they were drawn. Here the first ``n_initial`` classes of the plain order that no earlier
-    seed has used come first, and all others follow in plain order. With no earlier seed that is the plain
-    order, and a later seed in the list never changes an earlier one's order.
+    The paper averages over seeds "where the initial-stage categories are
+    non-overlapping across seeds" and does not say how they were drawn. Here the first
+    ``n_initial`` classes of the plain order that no earlier seed has used come first,
+    and all others follow in plain order. With no earlier seed that is the plain order,
+    and a later seed in the list never changes an earlier one's order.
 
     Parameters
     ----------
@@ -87,7 +89,8 @@ def disjoint_order(
     Raises
     ------
     ParameterError
-        If there are not enough classes for that many disjoint first tasks, or a seed repeats.
+        If there are not enough classes for that many disjoint first tasks, or a seed
+        repeats.
 
     Examples
     --------
@@ -135,15 +138,18 @@ class Protocol:
     disjoint : bool
         The paper's protocol: the first tasks of different seeds share no class.
     blur : float
-        Generalised CIL in the manner of Si-Blurry: this share of the training samples of the blurry classes
-        leaves its task for a random one (0.1 in the G-ACIL paper).
+        Generalised CIL in the manner of Si-Blurry: this share of the training samples
+        of the blurry classes leaves its task for a random one (0.1 in the G-ACIL
+        paper).
     blurry_classes : float
         Share of the classes that are blurry, used only if ``blur > 0``.
     repeat : float
-        Generalised CIL with repetition: probability that a class comes again in each task after its first;
-        its samples are shared out evenly, each is still seen once.
+        Generalised CIL with repetition: probability that a class comes again in each
+        task after its first; its samples are shared out evenly, each is still seen
+        once.
     batch_size : int
-        Single-pass online stream: samples per mini-batch; 0 hands over a task as a whole.
+        Single-pass online stream: samples per mini-batch; 0 hands over a task as a
+        whole.
 
     Examples
     --------
@@ -242,14 +248,16 @@ class Task:
     index : int
         Number of the session, from 0.
     classes : ndarray
-        Labels in its training samples; in plain class-incremental streams, in the order of arrival.
+        Labels in its training samples; in plain class-incremental streams, in the order
+        of arrival.
     new_classes : ndarray
         Those of them that no earlier task had.
     train : ndarray of int
         Rows of the training set, in the (seeded) order in which they arrive.
     test : ndarray of int
-        Rows of the test set whose class is new in this task, sorted; over all tasks they partition the test
-        samples of the seen classes, so per-task accuracies add up to the overall one.
+        Rows of the test set whose class is new in this task, sorted; over all tasks
+        they partition the test samples of the seen classes, so per-task accuracies add
+        up to the overall one.
     """
 
     index: int
@@ -317,8 +325,9 @@ def make_stream(
     protocol : Protocol, optional
         Settings; B-0 Inc-10 by default.
     seed : int
-        Decides the class order (numpy's legacy permutation) and, from streams derived by name, which samples
-        blur or repeat and the order of the samples within a task.
+        Decides the class order (numpy's legacy permutation) and, from streams derived
+        by name, which samples blur or repeat and the order of the samples within a
+        task.
     earlier_seeds : sequence of int
         For ``protocol.disjoint``: the seeds whose first tasks must not be touched.
 
@@ -424,7 +433,8 @@ def _blurred(
     moved = rows[: round(protocol.blur * len(rows))]
     tasks = home[codes]
     tasks[moved] = rng.integers(n_tasks, size=len(moved))
-    # No task may come up empty: one that lost all its samples and gained none gets its own back.
+    # No task may come up empty: one that lost all its samples and gained none gets its
+    # own back.
     for task in np.setdiff1d(np.arange(n_tasks), tasks):
         tasks[np.flatnonzero(home[codes] == task)] = task
     return tasks
@@ -476,7 +486,8 @@ def _collect(
 def _shuffled(tasks: list[Task], seed: int) -> tuple[Task, ...]:
     """Put the rows within each task in seeded order, as every training loader of the field does.
 
-    A method that holds out the last fifth of a task, as RanPAC does, must not get whole classes there.
+    A method that holds out the last fifth of a task, as RanPAC does, must not get whole
+    classes there.
     """
     rngs = [
         np.random.default_rng(derive_seed(seed, "stream", "rows", task.index))

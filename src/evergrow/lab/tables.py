@@ -67,7 +67,9 @@ class Metric:
         if self.form == "f":
             return f"{value:.{self.decimals}f}"
         if 1e-3 <= abs(value) < 1e5:
-            before = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+            before = 0
+            if abs(value) >= 1:
+                before = len(str(int(abs(value))))
             return f"{value:.{max(self.decimals - before, 0)}f}"
         mantissa, _, exponent = f"{value:.{self.decimals - 1}e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
@@ -82,7 +84,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     >>> mean_and_error([1.0, 3.0]), mean_and_error([2.0])
     ((2.0, 1.0), (2.0, None))
     """
-    n, mean = len(values), math.fsum(values) / len(values)
+    n = len(values)
+    mean = math.fsum(values) / len(values)
     if n == 1:
         return mean, None
     return mean, math.sqrt(
@@ -108,18 +111,24 @@ def _train_seconds(record: Record) -> float | None:
         if record.analysis
         else (record.times.get("fit"), record.times.get("update") or [])
     )
-    return None if fit is None or None in update else float(fit) + sum(update)
+    if fit is None or None in update:
+        return None
+    return float(fit) + sum(update)
 
 
 def _predict_seconds(record: Record) -> float | None:
     if record.analysis:
         return _result("predict_s")(record)
-    return None if (spent := record.times.get("predict")) is None else float(sum(spent))
+    if (spent := record.times.get("predict")) is None:
+        return None
+    return float(sum(spent))
 
 
 def _peak_mebibytes(record: Record) -> float | None:
     value = record.memory.get("peak_cuda_bytes") or record.memory.get("peak_rss_bytes")
-    return None if value is None else float(value) / 2**20
+    if value is None:
+        return None
+    return float(value) / 2**20
 
 
 METRICS = {
@@ -155,15 +164,16 @@ METRICS = {
 """Metrics by the name that ``--metric`` takes."""
 
 
-# -- records under titles ---------------------------------------------------------------------------------
+# -- records under titles --------------------------------------------------------------
 
 
 def titled(records: Iterable[Record]) -> pd.DataFrame:
     """Return records with titles that tell apart all that differs in more than the seed.
 
-    Records have the same ``method`` only if name, label and all options (but for the seed) are equal, the same
-    ``dataset`` only if contents are, and the same ``protocol`` only if all its settings are. What shares a name but
-    not its settings is named by the difference.
+    Records have the same ``method`` only if name, label and all options (but for the
+    seed) are equal, the same ``dataset`` only if contents are, and the same
+    ``protocol`` only if all its settings are. What shares a name but not its settings
+    is named by the difference.
 
     Returns
     -------
@@ -194,9 +204,10 @@ def _method_settings(record: Record) -> dict[str, Any]:
         del options[
             "random_state"
         ]  # it follows the run's seed, which is what the mean is over
-    analysed = (
-        {"analysis": record.analysis, **record.settings} if record.analysis else {}
-    )
+    if record.analysis:
+        analysed = {"analysis": record.analysis, **record.settings}
+    else:
+        analysed = {}
     return {"method": record.method, **options, **analysed}
 
 
@@ -258,7 +269,7 @@ def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-# -- comparisons ------------------------------------------------------------------------------------------
+# -- comparisons -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -276,7 +287,8 @@ class Cell:
     n : int
         Runs.
     rank : int
-        1 for best in its column, 2 for second, 0 otherwise; equal at the printed precision is equal rank.
+        1 for best in its column, 2 for second, 0 otherwise; equal at the printed
+        precision is equal rank.
     """
 
     method: str
@@ -394,13 +406,12 @@ def compare(
             )
     chosen = [METRICS[name] for name in metrics]
     unique, copies = one_per_run(records)
-    notes = (
-        [
+    if copies:
+        notes = [
             f"{copies} further records of the same runs were left out; the latest of each counts"
         ]
-        if copies
-        else []
-    )
+    else:
+        notes = []
     frame = titled(record for record in unique if record.status == "ok")
     cells = []
     for (method, dataset, protocol), group in frame.groupby(
@@ -459,11 +470,10 @@ def ranked(cells: Sequence[Cell], references: Iterable[str] = ()) -> list[Cell]:
     marked = []
     for cell in cells:
         values = columns.get((cell.dataset, cell.protocol, cell.metric.title), [])
-        best = (
-            sorted(set(values), reverse=not cell.metric.lower_is_better)[:2]
-            if len(values) > 1
-            else []
-        )
+        if len(values) > 1:
+            best = sorted(set(values), reverse=not cell.metric.lower_is_better)[:2]
+        else:
+            best = []
         mean = round(cell.mean, cell.metric.decimals)
         competes = cell.method not in references and mean in best
         marked.append(replace(cell, rank=1 + best.index(mean)) if competes else cell)
@@ -491,11 +501,11 @@ def unfinished_notes(records: Iterable[Record], absent: str) -> list[str]:
     for record in records:
         if record.status != "ok":
             run = f"{record.label}, {record.dataset_label}, {record.protocol['name']}, seed {record.seed}"
-            why = (
-                f" ({record.error.get('type')}: {record.error.get('message', '')})"
-                if record.error
-                else ""
-            )
+            why = ""
+            if record.error:
+                why = (
+                    f" ({record.error.get('type')}: {record.error.get('message', '')})"
+                )
             notes.append(f"{record.status}, {absent}: {run}{why}")
     return notes
 
@@ -535,7 +545,7 @@ def _seed_notes(frame: pd.DataFrame) -> list[str]:
     return notes
 
 
-# -- text -------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------
 
 
 def render(comparison: Comparison, format: str = "markdown") -> str:
@@ -546,8 +556,8 @@ def render(comparison: Comparison, format: str = "markdown") -> str:
     comparison : Comparison
         The table.
     format : {"table", "markdown", "latex", "csv", "html"}
-        ``"table"`` is plain text with ``*`` at the best and ``+`` at the second of every column. ``"csv"`` has one line
-        per cell, in full precision.
+        ``"table"`` is plain text with ``*`` at the best and ``+`` at the second of
+        every column. ``"csv"`` has one line per cell, in full precision.
 
     Returns
     -------
@@ -612,11 +622,10 @@ def _latex(comparison: Comparison) -> str:
     """Print as the paper does: booktabs, data set over protocol over metric."""
 
     def number(cell: Cell) -> str:
-        error = (
-            ""
-            if cell.error is None
-            else rf"$_{{\scriptscriptstyle\pm{cell.metric.text(cell.error)}}}$"
-        )
+        if cell.error is None:
+            error = ""
+        else:
+            error = rf"$_{{\scriptscriptstyle\pm{cell.metric.text(cell.error)}}}$"
         return cell.metric.text(cell.mean) + error
 
     frame = comparison.wide(

@@ -1,15 +1,19 @@
 """An incremental truncated singular value decomposition of rows that arrive block by block.
 
-Kept are an orthonormal basis U (L x k) of the leading right singular directions of all rows, and the rows' Gram
-matrix in it, ``core = U^T (sum h h^T) U``. A block H of b rows is absorbed by
+Kept are an orthonormal basis U (L x k) of the leading right singular directions of all
+rows, and the rows' Gram matrix in it, ``core = U^T (sum h h^T) U``. A block H of b rows
+is absorbed by
 
-    H = P U^T + R^T Q^T           (Q: orthonormal basis of what U does not span)
-    core' = [[core, 0], [0, 0]] + [P, R^T]^T [P, R^T]        in the basis [U, Q], of order m = k + b
+    H = P U^T + R^T Q^T           (Q: orthonormal basis of what U does not span) core' =
+    [[core, 0], [0, 0]] + [P, R^T]^T [P, R^T]        in the basis [U, Q], of order m = k
+    + b
 
-and the basis is cut back to the leading eigenspace of core'. That eigenspace is the complement of the few trailing
-eigenvectors D (m x r), so the new basis is ``[U, Q]`` times r Householder reflectors: ``4 L m r`` operations instead of
-the ``2 L m k`` of a full rotation plus ``4 L k^2`` of a re-orthonormalisation, with the same span and the same
-singular values. Reflectors are orthogonal to rounding, so the basis stays orthonormal by itself.
+and the basis is cut back to the leading eigenspace of core'. That eigenspace is the
+complement of the few trailing eigenvectors D (m x r), so the new basis is ``[U, Q]``
+times r Householder reflectors: ``4 L m r`` operations instead of the ``2 L m k`` of a
+full rotation plus ``4 L k^2`` of a re-orthonormalisation, with the same span and the
+same singular values. Reflectors are orthogonal to rounding, so the basis stays
+orthonormal by itself.
 """
 
 from __future__ import annotations
@@ -69,7 +73,8 @@ class TruncatedBasis:
     def absorb(self, H: Tensor, rank: int) -> TruncatedBasis:
         """Return the decomposition with rows H (b, L) added, cut back to at most ``rank`` directions.
 
-        Directions whose singular value is rounding noise are dropped too, whatever the rank.
+        Directions whose singular value is rounding noise are dropped too, whatever the
+        rank.
         """
         wide, core = self._widened(H)
         trailing, leading = _cut(core, rank, torch.finfo(H.dtype).eps)
@@ -80,7 +85,8 @@ class TruncatedBasis:
         dropped = trailing.shape[1]
         if dropped == 0:
             return TruncatedBasis(wide, core)
-        # Q_full = [D, complement of D] up to signs: its columns from r on are the new basis.
+        # Q_full = [D, complement of D] up to signs: its columns from r on are the new
+        # basis.
         reflectors, scales = torch.geqrf(trailing)
         turned = torch.ormqr(reflectors, scales, core, left=False)
         turned = torch.ormqr(reflectors, scales, turned, left=True, transpose=True)[
@@ -96,7 +102,8 @@ class TruncatedBasis:
         if (
             self.rank + H.shape[0] >= H.shape[1]
         ):  # nothing is gained by coordinates: take the features' own
-            basis, rows = self.basis.to(torch.float64), H.to(torch.float64)
+            basis = self.basis.to(torch.float64)
+            rows = H.to(torch.float64)
             core = (basis @ self.core @ basis.T).addmm_(rows.T, rows)
             return torch.eye(H.shape[1], dtype=H.dtype, device=H.device), core
         rows, extension, rest = _split(self.basis, H)
@@ -131,7 +138,8 @@ def _split(basis: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _cut(core: Tensor, rank: int, eps: float) -> tuple[Tensor | None, Tensor]:
     """Return the trailing eigenvectors to drop where they are few, else None and the leading ones to keep."""
     order = core.shape[0]
-    # Noise: of the Gram product in float64, and of the rows in their own type (singular values, so squared).
+    # Noise: of the Gram product in float64, and of the rows in their own type (singular
+    # values, so squared).
     noise = (
         float(core.diagonal().sum())
         * max(torch.finfo(torch.float64).eps, eps**2)

@@ -37,7 +37,8 @@ def test_spec_loads_and_names_its_command(
     named = set(re.findall(r'\[\[methods\]\]\nname = "([^"]+)"', text))
     if named - set(list_methods()):
         pytest.skip(f"not registered yet: {sorted(named - set(list_methods()))}")
-    # A spec whose weights are missing is refused; those of these specs are not in the repository.
+    # A spec whose weights are missing is refused; those of these specs are not in the
+    # repository.
     for weights in re.findall(
         r'^weights = "([^"]+\.safetensors)"', text, flags=re.MULTILINE
     ):
@@ -74,7 +75,9 @@ def test_pictures_are_found_by_their_hashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an archive in mixed order, with one picture of each class and part that the list does not name."""
-    script, rng, listed = script_of("data"), np.random.default_rng(0), {}
+    script = script_of("data")
+    rng = np.random.default_rng(0)
+    listed = {}
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     (folder / "meta").write_bytes(

@@ -45,7 +45,7 @@ def sigmoid_units(head: Any, X: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-(X.astype(np.float64) @ W + b)))
 
 
-# -- figures --------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------
 
 
 def test_conditioning_of_features_is_that_of_their_singular_values(
@@ -80,7 +80,8 @@ def test_conditioning_of_p_over_stages(write: WriteSpec) -> None:
     path = write()
     record = only(path)
     data, stream, head = given(path, "ri", n_units=12)
-    stages, ridges = record.results["stages"], record.results["ridges"]
+    stages = record.results["stages"]
+    ridges = record.results["ridges"]
     assert [ridge["alpha"] for ridge in ridges] == [0.1, 10.0]
     assert stages["classes"] == [3, 6, 7]
     assert stages["samples"] == [18, 36, 42]
@@ -126,11 +127,9 @@ def test_every_layer_sees_the_same_samples(write: WriteSpec) -> None:
 
 @pytest.mark.parametrize("name", ["ri", "scsm", "scl-mgsm"])
 def test_similarity_is_the_cosine_of_columns(write: WriteSpec, name: str) -> None:
-    options = (
-        "n_units = 12"
-        if name != "scl-mgsm"
-        else "n_units = 12, block_size = 4, scales = [0.5, 1.0]"
-    )
+    options = "n_units = 12, block_size = 4, scales = [0.5, 1.0]"
+    if name != "scl-mgsm":
+        options = "n_units = 12"
     path = write(
         ('"conditioning"', '"similarity"'),
         ("n_samples = 20, alphas = [0.1, 10]", "n_bases = 5"),
@@ -138,7 +137,10 @@ def test_similarity_is_the_cosine_of_columns(write: WriteSpec, name: str) -> Non
         ("n_units = 12", options),
     )
     found = only(path).results
-    extra = {"block_size": 4, "scales": [0.5, 1.0]} if name == "scl-mgsm" else {}
+    if name == "scl-mgsm":
+        extra = {"block_size": 4, "scales": [0.5, 1.0]}
+    else:
+        extra = {}
     data, stream, head = given(path, name, n_units=12, **extra)
     H = sigmoid_units(head, data.X_train[stream.tasks[0].train])[:, found["units"]]
     norms = np.sqrt((H**2).sum(axis=0))
@@ -243,7 +245,7 @@ def test_layers_that_are_drawn_can_be_swept(write: WriteSpec) -> None:
     assert found["state_bytes"] >= 12 * 12 * 8
 
 
-# -- records --------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------
 
 
 def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
@@ -255,7 +257,7 @@ def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
     assert str(outcome.folder.parent) not in path.read_text()
 
 
-# -- specs ----------------------------------------------------------------------------------------------
+# -- specs -----------------------------------------------------------------------------
 
 
 def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
@@ -280,7 +282,7 @@ def test_same_analysis_twice_is_an_error(write: WriteSpec) -> None:
         plan_grid(load_spec(write(add=add)))
 
 
-# -- command line ---------------------------------------------------------------------------------------
+# -- command line ----------------------------------------------------------------------
 
 
 def mechanism(*args: object):
@@ -288,7 +290,8 @@ def mechanism(*args: object):
 
 
 def test_command(write: WriteSpec, tmp_path: Path) -> None:
-    path, out = write(), tmp_path / "out"
+    path = write()
+    out = tmp_path / "out"
     done = mechanism(path, "-o", out)
     assert done.exit_code == 0, done.output
     assert (

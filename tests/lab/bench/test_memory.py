@@ -26,7 +26,8 @@ print(json.dumps([before, grown, fresh["peak_rss_bytes"], fresh["rss_scope"]]))
 
 
 def test_peak_memory_sees_an_allocation_and_is_reset() -> None:
-    # A process of its own: in this one earlier tests have left memory that may be given back at any moment.
+    # A process of its own: in this one earlier tests have left memory that may be given
+    # back at any moment.
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
     )

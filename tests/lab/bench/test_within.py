@@ -41,12 +41,13 @@ def check(
 
 
 def mean_scores(data: Any, classes: np.ndarray) -> np.ndarray:
-    X, Z = data.X_train.astype(np.float64), data.X_test.astype(np.float64)
+    X = data.X_train.astype(np.float64)
+    Z = data.X_test.astype(np.float64)
     means = np.stack([X[data.y_train == c].mean(axis=0) for c in classes])
     return -np.sqrt(((Z[:, None] - means[None]) ** 2).sum(axis=2))
 
 
-# -- what is on record ----------------------------------------------------------------------------------
+# -- what is on record -----------------------------------------------------------------
 
 
 def test_a_head_agrees_with_a_computation_by_hand(folder: Path) -> None:
@@ -115,7 +116,7 @@ def test_a_joint_method_has_it_after_its_one_evaluation(
     assert len(record.results["within_tasks"]) == 3
 
 
-# -- what it must not touch -----------------------------------------------------------------------------
+# -- what it must not touch ------------------------------------------------------------
 
 
 def test_answers_on_record_are_those_of_predict_even_where_scores_say_otherwise(
@@ -172,9 +173,9 @@ def test_scores_that_fail_cost_a_warning_and_not_the_finished(
     def scores(self: Any, X: Any) -> Any:
         if broken == "raises":
             raise RuntimeError("out of luck")
-        return (
-            np.zeros((len(X), 3)) if broken == "shape" else np.full((len(X), 7), np.nan)
-        )
+        if broken == "shape":
+            return np.zeros((len(X), 3))
+        return np.full((len(X), 7), np.nan)
 
     monkeypatch.setattr(head, "decision_function", scores)
     record = finished(folder / "spec.toml", only=["seed=1993"])[0]

@@ -70,7 +70,7 @@ def _pilot(folder: Path) -> None:
             _fill(folder / part / name, count)
 
 
-# -- names and places -------------------------------------------------------------------------------------
+# -- names and places ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
     assert isinstance(load_benchmark("cub200"), FeatureSet)
 
 
-# -- the comparison ---------------------------------------------------------------------------------------
+# -- the comparison --------------------------------------------------------------------
 
 
 def _set(n_train: int, n_test: int, names: tuple[str, ...]) -> Dataset:
@@ -296,7 +296,7 @@ def test_class_names_are_compared_unless_all_are_strange() -> None:
     assert check_benchmark(_set(24_000, 6000, renamed), "imagenet-r") == []
 
 
-# -- original forms ---------------------------------------------------------------------------------------
+# -- original forms --------------------------------------------------------------------
 
 
 def _cub(root: Path) -> Path:
@@ -362,7 +362,7 @@ def test_cub_with_missing_images(tmp_path: Path) -> None:
         load_benchmark(root)
 
 
-# -- CIFAR ------------------------------------------------------------------------------------------------
+# -- CIFAR -----------------------------------------------------------------------------
 
 
 def _cifar(root: Path, protocol: int = 2) -> Path:
@@ -402,7 +402,10 @@ class Python2(pickle._Pickler):
     """Write text and bytes as the strings of Python 2, as in the files of 2009."""
 
     def save_string(self, value: str | bytes) -> None:
-        body = value.encode() if isinstance(value, str) else value
+        if isinstance(value, str):
+            body = value.encode()
+        else:
+            body = value
         self.write(pickle.BINSTRING + struct.pack("<i", len(body)) + body)
         self.memoize(value)
 
@@ -478,7 +481,7 @@ def test_bad_yaml_lists(body: str, match: str, tmp_path: Path) -> None:
         read_yaml_list(path)
 
 
-# -- the command -----------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------
 
 
 def test_differences_leave_with_one(alone: Path) -> None:

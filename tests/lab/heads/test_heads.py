@@ -31,7 +31,10 @@ def recursion(kind: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
 
     def make(head: Any, arrays: Any, n_classes: int) -> Any:
         weights, bias = arrays(head.layer_)
-        lift = kind(weights, bias) if kind is official.sigmoid_layer else kind(weights)
+        if kind is official.sigmoid_layer:
+            lift = kind(weights, bias)
+        else:
+            lift = kind(weights)
         return official.RecursiveRidge(lift, head.n_units, n_classes, **settings)
 
     return make
@@ -123,7 +126,7 @@ def test_n_passes_divide_the_ridge_and_must_be_positive(stream: Any) -> None:
         stream.teach(GACILClassifier(n_units=4, n_passes=0, **CPU))
 
 
-# -- SCSM -------------------------------------------------------------------------------------------------
+# -- SCSM ------------------------------------------------------------------------------
 
 
 def test_the_layer_of_scsm_equals_refitting_after_every_unit(
@@ -155,7 +158,7 @@ def test_one_class_cannot_guide() -> None:
         SCSMClassifier(n_units=4, **CPU).fit(np.eye(3), [1, 1, 1])
 
 
-# -- SimpleCIL --------------------------------------------------------------------------------------------
+# -- SimpleCIL -------------------------------------------------------------------------
 
 
 def test_a_class_in_two_parts_has_the_mean_of_all(stream: Any) -> None:
@@ -174,7 +177,7 @@ def test_simplecil_has_the_known_accuracy_on_birds(shared: Path) -> None:
     assert 100 * accuracy == pytest.approx(65.6, abs=0.05)
 
 
-# -- joint linear probe -----------------------------------------------------------------------------------
+# -- joint linear probe ----------------------------------------------------------------
 
 
 def test_the_analytic_probe_is_ridge_on_features_and_a_constant(stream: Any) -> None:

@@ -29,10 +29,8 @@ def test_equals_the_official_loop_up_to_what_all_classes_share(
         KLDAClassifier(n_units=n_units, gamma=gamma, random_state=4, device="cpu")
     )
     plain = stream.teach(transcription(head, arrays, 0, stream.n_classes, 1e-3))
-    ours, theirs = (
-        centred(head.decision_function(stream.X)),
-        centred(plain.scores(stream.X)),
-    )
+    ours = centred(head.decision_function(stream.X))
+    theirs = centred(plain.scores(stream.X))
     np.testing.assert_allclose(
         ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max()
     )
@@ -75,10 +73,8 @@ def test_pseudo_inverse_option(stream: Any, arrays: Any, n_units: int) -> None:
         n_units == 300
     ):  # rank-deficient: the official default cut-off would invert rounding noise
         plain.inverse = np.linalg.pinv(plain.scatter, rcond=1e-11, hermitian=True)
-    ours, theirs = (
-        centred(head.decision_function(stream.X)),
-        centred(plain.scores(stream.X)),
-    )
+    ours = centred(head.decision_function(stream.X))
+    theirs = centred(plain.scores(stream.X))
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
 
 

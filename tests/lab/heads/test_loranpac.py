@@ -98,7 +98,8 @@ class TestTruncatedBasis:
     def test_partial_and_full_eigenproblem_give_one_span(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        H, more = self.rows(60), self.rows(12, seed=1)
+        H = self.rows(60)
+        more = self.rows(12, seed=1)
         start = TruncatedBasis.empty(80, H.dtype, H.device).absorb(H, rank=60)
         full = start.absorb(more, rank=60)
         monkeypatch.setattr("evergrow.lab.truncated._PARTIAL_FROM", 2)

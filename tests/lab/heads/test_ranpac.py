@@ -29,7 +29,13 @@ def test_equals_seventeen_solves_per_task(
     stream: Any, arrays: Any, n_units: int
 ) -> None:
     head = stream.teach(RanPACClassifier(n_units=n_units, random_state=5, device="cpu"))
-    lift = official.relu_layer(arrays(head.layer_)[0]) if n_units else (lambda Z: Z)
+    if n_units:
+        lift = official.relu_layer(arrays(head.layer_)[0])
+    else:
+
+        def lift(Z):
+            return Z
+
     plain = official.RanPAC(lift, n_units or 12, stream.n_classes, dtype=np.float64)
     for (X, y), order in zip(stream.tasks, shuffles(stream, 5)):
         plain.learn(X, y, order)

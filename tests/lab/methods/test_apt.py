@@ -20,7 +20,8 @@ def learned(sizes: list[int], **options: Any) -> APTClassifier:
 
 def test_answers_by_the_averaged_vectors_and_standardised_features() -> None:
     model = learned([2, 3])
-    backbone, (items, _) = small_backbone(), colours([0, 4], 3, seed=8)
+    backbone = small_backbone()
+    (items, _) = colours([0, 4], 3, seed=8)
     state = model._state
     with torch.no_grad():
         create_tuner("additive", backbone.module).load_state_dict(
@@ -43,16 +44,15 @@ def test_answers_by_the_averaged_vectors_and_standardised_features() -> None:
 
 def test_vectors_are_averaged_over_tasks_and_trained_on() -> None:
     items = list(tasks([2, 2, 2]))
-    model, states = (
-        APTClassifier(small_backbone(), epochs=3, lr=0.05, batch_size=12, ema=0.6),
-        [],
-    )
+    model = APTClassifier(small_backbone(), epochs=3, lr=0.05, batch_size=12, ema=0.6)
+    states = []
     for task in items:
         model.partial_fit(*task)
         states.append(model._state.modules)
     for name, first in states[0]["current"].items():
         assert torch.equal(states[0]["merged"][name], first)
-        second, third = states[1]["current"][name], states[2]["current"][name]
+        second = states[1]["current"][name]
+        third = states[2]["current"][name]
         assert not torch.equal(first, second)
         once = 0.6 * first + 0.4 * second
         torch.testing.assert_close(states[1]["merged"][name], once)

@@ -22,7 +22,9 @@ def stream(
 ) -> tuple[BlockMeans, dict[tuple[int, int], Tensor]]:
     """Learn tasks of new classes; return the state and the means that were really seen, by block and class."""
     source = torch.Generator().manual_seed(seed)
-    means, seen, first = BlockMeans.empty(WIDTH), {}, 0
+    means = BlockMeans.empty(WIDTH)
+    seen = {}
+    first = 0
     for block, size in enumerate(sizes):
         codes = torch.arange(first, first + size).repeat_interleave(3)
         features = torch.randn(block + 1, len(codes), WIDTH, generator=source) + 1
@@ -84,10 +86,8 @@ def test_unseen_classes_are_composed_of_classes_that_the_block_saw(
 
 def test_a_class_that_comes_again_has_the_mean_of_all_its_images() -> None:
     source = torch.Generator().manual_seed(1)
-    first, second = (
-        torch.randn(1, 4, WIDTH, generator=source),
-        torch.randn(2, 6, WIDTH, generator=source),
-    )
+    first = torch.randn(1, 4, WIDTH, generator=source)
+    second = torch.randn(2, 6, WIDTH, generator=source)
     means = (
         BlockMeans.empty(WIDTH)
         .extended(2, blocks=1)

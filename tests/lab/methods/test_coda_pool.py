@@ -57,7 +57,8 @@ def test_orthogonality_is_zero_at_the_start_and_counts_all_parts() -> None:
 
 
 def test_a_state_of_any_number_of_components_is_taken_over() -> None:
-    pool, other = pool_of(2, 3, shake=0.3), pool_of(1, seed=5)
+    pool = pool_of(2, 3, shake=0.3)
+    other = pool_of(1, seed=5)
     other.load_sized(pool.state_dict())
     for block, prompt in pool(query()).items():
         assert torch.equal(other(query())[block], prompt)

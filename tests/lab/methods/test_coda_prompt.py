@@ -35,7 +35,8 @@ def whole(model: CODAPromptClassifier, part: str) -> Tensor:
 
 def test_answers_by_the_definition_of_prompts() -> None:
     model = learned([2, 3], depth=3)
-    backbone, (items, _) = small_backbone(depth=3), colours([0, 4], 2, seed=8)
+    backbone = small_backbone(depth=3)
+    (items, _) = colours([0, 4], 2, seed=8)
     images = shown(backbone, items)
     query = backbone.encode(images)  # nothing sits on this backbone
     tuner = create_tuner("prefix", backbone.module, source="provider", blocks=(0, 1, 2))
@@ -45,7 +46,8 @@ def test_answers_by_the_definition_of_prompts() -> None:
         prompts = {}
         for block in range(3):
             P = whole(model, "prompts")[block].reshape(4, 8, 24)
-            A, K = whole(model, "attention")[block], whole(model, "keys")[block]
+            A = whole(model, "attention")[block]
+            K = whole(model, "keys")[block]
             mixed = torch.zeros(8, 24)
             for k in range(4):
                 mixed += torch.cosine_similarity(query[n] * A[k], K[k], dim=0) * P[k]
@@ -58,11 +60,9 @@ def test_answers_by_the_definition_of_prompts() -> None:
 
 
 def test_components_of_earlier_tasks_stay_and_new_ones_are_trained() -> None:
-    before, after, untrained = (
-        learned([2]),
-        learned([2, 2]),
-        learned([2, 2], epochs=1, lr=1e-9),
-    )
+    before = learned([2])
+    after = learned([2, 2])
+    untrained = learned([2, 2], epochs=1, lr=1e-9)
     for part in ("prompts", "keys", "attention"):
         assert torch.equal(whole(after, part)[:, :2], whole(before, part))
         assert (

@@ -61,12 +61,14 @@ def test_costs_add_up_over_tasks() -> None:
 
 
 def test_adaptation_says_what_it_cost() -> None:
-    backbone, (items, y) = tiny_vit(), stripes(3, 8)
+    backbone = tiny_vit()
+    (items, y) = stripes(3, 8)
     adapted = adapt(
         backbone, items, y, FsaConfig.recipe(epochs=2, settings={"bottleneck": 4})
     )
     cost = adaptation_cost(adapted, 3)
-    width, inner = 24, 4
+    width = 24
+    inner = 4
     trained = 2 * (2 * width * inner + inner + width) + 3 * width + 1
     assert cost.trainable_parameters == trained
     assert cost.samples == 48
@@ -75,8 +77,9 @@ def test_adaptation_says_what_it_cost() -> None:
     plain = inference_gflops(backbone.module, (16, 16), CPU)
     branches = 2e-9 * 2 * 2 * 5 * width * inner
     assert cost.inference_gflops == pytest.approx(plain + branches, rel=1e-6)
-    # The last block's products once more for the gradients of its inputs, attention's two twice; of the first block
-    # nothing but the branch, since nothing before it is trained. A branch has four products backwards, the first three.
+    # The last block's products once more for the gradients of its inputs, attention's
+    # two twice; of the first block nothing but the branch, since nothing before it is
+    # trained. A branch has four products backwards, the first three.
     one = 5 * width * inner
     forward = vit_macs(5, width, 2) + 4 * one + 3 * width
     backward = 12 * width * width * 5 + 4 * 5 * 5 * width + 7 * one + 2 * 3 * width

@@ -56,7 +56,8 @@ def test_prototypes_are_the_completed_means_under_every_adapter(
     state: EaseState = (
         three_tasks() if recalculate else learned(recalc_sim=False)
     )._state
-    backbone, expected = small_backbone(), BlockMeans.empty(24)
+    backbone = small_backbone()
+    expected = BlockMeans.empty(24)
     for task, (items, labels) in enumerate(tasks(SIZES)):
         seen = torch.stack(
             [
@@ -88,13 +89,12 @@ def test_scores_by_plain_loops(plain: bool) -> None:
         for label, task in enumerate(TASK_OF):
             expected = 0.0
             for block in range(len(blocks)):
-                weight = (
-                    1.0
-                    if block == task + plain
-                    else 0.7
-                    if plain and block == 0
-                    else 0.3 / 2
-                )
+                if block == task + plain:
+                    weight = 1.0
+                elif plain and block == 0:
+                    weight = 0.7
+                else:
+                    weight = 0.3 / 2
                 expected += weight * cosine(
                     z[block][n], state.means.prototypes[block, label]
                 )
@@ -102,7 +102,8 @@ def test_scores_by_plain_loops(plain: bool) -> None:
 
 
 def test_adapters_are_fresh_for_every_task_and_then_stay() -> None:
-    model, before = three_tasks(), learned([2, 3])
+    model = three_tasks()
+    before = learned([2, 3])
     for old, now in zip(before._state.adapters, model._state.adapters, strict=False):
         assert all(torch.equal(old[name], now[name]) for name in old)
     assert any(

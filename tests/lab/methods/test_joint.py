@@ -41,7 +41,8 @@ def test_it_is_registered_with_the_published_settings() -> None:
 
 
 def test_earlier_blocks_have_smaller_rates() -> None:
-    body, head = tiny_vit().module, torch.nn.Linear(24, 3)
+    body = tiny_vit().module
+    head = torch.nn.Linear(24, 3)
     groups = JointConfig(lr=1.0, layer_decay=0.5, head_lr=3.0).groups(body, head)
     assert [group["lr"] for group in groups] == [0.125, 0.25, 0.5, 1.0, 3.0]
     rates = {
@@ -68,7 +69,8 @@ def test_wrong_rates_are_refused(wrong: dict[str, float]) -> None:
 def test_task_by_task_is_the_same_as_at_once_and_the_backbone_stays() -> None:
     items, y = stripes(4, 6)
     order = np.argsort(y, kind="stable")
-    items, y = items.take(order), y[order]
+    items = items.take(order)
+    y = y[order]
     backbone = tiny_vit()
     flags = [parameter.requires_grad for parameter in backbone.module.parameters()]
     at_once = JointFineTuning(backbone, **QUICK).fit(items, y)

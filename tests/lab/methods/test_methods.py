@@ -21,7 +21,9 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(
             self, n_units: int = 7, *, alpha: float = 0.5, device: str = "cpu"
         ) -> None:
-            self.n_units, self.alpha, self.device = n_units, alpha, device
+            self.n_units = n_units
+            self.alpha = alpha
+            self.device = device
 
         _check_params = _reset = _learn = _scores = _contents = _restore = (
             lambda self, *args: None
@@ -29,7 +31,8 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Demanding(Fake):
         def __init__(self, width: int, device: str = "cpu") -> None:
-            self.width, self.device = width, device
+            self.width = width
+            self.device = device
 
     monkeypatch.setitem(HEADS._items, "test-fake", Fake)
     monkeypatch.setitem(HEADS._items, "test-demanding", Demanding)
@@ -45,11 +48,10 @@ def test_lists_and_creates_every_method() -> None:
 def test_every_registered_method_can_be_made_with_its_defaults() -> None:
     for name in list_methods():
         if not name.startswith("test-demanding"):
-            kind = (
-                IncrementalClassifier
-                if method_needs(name) == "features"
-                else ImageClassifier
-            )
+            if method_needs(name) == "features":
+                kind = IncrementalClassifier
+            else:
+                kind = ImageClassifier
             method = create_method(name)
             assert isinstance(method, kind)
             method._check_params()

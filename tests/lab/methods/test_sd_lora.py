@@ -10,10 +10,8 @@ from evergrow.lab.methods.sd_lora import SDLoRAClassifier
 
 def test_answers_by_weights_written_out() -> None:
     """W + sum of a_i B_i A_i / (|B_i| |A_i|) over earlier tasks + a_t B_t A_t, in the rows of queries and values."""
-    model, history = (
-        SDLoRAClassifier(small_backbone(), epochs=4, lr=0.1, batch_size=12, rank=3),
-        [],
-    )
+    model = SDLoRAClassifier(small_backbone(), epochs=4, lr=0.1, batch_size=12, rank=3)
+    history = []
     for task in tasks([2, 3, 2]):
         model.partial_fit(*task)
         history.append(model._state.modules["tuner"])
@@ -26,7 +24,8 @@ def test_answers_by_weights_written_out() -> None:
             prefix = f"layers.blocks.{number}.attn.{target}"
             delta = torch.zeros(24, 24)
             for i, trained in enumerate(history):
-                A, B = trained[f"{prefix}.A"], trained[f"{prefix}.B"]
+                A = trained[f"{prefix}.A"]
+                B = trained[f"{prefix}.B"]
                 assert B.abs().max() > 0
                 delta += scalars[i] * (B @ A) / (B.norm() * A.norm() if i < 2 else 1.0)
             block.attn.qkv.weight.data[place * 24 : (place + 1) * 24] += delta

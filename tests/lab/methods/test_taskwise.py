@@ -120,10 +120,12 @@ def test_a_failed_task_leaves_everything_as_it_was(
 ) -> None:
     model = two_tasks(kind)
     items, _ = colours(list(range(5)), 3, seed=5)
-    before, cost = model.decision_function(items), model.cost_
+    before = model.decision_function(items)
+    cost = model.cost_
     with monkeypatch.context() as patch:
         original = loop._Run._step
-        # The step is made, so that what was trained has changed; only what it reports is not finite.
+        # The step is made, so that what was trained has changed; only what it reports
+        # is not finite.
         patch.setattr(
             loop._Run, "_step", lambda run, *batch: original(run, *batch) * float("nan")
         )
@@ -162,7 +164,8 @@ def test_the_order_of_labels_does_not_matter_to_columns(
     kind: type[TaskwiseClassifier],
 ) -> None:
     """Columns are sorted labels, however the classes came."""
-    high, low = colours([0, 1], 6), colours([2, 3], 6)
+    high = colours([0, 1], 6)
+    low = colours([2, 3], 6)
     model = make(kind, epochs=1).fit(high[0], high[1] + 10).partial_fit(*low)
     assert model.classes_.tolist() == [2, 3, 10, 11]
     twin = make(kind, epochs=1).fit(high[0], high[1]).partial_fit(*low)
@@ -210,10 +213,8 @@ def test_settings_out_of_range_are_refused(kind: type[TaskwiseClassifier]) -> No
     "trained", [APTClassifier, SDLoRAClassifier, CODAPromptClassifier]
 )
 def test_rows_of_other_classes_stay(trained: type[TaskwiseClassifier]) -> None:
-    before, after = (
-        learned(trained, [2])._state.weights,
-        two_tasks(trained)._state.weights,
-    )
+    before = learned(trained, [2])._state.weights
+    after = two_tasks(trained)._state.weights
     assert torch.equal(after.weight[:2], before.weight)
     assert before.bias is None or torch.equal(after.bias[:2], before.bias)
 

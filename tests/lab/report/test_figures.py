@@ -107,7 +107,9 @@ def test_a_number_that_some_runs_lack_is_noted() -> None:
 
 
 def test_the_gain_is_paired_by_seed_with_and_without_adaptation() -> None:
-    probe, plain, adapted = {1: 0.60, 2: 0.70}, {1: 0.61, 2: 0.73}, {1: 0.65, 2: 0.79}
+    probe = {1: 0.60, 2: 0.70}
+    plain = {1: 0.61, 2: 0.73}
+    adapted = {1: 0.65, 2: 0.79}
     records = [run("joint-lp", seed, value) for seed, value in probe.items()]
     records += [run("ranpac", seed, value) for seed, value in plain.items()]
     records += [run("ranpac+fsa", seed, value) for seed, value in adapted.items()]
@@ -278,7 +280,7 @@ def test_what_was_not_run_is_named_with_its_command(
     )
 
 
-# -- features from several depths -------------------------------------------------------------------------
+# -- features from several depths ------------------------------------------------------
 
 
 RICH = {"blocks": ["final", "mean@-2"], "widths": [4, 4]}
@@ -303,7 +305,8 @@ def on_features(
 
 
 def test_the_gain_of_a_recipe_is_paired_by_seed() -> None:
-    final, rich = {1: 0.60, 2: 0.70}, {1: 0.63, 2: 0.75}
+    final = {1: 0.60, 2: 0.70}
+    rich = {1: 0.63, 2: 0.75}
     records = [on_features(None, seed, value) for seed, value in final.items()]
     records += [on_features(RICH, seed, value) for seed, value in rich.items()]
     figure, table = runs.recipe_gain(collected(records))

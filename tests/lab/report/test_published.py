@@ -18,7 +18,8 @@ from evergrow.lab.report.published import (
 TABLES = load_published()["tables"]
 
 COUNTS = {
-    # rows and numbers: methods x data sets x protocols x metrics, and one number per data set for joint training
+    # rows and numbers: methods x data sets x protocols x metrics, and one number per
+    # data set for joint training
     "main": (13, 11 * 4 * 2 * 2 + 2 * 4),
     "dinov2": (8, 7 * 4 * 2 * 2 + 4),
     "resnet101": (7, 7 * 4 * 2 * 2),

@@ -166,11 +166,9 @@ def test_prefix_has_no_relative_position(make_model, fused) -> None:
     x, keys, values = (torch.randn(3, n, 48, generator=source) for n in (17, 2, 2))
     bias = torch.cat([layer._get_rel_pos_bias()[0], torch.zeros(3, 17, 2)], dim=-1)
     q, k, v = (x @ layer.qkv.weight.T).split(48, dim=-1)
-    q, k, v = (
-        q + layer.q_bias,
-        torch.cat([k, keys], dim=1),
-        torch.cat([v + layer.v_bias, values], dim=1),
-    )
+    q = q + layer.q_bias
+    k = torch.cat([k, keys], dim=1)
+    v = torch.cat([v + layer.v_bias, values], dim=1)
     heads = [slice(16 * head, 16 * (head + 1)) for head in range(3)]
     scores = [q[..., head] @ k[..., head].transpose(1, 2) / 4 for head in heads]
     mixed = [

@@ -21,11 +21,10 @@ def add_to_weights(model, deltas) -> None:
             start = "qkv".index(target) * rows
             owner.qkv.weight.data[start : start + rows] += delta
         else:
-            layer = (
-                getattr(owner, f"{target}_proj")
-                if target in ("q", "k", "v")
-                else getattr(owner, target)
-            )
+            if target in ("q", "k", "v"):
+                layer = getattr(owner, f"{target}_proj")
+            else:
+                layer = getattr(owner, target)
             layer.weight.data += delta
 
 
@@ -67,7 +66,8 @@ def test_lora_starts_as_the_base_model(make_model, images) -> None:
     expected = model(images)
     state = create_tuner("lora", model).state_dict()
     torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
-    a, b = state["layers.blocks.0.attn.q.A"], state["layers.blocks.0.attn.q.B"]
+    a = state["layers.blocks.0.attn.q.A"]
+    b = state["layers.blocks.0.attn.q.B"]
     assert a.shape == (10, 48)
     assert b.shape == (48, 10)
     assert not b.any()
@@ -121,7 +121,8 @@ def test_sdlora_sums_unit_directions_with_shared_magnitudes(
         history.append(directions(tuner))
     magnitudes = tuner.magnitudes.detach()
     assert magnitudes.shape == (3,)
-    by_hand, deltas = make_model(), {}
+    by_hand = make_model()
+    deltas = {}
     for slot in history[0]:
         a, b = history[-1][slot]
         total = magnitudes[-1] * b @ a

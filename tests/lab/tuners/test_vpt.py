@@ -30,13 +30,17 @@ def test_prompts_are_appended_and_dropped_in_every_block_or_in_all(
     prompts = [
         value.expand(len(images), -1, -1) for value in tuner.state_dict().values()
     ]
-    x, last = tokens(model, images), len(model.blocks) - 1
+    x = tokens(model, images)
+    last = len(model.blocks) - 1
     with tuner.disable():
         for index, block in enumerate(model.blocks):
             x = block(
                 torch.cat([x, prompts[index]], dim=1) if deep or index == 0 else x
             )
-            x = x[:, :-3] if deep or index == last else x
+            if deep or index == last:
+                x = x[:, :-3]
+            else:
+                x = x
         expected = model.forward_head(model.norm(x))
     torch.testing.assert_close(model(images), expected)
     assert model.forward_features(images).shape == x.shape

@@ -1,7 +1,8 @@
 """The paper's mechanism analyses, one function each.
 
-An analysis looks at one layer (a method with its options) on one stream and returns plain numbers: key figures at the
-top level of the dictionary, details below. Numbers are kept to six significant digits, so records stay small.
+An analysis looks at one layer (a method with its options) on one stream and returns
+plain numbers: key figures at the top level of the dictionary, details below. Numbers
+are kept to six significant digits, so records stay small.
 """
 
 from __future__ import annotations
@@ -66,10 +67,8 @@ class AnalysisInput:
 
     def features(self, rows: Any) -> Tensor:
         """Return training rows as float64 on the device of the run."""
-        X, device = (
-            rows_of(self.data, "train", rows)[0],
-            resolve_device(self.run.device),
-        )
+        X = rows_of(self.data, "train", rows)[0]
+        device = resolve_device(self.run.device)
         return torch.as_tensor(X, dtype=torch.float64, device=device)
 
     def fit_first(self) -> IncrementalClassifier:
@@ -80,7 +79,7 @@ class AnalysisInput:
         return head.fit(*rows_of(self.data, "train", self.stream.tasks[0].train))
 
 
-# -- conditioning ---------------------------------------------------------------------------------------
+# -- conditioning ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ class ConditioningSettings:
     Parameters
     ----------
     n_samples : int
-        Size of the random subset of training samples, of all classes, that H is computed on; the same one for
-        every layer.
+        Size of the random subset of training samples, of all classes, that H is
+        computed on; the same one for every layer.
     alphas : sequence of float
         Ridges that P_t is looked at with; empty means the method's own.
     """
@@ -114,13 +113,16 @@ def conditioning(
 ) -> dict[str, Any]:
     """Measure the random feature matrix H of a subset, and P_t = G_t + alpha I after every stage.
 
-    ``features`` has the singular values of H (``sigma_max``, ``sigma_2``, ``sigma_min``, of which there are as many as
-    the smaller side of H), their ratio and the numerical rank; where that is below the smaller side, the ratio is one
-    of rounding errors. ``stages`` has what is learned so far, and the ends of the spectrum of G_t; ``ridges`` has, for
-    every ridge, lists over stages of P_t's condition number, extreme eigenvalues, Frobenius norm ``norm``, that of its
-    inverse, and its effective rank ``sum d / (d + alpha)``.
+    ``features`` has the singular values of H (``sigma_max``, ``sigma_2``,
+    ``sigma_min``, of which there are as many as the smaller side of H), their ratio and
+    the numerical rank; where that is below the smaller side, the ratio is one of
+    rounding errors. ``stages`` has what is learned so far, and the ends of the spectrum
+    of G_t; ``ridges`` has, for every ridge, lists over stages of P_t's condition
+    number, extreme eigenvalues, Frobenius norm ``norm``, that of its inverse, and its
+    effective rank ``sum d / (d + alpha)``.
     """
-    head, stream = given.fit_first(), given.stream
+    head = given.fit_first()
+    stream = given.stream
     order = torch.randperm(
         len(given.data.y_train),
         generator=generator(given.run.seed, "mechanism", "samples"),
@@ -135,14 +137,18 @@ def conditioning(
     stages: dict[str, list[float]] = {
         name: [] for name in ("classes", "samples", "gram_eig_max", "gram_eig_min")
     }
-    gram, classes, samples = H.new_zeros(H.shape[1], H.shape[1]), 0, 0
+    gram = H.new_zeros(H.shape[1], H.shape[1])
+    classes = 0
+    samples = 0
     for task in stream:
         for rows in _pieces(task.train):
             part = _activations(head, given.features(rows))
             gram.addmm_(part.T, part)
-        # P_t differs from G_t by alpha on the diagonal: one decomposition serves all ridges.
+        # P_t differs from G_t by alpha on the diagonal: one decomposition serves all
+        # ridges.
         values = torch.linalg.eigvalsh(gram).clamp_min(0.0)
-        classes, samples = classes + len(task.new_classes), samples + len(task.train)
+        classes = classes + len(task.new_classes)
+        samples = samples + len(task.train)
         ends = (classes, samples, float(values[-1]), float(values[0]))
         for name, value in zip(stages, ends):
             stages[name].append(figure(value))
@@ -159,7 +165,7 @@ def conditioning(
     return {**key, "features": features, "stages": stages, "ridges": ridges}
 
 
-# -- similarity -----------------------------------------------------------------------------------------
+# -- similarity ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -181,10 +187,11 @@ class SimilaritySettings:
 def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, Any]:
     """Measure the cosine similarity of units on the first task.
 
-    ``matrix`` holds that of the columns of H, to four digits, and ``centred_matrix`` that of the columns less their
-    mean (their correlation), since activations of sigmoid units are all positive; ``mean_abs``,
-    ``centred_mean_abs`` and ``weights_mean_abs`` are the mean absolute entries off the diagonal of the two, and of the
-    cosine similarity of the units' input weights.
+    ``matrix`` holds that of the columns of H, to four digits, and ``centred_matrix``
+    that of the columns less their mean (their correlation), since activations of
+    sigmoid units are all positive; ``mean_abs``, ``centred_mean_abs`` and
+    ``weights_mean_abs`` are the mean absolute entries off the diagonal of the two, and
+    of the cosine similarity of the units' input weights.
     """
     head = given.fit_first()
     H = _activations(head, given.features(given.stream.tasks[0].train))
@@ -207,7 +214,7 @@ def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, 
     }
 
 
-# -- residual -------------------------------------------------------------------------------------------
+# -- residual --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -217,7 +224,8 @@ class ResidualSettings:
     Parameters
     ----------
     max_points : int
-        Entries of the construction log that are kept, evenly spaced, the first and the last among them.
+        Entries of the construction log that are kept, evenly spaced, the first and the
+        last among them.
     """
 
     max_points: int = 200
@@ -229,10 +237,11 @@ class ResidualSettings:
 def residual(given: AnalysisInput, settings: ResidualSettings) -> dict[str, Any]:
     """Measure how the residual of the first task falls while the layer grows.
 
-    ``log`` holds lists over accepted blocks: width ``n_units``, ``rmse``, ``scale`` (xi, or Lambda of SCSM), the falls
-    of the squared residual, candidates ``tried`` and ``seconds``. Of ``n_blocks`` in all, ``theorem_positive``
-    have a positive left side as printed (``drop_theorem``) and ``coupling_holds`` have R_L >= 0; SCSM logs its true
-    fall as both.
+    ``log`` holds lists over accepted blocks: width ``n_units``, ``rmse``, ``scale``
+    (xi, or Lambda of SCSM), the falls of the squared residual, candidates ``tried`` and
+    ``seconds``. Of ``n_blocks`` in all, ``theorem_positive`` have a positive left side
+    as printed (``drop_theorem``) and ``coupling_holds`` have R_L >= 0; SCSM logs its
+    true fall as both.
     """
     head = given.fit_first()
     log = _construction_log(head)
@@ -254,7 +263,7 @@ def residual(given: AnalysisInput, settings: ResidualSettings) -> dict[str, Any]
     }
 
 
-# -- learning to the end --------------------------------------------------------------------------------
+# -- learning to the end ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -265,8 +274,8 @@ class SweepSettings:
 def sweep(given: AnalysisInput, settings: SweepSettings) -> dict[str, Any]:
     """Learn the whole stream and measure width, time and accuracy; peak memory stands in the record itself.
 
-    ``fit_s`` is the first task as a whole, ``construction_s`` the growing of the layer in it, up to the last
-    acceptance; ``update_s`` all later tasks.
+    ``fit_s`` is the first task as a whole, ``construction_s`` the growing of the layer
+    in it, up to the last acceptance; ``update_s`` all later tasks.
     """
     return _learned(given.run, given.data)
 
@@ -278,8 +287,9 @@ class XiSettings:
     Parameters
     ----------
     unit : {"absolute", "rms"}
-        What numbers in the method's ``scales`` count. With ``"rms"`` they are divided by the root mean square distance
-        of first-task features from their mean: they are then the spread of pre-activations, whatever the features.
+        What numbers in the method's ``scales`` count. With ``"rms"`` they are divided
+        by the root mean square distance of first-task features from their mean: they
+        are then the spread of pre-activations, whatever the features.
     """
 
     unit: str = "absolute"
@@ -291,8 +301,9 @@ class XiSettings:
 def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
     """Learn the whole stream with fixed or adaptive xi, as :func:`sweep` does.
 
-    ``scales`` are the xi given to the method, ``feature_rms`` what the unit ``"rms"`` divides by, and
-    ``trajectory`` has every xi that was used with the width at which it was left.
+    ``scales`` are the xi given to the method, ``feature_rms`` what the unit ``"rms"``
+    divides by, and ``trajectory`` has every xi that was used with the width at which it
+    was left.
     """
     rms = centred_rms(given.features(given.stream.tasks[0].train))
     scales = given.run.options.get("scales", "paper")
@@ -303,7 +314,9 @@ def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
     run = dataclasses.replace(
         given.run, options={**given.run.options, "scales": scales}
     )
-    shown = scales if isinstance(scales, str) else [figure(scale) for scale in scales]
+    shown = scales
+    if not isinstance(scales, str):
+        shown = [figure(scale) for scale in scales]
     return {**_learned(run, given.data), "feature_rms": figure(rms), "scales": shown}
 
 
@@ -330,19 +343,21 @@ def _learned(run: Run, data: FeatureSet) -> dict[str, Any]:
     }
 
 
-# -- what analyses share --------------------------------------------------------------------------------
+# -- what analyses share ---------------------------------------------------------------
 
 
 def construction(head: IncrementalClassifier) -> dict[str, Any]:
     """Return how wide a layer came out, how its construction ended and what it took.
 
-    ``n_guided`` units were selected, the others fill up to a given width; ``rmse`` is that of the first task under
-    the guided units; ``layer_bytes`` and ``state_bytes`` are held by the units and by the statistics of everything
-    learned so far. Layers that are drawn have the status ``"drawn"``; methods without a layer have nothing.
+    ``n_guided`` units were selected, the others fill up to a given width; ``rmse`` is
+    that of the first task under the guided units; ``layer_bytes`` and ``state_bytes``
+    are held by the units and by the statistics of everything learned so far. Layers
+    that are drawn have the status ``"drawn"``; methods without a layer have nothing.
     """
     if not hasattr(type(head), "layer_"):
         return {}
-    log, model = _construction_log(head), _model(head)
+    log = _construction_log(head)
+    model = _model(head)
     return {
         "n_units": int(model.layer.n_units),
         "n_guided": log[-1].n_units if log else 0,
@@ -376,7 +391,9 @@ def figure(value: float) -> float:
     >>> figure(1234567.8), figure(12)
     (1234570.0, 12)
     """
-    return value if isinstance(value, int) else float(f"{value:.6g}")
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}")
 
 
 def _figures(values: Mapping[str, float]) -> dict[str, Any]:
@@ -413,7 +430,7 @@ def _pieces(rows: Any, size: int = 4096) -> list[Any]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-# -- all of them ----------------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,10 @@ class DataSource:
         """Return the images of an entry and its backbone."""
         data = self._load(entry)
         if isinstance(data, FeatureSet) or data.kind != "image":
-            kind = "features" if isinstance(data, FeatureSet) else f"{data.kind}s"
+            if isinstance(data, FeatureSet):
+                kind = "features"
+            else:
+                kind = f"{data.kind}s"
             raise ParameterError(
                 f"data set {entry.label!r} must be images for a method that trains its network, got {kind}"
             )
@@ -184,19 +187,17 @@ class DataSource:
             )
         if self._backbone is None:
             named = entry.backbone
-            preset = (
-                Preprocessing(**named.preset)
-                if isinstance(named.preset, dict)
-                else named.preset
-            )
+            preset: Preprocessing | str | None
+            if isinstance(named.preset, dict):
+                preset = Preprocessing(**named.preset)
+            else:
+                preset = named.preset
             made = create_backbone(
                 named.name, named.weights, preset, device=self._device, **named.options
             )
-            side = (
-                median_side(data.train.raw_items())
-                if isinstance(data, Dataset) and data.kind == "image"
-                else None
-            )
+            side = None
+            if isinstance(data, Dataset) and data.kind == "image":
+                side = median_side(data.train.raw_items())
             self._backbone = made.with_recipe(named.recipe, side)
         return self._backbone
 
@@ -229,14 +230,18 @@ class DataSource:
 def fingerprint_of(data: Dataset | FeatureSet) -> str:
     """Return a hash of data, so that records know which they are about whatever the name and place of the files.
 
-    That of raw data is of names and sizes of the samples and of the labels, the same on every machine; no image is
-    read. Two machines compute features that differ in their last digits, so features that were computed just now are
-    told apart by the raw data and the backbone; others by what they hold.
+    That of raw data is of names and sizes of the samples and of the labels, the same on
+    every machine; no image is read. Two machines compute features that differ in their
+    last digits, so features that were computed just now are told apart by the raw data
+    and the backbone; others by what they hold.
     """
     digest = hashlib.blake2b(digest_size=8)
     if isinstance(data, Dataset):
         items = data.train.raw_items()
-        test = items.take([]) if data.test is None else data.test.raw_items()
+        if data.test is None:
+            test = items.take([])
+        else:
+            test = data.test.raw_items()
         for part in (
             items.stamp(times=False),
             test.stamp(times=False),

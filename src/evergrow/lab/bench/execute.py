@@ -53,11 +53,13 @@ def execute(run: Run, datasets: DataSource) -> Record:
     Returns
     -------
     Record
-        With status ``"ok"``; ``"failed"`` and the traceback if the run raised; ``"cancelled"`` on Ctrl-C.
+        With status ``"ok"``; ``"failed"`` and the traceback if the run raised;
+        ``"cancelled"`` on Ctrl-C.
     """
     if run.analysis:
         return _execute_analysis(run, datasets)
-    log, extra = PlayLog(), {}
+    log = PlayLog()
+    extra = {}
 
     def work() -> None:
         on_images = method_needs(run.method.name) == "images"
@@ -88,7 +90,9 @@ def execute(run: Run, datasets: DataSource) -> Record:
 
 def _execute_analysis(run: Run, datasets: DataSource) -> Record:
     assert run.analysis is not None
-    analysis, device, results = run.analysis, resolve_device(run.device), {}
+    analysis = run.analysis
+    device = resolve_device(run.device)
+    results = {}
     start = PeakMemory(device).read()["peak_rss_bytes"]
 
     def work() -> None:
@@ -145,11 +149,13 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``status``, ``started``, ``ended``, ``versions``, ``environment``, ``memory``, ``error`` and ``warnings`` of
-        :class:`evergrow.lab.records.Record`.
+        ``status``, ``started``, ``ended``, ``versions``, ``environment``, ``memory``,
+        ``error`` and ``warnings`` of :class:`evergrow.lab.records.Record`.
     """
-    started, peak = utc_now(), PeakMemory(device)
-    status, error = "ok", None
+    started = utc_now()
+    peak = PeakMemory(device)
+    status = "ok"
+    error = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -157,7 +163,8 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
         except KeyboardInterrupt:
             status = "cancelled"
         except Exception as failure:  # any error of any method must leave a record and let the grid go on
-            status, error = "failed", error_entry(failure)
+            status = "failed"
+            error = error_entry(failure)
     return {
         "status": status,
         "started": started,
@@ -184,16 +191,20 @@ def _cost_entry(
     log : PlayLog
         With the seconds of every task.
     gflops : float
-        Operations of the frozen backbone for one image, in units of 10^9, for a method that trains nothing in it.
+        Operations of the frozen backbone for one image, in units of 10^9, for a method
+        that trains nothing in it.
     """
-    cost = (
-        method.cost_
-        if isinstance(method, ImageClassifier)
-        else Cost(inference_gflops=gflops)
-    )
-    # A head goes on alone after the first session, so that only the log has seen all of its updates.
+    if isinstance(method, ImageClassifier):
+        cost = method.cost_
+    else:
+        cost = Cost(inference_gflops=gflops)
+    # A head goes on alone after the first session, so that only the log has seen all of
+    # its updates.
     alone = isinstance(method, (IncrementalClassifier, FsaClassifier))
-    seconds = sum(log.learn) if alone else cost.train_seconds
+    if alone:
+        seconds = sum(log.learn)
+    else:
+        seconds = cost.train_seconds
     return {**asdict(cost), "train_seconds": seconds, "gflops": cost.inference_gflops}
 
 
@@ -210,14 +221,15 @@ def _confusion_entry(
     }
 
 
-# -- memory -----------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------
 
 
 class PeakMemory:
     """Measure the peak memory from its creation on.
 
-    On Linux the high-water mark of the process is reset, so the peak is the run's own; elsewhere it is the
-    peak since the process began, and the record says so. The mark includes what was resident at the start.
+    On Linux the high-water mark of the process is reset, so the peak is the run's own;
+    elsewhere it is the peak since the process began, and the record says so. The mark
+    includes what was resident at the start.
 
     Parameters
     ----------

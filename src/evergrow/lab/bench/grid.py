@@ -39,15 +39,17 @@ def expand(
     datasets : DataSource, optional
         Where data sets are kept between calls.
     only : iterable of str
-        Filters that every run must match: ``method``, ``dataset``, ``protocol`` or ``seed``, ``=``, and names or shell
-        patterns separated by commas; for example ``"method=ranpac,klda"``.
+        Filters that every run must match: ``method``, ``dataset``, ``protocol`` or
+        ``seed``, ``=``, and names or shell patterns separated by commas; for example
+        ``"method=ranpac,klda"``.
 
     Raises
     ------
     DatasetNotFoundError
         If a data set is not on disk: nothing runs before all data is there.
     ParameterError
-        For a protocol that asks for more classes than the data has, a malformed filter, or one that matches nothing.
+        For a protocol that asks for more classes than the data has, a malformed filter,
+        or one that matches nothing.
     """
     datasets = datasets or DataSource(spec.device)
     parts: list[
@@ -117,9 +119,10 @@ def _select(runs: list[Run], only: Iterable[str]) -> list[Run]:
                 f"--only takes KEY=VALUE with a KEY among {', '.join(_FILTERS)}, not {text!r}"
             )
         names = sorted({name for run in runs for name in _FILTERS[key](run)})
-        patterns = (
-            [value] if value in names else value.split(",")
-        )  # a protocol's name may have a comma
+        if value in names:
+            patterns = [value]
+        else:
+            patterns = value.split(",")
         for pattern in patterns:
             if not any(_matches(name, pattern) for name in names):
                 raise ParameterError(
@@ -137,7 +140,7 @@ def _matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
-# -- carrying them out ------------------------------------------------------------------------------------
+# -- carrying them out -----------------------------------------------------------------
 
 
 @dataclass
@@ -149,7 +152,8 @@ class Step:
     run : Run
         The run.
     action : {"run", "skip", "failed", "newer"}
-        To run; finished earlier; failed earlier and not to be retried; on record by a newer evergrow.
+        To run; finished earlier; failed earlier and not to be retried; on record by a
+        newer evergrow.
     record : Record or None
         The record, from earlier or from now.
     note : str
@@ -228,7 +232,10 @@ def plan_grid(
     ParameterError
         If two runs have the same settings.
     """
-    folder = spec.output if output is None else Path(output)
+    if output is None:
+        folder = spec.output
+    else:
+        folder = Path(output)
     first: dict[str, Run] = {}
     for run in expand(spec, datasets, only):
         if first.setdefault(run.run_id, run) is not run:
@@ -251,9 +258,10 @@ def run_grid(
 ) -> GridResult:
     """Carry out every run or analysis of a spec that has no finished record yet.
 
-    A record is written in one step when its run ends, so a killed process leaves finished runs finished and
-    nothing else; the next call does the rest. A run that raises is recorded as failed and the grid goes on.
-    Ctrl-C records the running one as cancelled (it runs again next time) and ends the grid.
+    A record is written in one step when its run ends, so a killed process leaves
+    finished runs finished and nothing else; the next call does the rest. A run that
+    raises is recorded as failed and the grid goes on. Ctrl-C records the running one as
+    cancelled (it runs again next time) and ends the grid.
 
     Parameters
     ----------
@@ -263,7 +271,8 @@ def run_grid(
         Told one line for people about the plan, and one about every run that has ended.
     engine : Engine, optional
         Several processes or machines that carry out runs side by side, such as
-        ``evergrow.engine.LocalEngine(workers=2)``. Results are the same; times are those of runs that share a machine.
+        ``evergrow.engine.LocalEngine(workers=2)``. Results are the same; times are
+        those of runs that share a machine.
 
     Raises
     ------
@@ -273,7 +282,10 @@ def run_grid(
     from evergrow.lab.bench.workers import run_on_engine
 
     datasets = DataSource(spec.device)
-    folder = spec.output if output is None else Path(output)
+    if output is None:
+        folder = spec.output
+    else:
+        folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), compute_threads(spec.threads), _collecting_new_objects():
         remove_partial(folder)
@@ -283,11 +295,10 @@ def run_grid(
         try:
             todo = [step for step in result.steps if step.action == "run"]
             _say_plan(result.steps, "analyses" if spec.analyses else "runs", say)
-            done = (
-                run_on_engine(engine, spec, folder, todo)
-                if engine
-                else _one_by_one(folder, todo, datasets)
-            )
+            if engine:
+                done = run_on_engine(engine, spec, folder, todo)
+            else:
+                done = _one_by_one(folder, todo, datasets)
             for number, step in enumerate(done, start=1):
                 summary = step.record.summary if step.record else "no record"
                 say(

@@ -76,12 +76,15 @@ def play(
     for task in stream:
         log.learn.append(_learn(learner, stream, task, data, device))
         if isinstance(learner, FsaClassifier) and isinstance(data, ImageData):
-            # The backbone is frozen from here on: every image goes through it once, and the head goes on alone.
-            data, learner = data.seen_by(learner.backbone_), learner.head_
+            # The backbone is frozen from here on: every image goes through it once, and
+            # the head goes on alone.
+            data = data.seen_by(learner.backbone_)
+            learner = learner.head_
         rows, task_ids = stream.seen_test(task.index)
         waits = getattr(method, "joint", False) and task.index < len(stream) - 1
         if len(rows) == 0 or waits:
-            # There may be no test samples of the first classes; and a joint method is trained once, at the end.
+            # There may be no test samples of the first classes; and a joint method is
+            # trained once, at the end.
             log.rows.append(np.full(task.index + 1, np.nan))
             log.counts.append(len(task.test))
             continue
@@ -106,7 +109,10 @@ DataT = TypeVar("DataT", bound=FeatureSet | ImageData)
 
 def unchanged(data: DataT, run: Run) -> DataT:
     """Return the data of a run, unless it is no longer what the plan was made for."""
-    found = fingerprint_of(data) if isinstance(data, FeatureSet) else data.fingerprint
+    if isinstance(data, FeatureSet):
+        found = fingerprint_of(data)
+    else:
+        found = data.fingerprint
     if found != run.dataset["fingerprint"]:
         raise InputError(
             f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed"
@@ -165,7 +171,8 @@ def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
     if not log.rows:
         return {}
     done = len(log.rows)
-    matrix, counts = accuracy_matrix(log.rows), log.counts[:done]
+    matrix = accuracy_matrix(log.rows)
+    counts = log.counts[:done]
     if complete:
         summary = asdict(summarize(matrix, counts))
         if log.only_last:
@@ -184,10 +191,11 @@ def within_results(
 ) -> dict[str, Any]:
     """Return the accuracy within tasks after the last session, as entries of a record's results.
 
-    A method whose classifier is trained task by task can tell the classes of every task apart and still confuse the
-    tasks; the accuracy over all classes alone does not show which. The scores are asked for on their own: ``predict``
-    need not be their argmax, and the answers on record are its. Whatever goes wrong here is a warning, since the run
-    itself has succeeded by now.
+    A method whose classifier is trained task by task can tell the classes of every task
+    apart and still confuse the tasks; the accuracy over all classes alone does not show
+    which. The scores are asked for on their own: ``predict`` need not be their argmax,
+    and the answers on record are its. Whatever goes wrong here is a warning, since the
+    run itself has succeeded by now.
 
     Parameters
     ----------
@@ -201,7 +209,8 @@ def within_results(
     Returns
     -------
     dict
-        ``a_last_within`` and ``within_tasks``, or nothing where the learner gives no scores.
+        ``a_last_within`` and ``within_tasks``, or nothing where the learner gives no
+        scores.
 
     Examples
     --------
@@ -236,8 +245,6 @@ def within_results(
 def _scores(learner: Any, X: Any) -> NDArray[Any]:
     """Return one column of scores per class, also of two classes, for which scikit-learn has a single signed one."""
     scores = np.asarray(learner.decision_function(X))
-    return (
-        np.stack([np.zeros_like(scores), scores], axis=1)
-        if scores.ndim == 1
-        else scores
-    )
+    if scores.ndim == 1:
+        return np.stack([np.zeros_like(scores), scores], axis=1)
+    return scores

@@ -41,7 +41,8 @@ class Run:
     method : MethodEntry
         Method, label and the options given.
     options : dict
-        Every option of the method: defaults, then device and seed, then what the spec gives.
+        Every option of the method: defaults, then device and seed, then what the spec
+        gives.
     data : DataEntry
         Where the data is.
     dataset : dict
@@ -51,7 +52,8 @@ class Run:
     seed : int
         Seed of the class order, and of the method unless the spec gives it its own.
     earlier_seeds : tuple of int
-        Seeds whose first tasks must be left alone; empty unless the protocol is disjoint.
+        Seeds whose first tasks must be left alone; empty unless the protocol is
+        disjoint.
     device : str
         Where it runs.
     confusion : bool
@@ -74,14 +76,13 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """All that decides the outcome; labels, paths and threads do not."""
-        analysis = (
-            {
+        if self.analysis:
+            analysis = {
                 "analysis": self.analysis.name,
                 "settings": plain(asdict(self.analysis.settings)),
             }
-            if self.analysis
-            else {}
-        )
+        else:
+            analysis = {}
         return {
             **analysis,
             "method": self.method.name,
@@ -108,7 +109,9 @@ class Run:
     @property
     def file_name(self) -> str:
         """Name of the record's file."""
-        method, dataset, seed = self.method.name, self.dataset["name"], f"s{self.seed}"
+        method = self.method.name
+        dataset = self.dataset["name"]
+        seed = f"s{self.seed}"
         if self.analysis:
             return record_name(self.analysis.name, method, dataset, seed, self.run_id)
         return record_name(method, dataset, self.protocol.name, seed, self.run_id)

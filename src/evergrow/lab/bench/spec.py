@@ -2,12 +2,11 @@
 
 A spec looks like this; paths in it are relative to its own folder::
 
-    name = "example"
-    seeds = [1993, 1994, 1995]
-    device = "cpu"                      # "auto" by default
-    threads = 2                         # torch's choice by default
-    output = "records/example"          # runs/<name> in the working directory by default
-    confusion = false                   # whether records hold which classes were taken for which at the end
+    name = "example" seeds = [1993, 1994, 1995] device = "cpu"                      #
+    "auto" by default threads = 2                         # torch's choice by default
+    output = "records/example"          # runs/<name> in the working directory by
+    default confusion = false                   # whether records hold which classes
+    were taken for which at the end
 
     [[methods]]
     name = "ranpac"
@@ -19,27 +18,29 @@ A spec looks like this; paths in it are relative to its own folder::
     name = "clinc150_minilm"            # or path = "features.npz"
     label = "CLINC150"
 
-    [[datasets]]
-    path = "../data/birds"              # images or texts, whatever evergrow.lab.benchmarks.load_benchmark takes
-    backbone = "tf_efficientnet_lite0"  # the features are computed on demand, once
-    weights = "bundled"                 # as for evergrow.features.create_backbone; files: by the spec or by the data
-    preset = "timm"                     # or a table of the settings of evergrow.features.Preprocessing
-    backbone_options = { img_size = 224 }
-    recipe = "rich"                     # blocks from several depths of the pass; "final" (the default) or a list
-    options = { test_size = 0.2 }       # the settings of evergrow.data.DataOptions
-    bring = "python make_birds.py"      # what to run where the data are missing; the message says so
+    [[datasets]] path = "../data/birds"              # images or texts, whatever
+    evergrow.lab.benchmarks.load_benchmark takes backbone = "tf_efficientnet_lite0"  #
+    the features are computed on demand, once weights = "bundled"                 # as
+    for evergrow.features.create_backbone; files: by the spec or by the data preset =
+    "timm"                     # or a table of the settings of
+    evergrow.features.Preprocessing backbone_options = { img_size = 224 } recipe =
+    "rich"                     # blocks from several depths of the pass; "final" (the
+    default) or a list options = { test_size = 0.2 }       # the settings of
+    evergrow.data.DataOptions bring = "python make_birds.py"      # what to run where
+    the data are missing; the message says so
 
     [[protocols]]
     initial = 0                         # the settings of evergrow.lab.streams.Protocol
     increment = 10
     disjoint = true
 
-A spec for ``lab mechanism`` has analyses in place of methods, each with methods of its own::
+A spec for ``lab mechanism`` has analyses in place of methods, each with methods of its
+own::
 
-    [[analyses]]
-    name = "conditioning"               # conditioning, residual, similarity, sweep or xi
-    options = { n_samples = 500 }       # the settings of evergrow.lab.bench.analyses
-    seeds = [1993, 1994]                # where they are to differ from the spec's
+    [[analyses]] name = "conditioning"               # conditioning, residual,
+    similarity, sweep or xi options = { n_samples = 500 }       # the settings of
+    evergrow.lab.bench.analyses seeds = [1993, 1994]                # where they are to
+    differ from the spec's
 
     [[analyses.methods]]
     name = "ri"
@@ -168,7 +169,8 @@ def load_spec(path: str | os.PathLike[str]) -> Spec:
     Raises
     ------
     SpecError
-        For a missing file, a syntax error, an unknown key, method or option, or a value out of range.
+        For a missing file, a syntax error, an unknown key, method or option, or a value
+        out of range.
     """
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -192,10 +194,8 @@ class _Reader:
                 "the spec",
                 "it should have at least one of [[datasets]] and of [[protocols]]",
             )
-        name, seeds = (
-            table.name or self._path.stem,
-            self._seeds(table.seeds, "the spec"),
-        )
+        name = table.name or self._path.stem
+        seeds = self._seeds(table.seeds, "the spec")
         try:
             device = str(resolve_device(table.device))
         except EvergrowError as error:
@@ -253,7 +253,8 @@ class _Reader:
                 )
             for chosen in itertools.product(*table.sweep.values()):
                 options = {**table.options, **dict(zip(table.sweep, chosen))}
-                # The method itself says whether it accepts these values, before hours of others have run.
+                # The method itself says whether it accepts these values, before hours
+                # of others have run.
                 self._checked(where, _check_method, table.name, options)
                 entries.append(
                     MethodEntry(table.name, table.label or table.name, options)
@@ -297,7 +298,10 @@ class _Reader:
                     f"{table.name} needs {', '.join(lacking)}, which {method.name!r} does not have",
                 )
         settings = self._settings(analysis.settings, table.options, where)
-        own = seeds if table.seeds is None else self._seeds(table.seeds, where)
+        if table.seeds is None:
+            own = seeds
+        else:
+            own = self._seeds(table.seeds, where)
         return AnalysisEntry(table.name, settings, methods, own)
 
     def _dataset(self, values: Any, where: str) -> DataEntry:
@@ -348,7 +352,9 @@ class _Reader:
         if file is None:
             looked = ", ".join(str(folder) for folder in folders)
             known = ", ".join(map(repr, WEIGHT_SOURCES))
-            hint = f"; this brings what there is: {bring}" if bring else ""
+            hint = ""
+            if bring:
+                hint = f"; this brings what there is: {bring}"
             self._fail(
                 where,
                 f"no weights {weights!r}: they are {known} or a file; looked in {looked}{hint}",

@@ -1,6 +1,7 @@
 """Runs of a spec on several processes or machines: one task per record, and the record is its result.
 
-A task names the spec and the run; a worker reads the data for itself and writes the record where the plan looks for it.
+A task names the spec and the run; a worker reads the data for itself and writes the
+record where the plan looks for it.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def _grid(
     path: str, device: str, dataset: int
 ) -> tuple[Spec, DataSource, dict[str, Run]]:
     """Return the runs of a spec on one data set, and the data: the next run is often on the same."""
-    spec, datasets = load_spec(path), DataSource(device)
+    spec = load_spec(path)
+    datasets = DataSource(device)
     spec = replace(spec, device=device, datasets=(spec.datasets[dataset],))
     return spec, datasets, {run.run_id: run for run in expand(spec, datasets)}
 

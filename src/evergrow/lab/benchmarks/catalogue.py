@@ -166,27 +166,27 @@ def locate(benchmark: Benchmark, root: Path | None = None) -> BenchmarkLocation:
     DatasetNotFoundError
         If it is in none of them; the message says what to put where.
     """
-    roots = search_path() if root is None else [root]
+    if root is None:
+        roots = search_path()
+    else:
+        roots = [root]
     for base in roots:
         if not base.is_dir():
             continue
         inside = [
             entry for entry in _folders(base) if _plain(entry.name) in benchmark.names
         ]
-        own = (
-            [base]
-            if root is not None and _plain(base.resolve().name) in benchmark.names
-            else []
-        )
+        if root is not None and _plain(base.resolve().name) in benchmark.names:
+            own = [base]
+        else:
+            own = []
         for folder in (*sorted(inside), *own):
             if _has_split(folder):
                 return BenchmarkLocation(folder)
             lists = _find_lists(benchmark, base, folder)
-            return (
-                BenchmarkLocation(folder, *lists)
-                if lists
-                else BenchmarkLocation(folder)
-            )
+            if lists:
+                return BenchmarkLocation(folder, *lists)
+            return BenchmarkLocation(folder)
     raise DatasetNotFoundError(_how_to_get(benchmark, roots))
 
 
@@ -234,12 +234,14 @@ def _folders(base: Path) -> list[Path]:
 def _how_to_get(benchmark: Benchmark, roots: Sequence[Path]) -> str:
     counts = benchmark.counts
     folder = benchmark.folders[0]
-    want = (
-        f"{folder}/train, test and meta"
-        if benchmark.key == "cifar100"
-        else f"{folder}/train/<class>/* and {folder}/test/<class>/*"
-    )
-    archive = f" (the archive is {benchmark.archive})" if benchmark.archive else ""
+    if benchmark.key == "cifar100":
+        want = f"{folder}/train, test and meta"
+    else:
+        want = f"{folder}/train/<class>/* and {folder}/test/<class>/*"
+    if benchmark.archive:
+        archive = f" (the archive is {benchmark.archive})"
+    else:
+        archive = ""
     return (
         f"{benchmark.title} must be on disk: looked for a folder {' or '.join(benchmark.folders)} in "
         f"{', '.join(str(root) for root in roots)}. Put {want}{archive} in ./data, or name the folder above it in the "

@@ -45,13 +45,15 @@ def load_benchmark(
     Parameters
     ----------
     source : str or path-like
-        The name of a benchmark (see :func:`list_benchmarks`), looked for in ``options.root`` or
-        :func:`evergrow.data.search_path`; a folder with CUB-200-2011 or CIFAR-100 as published; otherwise
-        what :func:`evergrow.data.load_data` takes.
+        The name of a benchmark (see :func:`list_benchmarks`), looked for in
+        ``options.root`` or :func:`evergrow.data.search_path`; a folder with
+        CUB-200-2011 or CIFAR-100 as published; otherwise what
+        :func:`evergrow.data.load_data` takes.
     options : DataOptions, optional
         How to read it.
     **settings
-        Fields of :class:`evergrow.data.DataOptions`, instead of or on top of ``options``.
+        Fields of :class:`evergrow.data.DataOptions`, instead of or on top of
+        ``options``.
 
     Returns
     -------
@@ -125,7 +127,10 @@ def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list
     VTAB: training samples: 2, expected 1796
     VTAB: test samples: 2, expected 8619
     """
-    benchmark = find_benchmark(name) if name else _benchmark_of(data)
+    if name:
+        benchmark = find_benchmark(name)
+    else:
+        benchmark = _benchmark_of(data)
     if name and benchmark is None:
         raise UnknownNameError(
             f"benchmark must be a known name, got {name!r}; nearest: {nearest(name, BENCHMARKS)}"
@@ -142,10 +147,12 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     """Return the items of a source and the name to give them, or None if ``load_data`` reads it."""
     if os.path.isdir(text):
         published = read_published(Path(text))
-        return None if published is None else (published, Path(text).absolute().name)
-    benchmark = (
-        None if os.path.exists(text) or _is_feature_file(text) else find_benchmark(text)
-    )
+        if published is None:
+            return None
+        return (published, Path(text).absolute().name)
+    benchmark = None
+    if not (os.path.exists(text) or _is_feature_file(text)):
+        benchmark = find_benchmark(text)
     if benchmark is None:
         return None
     place = locate(benchmark, None if options.root is None else Path(options.root))
@@ -160,13 +167,16 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
             "lists may split the images otherwise than the folders of PILOT do",
         )
         settings = dataclasses.replace(options, root=str(place.folder))
-        tree, named = Tree(place.train_list.parent), _folder_names(lists)
+        tree = Tree(place.train_list.parent)
+        named = _folder_names(lists)
         found = listed_data(
             tree, lists, settings, names=named, layout="lists", notes=notes
         )
         return found, benchmark.key
     folder = read_published(place.folder) or read(place.folder, options).dataset()
-    return (folder, benchmark.key) if isinstance(folder, Dataset) else None
+    if isinstance(folder, Dataset):
+        return (folder, benchmark.key)
+    return None
 
 
 def _folder_names(lists: list[SampleList]) -> dict[int, str]:
@@ -179,12 +189,16 @@ def _folder_names(lists: list[SampleList]) -> dict[int, str]:
     names = {
         int(label): folder for label, folder in pairs if label.isdecimal() and folder
     }
-    return names if len(names) == len(pairs) == len(set(names.values())) else {}
+    if len(names) == len(pairs) == len(set(names.values())):
+        return names
+    return {}
 
 
 def _read_list(path: Path) -> SampleList:
     """Return a list of images: lines of a text file, or ``data`` and ``targets`` of a YAML file."""
-    return read_text_list(path) if path.suffix == ".txt" else read_yaml_list(path)
+    if path.suffix == ".txt":
+        return read_text_list(path)
+    return read_yaml_list(path)
 
 
 def read_text_list(path: Path) -> SampleList:
@@ -195,7 +209,8 @@ def read_text_list(path: Path) -> SampleList:
     FileFormatError
         If a line is none of these, or there is none.
     """
-    names, labels = [], []
+    names = []
+    labels = []
     for number, line in enumerate(
         Tree(path.parent).text(path.name).splitlines(), start=1
     ):
@@ -222,7 +237,8 @@ def read_yaml_list(path: Path) -> SampleList:
     Raises
     ------
     FileFormatError
-        If it holds anything else, or aliases, by which a small file can stand for gigabytes.
+        If it holds anything else, or aliases, by which a small file can stand for
+        gigabytes.
     """
     yaml = require("yaml", extra="lab", purpose=f"reading {path.name}")
     loader = getattr(
@@ -234,7 +250,10 @@ def read_yaml_list(path: Path) -> SampleList:
             isinstance(event, yaml.AliasEvent)
             for event in yaml.parse(body, Loader=loader)
         )
-        content = {} if aliases else yaml.load(body, Loader=loader)
+        if aliases:
+            content = {}
+        else:
+            content = yaml.load(body, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FileFormatError(
             f"{path} must be YAML of plain values: {error}"
@@ -270,11 +289,9 @@ def _is_feature_file(name: str) -> bool:
 
 def _benchmark_of(data: Dataset | FeatureSet) -> Benchmark | None:
     """Return the benchmark that a set of images is named after, or None."""
-    return (
-        benchmark_of_folder(data.name)
-        if isinstance(data, Dataset) and data.kind == "image"
-        else None
-    )
+    if isinstance(data, Dataset) and data.kind == "image":
+        return benchmark_of_folder(data.name)
+    return None
 
 
 def _check_counts(data: Dataset, benchmark: Benchmark) -> list[str]:
@@ -302,9 +319,10 @@ def _check_names(data: Dataset, benchmark: Benchmark) -> list[str]:
     if not expected or len(missing) == len(expected):
         return []
     unknown = [name for name in data.class_names if name not in set(expected)]
-    differences = (
-        [f"class names missing: {len(missing)} ({listed(missing)})"] if missing else []
-    )
+    if missing:
+        differences = [f"class names missing: {len(missing)} ({listed(missing)})"]
+    else:
+        differences = []
     return differences + (
         [f"class names not expected: {len(unknown)} ({listed(unknown)})"]
         if unknown

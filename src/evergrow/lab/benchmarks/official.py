@@ -114,14 +114,15 @@ def _existing(root: Path, names: list[str]) -> Images:
     return Images(tuple(names), root=root)
 
 
-# -- CIFAR-100: Python pickles, opened without letting them run anything --------------------------------------
+# -- CIFAR-100: Python pickles, opened without letting them run anything ---------------
 
 
 class PlainUnpickler(pickle.Unpickler):
     """An unpickler that knows numpy arrays, containers, numbers and strings, and nothing that could do harm.
 
-    A pickle runs whatever functions it names. This one only lets it name the three that rebuild an array of numbers
-    and the one that turns text to bytes; any other name is refused before anything is called.
+    A pickle runs whatever functions it names. This one only lets it name the three that
+    rebuild an array of numbers and the one that turns text to bytes; any other name is
+    refused before anything is called.
     """
 
     _reconstruct: ClassVar[Any] = np.empty(0).__reduce__()[
@@ -174,9 +175,10 @@ def read_cifar(folder: Path) -> Dataset:
         _cifar_part(folder / part, contents[part], len(names))
         for part in ("train", "test")
     )
-    cautions = (
-        [f"contents differ from the official files: {', '.join(odd)}"] if odd else []
-    )
+    if odd:
+        cautions = [f"contents differ from the official files: {', '.join(odd)}"]
+    else:
+        cautions = []
     about = {"layout": "cifar", "cautions": tuple(cautions)}
     return Dataset.of(
         Images(train), train_labels, Images(test), test_labels, names=names, **about
@@ -217,7 +219,8 @@ def _cifar_content(path: Path, odd: list[str]) -> dict[str, Any]:
 def _cifar_part(
     path: Path, content: dict[str, Any], n_classes: int
 ) -> tuple[NDArray[np.uint8], list[int]]:
-    pixels, labels = content.get("data"), content.get("fine_labels")
+    pixels = content.get("data")
+    labels = content.get("fine_labels")
     if (
         not isinstance(pixels, np.ndarray)
         or pixels.dtype != np.uint8

@@ -1,7 +1,8 @@
 """A public conformance suite: every promise that an incremental classifier makes, as a check to run.
 
-``run_checks("ranpac")`` runs it on a registered method, ``run_checks(MyClassifier)`` on a class of your own, and
-``iter_checks()`` yields every registered method under every check for a test runner:
+``run_checks("ranpac")`` runs it on a registered method, ``run_checks(MyClassifier)`` on
+a class of your own, and ``iter_checks()`` yields every registered method under every
+check for a test runner:
 
     @pytest.mark.parametrize("case", list(iter_checks()), ids=str)
     def test_conformance(case):

@@ -53,7 +53,8 @@ def make_check_data(seed: int = 0) -> CheckData:
 
     def sample(per_class: int) -> Batch:
         y = rng.permutation(np.repeat(np.arange(N_CLASSES), per_class))
-        # Numbers that float16 holds exactly: the same features in any type must give the same learner.
+        # Numbers that float16 holds exactly: the same features in any type must give
+        # the same learner.
         X = (means[y] + rng.normal(size=(len(y), WIDTH))).astype(np.float16)
         return X.astype(np.float64), y
 

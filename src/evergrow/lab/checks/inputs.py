@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ def bad_input_changes_nothing(make: Factory, data: CheckData) -> None:
     learner = teach(make(), data.tasks[:2])
     before = learner.decision_function(data.X)
     X, y = data.tasks[2]
-    nan, infinite = X.copy(), X.copy()
+    nan = X.copy()
+    infinite = X.copy()
     nan[3, 2], infinite[0, 0] = np.nan, np.inf
     attempts: list[tuple[str, type[Exception], Any, Any]] = [
         ("a batch of another width", InputError, X[:, :-1], y),
@@ -56,9 +58,9 @@ def bad_input_changes_nothing(make: Factory, data: CheckData) -> None:
     for what, error, rows, labels in attempts:
         require_raises(
             error,
-            lambda rows=rows, labels=labels: learner.partial_fit(rows, labels),
+            partial(learner.partial_fit, rows, labels),
             what,
-        )  # type: ignore[misc]
+        )
         require_same(learner.decision_function(data.X), before, f"after {what}")
     require_raises(
         InputError,
@@ -99,9 +101,9 @@ def bad_settings_are_refused(make: Factory, data: CheckData) -> None:
         learner = make().set_params(**{name: value})
         require_raises(
             EvergrowError,
-            lambda learner=learner: learner.fit(*data.tasks[0]),
+            partial(learner.fit, *data.tasks[0]),
             f"{name}={value}",
-        )  # type: ignore[misc]
+        )
         try:
             learner.fit(*data.tasks[0])
         except EvergrowError as error:
@@ -222,7 +224,8 @@ def input_types_agree(make: Factory, data: CheckData) -> None:
 @CHECKS.register("training_input_is_not_changed")
 def training_input_is_not_changed(make: Factory, data: CheckData) -> None:
     """Require that learning leaves the caller's memory alone, and does not follow it when it changes."""
-    reference, learner = make(), make()
+    reference = make()
+    learner = make()
     for X, y in data.tasks:
         tensor = torch.from_numpy(X.copy())
         learner.partial_fit(tensor, y)

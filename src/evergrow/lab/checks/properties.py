@@ -56,8 +56,11 @@ def teach(
 
 def scores(learner: IncrementalClassifier, X: Any) -> NDArray[Any]:
     """Return class scores less what all classes share, so that only differences count."""
-    raw = np.asarray(learner.decision_function(X), dtype=np.float64)
-    return raw if raw.ndim == 1 else raw - raw.mean(axis=1, keepdims=True)
+    raw: NDArray[Any] = np.asarray(learner.decision_function(X), dtype=np.float64)
+    if raw.ndim == 1:
+        return raw
+    centered: NDArray[Any] = raw - raw.mean(axis=1, keepdims=True)
+    return centered
 
 
 def every_part(archive: Archive) -> Iterator[Archive]:
@@ -79,7 +82,8 @@ def state_bytes(learner: IncrementalClassifier) -> int:
 @CHECKS.register("incremental_equals_joint")
 def incremental_equals_joint(make: Factory, data: CheckData) -> None:
     """Require that task by task gives what one batch with everything gives."""
-    apart, joint = teach(make(), data.tasks), teach(make(), [data.joint])
+    apart = teach(make(), data.tasks)
+    joint = teach(make(), [data.joint])
     require_same(
         scores(apart, data.X),
         scores(joint, data.X),
@@ -92,7 +96,8 @@ def incremental_equals_joint(make: Factory, data: CheckData) -> None:
 def sample_order_is_irrelevant(make: Factory, data: CheckData) -> None:
     """Require that the order of samples within a batch does not matter."""
     turned = [(X[::-1], y[::-1]) for X, y in data.tasks]
-    given, reverse = teach(make(), data.tasks), teach(make(), turned)
+    given = teach(make(), data.tasks)
+    reverse = teach(make(), turned)
     require_same(
         scores(reverse, data.X),
         scores(given, data.X),
@@ -110,7 +115,8 @@ def batch_split_is_irrelevant(make: Factory, data: CheckData) -> None:
             (X[start : start + 5], y[start : start + 5])
             for start in range(0, len(y), 5)
         ]
-    whole, cut = teach(make(), data.tasks), teach(make(), pieces)
+    whole = teach(make(), data.tasks)
+    cut = teach(make(), pieces)
     require_same(
         scores(cut, data.X), scores(whole, data.X), "tasks in batches of 5", TOLERANCE
     )
@@ -119,7 +125,8 @@ def batch_split_is_irrelevant(make: Factory, data: CheckData) -> None:
 @CHECKS.register("predict_is_pure")
 def predict_is_pure(make: Factory, data: CheckData) -> None:
     """Require that asking changes neither later answers, nor what is learned next, nor the input."""
-    asked, quiet = make(), make()
+    asked = make()
+    quiet = make()
     for X, y in data.tasks:
         asked.partial_fit(X, y)
         quiet.partial_fit(X, y)
@@ -293,7 +300,8 @@ def renamed_equals_taught_so(make: Factory, data: CheckData) -> None:
 def merged_classes_equal_one_class(make: Factory, data: CheckData) -> None:
     """Require that merged classes leave the learner that was taught their samples under one label."""
     learner = teach(make(), data.tasks)
-    # Classes of the first task stay apart: layers that are grown on it are then the same.
+    # Classes of the first task stay apart: layers that are grown on it are then the
+    # same.
     one = {0: 9, 1: 9, 4: 5}
     tasks = [
         (X, np.array([one.get(label, label) for label in y.tolist()]))
@@ -340,10 +348,8 @@ def device(make: Factory, data: CheckData) -> None:
     import tempfile
     from pathlib import Path
 
-    here, there = (
-        teach(make(device="cpu"), data.tasks),
-        teach(make(device="cuda"), data.tasks),
-    )
+    here = teach(make(device="cpu"), data.tasks)
+    there = teach(make(device="cuda"), data.tasks)
     require_same(scores(there, data.X), scores(here, data.X), "cuda against cpu", 1e-5)
     on_device = torch.from_numpy(data.X).to("cuda")
     require_same(

@@ -24,9 +24,11 @@ SMALL: dict[str, Any] = {"n_units": 40, "random_state": 0, "device": "cpu"}
 """Settings that methods are checked with, where they have them."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # The paper's scales belong to ViT features, tens of units long; on the data they leave nothing to learn from.
+    # The paper's scales belong to ViT features, tens of units long; on the data they
+    # leave nothing to learn from.
     "scl-mgsm": {"scales": "auto"},
-    # The official recipe makes as many steps as there are batches: thirty, where there are few samples.
+    # The official recipe makes as many steps as there are batches: thirty, where there
+    # are few samples.
     "joint-lp": {"n_epochs": 40, "batch_size": 8, "learning_rate": 0.5},
 }
 """Settings of single methods beyond :data:`SMALL`."""
@@ -88,8 +90,8 @@ class CheckResult:
     method, check : str
         Names.
     status : {"passed", "failed", "skipped", "excused"}
-        ``"skipped"``: not possible on this machine or for this kind of learner; ``"excused"``: an entry of
-        :data:`OPT_OUTS`.
+        ``"skipped"``: not possible on this machine or for this kind of learner;
+        ``"excused"``: an entry of :data:`OPT_OUTS`.
     detail : str
         Why, or the traceback.
     """
@@ -187,9 +189,10 @@ def run_checks(
     Parameters
     ----------
     method : str or callable
-        Name of a registered method, or a class or function that returns a fresh learner. A function is called
-        with ``random_state`` or ``device`` where a check sets them, if it accepts such arguments. Make learners
-        small: each check teaches several.
+        Name of a registered method, or a class or function that returns a fresh
+        learner. A function is called with ``random_state`` or ``device`` where a check
+        sets them, if it accepts such arguments. Make learners small: each check teaches
+        several.
     checks : iterable of str, optional
         Names of checks; all by default.
 

@@ -1,7 +1,7 @@
 """The conformance suite of tuners: what every one promises on every backbone it serves.
 
-``run_tuner_checks("adapter")`` runs it on a registered tuner, ``iter_tuner_checks()`` yields every registered tuner on
-every backbone under every check, for a test runner.
+``run_tuner_checks("adapter")`` runs it on a registered tuner, ``iter_tuner_checks()``
+yields every registered tuner on every backbone under every check, for a test runner.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def _timm(name: str, **options: Any) -> nn.Module:
     import timm
 
-    # timm draws initial weights from the global generator; the caller's is left as it was.
+    # timm draws initial weights from the global generator; the caller's is left as it
+    # was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: nn.Module = timm.create_model(name, **options)
@@ -68,11 +69,13 @@ BACKBONES: dict[str, ModelFactory] = {
     "dinov2": lambda: _timm(
         "vit_small_patch14_reg4_dinov2", depth=2, init_values=0.5, **_SMALL
     ),
-    # The classifier of these models starts near zero and would let next to no gradient through.
+    # The classifier of these models starts near zero and would let next to no gradient
+    # through.
     "eva": lambda: _timm(
         "eva02_tiny_patch14_224", depth=2, **{**_SMALL, "num_classes": 0}
     ),
-    # Branches that start at nothing, as is usual, would give the tuner's parts in them no gradient.
+    # Branches that start at nothing, as is usual, would give the tuner's parts in them
+    # no gradient.
     "resnet": lambda: _timm("test_resnet", num_classes=5, zero_init_last=False),
 }
 """Small backbones with random weights: plain, with layer scale and registers, with rotary positions, without blocks."""
@@ -144,11 +147,10 @@ TUNER_CHECKS: Registry[Callable[[Setup], None]] = Registry("tuner check")
 
 def _same(a: Tensor, b: Tensor, what: str) -> None:
     if not torch.equal(a, b):
-        gap = (
-            float((a.detach() - b.detach()).abs().max())
-            if a.shape == b.shape
-            else float("nan")
-        )
+        if a.shape == b.shape:
+            gap = float((a.detach() - b.detach()).abs().max())
+        else:
+            gap = float("nan")
         raise CheckFailure(f"{what} must agree to the bit, got a gap of {gap:.3g}")
 
 
@@ -163,10 +165,12 @@ def _close(a: Tensor, b: Tensor, what: str, tolerance: float) -> None:
 @TUNER_CHECKS.register("disabled_is_the_base_model")
 def disabled_is_the_base_model(setup: Setup) -> None:
     """Require that a disabled tuner leaves the base model, to the bit, and that an enabled one does something."""
-    images, base = setup.images(), setup.model()
+    images = setup.images()
+    base = setup.model()
     model, tuner = setup.tuned()
     with torch.no_grad():
-        expected, tuned = base(images), model(images)
+        expected = base(images)
+        tuned = model(images)
         require(
             not torch.equal(tuned, expected),
             "an enabled tuner must change what the model computes",
@@ -190,7 +194,8 @@ def removed_is_the_base_model(setup: Setup) -> None:
         (name, id(part), sorted(part.__dict__)) for name, part in model.named_modules()
     ]
     flags = [parameter.requires_grad for parameter in model.parameters()]
-    digest, expected = hash_weights(model), model(setup.images())
+    digest = hash_weights(model)
+    expected = model(setup.images())
     tuner = create_tuner(setup.tuner, model, **setup.settings)
     require(
         hash_weights(model) == digest,
@@ -304,10 +309,8 @@ def only_the_tuner_gets_gradients(setup: Setup) -> None:
 def training_leaves_the_backbone_alone(setup: Setup) -> None:
     """Require that steps in the loop's training mode change the tuner and not one bit of the backbone's state."""
     model, tuner = setup.tuned()
-    digest, before = (
-        hash_weights(model),
-        [p.detach().clone() for p in tuner.parameters()],
-    )
+    digest = hash_weights(model)
+    before = [p.detach().clone() for p in tuner.parameters()]
     optimizer = torch.optim.SGD(tuner.parameters(), lr=0.1, momentum=0.9)
     with torch.random.fork_rng(devices=[]), training_mode(model):
         torch.manual_seed(0)
@@ -370,9 +373,12 @@ def start_is_named_by_the_seed(setup: Setup) -> None:
 @TUNER_CHECKS.register("several_coexist")
 def several_coexist(setup: Setup) -> None:
     """Require that tuners on one model work alone as if the others were not there, and leave in any order."""
-    images, model = setup.images(), setup.model()
-    expected, flags = model(images), [p.requires_grad for p in model.parameters()]
-    tuners, alone = [], []
+    images = setup.images()
+    model = setup.model()
+    expected = model(images)
+    flags = [p.requires_grad for p in model.parameters()]
+    tuners = []
+    alone = []
     for seed in range(3):
         single, tuner = setup.tuned(seed)
         alone.append(single(images).detach())
@@ -433,7 +439,8 @@ def precisions(setup: Setup) -> None:
 def bad_settings_are_refused(setup: Setup) -> None:
     """Require that an unknown setting is an error, and that it leaves the model untouched."""
     model = setup.model()
-    digest, flags = hash_weights(model), [p.requires_grad for p in model.parameters()]
+    digest = hash_weights(model)
+    flags = [p.requires_grad for p in model.parameters()]
     require_raises(
         ParameterError,
         lambda: create_tuner(setup.tuner, model, no_such_setting=1),
@@ -497,16 +504,16 @@ def run_tuner_checks(
     tuner : str
         Name of a registered tuner; register your own with ``TUNERS.register``.
     model : callable, optional
-        Makes a backbone with the same weights every time, in evaluation mode, for images of 32 by 32; all of
-        :data:`BACKBONES` in turn by default.
+        Makes a backbone with the same weights every time, in evaluation mode, for
+        images of 32 by 32; all of :data:`BACKBONES` in turn by default.
     checks : iterable of str, optional
         Names of checks; all by default.
 
     Returns
     -------
     list of CheckResult
-        One per backbone and check; failures are results, not exceptions. A backbone that the tuner cannot serve is
-        skipped, with the reason.
+        One per backbone and check; failures are results, not exceptions. A backbone
+        that the tuner cannot serve is skipped, with the reason.
 
     Examples
     --------

@@ -33,7 +33,8 @@ class SideBySide(WorkerOptions):
     Parameters
     ----------
     engine
-        Several runs at a time, on processes of this machine or a Ray cluster; the records are the same.
+        Several runs at a time, on processes of this machine or a Ray cluster; the
+        records are the same.
     workers
         Runs at a time.
     """
@@ -83,8 +84,9 @@ def run_command(
 ) -> Answer:
     """Run everything in SPEC that has no finished record yet.
 
-    Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 3 another process runs in the same
-    folder, 130 interrupted: the same command goes on where this one stopped.
+    Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 3
+    another process runs in the same folder, 130 interrupted: the same command goes on
+    where this one stopped.
     """
     return _run(spec, "runs", output, only, retry_failed, dry_run, placing)
 
@@ -104,8 +106,9 @@ def mechanism_command(
 ) -> Answer:
     """Run the mechanism analyses in SPEC that have no finished record yet.
 
-    Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3 another process runs in the same
-    folder, 130 interrupted: the same command goes on where this one stopped.
+    Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3
+    another process runs in the same folder, 130 interrupted: the same command goes on
+    where this one stopped.
     """
     return _run(spec, "analyses", output, only, retry_failed, dry_run, placing)
 
@@ -173,7 +176,10 @@ def _result_lines(done: GridResult, noun: str) -> list[str]:
     from evergrow.lab.tables import compare, render
 
     runs = [record for record in done.records if not record.analysis]
-    lines = render(compare(runs), "table").splitlines() if runs else []
+    if runs:
+        lines = render(compare(runs), "table").splitlines()
+    else:
+        lines = []
     lines.append(
         f"{_counted(step.status for step in done.steps)}; records in {done.folder}"
     )

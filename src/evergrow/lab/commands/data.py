@@ -38,7 +38,8 @@ def data_command(
 
       evergrow lab data imagenet-r
 
-    Exit codes: 0 all is as expected, 1 it differs from the benchmark, 2 it cannot be loaded.
+    Exit codes: 0 all is as expected, 1 it differs from the benchmark, 2 it cannot be
+    loaded.
     """
     from evergrow.data import inspect_data
     from evergrow.lab.benchmarks import check_benchmark, load_benchmark

@@ -38,14 +38,15 @@ def report_command(
 ) -> Answer:
     """Draw every table and figure that the records in RUNS allow, beside the paper's published values.
 
-    Writes index.html, which needs no other file, figures/*.svg and *.pdf, and tables/*.md, *.tex and *.csv.
+    Writes index.html, which needs no other file, figures/*.svg and *.pdf, and
+    tables/*.md, *.tex and *.csv.
 
     For example:
 
       evergrow lab report experiments/records -o report/
 
-    Exit codes: 0 written, 1 written, but some files could not be used (they are named), 2 nothing written, 130
-    interrupted.
+    Exit codes: 0 written, 1 written, but some files could not be used (they are named),
+    2 nothing written, 130 interrupted.
     """
     from evergrow.lab.report import build_report
 

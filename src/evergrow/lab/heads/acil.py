@@ -25,17 +25,19 @@ class _AnalyticBuffer(RandomLayerRidge):
 class ACILClassifier(_AnalyticBuffer):
     """Analytic class-incremental learning (Zhuang et al., NeurIPS 2022).
 
-    A random buffer ``h = ReLU(z W)`` and ridge regression by the recursion on the inverse autocorrelation
-    matrix, in float64 as in the authors' repository (Analytic-continual-learning). The recursion is exactly joint
-    ridge regression, so evergrow keeps whichever form of the statistics is cheapest. The backbone is
-    taken as it is; the original's base training is not part of a head.
+    A random buffer ``h = ReLU(z W)`` and ridge regression by the recursion on the
+    inverse autocorrelation matrix, in float64 as in the authors' repository
+    (Analytic-continual-learning). The recursion is exactly joint ridge regression, so
+    evergrow keeps whichever form of the statistics is cheapest. The backbone is taken
+    as it is; the original's base training is not part of a head.
 
     Parameters
     ----------
     n_units : int
         Buffer size. 8192: the repository's command line (16384 for ImageNet-1k).
     alpha : float
-        Ridge, called gamma there. 0.1: the repository's command line (the ACIL class itself has 1e-3).
+        Ridge, called gamma there. 0.1: the repository's command line (the ACIL class
+        itself has 1e-3).
     random_state : int, numpy generator or None
         Seed of the buffer.
     device : str
@@ -72,18 +74,21 @@ class ACILClassifier(_AnalyticBuffer):
 class GACILClassifier(_AnalyticBuffer):
     """Generalised analytic class-incremental learning, G-ACIL or GACL (Zhuang et al., NeurIPS 2024).
 
-    The same algebra as :class:`ACILClassifier` for streams in which classes come again. The authors' script
-    shows every batch ``n_passes`` times, which multiplies both statistics and so is a ridge of
-    ``alpha / n_passes``; that is how it is computed here.
+    The same algebra as :class:`ACILClassifier` for streams in which classes come again.
+    The authors' script shows every batch ``n_passes`` times, which multiplies both
+    statistics and so is a ridge of ``alpha / n_passes``; that is how it is computed
+    here.
 
     Parameters
     ----------
     n_units : int
-        Buffer size. 5000: the GACL repository (ViT; CIFAR-100, ImageNet-R, Tiny-ImageNet).
+        Buffer size. 5000: the GACL repository (ViT; CIFAR-100, ImageNet-R,
+        Tiny-ImageNet).
     alpha : float
         Ridge, called gamma there. 100: the GACL repository.
     n_passes : int
-        How often a batch is shown. 3: the repository's script (``ONLINE_ITER=3``); its effective ridge is 33.3.
+        How often a batch is shown. 3: the repository's script (``ONLINE_ITER=3``); its
+        effective ridge is 33.3.
     random_state : int, numpy generator or None
         Seed of the buffer.
     device : str

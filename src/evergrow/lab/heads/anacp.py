@@ -69,10 +69,12 @@ class _Learned:
 class AnaCPClassifier(IncrementalClassifier):
     """Analytic contrastive projection (AnaCP; Momeni, Mazumder, Ke and Liu, NeurIPS 2025).
 
-    Features are L2-normalised. From class means and a shared covariance, target prototypes are made that lie
-    further apart; each of a few heads, a random GELU layer with ridge regression, maps features to
-    the prototype of their class; the mean of the heads' unit outputs goes through one more random GELU layer, on
-    which a ridge classifier is solved from scratch on pseudo-features drawn from N(mu_c, Sigma). No sample is kept.
+    Features are L2-normalised. From class means and a shared covariance, target
+    prototypes are made that lie further apart; each of a few heads, a random GELU layer
+    with ridge regression, maps features to the prototype of their class; the mean of
+    the heads' unit outputs goes through one more random GELU layer, on which a ridge
+    classifier is solved from scratch on pseudo-features drawn from N(mu_c, Sigma). No
+    sample is kept.
 
     Parameters
     ----------
@@ -85,16 +87,19 @@ class AnaCPClassifier(IncrementalClassifier):
     samples_per_class : int
         Pseudo-features drawn per class. 100: the AnaCP repository.
     variant : {"code", "paper"}
-        Where code and paper disagree. ``"code"``, which produced the published numbers: prototypes centred,
-        whitened, one added to every singular value, whitened *again*; the covariance gives the newest of t equal
-        tasks the weight 1 / (t + 1) and begins at 1e-4 I. ``"paper"``: not centred, every singular value moved by
-        one against the gradient of the mean absolute cosine, un-whitened; the covariance is the
-        sample-weighted average plus 1e-4 I.
+        Where code and paper disagree. ``"code"``, which produced the published numbers:
+        prototypes centred, whitened, one added to every singular value, whitened
+        *again*; the covariance gives the newest of t equal tasks the weight 1 / (t + 1)
+        and begins at 1e-4 I. ``"paper"``: not centred, every singular value moved by
+        one against the gradient of the mean absolute cosine, un-whitened; the
+        covariance is the sample-weighted average plus 1e-4 I.
     dtype : {"auto", "float64", "float32"}
-        In which features and pseudo-features go through the layers. ``"auto"``: float64 below 1024 units, else
-        float32 as in the repository; statistics and solves are float64 always.
+        In which features and pseudo-features go through the layers. ``"auto"``: float64
+        below 1024 units, else float32 as in the repository; statistics and solves are
+        float64 always.
     random_state : int, numpy generator or None
-        Seed of layers and pseudo-features. The classifier's layer is number 0, the heads' follow, as in the code.
+        Seed of layers and pseudo-features. The classifier's layer is number 0, the
+        heads' follow, as in the code.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
 
@@ -105,10 +110,11 @@ class AnaCPClassifier(IncrementalClassifier):
 
     Notes
     -----
-    The pseudo-features of the class at position c always use the same normal numbers, so that the answer depends
-    on what was learned and not on how often it was asked for. One singular value is null through
-    centring; the code adds one to it too, in a direction that is rounding noise. Here that is the direction of the
-    centre (:func:`evergrow.lab.heads.prototypes.null_direction`).
+    The pseudo-features of the class at position c always use the same normal numbers,
+    so that the answer depends on what was learned and not on how often it was asked
+    for. One singular value is null through centring; the code adds one to it too, in a
+    direction that is rounding noise. Here that is the direction of the centre
+    (:func:`evergrow.lab.heads.prototypes.null_direction`).
 
     Examples
     --------
@@ -145,7 +151,7 @@ class AnaCPClassifier(IncrementalClassifier):
         for name in ("_heads", "_gaussian", "_output", "_maps", "_classifier", "_seed"):
             self.__dict__.pop(name, None)
 
-    # -- learning ---------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------
 
     def _layer(self, index: int, Z: Tensor) -> FeatureMap:
         layer = GaussianLayer(self.n_units, activation="gelu", bias="none")
@@ -154,7 +160,9 @@ class AnaCPClassifier(IncrementalClassifier):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
         if "_heads" in vars(self):
-            heads, gaussian, output = self._heads, self._gaussian, self._output
+            heads = self._heads
+            gaussian = self._gaussian
+            output = self._output
         else:
             self._seed = resolve_seed(self.random_state)
             output = self._layer(0, Z)
@@ -170,31 +178,38 @@ class AnaCPClassifier(IncrementalClassifier):
     def _regroup(self, change: ClassChange) -> None:
         if change.order is None:
             raise UnsupportedError("method 'anacp' cannot make several classes one")
-        # The running covariance of the official code is centred batch by batch on the means there were, so that two
-        # classes cannot become one as if they had been learned so; their order can change.
+        # The running covariance of the official code is centred batch by batch on the
+        # means there were, so that two classes cannot become one as if they had been
+        # learned so; their order can change.
         heads = [head.group(change.groups) for head in self._heads]
         self._commit(heads, self._gaussian.group(change.groups), self._output)
 
     def _commit(
         self, heads: list[RidgeModel], gaussian: SharedGaussian, output: FeatureMap
     ) -> None:
-        self._heads, self._gaussian, self._output = heads, gaussian, output
+        self._heads = heads
+        self._gaussian = gaussian
+        self._output = output
         for name in ("_maps", "_classifier"):
             self.__dict__.pop(name, None)
 
-    # -- answering --------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------
 
     def _work_dtype(self) -> torch.dtype:
         if self.dtype == "auto":
-            return torch.float64 if self.n_units < SINGLE_FROM else torch.float32
-        return torch.float64 if self.dtype == "float64" else torch.float32
+            if self.n_units < SINGLE_FROM:
+                return torch.float64
+            return torch.float32
+        if self.dtype == "float64":
+            return torch.float64
+        return torch.float32
 
     def _lift(self, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield the last layer's activations of rows X, chunk by chunk.
 
-        A head's output is ``l P`` with l the scores (n, C) of its ridge regression, because
-        theta = (A + alpha I)^-1 Q P. So ``u R_0 = (mean_h l_h / |l_h P|) (P R_0)``, and C numbers a row go into the
-        last layer instead of d.
+        A head's output is ``l P`` with l the scores (n, C) of its ridge regression,
+        because theta = (A + alpha I)^-1 Q P. So ``u R_0 = (mean_h l_h / |l_h P|) (P
+        R_0)``, and C numbers a row go into the last layer instead of d.
         """
         X = X.to(self._work_dtype())
         step = max(1, CHUNK_BYTES // (self.n_units * X.element_size()))
@@ -215,7 +230,8 @@ class AnaCPClassifier(IncrementalClassifier):
 
     def _solve(self) -> None:
         """Fit heads to prototypes, then the classifier to pseudo-features."""
-        alpha, dtype = float(self.alpha), self._work_dtype()
+        alpha = float(self.alpha)
+        dtype = self._work_dtype()
         prototypes = target_prototypes(self._gaussian)
         weights = [head.state.solve(alpha).weights.to(dtype) for head in self._heads]
         output = prototypes @ input_weights(self._output.units()).to(prototypes)
@@ -226,10 +242,8 @@ class AnaCPClassifier(IncrementalClassifier):
             H = torch.cat([part for _, part in self._lift(X)]).to(Y.dtype)
             self._classifier = H.T @ safe_cholesky(H @ H.T, shift=alpha).solve(Y)
             return
-        gram, cross = (
-            Y.new_zeros(self.n_units, self.n_units),
-            Y.new_zeros(self.n_units, len(prototypes)),
-        )
+        gram = Y.new_zeros(self.n_units, self.n_units)
+        cross = Y.new_zeros(self.n_units, len(prototypes))
         for rows, H in self._lift(X):
             gram += H.T @ H
             cross += H.T @ Y[rows].to(dtype)
@@ -237,10 +251,8 @@ class AnaCPClassifier(IncrementalClassifier):
 
     def _pseudo_features(self) -> tuple[Tensor, Tensor]:
         """Draw from N(mu_c, Sigma) for every class."""
-        means, count = (
-            self._gaussian.means.to(self._work_dtype()),
-            self.samples_per_class,
-        )
+        means = self._gaussian.means.to(self._work_dtype())
+        count = self.samples_per_class
         lower = safe_cholesky(self._gaussian.covariance()).lower.to(means)
         normals = [
             torch.randn(
@@ -268,7 +280,7 @@ class AnaCPClassifier(IncrementalClassifier):
             [H @ classifier for _, H in self._lift(normalize(Z, "l2"))]
         ).to(Z.dtype)
 
-    # -- files ------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     def _contents(self) -> _Learned:
         gaussian = self._gaussian
@@ -282,7 +294,9 @@ class AnaCPClassifier(IncrementalClassifier):
         )
 
     def _restore(self, learned: _Learned) -> None:
-        width, counts, count = self.n_features_in_, learned.counts, len(learned.heads)
+        width = self.n_features_in_
+        counts = learned.counts
+        count = len(learned.heads)
         require(
             count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}"
         )

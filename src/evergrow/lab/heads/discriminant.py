@@ -31,9 +31,10 @@ FLOOR = 1e-2
 class SCLDiscriminantClassifier(RandomLayerRidge):
     """Sigmoid units guided by MGSM at scales of the data, a direct link, and a shrunk linear discriminant.
 
-    With class means m_c and the within-class scatter S the score of class c is
-    ``f (h^T B m_c - m_c^T B m_c / 2)``, ``B = (S + alpha I)^-1``, with f degrees of freedom and alpha by generalised
-    cross-validation on the accumulated statistics. It stands in tables beside what came after it.
+    With class means m_c and the within-class scatter S the score of class c is ``f (h^T
+    B m_c - m_c^T B m_c / 2)``, ``B = (S + alpha I)^-1``, with f degrees of freedom and
+    alpha by generalised cross-validation on the accumulated statistics. It stands in
+    tables beside what came after it.
 
     Parameters
     ----------
@@ -76,10 +77,8 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
     def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
         if "_model" in vars(self):
             return self._model
-        self._seed, rule = (
-            resolve_seed(self.random_state),
-            resolve_normalization("auto", Z),
-        )
+        self._seed = resolve_seed(self.random_state)
+        rule = resolve_normalization("auto", Z)
         Z = normalize(Z, rule)
         layer = self._build(Z, one_hot(codes, n_classes, Z))
         check_contrast(layer, Z)
@@ -94,7 +93,8 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
             alpha = choose_by_gcv(geometry.stats, model.row_energy)[1]
             factor = safe_cholesky(geometry.scatter, shift=alpha)
             solved = factor.solve(geometry.means)
-            # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods up to a constant.
+            # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods
+            # up to a constant.
             scale = float(max(geometry.stats.count - len(model.counts), 1))
             offset = -0.5 * scale * (geometry.means * solved).sum(dim=0)
             weights = scale * geometry.stats.lift(solved)

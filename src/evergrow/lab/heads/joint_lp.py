@@ -34,18 +34,21 @@ class _Learned:
 class JointLinearProbe(IncrementalClassifier):
     """A linear classifier on the features of everything seen so far, as if all of it came at once.
 
-    A reference for linear heads, not a continual learner: with ``solver="sgd"`` it **keeps the features of every
-    sample** it has been given (float32) and trains from scratch when asked for an answer after an update. With
-    ``solver="analytic"`` the joint solution follows from sums, so no sample needs to be kept.
+    A reference for linear heads, not a continual learner: with ``solver="sgd"`` it
+    **keeps the features of every sample** it has been given (float32) and trains from
+    scratch when asked for an answer after an update. With ``solver="analytic"`` the
+    joint solution follows from sums, so no sample needs to be kept.
 
     Parameters
     ----------
     solver : {"sgd", "analytic"}
-        ``"sgd"``: the recipe of the RanPAC repository's joint linear probe, a cosine head with a learned scale
-        under cross-entropy; on features, so that its image augmentation is left out. ``"analytic"``: ridge
-        regression on ``[z, 1]``, much faster and, measured, 2 (birds) to 4 points (intents) less accurate.
+        ``"sgd"``: the recipe of the RanPAC repository's joint linear probe, a cosine
+        head with a learned scale under cross-entropy; on features, so that its image
+        augmentation is left out. ``"analytic"``: ridge regression on ``[z, 1]``, much
+        faster and, measured, 2 (birds) to 4 points (intents) less accurate.
     alpha : float or "gcv"
-        Ridge of the analytic solver; ``"gcv"`` chooses it by generalised cross-validation on all data (ours).
+        Ridge of the analytic solver; ``"gcv"`` chooses it by generalised
+        cross-validation on all data (ours).
     n_epochs, batch_size : int
         30 and 128: the RanPAC repository.
     learning_rate, momentum, weight_decay : float
@@ -144,13 +147,16 @@ class JointLinearProbe(IncrementalClassifier):
         return torch.cat([self._kept, Z]), torch.cat([moved[self._codes], codes])
 
     def _solve_order(self) -> float:
-        return self._model.state.order if self.solver == "analytic" else math.inf
+        if self.solver == "analytic":
+            return self._model.state.order
+        return math.inf
 
     def _settle(self) -> None:
         if "_readout" not in vars(self):
-            self._readout = (
-                self._solve() if self.solver == "analytic" else self._train()
-            )
+            if self.solver == "analytic":
+                self._readout = self._solve()
+            else:
+                self._readout = self._train()
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
@@ -175,13 +181,17 @@ class JointLinearProbe(IncrementalClassifier):
         return self._model.layer.transform(Z) @ readout.weights
 
     def _solve(self) -> Readout:
-        alpha = None if isinstance(self.alpha, str) else float(self.alpha)
+        if isinstance(self.alpha, str):
+            alpha = None
+        else:
+            alpha = float(self.alpha)
         return solve_ridge(self._model, alpha)
 
     def _train(self) -> Readout:
         """Train ``scale * cos(z, w_c)`` by stochastic gradient descent, in float32."""
         X = torch.nn.functional.normalize(self._kept)
-        width, n_classes = X.shape[1], len(self.classes_)
+        width = X.shape[1]
+        n_classes = len(self.classes_)
         drawn = torch.rand(
             n_classes, width, generator=generator(self._seed, "joint-lp", "weights")
         )
@@ -224,7 +234,8 @@ class JointLinearProbe(IncrementalClassifier):
             require(learned.model is not None, "it lacks 'model'")
             self._model = self._check_model(learned.model)  # type: ignore[arg-type]
             return
-        kept, codes = learned.kept, learned.codes
+        kept = learned.kept
+        codes = learned.codes
         if kept is None or codes is None or kept.shape[1] != self.n_features_in_:
             raise FileFormatError(
                 "it lacks samples, or they have features of another width"
@@ -234,7 +245,8 @@ class JointLinearProbe(IncrementalClassifier):
             len(codes) > 0 and known,
             "samples that it keeps are of classes that it does not know",
         )
-        self._kept, self._codes = kept, codes
+        self._kept = kept
+        self._codes = codes
 
 
 def _storable(Z: Tensor) -> Tensor:

@@ -52,31 +52,36 @@ class _Learned:
 class KLDAClassifier(IncrementalClassifier):
     """Kernel linear discriminant analysis (Momeni, Mazumder and Liu, AAAI 2025).
 
-    With random Fourier features phi, class means mu_c and the pooled within-class scatter S (a sum, not divided by
-    the samples), the logit of class c is ``-(phi - mu_c)^T (S + alpha I)^-1 (phi - mu_c)``; there is no prior. Scores
-    leave out ``phi^T (S + alpha I)^-1 phi``, which all classes share. Several members, with seeds s, s + 1, ...,
-    vote by the mean of their softmaxes. Only classes that were learned compete.
+    With random Fourier features phi, class means mu_c and the pooled within-class
+    scatter S (a sum, not divided by the samples), the logit of class c is ``-(phi -
+    mu_c)^T (S + alpha I)^-1 (phi - mu_c)``; there is no prior. Scores leave out ``phi^T
+    (S + alpha I)^-1 phi``, which all classes share. Several members, with seeds s, s +
+    1, ..., vote by the mean of their softmaxes. Only classes that were learned compete.
 
-    S is the exact scatter around the class means of all samples, from sums, so that batches may be cut and
-    ordered at will; the authors' code (KLDA) centres every batch on the mean after it, which is the same
-    where a class comes in one batch.
+    S is the exact scatter around the class means of all samples, from sums, so that
+    batches may be cut and ordered at will; the authors' code (KLDA) centres every batch
+    on the mean after it, which is the same where a class comes in one batch.
 
     Parameters
     ----------
     n_units : int
         D, random features. 5000: the KLDA repository.
     gamma : float or "median"
-        Kernel ``exp(-gamma |z - z'|^2)``. ``"median"`` is ``0.5 / median squared distance`` in the first task,
-        since no fixed value serves two backbones. Published: 1e-4 (BART) and 1e-2, 5e-3, 5e-2, 5e-6 for other
-        language models in the KLDA repository; 1e-4 (DINOv2) and 1e-2 (MoCo v3) in AnaCP's.
+        Kernel ``exp(-gamma |z - z'|^2)``. ``"median"`` is ``0.5 / median squared
+        distance`` in the first task, since no fixed value serves two backbones.
+        Published: 1e-4 (BART) and 1e-2, 5e-3, 5e-2, 5e-6 for other language models in
+        the KLDA repository; 1e-4 (DINOv2) and 1e-2 (MoCo v3) in AnaCP's.
     alpha : float
-        What is added to the scatter. 1e-3: AnaCP's repository for DINOv2 (1e-4 for MoCo v3).
+        What is added to the scatter. 1e-3: AnaCP's repository for DINOv2 (1e-4 for MoCo
+        v3).
     inverse : {"ridge", "pinv"}
-        ``"ridge"``: invert ``S + alpha I``, as AnaCP's repository does. ``"pinv"``: the KLDA repository's
-        pseudo-inverse of S, without alpha; there, in float32 and with the default cut-off, it inverts rounding noise
-        while samples are fewer than features. Here it is cut off at float64 rounding.
+        ``"ridge"``: invert ``S + alpha I``, as AnaCP's repository does. ``"pinv"``: the
+        KLDA repository's pseudo-inverse of S, without alpha; there, in float32 and with
+        the default cut-off, it inverts rounding noise while samples are fewer than
+        features. Here it is cut off at float64 rounding.
     n_ensembles : int
-        Members. 1: AnaCP's repository, the only one with images. 5: the KLDA repository, text.
+        Members. 1: AnaCP's repository, the only one with images. 5: the KLDA
+        repository, text.
     random_state : int, numpy generator or None
         Seed s.
     device : str
@@ -128,7 +133,10 @@ class KLDAClassifier(IncrementalClassifier):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
-        members = self._members if "_members" in vars(self) else self._first_members(Z)
+        if "_members" in vars(self):
+            members = self._members
+        else:
+            members = self._first_members(Z)
         self._commit([member.learn(Z, codes, labels.groups) for member in members])
 
     def _regroup(self, change: ClassChange) -> None:
@@ -136,11 +144,10 @@ class KLDAClassifier(IncrementalClassifier):
 
     def _first_members(self, Z: Tensor) -> list[RidgeModel]:
         self._seed = resolve_seed(self.random_state)
-        self._gamma = (
-            median_gamma(Z, self._seed)
-            if isinstance(self.gamma, str)
-            else float(self.gamma)
-        )
+        if isinstance(self.gamma, str):
+            self._gamma = median_gamma(Z, self._seed)
+        else:
+            self._gamma = float(self.gamma)
         seeds = range(self._seed, self._seed + self.n_ensembles)
         layers = [fourier_units(Z, self.n_units, self._gamma, seed) for seed in seeds]
         for layer in layers:
@@ -198,7 +205,8 @@ class KLDAClassifier(IncrementalClassifier):
             )
         else:
             values, vectors = symmetric_eigh(geometry.scatter)
-            # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.
+            # The scatter is the Gram matrix less the means' share, so its rounding is
+            # relative to the Gram matrix.
             scale = float(geometry.stats.gram.diagonal().sum())
             kept = values > len(values) * torch.finfo(values.dtype).eps * scale
             reduced = vectors[:, kept] @ (
@@ -218,7 +226,8 @@ class KLDAClassifier(IncrementalClassifier):
         members = [self._check_model(member) for member in learned.members]
         same = all(torch.equal(member.counts, members[0].counts) for member in members)
         require(same, "its members learned other samples")
-        self._seed, self._gamma = learned.seed, learned.gamma
+        self._seed = learned.seed
+        self._gamma = learned.gamma
         self._commit(members)
 
     @property
@@ -246,5 +255,8 @@ def median_gamma(Z: Tensor, seed: int, rows: int = 1000) -> float:
             )
         ]
     squared = torch.nn.functional.pdist(Z.to(torch.float64)).square()
-    median = float(squared.median()) if squared.numel() else 0.0
+    if squared.numel():
+        median = float(squared.median())
+    else:
+        median = 0.0
     return 0.5 / median if median > 0.0 else 1.0

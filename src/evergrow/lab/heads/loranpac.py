@@ -41,36 +41,40 @@ class _Learned:
 class LoRanPACClassifier(IncrementalClassifier):
     """Low-rank random projections (Peng, Elenter, Agterberg, Ribeiro and Vidal, ICLR 2025; formerly TSVD).
 
-    ``h = ReLU(z W)`` with E unit normal units. Instead of an E x E Gram matrix the leading singular directions U
-    of all lifted features are kept, cut back after every update, and the class scores are
-    ``h U (Sigma^2 + alpha I)^-1 U^T sum h y^T``. Directions kept: at most ``rank``, and at most ``1 - truncate`` of the
-    samples seen and of E. Memory is O(E (rank + classes)) whatever the number of tasks.
+    ``h = ReLU(z W)`` with E unit normal units. Instead of an E x E Gram matrix the
+    leading singular directions U of all lifted features are kept, cut back after every
+    update, and the class scores are ``h U (Sigma^2 + alpha I)^-1 U^T sum h y^T``.
+    Directions kept: at most ``rank``, and at most ``1 - truncate`` of the samples seen
+    and of E. Memory is O(E (rank + classes)) whatever the number of tasks.
 
-    The authors' repository (loranpac) rotates and re-orthonormalises the whole basis at every update and
-    recomputes the weights at every forward batch; here an update costs a few reflections
-    (:mod:`evergrow.lab.truncated`) and the weights are solved once, when first asked for. Singular values
-    that are rounding noise are dropped instead of inverted. Where the number of samples is near E and alpha is 0
-    the method itself is unstable (its authors' code too): the accuracy then falls and recovers.
+    The authors' repository (loranpac) rotates and re-orthonormalises the whole basis at
+    every update and recomputes the weights at every forward batch; here an update costs
+    a few reflections (:mod:`evergrow.lab.truncated`) and the weights are solved once,
+    when first asked for. Singular values that are rounding noise are dropped instead of
+    inverted. Where the number of samples is near E and alpha is 0 the method itself is
+    unstable (its authors' code too): the accuracy then falls and recovers.
 
     Parameters
     ----------
     n_units : int
         E. 100,000: the repository (150,000 for CDDB with adapters).
     rank : int
-        Largest number of directions. 10,000: the repository (20,000 for ObjectNet, OmniBenchmark and CDDB, 15,000
-        for CORe50 and DomainNet).
+        Largest number of directions. 10,000: the repository (20,000 for ObjectNet,
+        OmniBenchmark and CDDB, 15,000 for CORe50 and DomainNet).
     truncate : float
-        Share of the directions that is cut off. 0.25: the repository (0.2 in two of its configurations, 0.75 for
-        DomainNet).
+        Share of the directions that is cut off. 0.25: the repository (0.2 in two of its
+        configurations, 0.75 for DomainNet).
     alpha : float
         Ridge. 0: the repository.
     batch_size, buffer_rows : int
-        Lifted features are gathered in mini-batches and absorbed when (number of batches) x (rows of the last)
-        exceeds ``buffer_rows``, and at the end of every batch given. 1000 and 10,000: the repository without
-        first-session adaptation. They bound memory: ``buffer_rows`` x E numbers at a time.
+        Lifted features are gathered in mini-batches and absorbed when (number of
+        batches) x (rows of the last) exceeds ``buffer_rows``, and at the end of every
+        batch given. 1000 and 10,000: the repository without first-session adaptation.
+        They bound memory: ``buffer_rows`` x E numbers at a time.
     dtype : {"auto", "float64", "float32"}
-        Of lifted features and basis. ``"auto"``: float64 up to 20,000 units and float32, as the repository has it,
-        beyond. The small core matrix is float64 always.
+        Of lifted features and basis. ``"auto"``: float64 up to 20,000 units and
+        float32, as the repository has it, beyond. The small core matrix is float64
+        always.
     random_state : int, numpy generator or None
         Seed of the layer.
     device : str
@@ -121,8 +125,12 @@ class LoRanPACClassifier(IncrementalClassifier):
 
     def _work_dtype(self) -> torch.dtype:
         if self.dtype == "auto":
-            return torch.float64 if self.n_units <= DOUBLE_UP_TO else torch.float32
-        return torch.float64 if self.dtype == "float64" else torch.float32
+            if self.n_units <= DOUBLE_UP_TO:
+                return torch.float64
+            return torch.float32
+        if self.dtype == "float64":
+            return torch.float64
+        return torch.float32
 
     def _rank_limit(self, count: int) -> int:
         """Return the directions to keep once ``count`` samples have been absorbed."""
@@ -131,9 +139,12 @@ class LoRanPACClassifier(IncrementalClassifier):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
-        dtype, n_classes = self._work_dtype(), len(labels.classes)
+        dtype = self._work_dtype()
+        n_classes = len(labels.classes)
         if "_layer" in vars(self):
-            layer, kept, count = self._layer, self._kept, self._count
+            layer = self._layer
+            kept = self._kept
+            count = self._count
             cross = sum_columns(self._cross, labels.groups)
         else:
             self._seed = resolve_seed(self.random_state)
@@ -141,7 +152,8 @@ class LoRanPACClassifier(IncrementalClassifier):
                 Z, Z, seed=self._seed
             )
             check_contrast(layer, Z)
-            kept, count = TruncatedBasis.empty(self.n_units, dtype, Z.device), 0
+            kept = TruncatedBasis.empty(self.n_units, dtype, Z.device)
+            count = 0
             cross = torch.zeros(self.n_units, n_classes, dtype=dtype, device=Z.device)
         for rows in self._flushes(Z.shape[0]):
             H = layer.transform(Z[rows].to(dtype))
@@ -161,18 +173,23 @@ class LoRanPACClassifier(IncrementalClassifier):
 
     def _flushes(self, n: int) -> Iterator[slice]:
         """Yield the rows that are absorbed together."""
-        start, batches = 0, 0
+        start = 0
+        batches = 0
         for stop in [*range(self.batch_size, n, self.batch_size), n]:
             batches += 1
             last = stop - (stop - 1) // self.batch_size * self.batch_size
             if batches * last > self.buffer_rows or stop == n:
                 yield slice(start, stop)
-                start, batches = stop, 0
+                start = stop
+                batches = 0
 
     def _commit(
         self, layer: FeatureMap, kept: TruncatedBasis, cross: Tensor, count: int
     ) -> None:
-        self._layer, self._kept, self._cross, self._count = layer, kept, cross, count
+        self._layer = layer
+        self._kept = kept
+        self._cross = cross
+        self._count = count
         self.__dict__.pop("_weights", None)
 
     def _solve_order(self) -> float:
@@ -211,12 +228,10 @@ class LoRanPACClassifier(IncrementalClassifier):
         )
 
     def _restore(self, learned: _Learned) -> None:
-        layer, basis, cross, dtype = (
-            learned.layer,
-            learned.basis,
-            learned.cross,
-            self._work_dtype(),
-        )
+        layer = learned.layer
+        basis = learned.basis
+        cross = learned.cross
+        dtype = self._work_dtype()
         require(
             layer.n_features_in == self.n_features_in_,
             "its layer is for features of another width",

@@ -32,7 +32,8 @@ class SharedGaussian:
     counts : Tensor of shape (C,)
         Samples per class.
     spread : Tensor of shape (d, d)
-        For ``"paper"`` the second moment of all features; for ``"code"`` the running covariance of the official code.
+        For ``"paper"`` the second moment of all features; for ``"code"`` the running
+        covariance of the official code.
     variant : {"code", "paper"}
         Which covariance.
     """
@@ -61,9 +62,9 @@ class SharedGaussian:
     ) -> SharedGaussian:
         """Return the Gaussian with rows X (n, d) of classes ``codes`` added; ``groups`` places the old classes.
 
-        The official code adds the new samples to its total before it merges the covariances,
-        ``Sigma <- (N Sigma + n S) / (N + n)`` with N counting them already, so that of t equal tasks the last has
-        weight 1 / (t + 1).
+        The official code adds the new samples to its total before it merges the
+        covariances, ``Sigma <- (N Sigma + n S) / (N + n)`` with N counting them
+        already, so that of t equal tasks the last has weight 1 / (t + 1).
         """
         n_classes = len(groups)
         sums = sum_columns(self.sums, groups).addmm(X.T, one_hot(codes, n_classes, X))
@@ -73,7 +74,8 @@ class SharedGaussian:
         if self.variant == "paper":
             return SharedGaussian(sums, counts, self.spread.addmm(X.T, X), self.variant)
         centred = X - (sums / counts).T[codes]
-        total, new = int(counts.sum()), X.shape[0]
+        total = int(counts.sum())
+        new = X.shape[0]
         spread = self.spread * (total / (total + new))
         spread.addmm_(centred.T, centred, alpha=1.0 / (total + new))
         return SharedGaussian(sums, counts, spread, self.variant)
@@ -89,8 +91,8 @@ class SharedGaussian:
     def covariance(self) -> Tensor:
         """Return the shared within-class covariance (d, d).
 
-        For ``"paper"`` it is the sample-weighted average, on 1e-4 I so that fewer samples than features can be
-        whitened too.
+        For ``"paper"`` it is the sample-weighted average, on 1e-4 I so that fewer
+        samples than features can be whitened too.
         """
         if self.variant == "code":
             return self.spread
@@ -123,7 +125,8 @@ def _spread_by_code(means: Tensor, whiten: Tensor) -> Tensor:
         null[:, None], null_direction(right[~null], centre @ whiten), right
     )
     if bool(null.any()):
-        # The left vector of the null value belongs to the common shift: all ones, of which sign does not matter.
+        # The left vector of the null value belongs to the common shift: all ones, of
+        # which sign does not matter.
         ones = torch.full_like(left[:, :1], len(means) ** -0.5)
         left = torch.where(null, ones, left)
     return (left * (values + 1.0)) @ right @ whiten + centre
@@ -137,16 +140,16 @@ def _thin_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def null_direction(rows: Tensor, centre: Tensor) -> Tensor:
     """Return the unit vector along the part of ``centre`` outside orthonormal ``rows``.
 
-    Centring leaves one singular value zero, whose right vector is any vector outside the others' span:
-    rounding noise in the official code, which adds one to that value as well. The centre's own direction makes it
-    a function of the data.
+    Centring leaves one singular value zero, whose right vector is any vector outside
+    the others' span: rounding noise in the official code, which adds one to that value
+    as well. The centre's own direction makes it a function of the data.
     """
     rest = centre - (centre @ rows.T) @ rows
     rest = rest - (rest @ rows.T) @ rows
     norm = float(rest.norm())
-    return (
-        rest / norm if norm > 1e-12 * float(centre.norm()) else torch.zeros_like(rest)
-    )
+    if norm > 1e-12 * float(centre.norm()):
+        return rest / norm
+    return torch.zeros_like(rest)
 
 
 def _spread_by_paper(means: Tensor, whiten: Tensor, colour: Tensor) -> Tensor:
@@ -159,8 +162,8 @@ def _spread_by_paper(means: Tensor, whiten: Tensor, colour: Tensor) -> Tensor:
 def cosine_gradient(left: Tensor, values: Tensor) -> Tensor:
     """Return the derivative of the mean |cosine| between rows of ``left diag(values)`` by each value.
 
-    With unit rows u_i, ``d cos_ij / d s_k = (2 u_ik u_jk - cos_ij (u_ik^2 + u_jk^2)) / s_k``;
-    summed over pairs with the signs of the cosines.
+    With unit rows u_i, ``d cos_ij / d s_k = (2 u_ik u_jk - cos_ij (u_ik^2 + u_jk^2)) /
+    s_k``; summed over pairs with the signs of the cosines.
 
     Parameters
     ----------

@@ -20,7 +20,8 @@ from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
 EXACTNESS = 1e-4
 """Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
-drop then moves the dual coefficients by less than 1e-6, so that the answer is the full ridge regression's."""
+drop then moves the dual coefficients by less than 1e-6, so that the answer is the full
+ridge regression's."""
 
 
 def one_hot(codes: Tensor, n_classes: int, like: Tensor) -> Tensor:
@@ -59,8 +60,8 @@ class Learned:
 class RandomLayerRidge(IncrementalClassifier):
     """A frozen random layer and recursive ridge regression; kinds differ in the layer and in the ridge.
 
-    The statistics are sums over samples, so the classifier after any sequence of batches is the ridge
-    regression on all of them together.
+    The statistics are sums over samples, so the classifier after any sequence of
+    batches is the ridge regression on all of them together.
     """
 
     learned_as: ClassVar[type] = Learned
@@ -85,7 +86,7 @@ class RandomLayerRidge(IncrementalClassifier):
         """Return a model on the layer that has learned nothing."""
         return empty_model(layer, self._ridge())
 
-    # -- hooks of the base ------------------------------------------------------------------------------
+    # -- hooks of the base -------------------------------------------------------------
 
     def _check_params(self) -> None:
         check_number("n_units", self.n_units, low=1, integer=True)
@@ -147,7 +148,7 @@ class RandomLayerRidge(IncrementalClassifier):
         self._seed = learned.seed
         self._commit(self._check_model(learned.model))
 
-    # -- looking inside ---------------------------------------------------------------------------------
+    # -- looking inside ----------------------------------------------------------------
 
     @property
     def model_(self) -> RidgeModel:

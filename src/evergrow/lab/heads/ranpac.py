@@ -43,24 +43,26 @@ class _Learned(Learned):
 class RanPACClassifier(RandomLayerRidge):
     """Random projections and pre-trained models (McDonnell et al., NeurIPS 2023), the second phase.
 
-    ``h = ReLU(z W)`` with unit normal weights, class scores by ridge regression on all samples so far. As in the
-    authors' repository (RanPAC) the ridge is chosen anew on every batch given to ``fit`` or ``partial_fit``:
-    its samples are shuffled and cut 80/20, each ridge of the grid is fitted on the first part, and the one
-    with the smallest squared error on the second is used with the statistics of everything. Here the whole
-    grid costs one eigendecomposition, of the samples' or of the units' Gram matrix, whichever is
-    smaller; there it costs 17 solves of the order of the layer. Batches too small to be cut keep the
-    ridge there was.
+    ``h = ReLU(z W)`` with unit normal weights, class scores by ridge regression on all
+    samples so far. As in the authors' repository (RanPAC) the ridge is chosen anew on
+    every batch given to ``fit`` or ``partial_fit``: its samples are shuffled and cut
+    80/20, each ridge of the grid is fitted on the first part, and the one with the
+    smallest squared error on the second is used with the statistics of everything. Here
+    the whole grid costs one eigendecomposition, of the samples' or of the units' Gram
+    matrix, whichever is smaller; there it costs 17 solves of the order of the layer.
+    Batches too small to be cut keep the ridge there was.
 
     Parameters
     ----------
     n_units : int
-        M, width of the layer. 10,000: the repository (5,000 for CDDB). 0 is its variant without random layer:
-        ridge regression on the features.
+        M, width of the layer. 10,000: the repository (5,000 for CDDB). 0 is its variant
+        without random layer: ridge regression on the features.
     alpha : "task" or float
-        The ridge. ``"task"``: chosen on every task from 1e-8, 1e-7, ..., 1e8 as in the repository; a number
-        fixes it (LoRanPAC's copy of RanPAC offers that too).
+        The ridge. ``"task"``: chosen on every task from 1e-8, 1e-7, ..., 1e8 as in the
+        repository; a number fixes it (LoRanPAC's copy of RanPAC offers that too).
     random_state : int, numpy generator or None
-        Seed of the layer and of the cuts. (The repository seeds torch with 1 whatever is asked for.)
+        Seed of the layer and of the cuts. (The repository seeds torch with 1 whatever
+        is asked for.)
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
 
@@ -108,14 +110,14 @@ class RanPACClassifier(RandomLayerRidge):
         return GaussianLayer(self.n_units, activation="relu", bias="none")
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
-        return (
-            dataclasses.replace(link_only(Z), intercept=False)
-            if self.n_units == 0
-            else super()._build(Z, Y)
-        )
+        if self.n_units == 0:
+            return dataclasses.replace(link_only(Z), intercept=False)
+        return super()._build(Z, Y)
 
     def _empty(self, layer: FeatureMap) -> RidgeModel:
-        fixed = None if isinstance(self.alpha, str) else float(self.alpha)
+        fixed = None
+        if not isinstance(self.alpha, str):
+            fixed = float(self.alpha)
         return empty_model(layer, min(RANPAC_ALPHAS) if fixed is None else fixed)
 
     def _ridge(self) -> float:
@@ -136,7 +138,8 @@ class RanPACClassifier(RandomLayerRidge):
         earlier: list[float] = vars(self).get("_alphas", [])
         stream = generator(self._seed, "ranpac", "cut", len(earlier))
         order = torch.randperm(Z.shape[0], generator=stream).to(Z.device)
-        # Classes that are not in the batch have all-zero targets and weights: they add no error.
+        # Classes that are not in the batch have all-zero targets and weights: they add
+        # no error.
         _, local = torch.unique(codes, return_inverse=True)
         targets = one_hot(local, int(local.max()) + 1, Z)
         errors = errors_on_cut(layer, Z[order], targets[order])
@@ -167,7 +170,8 @@ def errors_on_cut(
 ) -> dict[float, float]:
     """Fit every ridge on the first 80 % of the rows and return its mean squared error on the others.
 
-    With the thin decomposition ``H H^T = U diag(d) U^T`` of the n rows fitted on, or ``H^T H = V diag(d) V^T``,
+    With the thin decomposition ``H H^T = U diag(d) U^T`` of the n rows fitted on, or
+    ``H^T H = V diag(d) V^T``,
 
         predictions for h = (h H^T U) (d + a)^-1 (U^T Y) = (h V) (d + a)^-1 (V^T H^T Y)
 
@@ -195,12 +199,11 @@ def errors_on_cut(
     if cut < layer.n_outputs:
         H = torch.cat([part for _, part in layer.iter_transform(Z[:cut])])
         values, vectors = symmetric_eigh(H @ H.T)
-        cross, into = vectors.T @ Y[:cut], H.T @ vectors
+        cross = vectors.T @ Y[:cut]
+        into = H.T @ vectors
     else:
-        gram, moment = (
-            Z.new_zeros(layer.n_outputs, layer.n_outputs),
-            Z.new_zeros(layer.n_outputs, Y.shape[1]),
-        )
+        gram = Z.new_zeros(layer.n_outputs, layer.n_outputs)
+        moment = Z.new_zeros(layer.n_outputs, Y.shape[1])
         for rows, H in layer.iter_transform(Z[:cut]):
             gram.addmm_(H.T, H)
             moment.addmm_(H.T, Y[:cut][rows])
@@ -208,7 +211,8 @@ def errors_on_cut(
         cross = into.T @ moment
     errors = dict.fromkeys(grid, 0.0)
     for rows, H in layer.iter_transform(Z[cut:]):
-        coordinates, wanted = H @ into, Y[cut:][rows]
+        coordinates = H @ into
+        wanted = Y[cut:][rows]
         for alpha in grid:
             fitted = (coordinates / (values.clamp_min(0.0) + alpha)) @ cross
             errors[alpha] += float((fitted - wanted).square().sum()) / Y[cut:].numel()

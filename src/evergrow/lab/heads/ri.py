@@ -17,17 +17,18 @@ from evergrow.lab.layers import GaussianLayer
 class RIClassifier(RandomLayerRidge):
     """Sigmoid units with unit normal weights and biases, and recursive ridge regression on them.
 
-    The baseline "RI" of the SCL-MGSM paper (its table of RPL construction strategies): the layer is blind to the
-    data, everything else is as in SCL-MGSM.
+    The baseline "RI" of the SCL-MGSM paper (its table of RPL construction strategies):
+    the layer is blind to the data, everything else is as in SCL-MGSM.
 
     Parameters
     ----------
     n_units : int
-        Width of the layer. 10,000: the SCL-MGSM paper, "a final hidden size of 10,000" for all strategies.
+        Width of the layer. 10,000: the SCL-MGSM paper, "a final hidden size of 10,000"
+        for all strategies.
     alpha : float
-        Ridge. 0.01: the SCL-MGSM paper's choice for all its experiments (its appendix on hyperparameters). With
-        unit normal weights on un-normalised features it is far too small to be fair; see the examples in
-        the benchmarks.
+        Ridge. 0.01: the SCL-MGSM paper's choice for all its experiments (its appendix
+        on hyperparameters). With unit normal weights on un-normalised features it is
+        far too small to be fair; see the examples in the benchmarks.
     random_state : int, numpy generator or None
         Seed of the layer.
     device : str

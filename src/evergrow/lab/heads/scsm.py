@@ -22,22 +22,25 @@ from evergrow.lab.layers import SCSMLayer
 class SCSMClassifier(RandomLayerRidge):
     """Units configured on the first task as in stochastic configuration networks, then recursive ridge.
 
-    The layer is grown on the first task by the supervisory mechanism of Wang and Li's stochastic
-    configuration networks (SC-III), as the SCL-MGSM paper uses it for its comparison of construction
-    strategies, and frozen; later batches only add to ridge statistics.
+    The layer is grown on the first task by the supervisory mechanism of Wang and Li's
+    stochastic configuration networks (SC-III), as the SCL-MGSM paper uses it for its
+    comparison of construction strategies, and frozen; later batches only add to ridge
+    statistics.
 
     Parameters
     ----------
     n_units : int
-        Width at which the construction stops. 10,000: the SCL-MGSM paper, equal for all strategies.
+        Width at which the construction stops. 10,000: the SCL-MGSM paper, equal for all
+        strategies.
     alpha : float
         Ridge, of the construction and of the classifier. 0.01: the SCL-MGSM paper.
     n_candidates : int
-        T_max, candidates per scale. 10: the middle of the paper's 5, 10 and 20 (with s = 1); the published SCN
-        code has 100. Scales and contraction rates are the SCN code's.
+        T_max, candidates per scale. 10: the middle of the paper's 5, 10 and 20 (with s
+        = 1); the published SCN code has 100. Scales and contraction rates are the SCN
+        code's.
     tol : float
-        RMSE on the first task at which the construction stops early. 0 never does: the paper compares at equal
-        width (the SCN code's 1e-4 ends it long before).
+        RMSE on the first task at which the construction stops early. 0 never does: the
+        paper compares at equal width (the SCN code's 1e-4 ends it long before).
     random_state : int, numpy generator or None
         Seed of the candidates.
     device : str
@@ -50,7 +53,8 @@ class SCSMClassifier(RandomLayerRidge):
     n_units_ : int
         Units found; fewer than asked for where ``status_`` is not ``"capped"``.
     status_ : str
-        ``"capped"``, ``"converged"``, or ``"exhausted"`` where no scale held an admissible unit.
+        ``"capped"``, ``"converged"``, or ``"exhausted"`` where no scale held an
+        admissible unit.
     construction_log_ : list of BlockRecord
         One entry per unit.
 

@@ -30,9 +30,9 @@ class _Learned:
 class SimpleCILClassifier(IncrementalClassifier):
     """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, "Revisiting class-incremental learning", IJCV 2024).
 
-    The prototype of a class is the plain mean of its features (RevisitingCIL and PILOT repositories: not normalised
-    before averaging); a sample goes to the prototype of largest cosine. There is no hyperparameter and nothing
-    random.
+    The prototype of a class is the plain mean of its features (RevisitingCIL and PILOT
+    repositories: not normalised before averaging); a sample goes to the prototype of
+    largest cosine. There is no hyperparameter and nothing random.
 
     Parameters
     ----------
@@ -95,17 +95,20 @@ class SimpleCILClassifier(IncrementalClassifier):
             raise NumericalError(
                 "sums of features must be finite, got some that are not: scale the features"
             )
-        self._sums, self._counts = sums, counts
+        self._sums = sums
+        self._counts = counts
 
     def _regroup(self, change: ClassChange) -> None:
         sums, counts = (
             sum_columns(part, change.groups, dim=0)
             for part in (self._sums, self._counts)
         )
-        self._sums, self._counts = sums.contiguous(), counts
+        self._sums = sums.contiguous()
+        self._counts = counts
 
     def _scores(self, Z: Tensor) -> Tensor:
-        # The cosine does not care how long the prototype is, so sums do as well as means.
+        # The cosine does not care how long the prototype is, so sums do as well as
+        # means.
         return normalize(Z, "l2") @ normalize(self._sums, "l2").T
 
     def linear_map(self) -> LayerMap:
@@ -123,7 +126,8 @@ class SimpleCILClassifier(IncrementalClassifier):
             len(learned.sums) == self.n_features_in_,
             "'sums' are of features of another width",
         )
-        self._sums, self._counts = learned.sums.T.contiguous(), learned.counts
+        self._sums = learned.sums.T.contiguous()
+        self._counts = learned.counts
 
     @property
     def class_counts_(self) -> NDArray[np.int64]:

@@ -48,8 +48,8 @@ class GaussianLayer(Layer):
     activation : str
         Activation of the units.
     scales : float, "paper", "auto" or sequence of float
-        Standard deviation of weights and biases; a sequence is cycled through block by block, ``"auto"`` sets
-        the spread of pre-activations from the first task.
+        Standard deviation of weights and biases; a sequence is cycled through block by
+        block, ``"auto"`` sets the spread of pre-activations from the first task.
     bias : {"gaussian", "points", "none"}
         Rule of the biases; ``"none"`` has none (RanPAC).
 
@@ -75,11 +75,9 @@ class GaussianLayer(Layer):
 
     @property
     def _scales(self) -> Scales:
-        return (
-            (float(self.scales),)
-            if isinstance(self.scales, (int, float))
-            else self.scales
-        )
+        if isinstance(self.scales, (int, float)):
+            return (float(self.scales),)
+        return self.scales
 
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
@@ -90,7 +88,10 @@ class GaussianLayer(Layer):
         weights, bias = sampler.layer(
             self.n_units, UNITS_PER_DRAW, steps=sampler.n_scales
         )
-        bias = torch.zeros_like(bias) if self.bias == "none" else bias
+        if self.bias == "none":
+            bias = torch.zeros_like(bias)
+        else:
+            bias = bias
         return DenseMap(weights=weights, bias=bias, activation=self.activation)
 
 
@@ -99,7 +100,8 @@ class GaussianLayer(Layer):
 class UniformLayer(Layer):
     """Units ``h = g(z W)`` with Kaiming-uniform weights ``U(-1/sqrt(d), 1/sqrt(d))`` and no bias.
 
-    These are the weights of an untrained linear layer, as analytic class-incremental learning has them.
+    These are the weights of an untrained linear layer, as analytic class-incremental
+    learning has them.
 
     Parameters
     ----------

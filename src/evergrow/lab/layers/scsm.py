@@ -29,10 +29,10 @@ SCN_CONTRACTIONS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 class SCSMLayer(Layer):
     """A layer grown unit by unit under the stochastic configuration inequality.
 
-    A candidate h is admissible for ``(Lambda, r)`` if ``<e_q, h>^2 / <h, h> >= (1 - r - mu) |e_q|^2`` for every
-    target column q, with ``mu = (1 - r) / (L + 1)``; of all admissible ones the best sum wins. The output
-    weights are re-fitted after every unit (SC-III) by a rank-1 update of the residual instead of a
-    pseudo-inverse.
+    A candidate h is admissible for ``(Lambda, r)`` if ``<e_q, h>^2 / <h, h> >= (1 - r -
+    mu) |e_q|^2`` for every target column q, with ``mu = (1 - r) / (L + 1)``; of all
+    admissible ones the best sum wins. The output weights are re-fitted after every unit
+    (SC-III) by a rank-1 update of the residual instead of a pseudo-inverse.
 
     Parameters
     ----------
@@ -49,10 +49,11 @@ class SCSMLayer(Layer):
     tol : float
         RMSE at which the construction has converged.
     alpha : float
-        Ridge of the output weights. 0 is the classical least squares, which fits N samples perfectly, and
-        stops, at N units at the latest.
+        Ridge of the output weights. 0 is the classical least squares, which fits N
+        samples perfectly, and stops, at N units at the latest.
     shrink_mu : bool
-        Use ``mu = (1 - r) / (L + 1)`` as in the paper's algorithm; False is the released code's ``mu = 0``.
+        Use ``mu = (1 - r) / (L + 1)`` as in the paper's algorithm; False is the
+        released code's ``mu = 0``.
     activation : str
         Activation of the units.
 
@@ -92,13 +93,17 @@ class SCSMLayer(Layer):
     ) -> FeatureMap:
         """Grow the layer on first-task features and targets, at the ridge that is given or else its own."""
         check_matrix("Y", Y, rows=Z.shape[0])
-        Z, Y = Z.to(torch.float64), Y.to(torch.float64)
-        form = "dense" if Z.shape[0] <= max(self.n_units, 512) else "factored"
+        Z = Z.to(torch.float64)
+        Y = Y.to(torch.float64)
+        form = "factored"
+        if Z.shape[0] <= max(self.n_units, 512):
+            form = "dense"
         residual = Residual(Z, Y, self.alpha if alpha is None else alpha, form)
         weights: list[Tensor] = []
         biases: list[Tensor] = []
         log: list[BlockRecord] = []
-        started, status = time.perf_counter(), "capped"
+        started = time.perf_counter()
+        status = "capped"
         with meter("configuring units", self.n_units, enabled=verbose) as tick:
             while len(weights) < self.n_units:
                 rmse = math.sqrt(float(residual.sq_norms.sum()) / Y.numel())
@@ -127,7 +132,8 @@ class SCSMLayer(Layer):
                 "the construction must accept at least one unit, but none was admissible"
             )
         grown = Construction(status, len(weights), form, tuple(log))  # type: ignore[arg-type]
-        units, bias = torch.stack(weights, dim=1), torch.stack(biases)
+        units = torch.stack(weights, dim=1)
+        bias = torch.stack(biases)
         return DenseMap(
             weights=units, bias=bias, activation=self.activation, construction=grown
         )
@@ -144,7 +150,8 @@ class SCSMLayer(Layer):
             )
             units = ((2.0 * drawn - 1.0) * scale).to(residual.Z.device)
             tried += self.n_candidates
-            weights, bias = units[:-1], units[-1].to(torch.float64)
+            weights = units[:-1]
+            bias = units[-1].to(torch.float64)
             H = ACTIVATIONS[self.activation](
                 torch.addmm(bias, residual.Z, weights.to(torch.float64))
             )

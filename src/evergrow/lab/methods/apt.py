@@ -22,29 +22,35 @@ from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 class APTClassifier(SharedWeightsClassifier):
     """Additive prompt tuning (Chen et al., "Achieving more with less: additive prompt tuning", ICCV 2025).
 
-    In every block a learned vector p_k joins the class token's key and p_v its value. They are trained on from task to
-    task; answers use their running average, merged = ema * merged + (1 - ema) * current, which starts with the first
-    task's. Features are standardised (layer normalisation without scale and shift) and multiplied with class rows of
-    length 1, without bias or temperature. The loss is cross-entropy over the classes of the task; a class that comes
-    again is trained on.
+    In every block a learned vector p_k joins the class token's key and p_v its value.
+    They are trained on from task to task; answers use their running average, merged =
+    ema * merged + (1 - ema) * current, which starts with the first task's. Features are
+    standardised (layer normalisation without scale and shift) and multiplied with class
+    rows of length 1, without bias or temperature. The loss is cross-entropy over the
+    classes of the task; a class that comes again is trained on.
 
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        A vision transformer with a class token; None takes the best one whose weights are on this machine.
+        A vision transformer with a class token; None takes the best one whose weights
+        are on this machine.
     epochs : int
-        Per task; 30, as in the official CIFAR-100 and ImageNet-R runs (CUB 25, Cars 50).
+        Per task; 30, as in the official CIFAR-100 and ImageNet-R runs (CUB 25, Cars
+        50).
     lr : float
-        0.004, the official CIFAR-100 rate (ImageNet-R 0.003, CUB 0.02, Cars 0.005), for Adam with betas 0.9 and 0.999;
-        it falls per epoch e by cos(99 pi e / (200 (epochs - 1))), as in the official code.
+        0.004, the official CIFAR-100 rate (ImageNet-R 0.003, CUB 0.02, Cars 0.005), for
+        Adam with betas 0.9 and 0.999; it falls per epoch e by cos(99 pi e / (200
+        (epochs - 1))), as in the official code.
     batch_size : int
         64, official.
     weight_decay : float
         0, official.
     ema : float
-        Share of the old average; 0.7, official for all sets but ImageNet-R (0.8). 0 answers with the current vectors.
+        Share of the old average; 0.7, official for all sets but ImageNet-R (0.8). 0
+        answers with the current vectors.
     std : float
-        Standard deviation of the initial vectors, cut off at two of them; 0.02, official.
+        Standard deviation of the initial vectors, cut off at two of them; 0.02,
+        official.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool

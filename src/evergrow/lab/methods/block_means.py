@@ -1,9 +1,11 @@
 """Class means under several feature extractors, where old classes were never seen by the newer ones.
 
-Class c has a mean in block b (one block per extractor) if images of c were ever shown to that extractor. Old images
-are gone when a newer extractor comes, so its means of old classes are composed from those of the classes it did see:
+Class c has a mean in block b (one block per extractor) if images of c were ever shown
+to that extractor. Old images are gone when a newer extractor comes, so its means of old
+classes are composed from those of the classes it did see:
 
-    p[b, c] = sum_j softmax_j(cos(p[h, c], p[h, j])) p[b, j],    h the home block of c, j all classes seen in b and h.
+    p[b, c] = sum_j softmax_j(cos(p[h, c], p[h, j])) p[b, j],    h the home block of c,
+    j all classes seen in b and h.
 """
 
 from __future__ import annotations
@@ -62,14 +64,13 @@ class BlockMeans:
         classes, blocks : int
             How many of them there are from now on.
         """
-        known, width = self.counts.shape, self.sums.shape[2]
+        known = self.counts.shape
+        width = self.sums.shape[2]
         sums, prototypes = (
             self.sums.new_zeros(blocks, classes, width) for _ in range(2)
         )
-        counts, home = (
-            self.counts.new_zeros(blocks, classes),
-            self.home.new_full((classes,), blocks - 1),
-        )
+        counts = self.counts.new_zeros(blocks, classes)
+        home = self.home.new_full((classes,), blocks - 1)
         sums[: known[0], : known[1]], prototypes[: known[0], : known[1]] = (
             self.sums,
             self.prototypes,
@@ -104,9 +105,11 @@ class BlockMeans:
         Parameters
         ----------
         recalculate : bool
-            Whether to compose all of them anew from the classes known by now; otherwise only those of the last block.
+            Whether to compose all of them anew from the classes known by now; otherwise
+            only those of the last block.
         """
-        prototypes, blocks = self.prototypes.clone(), self.sums.shape[0]
+        prototypes = self.prototypes.clone()
+        blocks = self.sums.shape[0]
         seen = self.counts > 0
         for block in range(0 if recalculate else blocks - 1, blocks):
             for home in sorted(set(self.home.tolist())):

@@ -71,7 +71,10 @@ def method_options(name: str) -> dict[str, Any]:
     >>> method_options("scl-mgsm+fsa")["adapt"]
     'auto'
     """
-    left_out = _OF_THE_CALL if method_needs(name) == "images" else ()
+    if method_needs(name) == "images":
+        left_out: tuple[str, ...] = _OF_THE_CALL
+    else:
+        left_out = ()
     return {
         option: default
         for option, default in _every_option(name).items()
@@ -114,7 +117,8 @@ def create_method(name: str, **options: Any) -> Any:
     name : str
         One of :func:`list_methods`.
     **options
-        Arguments of its class; see its docstring. A method that learns from images takes ``backbone`` too.
+        Arguments of its class; see its docstring. A method that learns from images
+        takes ``backbone`` too.
 
     Returns
     -------

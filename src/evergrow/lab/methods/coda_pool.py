@@ -1,6 +1,7 @@
 """CODA-Prompt's pool: components that every image mixes by its own weights.
 
-For a query q and component k of a block:  w_k = cos(q * A_k, K_k),  prompt = sum_k w_k P_k.
+For a query q and component k of a block:  w_k = cos(q * A_k, K_k),  prompt = sum_k w_k
+P_k.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _PARTS = ("prompts", "keys", "attention")
 def orthonormal_rows(previous: Tensor, count: int, source: torch.Generator) -> Tensor:
     """Return random rows of length 1, orthogonal to each other and to all previous rows.
 
-    The previous rows need not be orthogonal among themselves: training moves them. Once the space is full, further rows
-    are random ones of length 1.
+    The previous rows need not be orthogonal among themselves: training moves them. Once
+    the space is full, further rows are random ones of length 1.
 
     Parameters
     ----------
@@ -72,7 +73,8 @@ def orthonormal_rows(previous: Tensor, count: int, source: torch.Generator) -> T
 class ComponentPool(nn.Module):
     """The components of all prompted blocks; those of earlier tasks are buffers, those of the current one parameters.
 
-    Tensors are stacked over S blocks: prompts (S, k, length * d), keys and attention (S, k, q).
+    Tensors are stacked over S blocks: prompts (S, k, length * d), keys and attention
+    (S, k, q).
 
     Parameters
     ----------
@@ -105,7 +107,9 @@ class ComponentPool(nn.Module):
         super().__init__()
         if length < 2 or length % 2:
             raise InputError(f"length must be an even number >= 2, got {length}")
-        self.blocks, self.length, self.width = tuple(blocks), length, width
+        self.blocks = tuple(blocks)
+        self.length = length
+        self.width = width
         self._sizes = {"prompts": length * width, "keys": query, "attention": query}
         self.resize(0, 0)
 
@@ -144,9 +148,11 @@ class ComponentPool(nn.Module):
     def weights(self, query: Tensor) -> Tensor:
         """Return w (S, n, k) for queries (n, q).
 
-        <q * A, K> = q . (A * K) and |q * A|^2 = q^2 . A^2, so no tensor over images, components and features is made.
+        <q * A, K> = q . (A * K) and |q * A|^2 = q^2 . A^2, so no tensor over images,
+        components and features is made.
         """
-        attention, keys = self.whole("attention"), normalize(self.whole("keys"), dim=2)
+        attention = self.whole("attention")
+        keys = normalize(self.whole("keys"), dim=2)
         # The length of the query cancels; without it, squares stay in range.
         query = normalize(query.to(keys.dtype), dim=1)
         products = query @ (attention * keys).transpose(1, 2)
@@ -178,7 +184,8 @@ class ComponentPool(nn.Module):
         Raises
         ------
         InputError
-            If a part is missing, or its shape does not fit the others, the blocks or the widths; nothing is changed.
+            If a part is missing, or its shape does not fit the others, the blocks or
+            the widths; nothing is changed.
         """
         counts = {}
         for prefix in ("past_", ""):
@@ -192,7 +199,9 @@ class ComponentPool(nn.Module):
             for part, size in self._sizes.items()
         }
         for name in sorted({*wanted, *state}):
-            given = tuple(state[name].shape) if name in state else None
+            given = None
+            if name in state:
+                given = tuple(state[name].shape)
             if given != wanted.get(name) or not state[name].is_floating_point():
                 raise InputError(
                     f"components must have {name!r} of shape {wanted.get(name)}, got {given}"

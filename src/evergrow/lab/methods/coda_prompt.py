@@ -62,15 +62,16 @@ class PromptedNetwork(TaskNetwork):
 class CODAPromptClassifier(SharedWeightsClassifier):
     """CODA-Prompt (Smith et al., "CODA-Prompt: continual decomposed attention-based prompting", CVPR 2023).
 
-    An image's feature q under the plain backbone is its query. In each of the first blocks, with components P_k, keys
-    K_k and attention vectors A_k,
+    An image's feature q under the plain backbone is its query. In each of the first
+    blocks, with components P_k, keys K_k and attention vectors A_k,
 
         prompt = sum over k of cos(q * A_k, K_k) P_k,
 
-    and the first half of its rows are added to the keys of the block's attention, the second half to the values. Every
-    task gets components of its own, which start orthonormal to all earlier ones; those are frozen. The classifier is
-    linear with a bias; the loss is cross-entropy over the classes of the task, and a class that comes again is trained
-    on. An answer takes two passes of the network.
+    and the first half of its rows are added to the keys of the block's attention, the
+    second half to the values. Every task gets components of its own, which start
+    orthonormal to all earlier ones; those are frozen. The classifier is linear with a
+    bias; the loss is cross-entropy over the classes of the task, and a class that comes
+    again is trained on. An answer takes two passes of the network.
 
     Parameters
     ----------
@@ -79,7 +80,8 @@ class CODAPromptClassifier(SharedWeightsClassifier):
     epochs : int
         Per task; 20, as in the official CIFAR-100 runs (ImageNet-R 50, DomainNet 5).
     lr : float
-        0.001, official, for Adam with betas 0.9 and 0.999; it falls per epoch e by cos(99 pi e / (200 (epochs - 1))).
+        0.001, official, for Adam with betas 0.9 and 0.999; it falls per epoch e by
+        cos(99 pi e / (200 (epochs - 1))).
     batch_size : int
         128, official.
     weight_decay : float
@@ -89,14 +91,15 @@ class CODAPromptClassifier(SharedWeightsClassifier):
     prompt_length : int
         Rows of a prompt; 8, official: 4 keys and 4 values.
     n_tasks : int
-        Number of tasks that the pool is divided by: each gets ``pool_size // n_tasks`` components, at least 1. More
-        tasks may come: the pool then grows by as many for each. Fewer leave their share unmade. 10 suits the common
-        streams of ten tasks.
+        Number of tasks that the pool is divided by: each gets ``pool_size // n_tasks``
+        components, at least 1. More tasks may come: the pool then grows by as many for
+        each. Fewer leave their share unmade. 10 suits the common streams of ten tasks.
     n_blocks : int
-        How many of the first blocks have prompts; 5, official. A backbone with fewer has them in all.
+        How many of the first blocks have prompts; 5, official. A backbone with fewer
+        has them in all.
     ortho_penalty : float
-        Weight of the mean squared distance of the Gram matrices of P, K and A from the identity; 0 as in the official
-        code (the paper has 0.1).
+        Weight of the mean squared distance of the Gram matrices of P, K and A from the
+        identity; 0 as in the official code (the paper has 0.1).
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool
@@ -154,7 +157,8 @@ class CODAPromptClassifier(SharedWeightsClassifier):
         check_number("ortho_penalty", self.ortho_penalty, low=0)
 
     def _tuner(self) -> tuple[str, dict[str, Any]]:
-        # The tuner is asked for prompts in all blocks; the pool answers for the first few, as far as there are any.
+        # The tuner is asked for prompts in all blocks; the pool answers for the first
+        # few, as far as there are any.
         return "prefix", {"source": "provider"}
 
     @contextmanager

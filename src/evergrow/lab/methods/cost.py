@@ -26,8 +26,9 @@ Loss = Callable[[Any, Tensor], Tensor]
 class Cost:
     """The cost of a method so far.
 
-    Operations are those of matrix products, convolutions and attention, multiplications and additions counted apart;
-    the algebra of analytic heads is not among them, its seconds are.
+    Operations are those of matrix products, convolutions and attention, multiplications
+    and additions counted apart; the algebra of analytic heads is not among them, its
+    seconds are.
 
     Parameters
     ----------
@@ -38,8 +39,8 @@ class Cost:
     inference_gflops : float
         Operations of the network for one image at test time, in units of 10^9.
     train_gflops : float
-        Operations of the network for all learning so far: forward and backward passes and, where features are
-        extracted, those passes.
+        Operations of the network for all learning so far: forward and backward passes
+        and, where features are extracted, those passes.
     epochs : int
         Passes over training images.
     samples : int
@@ -202,7 +203,8 @@ def training_gflops(
 @contextmanager
 def _counting() -> Iterator[FlopCounterMode]:
     """Count operations with attention spelled out, so that every device gives the same number."""
-    # Imported here: the counter brings a compiler along, which takes as long to import as all of this package.
+    # Imported here: the counter brings a compiler along, which takes as long to import
+    # as all of this package.
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -232,7 +234,9 @@ def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
     n_classes : int
         Classes of the task that it was trained on.
     """
-    log, size, device = adapted.log, adapted.own.size, adapted.device
+    log = adapted.log
+    size = adapted.own.size
+    device = adapted.device
     if log is None:
         return Cost()
     n_features = adapted.with_recipe("final").n_features

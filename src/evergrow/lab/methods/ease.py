@@ -65,7 +65,10 @@ class Stacked(nn.Module):
 
     def blocks(self, images: Tensor) -> Tensor:
         """Return features (B, n, d) of images (n, 3, height, width)."""
-        passes = [self.model(images)] if self._plain else []
+        if self._plain:
+            passes = [self.model(images)]
+        else:
+            passes = []
         for adapter in self._tuners:
             with adapter.enable():
                 passes.append(self.model(images))
@@ -81,7 +84,9 @@ class _Scoring(nn.Module):
 
     def __init__(self, stacked: Stacked, means: BlockMeans, weights: Tensor) -> None:
         super().__init__()
-        self.stacked, self._means, self._weights = stacked, means, weights
+        self.stacked = stacked
+        self._means = means
+        self._weights = weights
 
     def forward(self, images: Tensor) -> Tensor:
         return self._means.scores(self.stacked.blocks(images), self._weights)
@@ -92,15 +97,18 @@ class _Scoring(nn.Module):
 class EASEClassifier(TaskwiseClassifier):
     """EASE (Zhou, Sun, Ye and Zhan, "Expandable subspace ensemble for pre-trained model-based CIL", CVPR 2024).
 
-    Every task trains a fresh adapter with a cosine classifier over its classes, and keeps the adapter. Features under
-    each adapter form a block. A class has its mean in the blocks that saw its images; in newer blocks, means of old
-    classes are composed of those of the newer classes, by their similarity in the old class's own block (see
+    Every task trains a fresh adapter with a cosine classifier over its classes, and
+    keeps the adapter. Features under each adapter form a block. A class has its mean in
+    the blocks that saw its images; in newer blocks, means of old classes are composed
+    of those of the newer classes, by their similarity in the old class's own block (see
     :mod:`evergrow.lab.methods.block_means`). The score of a class is
 
-        cos in its own block + alpha / (number of other blocks) * sum of cos in the others (+ beta * cos unadapted).
+        cos in its own block + alpha / (number of other blocks) * sum of cos in the
+        others (+ beta * cos unadapted).
 
-    Tasks may differ in size. A class that comes again keeps its own block; its means are then over all its images,
-    and true ones under the newer adapters too. An answer takes one pass per adapter.
+    Tasks may differ in size. A class that comes again keeps its own block; its means
+    are then over all its images, and true ones under the newer adapters too. An answer
+    takes one pass per adapter.
 
     Parameters
     ----------
@@ -109,8 +117,9 @@ class EASEClassifier(TaskwiseClassifier):
     epochs : int
         Per task; 20, as in the official runs (ObjectNet 25, VTAB 45).
     lr : float
-        0.025, the official CIFAR-100 rate (CUB 0.008, ImageNet-R, -A and ObjectNet 0.05, OmniBenchmark 0.01, VTAB
-        0.03), for SGD with momentum 0.9 and a cosine to 0.
+        0.025, the official CIFAR-100 rate (CUB 0.008, ImageNet-R, -A and ObjectNet
+        0.05, OmniBenchmark 0.01, VTAB 0.03), for SGD with momentum 0.9 and a cosine to
+        0.
     batch_size : int
         48, official for CIFAR-100 and ObjectNet (CUB and ImageNet-A 32, the others 16).
     weight_decay : float
@@ -120,15 +129,17 @@ class EASEClassifier(TaskwiseClassifier):
     alpha : float
         Weight of the other blocks together; 0.1, official (CUB 0.05, ObjectNet 0.2).
     recalc_sim : bool
-        Whether every task composes all missing means anew from all classes known by now, as the official runs do;
-        otherwise once, from the classes of the new block's own task.
+        Whether every task composes all missing means anew from all classes known by
+        now, as the official runs do; otherwise once, from the classes of the new
+        block's own task.
     use_init_ptm : bool
-        Whether features without any adapter form a block too; official for OmniBenchmark only.
+        Whether features without any adapter form a block too; official for
+        OmniBenchmark only.
     beta : float
         Weight of that block; read with ``use_init_ptm`` only, 1 in that run.
     max_adapters : int, optional
-        No adapter is trained after so many tasks: later classes are at home in the last one. Official for OmniBenchmark
-        with 1. Every task has its own by default.
+        No adapter is trained after so many tasks: later classes are at home in the last
+        one. Official for OmniBenchmark with 1. Every task has its own by default.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool
@@ -193,16 +204,15 @@ class EASEClassifier(TaskwiseClassifier):
     def _tuner(self) -> tuple[str, dict[str, Any]]:
         return "adapter", {"bottleneck": self.bottleneck}
 
-    # -- learning ---------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------
 
     def _task(self, items: Items, labels: TaskLabels) -> tuple[EaseState, Cost]:
         before: EaseState | None = vars(self).get("_state")
         adapters = before.adapters if before else ()
-        means = (
-            before.means
-            if before
-            else BlockMeans.empty(self.base_.n_features, self.device_)
-        )
+        if before:
+            means = before.means
+        else:
+            means = BlockMeans.empty(self.base_.n_features, self.device_)
         cost = Cost()
         if self.max_adapters is None or len(adapters) < self.max_adapters:
             adapter, cost = self._train_adapter(items, labels, len(adapters))
@@ -218,7 +228,8 @@ class EASEClassifier(TaskwiseClassifier):
         codes = torch.from_numpy(labels.codes).to(self.device_)
         means = means.extended(labels.n_classes, blocks=n_blocks).added(features, codes)
         state = EaseState(adapters, means.completed(recalculate=self.recalc_sim))
-        seconds, gflops = cost.train_seconds + seconds, cost.train_gflops + gflops
+        seconds = cost.train_seconds + seconds
+        gflops = cost.train_gflops + gflops
         return state, replace(cost, train_seconds=seconds, train_gflops=gflops)
 
     def _train_adapter(
@@ -231,10 +242,8 @@ class EASEClassifier(TaskwiseClassifier):
             head = CosineHead(
                 self.base_.n_features, len(present), self.seed_, self.method, task
             ).to(self.device_)
-            network, trained = (
-                Network(self._model, head, [tuner]),
-                nn.ModuleList([tuner, head]),
-            )
+            network = Network(self._model, head, [tuner])
+            trained = nn.ModuleList([tuner, head])
             cost = self._train(network, trained, items, codes.astype(np.int64), task)
             return copy_state(tuner), cost
 
@@ -246,7 +255,7 @@ class EASEClassifier(TaskwiseClassifier):
         split = torch.from_numpy(np.array(rows)).reshape(len(rows), n_blocks, -1)
         return split.transpose(0, 1).to(self.device_)
 
-    # -- answering --------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------
 
     @contextmanager
     def _stacked(self, adapters: Sequence[dict[str, Tensor]]) -> Iterator[Stacked]:

@@ -35,19 +35,21 @@ _OWN = ("backbone", "random_state", "device")
 class FsaClassifier(ImageClassifier):
     """First-session adaptation, then an analytic head on the adapted features.
 
-    ``fit`` trains a tuner on the first task, freezes it, extracts the task's features as they look in evaluation, and
-    fits the head; ``partial_fit`` extracts features and updates the head. The head's random layer comes from a stream
-    of its own: it does not depend on how long the tuner was trained.
+    ``fit`` trains a tuner on the first task, freezes it, extracts the task's features
+    as they look in evaluation, and fits the head; ``partial_fit`` extracts features and
+    updates the head. The head's random layer comes from a stream of its own: it does
+    not depend on how long the tuner was trained.
 
     Parameters
     ----------
     head : str
         One of the heads on features, for example ``"scl-mgsm"`` or ``"ranpac"``.
     backbone : ImageBackbone, str or None
-        What is adapted; it stays as it is. None takes the strongest whose weights are on this machine.
+        What is adapted; it stays as it is. None takes the strongest whose weights are
+        on this machine.
     adapt : str or None
-        What is trained: one of :func:`evergrow.adapt.tuners.adapting_tuners`. ``"auto"`` leaves that to ``fsa``, None
-        leaves the backbone frozen.
+        What is trained: one of :func:`evergrow.adapt.tuners.adapting_tuners`.
+        ``"auto"`` leaves that to ``fsa``, None leaves the backbone frozen.
     fsa : "ranpac", FsaConfig or dict
         How: RanPAC's protocol, or settings, also as plain values.
     epochs : int, optional
@@ -66,9 +68,11 @@ class FsaClassifier(ImageClassifier):
     Attributes
     ----------
     backbone_ : ImageBackbone
-        The adapted backbone (the given one for ``adapt=None``); what features are extracted with.
+        The adapted backbone (the given one for ``adapt=None``); what features are
+        extracted with.
     head_ : IncrementalClassifier
-        The head; to go on with it on features of ``backbone_`` is the same as to go on here.
+        The head; to go on with it on features of ``backbone_`` is the same as to go on
+        here.
 
     Examples
     --------
@@ -141,7 +145,11 @@ class FsaClassifier(ImageClassifier):
         config = (
             adaptation_config(None if self.fsa == "ranpac" else self.fsa) or FsaConfig()
         )
-        changes: dict[str, Any] = {} if self.adapt == "auto" else {"tuner": self.adapt}
+        changes: dict[str, Any]
+        if self.adapt == "auto":
+            changes = {}
+        else:
+            changes = {"tuner": self.adapt}
         if self.epochs is not None:
             changes["epochs"] = self.epochs
         return config.changed(**changes)
@@ -196,14 +204,16 @@ class FsaClassifier(ImageClassifier):
             self.seed_, str(self.device_), backbone.spec.blocks.widths
         )
         head.fit(self._features(backbone, items), labels.values)
-        self.backbone_, self.head_ = backbone, head
+        self.backbone_ = backbone
+        self.head_ = head
         return self._head_cost(cost, len(items), started)
 
     def _adapted(
         self, items: Items, codes: NDArray[np.int64]
     ) -> tuple[ImageBackbone, Cost]:
         """Return the backbone that features are extracted with, and the cost of adapting it."""
-        config, base = self.config(), self.base_
+        config = self.config()
+        base = self.base_
         if config is None:
             if self.device_ != base.device:
                 base = ImageBackbone(shared_copy(base.module), base.spec, self.device_)

@@ -40,8 +40,9 @@ IMAGE_METHODS: Registry[type[ImageClassifier]] = Registry("method", plugins=True
 class TaskLabels:
     """The labels of a task, and their numbers in a network whose outputs grow at the end.
 
-    Classes are numbered in the order of their arrival: those of the first task from 0 on, sorted among themselves,
-    then the new ones of the second, and so on. A number never changes.
+    Classes are numbered in the order of their arrival: those of the first task from 0
+    on, sorted among themselves, then the new ones of the second, and so on. A number
+    never changes.
 
     Parameters
     ----------
@@ -64,18 +65,21 @@ class TaskLabels:
 class ImageClassifier(Estimator, ABC):
     """A classifier that learns from images, task by task, over an open set of classes.
 
-    A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn` and :meth:`_scores`; ``__init__`` only
-    stores its arguments. ``_learn`` either succeeds or leaves what was learned before as it was; the base commits the
-    labels after it returns. Inside the hooks ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and
-    ``self.device_`` the device. The backbone is the caller's: a method that puts tuners on it or changes weights works
-    on a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
+    A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn` and
+    :meth:`_scores`; ``__init__`` only stores its arguments. ``_learn`` either succeeds
+    or leaves what was learned before as it was; the base commits the labels after it
+    returns. Inside the hooks ``self.base_`` is the frozen backbone, ``self.seed_`` the
+    seed and ``self.device_`` the device. The backbone is the caller's: a method that
+    puts tuners on it or changes weights works on a copy
+    (:func:`~evergrow.adapt.fsa.shared_copy`).
 
     Attributes
     ----------
     classes_ : ndarray of shape (C,)
         Labels learned so far, sorted.
     arrival_ : ndarray of shape (C,)
-        The same labels in the order in which they came; networks number classes like that.
+        The same labels in the order in which they came; networks number classes like
+        that.
     base_ : ImageBackbone
         The backbone, as it was given.
     cost_ : Cost
@@ -94,7 +98,7 @@ class ImageClassifier(Estimator, ABC):
     seed_: int
     cost_: Cost
 
-    # -- hooks ------------------------------------------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------
 
     @abstractmethod
     def _check_params(self) -> None:
@@ -115,7 +119,7 @@ class ImageClassifier(Estimator, ABC):
     def _start(self, backbone: ImageBackbone) -> None:
         """Say whether the method can work with a backbone, by a typed error, before anything is trained."""
 
-    # -- learning ---------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------
 
     def fit(self, items: Any, y: Any) -> Self:
         """Forget everything and learn the first task.
@@ -123,7 +127,8 @@ class ImageClassifier(Estimator, ABC):
         Parameters
         ----------
         items : Items or ndarray
-            Images; an array is uint8 of shape (n, height, width, 3) or (n, height, width).
+            Images; an array is uint8 of shape (n, height, width, 3) or (n, height,
+            width).
         y : array-like of shape (n,)
             Labels: integers or strings.
 
@@ -135,19 +140,18 @@ class ImageClassifier(Estimator, ABC):
         items = as_items(items)
         labels = self._labels(as_labels(y, len(items)), np.empty(0))
         backbone = self._with_features(resolve_backbone(self.backbone, self.device))
-        device = (
-            backbone.device if self.device == "auto" else resolve_device(self.device)
-        )
+        if self.device == "auto":
+            device = backbone.device
+        else:
+            device = resolve_device(self.device)
         self._start(backbone)
         before = self.__dict__.copy()
         for name in ("classes_", "arrival_", "cost_"):
             self.__dict__.pop(name, None)
         self._reset()
-        self.base_, self.device_, self.seed_ = (
-            backbone,
-            device,
-            resolve_seed(self.random_state),
-        )
+        self.base_ = backbone
+        self.device_ = device
+        self.seed_ = resolve_seed(self.random_state)
         try:
             self._commit(
                 labels,
@@ -207,11 +211,14 @@ class ImageClassifier(Estimator, ABC):
     ) -> None:
         """Take over the labels of a task that has been learned."""
         new = np.setdiff1d(labels.values, known)
-        self.arrival_ = np.concatenate([known, new]) if len(known) else new
+        if len(known):
+            self.arrival_ = np.concatenate([known, new])
+        else:
+            self.arrival_ = new
         self.classes_ = np.sort(self.arrival_)
         self.cost_ = before + cost
 
-    # -- answering --------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class.
@@ -278,7 +285,10 @@ def as_items(items: Any) -> Items:
     if isinstance(items, np.ndarray):
         items = Images(items)
     if not isinstance(items, Items) or items.kind != "image":
-        what = items.kind + "s" if isinstance(items, Items) else type(items).__name__
+        if isinstance(items, Items):
+            what = items.kind + "s"
+        else:
+            what = type(items).__name__
         raise InputError(f"items must be images (Images or a uint8 array), got {what}")
     return items
 
@@ -291,7 +301,8 @@ def resolve_backbone(
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        A backbone, the name of one, or None for the strongest whose weights are on this machine.
+        A backbone, the name of one, or None for the strongest whose weights are on this
+        machine.
     device : str or torch.device
         Where a backbone that is made here computes.
 
@@ -306,7 +317,10 @@ def resolve_backbone(
     elif isinstance(backbone, str):
         backbone = create_backbone(backbone, device=device)
     if not isinstance(backbone, ImageBackbone):
-        what = backbone.spec.name if isinstance(backbone, Backbone) else repr(backbone)
+        if isinstance(backbone, Backbone):
+            what = backbone.spec.name
+        else:
+            what = repr(backbone)
         raise ParameterError(
             f"backbone must be an ImageBackbone (see create_backbone) to be trained, got {what}"
         )

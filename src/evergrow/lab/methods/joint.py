@@ -82,7 +82,8 @@ class JointConfig(TrainConfig):
     head_lr : float, optional
         Learning rate of the classifier; ``lr`` by default.
     layer_decay : float
-        Factor on the learning rate of each block below the next one; 1 for the same rate everywhere.
+        Factor on the learning rate of each block below the next one; 1 for the same
+        rate everywhere.
     """
 
     head_lr: float | None = None
@@ -100,19 +101,19 @@ class JointConfig(TrainConfig):
         Parameters
         ----------
         body, head : torch.nn.Module
-            What is trained of both. Blocks of the body go by the number in ``blocks.3.``; what is named before the
-            first of them lies below all, the rest above.
+            What is trained of both. Blocks of the body go by the number in
+            ``blocks.3.``; what is named before the first of them lies below all, the
+            rest above.
         """
         levels: dict[float, list[nn.Parameter]] = {}
         for name, parameter in body.named_parameters():
             block = re.search(r"(?:^|\.)blocks\.(\d+)\.", name)
-            place = (
-                float(block[1])
-                if block
-                else math.inf
-                if max(levels, default=-1.0) >= 0
-                else -1.0
-            )
+            if block:
+                place = float(block[1])
+            elif max(levels, default=-1.0) >= 0:
+                place = math.inf
+            else:
+                place = -1.0
             levels.setdefault(place if self.layer_decay < 1 else 0.0, []).append(
                 parameter
             )
@@ -166,18 +167,21 @@ RECIPES = {
 class JointFineTuning(ImageClassifier):
     """A network fine-tuned on everything seen so far, as if all of it came at once.
 
-    A reference for what training could reach, not a continual learner: it **keeps all images** it has been given
-    and trains from the backbone's weights anew when asked for an answer after an update. The backbone stays as it is;
-    a copy of its network is trained, with a classifier on top. ``cost_`` is that of the last training.
+    A reference for what training could reach, not a continual learner: it **keeps all
+    images** it has been given and trains from the backbone's weights anew when asked
+    for an answer after an update. The backbone stays as it is; a copy of its network is
+    trained, with a classifier on top. ``cost_`` is that of the last training.
 
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        Where training starts from. None takes the strongest whose weights are on this machine.
+        Where training starts from. None takes the strongest whose weights are on this
+        machine.
     recipe : {"ranpac", "tuned"}
-        ``"ranpac"``: SGD of the RanPAC repository, 30 epochs, a cosine classifier: the rivals' protocol.
-        ``"tuned"``: what people do today for a few thousand images (AdamW, a smaller step for earlier blocks, mild
-        crops, mixup, drop path, label smoothing), 60 epochs, a linear classifier; its settings were chosen on training
+        ``"ranpac"``: SGD of the RanPAC repository, 30 epochs, a cosine classifier: the
+        rivals' protocol. ``"tuned"``: what people do today for a few thousand images
+        (AdamW, a smaller step for earlier blocks, mild crops, mixup, drop path, label
+        smoothing), 60 epochs, a linear classifier; its settings were chosen on training
         images (``experiments/tuning.py``).
     epochs, batch_size, lr, head_lr : optional
         In place of the recipe's.
@@ -251,7 +255,8 @@ class JointFineTuning(ImageClassifier):
     def _train(self) -> Network:
         items = concat_items([part for part, _ in self._tasks])
         codes = np.concatenate([codes for _, codes in self._tasks])
-        network, config = self._new_network(), self.config()
+        network = self._new_network()
+        config = self.config()
         size = self.base_.transform.size
         log = train(
             network,

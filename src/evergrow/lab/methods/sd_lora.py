@@ -28,9 +28,11 @@ class SDLoRAClassifier(SharedWeightsClassifier):
 
         W + sum over i < t of a_i B_i A_i / (|B_i| |A_i|) + a_t B_t A_t.
 
-    Directions of earlier tasks are frozen. There is one scalar a_i per task for all blocks and both maps; every task
-    sets all of them to 0.8 and learns them again. The classifier is linear with a bias; the loss is cross-entropy over
-    the classes of the task, and a class that comes again is trained on. The number of tasks is not limited.
+    Directions of earlier tasks are frozen. There is one scalar a_i per task for all
+    blocks and both maps; every task sets all of them to 0.8 and learns them again. The
+    classifier is linear with a bias; the loss is cross-entropy over the classes of the
+    task, and a class that comes again is trained on. The number of tasks is not
+    limited.
 
     Parameters
     ----------
@@ -39,7 +41,8 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     epochs : int
         Per task; 20, as in all official runs but DomainNet's (10).
     lr : float
-        0.008, the official CIFAR-100 rate (ImageNet-R 0.01, DomainNet 0.02), constant, for SGD with momentum 0.9.
+        0.008, the official CIFAR-100 rate (ImageNet-R 0.01, DomainNet 0.02), constant,
+        for SGD with momentum 0.9.
     batch_size : int
         128, official.
     weight_decay : float
@@ -47,8 +50,8 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     rank : int
         Rank of a direction; 10, official.
     rank_reduction : bool
-        Whether later directions have a lower rank, 0.8 of it from the fifth task on and 0.6 from the ninth (10, 8, 6:
-        the published variant SD-LoRA-RR).
+        Whether later directions have a lower rank, 0.8 of it from the fifth task on and
+        0.6 from the ninth (10, 8, 6: the published variant SD-LoRA-RR).
     magnitude : float
         Where scalars start; 0.8, official.
     precision, workers
@@ -108,7 +111,12 @@ class SDLoRAClassifier(SharedWeightsClassifier):
 
     def _rank(self, task: int) -> int:
         """Return the rank of a task's direction."""
-        share = 1.0 if not self.rank_reduction or task < 4 else 0.8 if task < 8 else 0.6
+        if not self.rank_reduction or task < 4:
+            share = 1.0
+        elif task < 8:
+            share = 0.8
+        else:
+            share = 0.6
         return max(round(self.rank * share), 1)
 
     @contextmanager

@@ -80,11 +80,9 @@ class ClassWeights:
 
     def with_classes(self, codes: Tensor, part: ClassWeights) -> ClassWeights:
         """Return the classifier with the weights of some classes replaced."""
-        codes, weight, bias = (
-            codes.to(self.weight.device),
-            self.weight.clone(),
-            self.bias.clone(),
-        )
+        codes = codes.to(self.weight.device)
+        weight = self.weight.clone()
+        bias = self.bias.clone()
         weight[codes], bias[codes] = part.weight.to(weight), part.bias.to(bias)
         return ClassWeights(weight, bias)
 
@@ -96,8 +94,8 @@ class ClassWeights:
 class TrainableWeights(nn.Module):
     """Class weights in training: a linear map with bias, or the product of rows of length 1 with standard features.
 
-    Standardising is layer normalisation without a learned scale and shift. Logits are computed in float32 whatever the
-    features came in.
+    Standardising is layer normalisation without a learned scale and shift. Logits are
+    computed in float32 whatever the features came in.
 
     Parameters
     ----------
@@ -118,7 +116,10 @@ class TrainableWeights(nn.Module):
     def __init__(self, weights: ClassWeights, *, normalized: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(weights.weight.clone())
-        self.bias = None if normalized else nn.Parameter(weights.bias.clone())
+        if normalized:
+            self.bias = None
+        else:
+            self.bias = nn.Parameter(weights.bias.clone())
         self.normalized = normalized
 
     def forward(self, features: Tensor) -> Tensor:
@@ -175,7 +176,8 @@ class TaskNetwork(nn.Module):
 
     def __init__(self, model: nn.Module, trained: nn.Module) -> None:
         super().__init__()
-        self.model, self.trained = model, trained
+        self.model = model
+        self.trained = trained
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features (n, d) of images (n, 3, height, width)."""
@@ -186,11 +188,12 @@ class TaskNetwork(nn.Module):
 class SharedWeightsClassifier(TaskwiseClassifier):
     """Trains a network and the weights of a task's classes by cross-entropy over these classes alone.
 
-    That is the same as setting all other logits to minus infinity. The weights of a class that comes again are trained
-    on from what they were.
+    That is the same as setting all other logits to minus infinity. The weights of a
+    class that comes again are trained on from what they were.
 
-    Subclasses say how the network of a task and the one that answers are made (:meth:`_network`), and which states of
-    its modules stay where it is not simply that of what was trained (:meth:`_learned`).
+    Subclasses say how the network of a task and the one that answers are made
+    (:meth:`_network`), and which states of its modules stay where it is not simply that
+    of what was trained (:meth:`_learned`).
     """
 
     normalized: ClassVar[bool] = False

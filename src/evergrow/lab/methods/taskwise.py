@@ -34,11 +34,12 @@ from evergrow.lab.methods.tuned_passes import run_network, temporary_tuner
 class TaskwiseClassifier(ImageClassifier):
     """A classifier that trains a few parameters beside a frozen backbone in every task.
 
-    Every call of ``fit`` or ``partial_fit`` is a task. It makes a new state, never changed in place: a task that fails
-    leaves the one before. Tuners sit on a copy of the backbone that shares its weights, and only while a call lasts.
+    Every call of ``fit`` or ``partial_fit`` is a task. It makes a new state, never
+    changed in place: a task that fails leaves the one before. Tuners sit on a copy of
+    the backbone that shares its weights, and only while a call lasts.
 
-    Subclasses are dataclasses of their own settings, set ``method`` and ``protocol``, and say what a task trains
-    (:meth:`_task`) and how to answer (:meth:`_answering`).
+    Subclasses are dataclasses of their own settings, set ``method`` and ``protocol``,
+    and say what a task trains (:meth:`_task`) and how to answer (:meth:`_answering`).
     """
 
     method: ClassVar[str]
@@ -57,7 +58,7 @@ class TaskwiseClassifier(ImageClassifier):
     random_state: RandomState = 0
     device: str | torch.device = "auto"
 
-    # -- hooks ------------------------------------------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------
 
     @abstractmethod
     def _check_own(self) -> None:
@@ -101,7 +102,7 @@ class TaskwiseClassifier(ImageClassifier):
                 run_network(self._backbone(), network, items, len(self.arrival_))
             )
 
-    # -- for subclasses ---------------------------------------------------------------------------------
+    # -- for subclasses ----------------------------------------------------------------
 
     def _backbone(self) -> ImageBackbone:
         """Return a copy of the backbone to put tuners on, on the device of the method; it shares the weights."""
@@ -140,7 +141,8 @@ class TaskwiseClassifier(ImageClassifier):
         parameters = [
             parameter for parameter in trained.parameters() if parameter.requires_grad
         ]
-        size, config = self.base_.transform.size, self.config()
+        size = self.base_.transform.size
+        config = self.config()
         log = train(
             network,
             parameters,

@@ -78,7 +78,8 @@ def run_network(
 ) -> NDArray[np.float32]:
     """Return the outputs (n, width) of a network for images preprocessed as the backbone is evaluated.
 
-    Nothing is cached: what a tuned backbone computes is not decided by the backbone's description.
+    Nothing is cached: what a tuned backbone computes is not decided by the backbone's
+    description.
 
     Parameters
     ----------
@@ -91,7 +92,8 @@ def run_network(
     width : int
         Length of a row.
     """
-    # The loader and the checked precision of extraction serve any network; nothing is kept of what it gives.
+    # The loader and the checked precision of extraction serve any network; nothing is
+    # kept of what it gives.
     spec = replace(backbone.spec, n_features=width, recipe=None)
     return encode(
         ImageBackbone(network, spec, next(network.parameters()).device),

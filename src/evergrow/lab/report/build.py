@@ -96,8 +96,9 @@ def build_report(
 ) -> Report:
     """Draw every table and figure that records allow, and name the results that no record holds.
 
-    The same records give the same bytes. Files are written whole, the page last; those of an earlier report in the same
-    folder are replaced or removed, and no other file is touched.
+    The same records give the same bytes. Files are written whole, the page last; those
+    of an earlier report in the same folder are replaced or removed, and no other file
+    is touched.
 
     Parameters
     ----------
@@ -173,7 +174,10 @@ def _published_table(name: str) -> Table:
 
 def _missing(section: Section, record_set: RecordSet, anything: bool) -> list[NotRun]:
     """Return what the paper has in a section and the records do not."""
-    missing = [] if anything else [NotRun(section.title, section.why, section.command)]
+    if anything:
+        missing = []
+    else:
+        missing = [NotRun(section.title, section.why, section.command)]
     if section.title == "Accuracy":
         main = [
             run
@@ -207,7 +211,8 @@ def _distinct(
     seen: set[tuple[type, str]] = set()
 
     def fresh(item: Any) -> Any:
-        name, count = item.name, 1
+        name = item.name
+        count = 1
         while (type(item), name) in seen:
             count += 1
             name = f"{item.name}-{count}"
@@ -232,7 +237,8 @@ def _notes(record_set: RecordSet, parts: Sequence[Table | Figure]) -> list[str]:
         for part in parts
         for note in (part.notes if isinstance(part, Figure) else part.comparison.notes)
     ]
-    # The notes on all records say how many are of which version; tables need not repeat it.
+    # The notes on all records say how many are of which version; tables need not repeat
+    # it.
     own = [
         note
         for note in own
@@ -241,7 +247,7 @@ def _notes(record_set: RecordSet, parts: Sequence[Table | Figure]) -> list[str]:
     return list(dict.fromkeys([*record_set.notes, *own]))
 
 
-# -- the page ---------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------
 
 
 def _page(
@@ -313,7 +319,7 @@ def symbols(text: str) -> str:
     return text.replace("‖F", "‖<sub>F</sub>")
 
 
-# -- files ------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 MANIFEST = ".evergrow-report"
 """File that lists the files of a report, so that the next report can replace them."""

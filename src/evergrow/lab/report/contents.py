@@ -34,7 +34,8 @@ class RecordSet:
     Parameters
     ----------
     folders : dict of str to list of Record
-        Finished runs by the name of their folder, in the order of tables; runs of one folder are compared.
+        Finished runs by the name of their folder, in the order of tables; runs of one
+        folder are compared.
     analyses : list of Record
         Finished analyses.
     left_out : dict of str to str
@@ -88,7 +89,8 @@ class Section:
     title : str
         Heading.
     build : callable
-        Makes tables and figures from a record set; none where it holds no records for them.
+        Makes tables and figures from a record set; none where it holds no records for
+        them.
     why, command : str
         Which records would supply it, and what makes them.
     published : str
@@ -130,9 +132,9 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordSet:
         for path, reason in problems.items()
     }
     if not records:
-        first = (
-            f"; the first problem: {next(iter(left_out.values()))}" if left_out else ""
-        )
+        first = ""
+        if left_out:
+            first = f"; the first problem: {next(iter(left_out.values()))}"
         raise InputError(f"No record in {', '.join(map(str, paths))}{first}")
     notes: list[str] = []
     by_folder: dict[Path, list[Record]] = {}
@@ -250,11 +252,9 @@ def curve_and_error(
 ) -> tuple[list[float], list[float] | None]:
     """Return mean and standard error of curves of one length, point by point."""
     array = np.asarray(curves, dtype=float)
-    error = (
-        (array.std(axis=0, ddof=1) / np.sqrt(len(array))).tolist()
-        if len(array) > 1
-        else None
-    )
+    error = None
+    if len(array) > 1:
+        error = (array.std(axis=0, ddof=1) / np.sqrt(len(array))).tolist()
     return array.mean(axis=0).tolist(), error
 
 

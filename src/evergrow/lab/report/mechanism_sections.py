@@ -37,7 +37,7 @@ from evergrow.lab.report.plots import (
 from evergrow.lab.report.run_sections import tidy
 from evergrow.lab.tables import Cell, Comparison, Metric, compare, mean_and_error
 
-# -- conditioning -----------------------------------------------------------------------------------------
+# -- conditioning ----------------------------------------------------------------------
 
 
 def _ridges(records: Sequence[Record]) -> list[float]:
@@ -53,7 +53,9 @@ def _ridges(records: Sequence[Record]) -> list[float]:
 def _chosen_ridge(records: Sequence[Record]) -> float:
     """Return the ridge that panels with a single one show: the paper's moderate 0.1, or the middle one."""
     found = _ridges(records)
-    return 0.1 if 0.1 in found or not found else found[len(found) // 2]
+    if 0.1 in found or not found:
+        return 0.1
+    return found[len(found) // 2]
 
 
 def _ridge_curves(
@@ -118,14 +120,14 @@ def norm_curves(record_set: RecordSet) -> list[Figure]:
         for norm in norms
         if norm.size
     ]
-    ridges, spread = (
-        ", ".join(f"{alpha:g}" for alpha in _ridges(records)),
-        100 * max(spreads, default=0.0),
-    )
+    ridges = ", ".join(f"{alpha:g}" for alpha in _ridges(records))
+    spread = 100 * max(spreads, default=0.0)
     caption = CAPTIONS["norm"].format(
         ridge=_chosen_ridge(records), ridges=ridges, spread=spread
     )
-    return [Figure("Norm of Pₜ", caption, panels)] if panels else []
+    if panels:
+        return [Figure("Norm of Pₜ", caption, panels)]
+    return []
 
 
 def eigenvalues(record_set: RecordSet) -> list[Figure | Table]:
@@ -137,17 +139,16 @@ def eigenvalues(record_set: RecordSet) -> list[Figure | Table]:
         ("condition_number", "Condition number", "Condition number of Pₜ"),
     ]
     panels = _stage_panels(records, "eigenvalues", quantities)
-    figures = (
-        [
+    if panels:
+        figures = [
             Figure(
                 "Eigenvalues and condition number of Pₜ",
                 CAPTIONS["eigenvalues"].format(ridge=_chosen_ridge(records)),
                 panels,
             )
         ]
-        if panels
-        else []
-    )
+    else:
+        figures = []
     return [*figures, *_conditioning_tables(records)]
 
 
@@ -211,9 +212,9 @@ def effective_rank(record_set: RecordSet) -> list[Figure]:
                 panels.append(
                     line_panel(slug("effective-rank", title), title, labels, lines)
                 )
-    return (
-        [Figure("Effective rank", CAPTIONS["effective-rank"], panels)] if panels else []
-    )
+    if panels:
+        return [Figure("Effective rank", CAPTIONS["effective-rank"], panels)]
+    return []
 
 
 def condition_numbers(record_set: RecordSet) -> list[Figure]:
@@ -258,14 +259,16 @@ def condition_numbers(record_set: RecordSet) -> list[Figure]:
     caption = CAPTIONS["condition-number"].format(
         samples=_either(samples), units=_either(units)
     )
-    return [Figure("Condition number of H", caption, panels, notes)] if panels else []
+    if panels:
+        return [Figure("Condition number of H", caption, panels, notes)]
+    return []
 
 
 def _either(numbers: Sequence[int]) -> str:
     return " or ".join(f"{number:,}" for number in numbers)
 
 
-# -- similarity and residual ------------------------------------------------------------------------------
+# -- similarity and residual -----------------------------------------------------------
 
 
 def similarity_maps(record_set: RecordSet) -> list[Figure]:
@@ -285,10 +288,8 @@ def similarity_maps(record_set: RecordSet) -> list[Figure]:
                     heading = (
                         f"{title}, {group.title.partition(',')[0]}: {what}, {mean}"
                     )
-                    name, labels = (
-                        slug("similarity", group.title, title, what),
-                        ("Unit", "Unit", "Cosine"),
-                    )
+                    name = slug("similarity", group.title, title, what)
+                    labels = ("Unit", "Unit", "Cosine")
                     panels.append(heat_panel(name, heading, matrix, (low, 1.0), labels))
         if panels:
             figures.append(
@@ -333,20 +334,18 @@ def residual_curves(record_set: RecordSet) -> list[Figure]:
                         log_y=True,
                     )
                 )
-    return (
-        [
+    if panels:
+        return [
             Figure(
                 "Residual against width, with the trajectory of ξ",
                 CAPTIONS["residual"],
                 panels,
             )
         ]
-        if panels
-        else []
-    )
+    return []
 
 
-# -- xi ---------------------------------------------------------------------------------------------------
+# -- xi --------------------------------------------------------------------------------
 
 
 def xi_settings(record_set: RecordSet) -> list[Figure]:
@@ -374,10 +373,8 @@ def xi_settings(record_set: RecordSet) -> list[Figure]:
                     widths = sorted(
                         {int(record.results.get("n_units", 0)) for record in here}
                     )
-                    style, note = (
-                        style_of("scl-mgsm", 0 if adaptive else 1),
-                        f"  (L = {_either(widths)})",
-                    )
+                    style = style_of("scl-mgsm", 0 if adaptive else 1)
+                    note = f"  (L = {_either(widths)})"
                     dots.append(Dot(label, style, *mean_and_error(known), note=note))
             if dots:
                 dots.sort(
@@ -391,9 +388,9 @@ def xi_settings(record_set: RecordSet) -> list[Figure]:
                 panels.append(
                     dot_panel(name, title, "A_last (%)", dots, text="{:.2f}".format)
                 )
-    return (
-        [Figure("Fixed against adaptive ξ", CAPTIONS["xi"], panels)] if panels else []
-    )
+    if panels:
+        return [Figure("Fixed against adaptive ξ", CAPTIONS["xi"], panels)]
+    return []
 
 
 def _first_number(label: str) -> float:
@@ -422,7 +419,7 @@ def xi_label(scales: Any) -> tuple[str, bool]:
     return f"adaptive {min(values):g} to {max(values):g}", True
 
 
-# -- search and widths ------------------------------------------------------------------------------------
+# -- search and widths -----------------------------------------------------------------
 
 
 def search_table(record_set: RecordSet) -> list[Table]:
@@ -493,11 +490,10 @@ def _sized(record: Record) -> Record:
     )
     options = {key: value for key, value in record.options.items() if key not in rest}
     name = record.label.partition(" (")[0].partition(",")[0]
-    criterion = (
-        ""
-        if options.get("criterion", "exact") == "exact"
-        else f", {options['criterion']}"
-    )
+    if options.get("criterion", "exact") == "exact":
+        criterion = ""
+    else:
+        criterion = f", {options['criterion']}"
     scales = options.get("scales", "paper")
     label = f"{name} (ξ {scales if isinstance(scales, str) else xi_label(scales)[0]}{criterion}"
     label += (
@@ -537,22 +533,22 @@ def width_curves(record_set: RecordSet) -> list[Figure]:
         "mechanism sweep": record_set.analysed("sweep"),
     }.items():
         for place, lines in _width_lines(records).items():
-            title, labels = f"{place}, {source}", ("Units L", "A_last (%)")
+            title = f"{place}, {source}"
+            labels = ("Units L", "A_last (%)")
             panels.append(
                 line_panel(slug("width", title), title, labels, lines, log_x=True)
             )
-    return (
-        [Figure("Accuracy against hidden size", CAPTIONS["width"], panels)]
-        if panels
-        else []
-    )
+    if panels:
+        return [Figure("Accuracy against hidden size", CAPTIONS["width"], panels)]
+    return []
 
 
 def _width_lines(records: Sequence[Record]) -> dict[str, list[Line]]:
     """Return lines over widths by data set and protocol; records that differ in anything else are other lines."""
     found: dict[tuple[str, str, str, str], dict[int, list[float]]] = {}
     for record in records:
-        width, value = record.options.get("n_units"), record.results.get("a_last")
+        width = record.options.get("n_units")
+        value = record.results.get("a_last")
         if isinstance(width, int) and value is not None:
             without = ("n_units", "random_state", "device")
             rest = {
@@ -587,7 +583,7 @@ def _width_lines(records: Sequence[Record]) -> dict[str, list[Line]]:
     return lines
 
 
-# -- depths -----------------------------------------------------------------------------------------------
+# -- depths ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -651,15 +647,14 @@ def depth_curves(record_set: RecordSet) -> list[Figure | Table]:
                     )
                 )
         tables.append(_depth_table(title, rows))
-    figures = (
-        [
+    if panels or notes:
+        figures = [
             Figure(
                 "Accuracy against depth and pooling", CAPTIONS["depths"], panels, notes
             )
         ]
-        if panels or notes
-        else []
-    )
+    else:
+        figures = []
     return [*figures, *tables]
 
 
@@ -674,11 +669,9 @@ def _pooling_lines(rows: Sequence[_DepthRow], n: Any) -> list[Line]:
         )
         if len(points) > 1:
             x, y = zip(*points)
-            error = (
-                [math.sqrt(value * (100 - value) / n) for value in y]
-                if isinstance(n, int) and n > 0
-                else None
-            )
+            error = None
+            if isinstance(n, int) and n > 0:
+                error = [math.sqrt(value * (100 - value) / n) for value in y]
             style = style_of(_COLOURS.get(pooling, pooling))
             lines.append(
                 Line(printable(_POOLINGS.get(pooling, pooling)), style, x, y, error)

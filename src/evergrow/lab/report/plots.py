@@ -102,7 +102,9 @@ def place_of(method: str) -> int:
     """Return the place of a method in tables and among the colours."""
     names = list(METHODS)
     base = method.removesuffix(FSA)
-    return names.index(base) if base in names else len(names)
+    if base in names:
+        return names.index(base)
+    return len(names)
 
 
 def style_of(method: str, variant: int = 0) -> dict[str, Any]:
@@ -111,7 +113,8 @@ def style_of(method: str, variant: int = 0) -> dict[str, Any]:
     Parameters
     ----------
     method : str
-        Registered name; with the ending ``+fsa`` it is drawn as the method that it adapts for.
+        Registered name; with the ending ``+fsa`` it is drawn as the method that it
+        adapts for.
     variant : int
         Which setting of the method: further ones have other dashes and hollow markers.
 
@@ -122,7 +125,8 @@ def style_of(method: str, variant: int = 0) -> dict[str, Any]:
     (True, '--')
     """
     matplotlib = require("matplotlib", extra="lab", purpose="drawing figures")
-    # Every second colour of tab20 is light: the dark ones are for the last methods, which are drawn most often.
+    # Every second colour of tab20 is light: the dark ones are for the last methods,
+    # which are drawn most often.
     order = [*range(0, 20, 2), *range(1, 20, 2)]
     colour = matplotlib.colors.to_hex(
         matplotlib.colormaps["tab20"].colors[order[len(METHODS) - 1 - place_of(method)]]
@@ -162,7 +166,9 @@ def short(value: float) -> str:
     >>> short(0.0812), short(66.74), short(1995.6), short(960767000000.0)
     ('0.0812', '66.7', '1,996', '9.61e+11')
     """
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+    if 1000 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 @contextmanager
@@ -180,7 +186,8 @@ def _saved(figure: Any, name: str, title: str) -> Panel:
     import matplotlib
 
     matplotlib.rcParams["svg.hashsalt"] = name
-    svg, pdf = io.BytesIO(), io.BytesIO()
+    svg = io.BytesIO()
+    pdf = io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     figure.set_layout_engine("none")  # it is laid out by now
     figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None})
@@ -231,10 +238,8 @@ def line_panel(
                 **line.style,
             )
             if line.error is not None:
-                y, error = (
-                    np.asarray(line.y, dtype=float),
-                    np.asarray(line.error, dtype=float),
-                )
+                y = np.asarray(line.y, dtype=float)
+                error = np.asarray(line.error, dtype=float)
                 axes.fill_between(
                     line.x,
                     y - error,

@@ -45,8 +45,8 @@ _BACKBONES = {
 def load_published() -> dict[str, Any]:
     """Return the published results: their source, and tables by name, with rows of methods.
 
-    A cell is data set, protocol (None where the table states none), metric, value, error, and whether it is
-    ``"best"`` or ``"second"`` in print.
+    A cell is data set, protocol (None where the table states none), metric, value,
+    error, and whether it is ``"best"`` or ``"second"`` in print.
 
     Examples
     --------
@@ -83,7 +83,10 @@ def published_comparison(name: str) -> Comparison:
         title = f"{row['label']} ({shown})" if shown else row["label"]
         for dataset, protocol, metric, value, error, mark in row["cells"]:
             # Joint training has no protocol: its result stands under all of them.
-            places = [protocol] if protocol else protocols.get(dataset) or [""]
+            if protocol:
+                places = [protocol]
+            else:
+                places = protocols.get(dataset) or [""]
             cells += [
                 Cell(title, dataset, p, _METRICS[metric], value, error, 3, _RANKS[mark])
                 for p in places
@@ -117,7 +120,10 @@ def known_backbone(dataset: dict[str, Any]) -> str | None:
         "random"
     ):
         return None  # the architecture alone is not the paper's backbone
-    name = backbone.get("name", "") if isinstance(backbone, dict) else backbone
+    if isinstance(backbone, dict):
+        name = backbone.get("name", "")
+    else:
+        name = backbone
     return _BACKBONES.get(_folded(re.sub(r"\.tv_.*$", "", str(name or ""))))
 
 
@@ -126,7 +132,8 @@ def published_beside(
 ) -> Comparison:
     """Return a comparison with the published row below every measured one of the same setting.
 
-    Data set, backbone, protocol and method must agree, first-session adaptation included.
+    Data set, backbone, protocol and method must agree, first-session adaptation
+    included.
 
     Parameters
     ----------
@@ -157,7 +164,8 @@ def published_beside(
 
 def _quote(name: str, record: Record, cell: Cell) -> Cell | None:
     """Return the published number of a record's setting."""
-    table, dataset = load_published()["tables"][name], known_dataset(record.dataset)
+    table = load_published()["tables"][name]
+    dataset = known_dataset(record.dataset)
     if known_backbone(record.dataset) != table["backbone"]:
         return None
     for row in table["rows"]:
@@ -167,7 +175,8 @@ def _quote(name: str, record: Record, cell: Cell) -> Cell | None:
         ):
             for place, protocol, metric, value, error, _ in row["cells"]:
                 same = place == dataset and _METRICS[metric] == cell.metric
-                # A published cell without a protocol is one of joint training, which has none.
+                # A published cell without a protocol is one of joint training, which
+                # has none.
                 if same and protocol in (record.protocol["name"], None):
                     return Cell(
                         f"{cell.method}, published",

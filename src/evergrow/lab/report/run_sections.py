@@ -68,7 +68,7 @@ def tidy(comparison: Comparison) -> Comparison:
     )
 
 
-# -- tables -----------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------
 
 
 def accuracy_tables(
@@ -76,7 +76,8 @@ def accuracy_tables(
 ) -> list[Table]:
     """Return accuracy tables, one per folder; with a backbone of the paper, only of runs on it.
 
-    Folders that compare strategies alone have a table of their own kind, see :func:`strategy_tables`.
+    Folders that compare strategies alone have a table of their own kind, see
+    :func:`strategy_tables`.
     """
     tables = []
     for folder, every in record_set.folders.items():
@@ -148,7 +149,7 @@ def strategy_tables(record_set: RecordSet) -> list[Table]:
     ]
 
 
-# -- accuracy by session ----------------------------------------------------------------------------------
+# -- accuracy by session ---------------------------------------------------------------
 
 
 def stage_accuracy(record_set: RecordSet) -> list[Figure]:
@@ -208,7 +209,7 @@ def _stage_lines(group: Group, notes: list[str]) -> list[Line]:
     return lines if any(len(line.x) > 1 for line in lines) else []
 
 
-# -- one number per method --------------------------------------------------------------------------------
+# -- one number per method -------------------------------------------------------------
 
 
 def measured(record_set: RecordSet, measures: Sequence[str]) -> list[Figure]:
@@ -221,10 +222,8 @@ def measured(record_set: RecordSet, measures: Sequence[str]) -> list[Figure]:
             panels = []
             for group in groups(runs):
                 for kind, dots in _measured_dots(group, measure, notes).items():
-                    title, log = (
-                        f"{group.title}{', ' if kind else ''}{kind}",
-                        measure != "trainable-parameters",
-                    )
+                    title = f"{group.title}{', ' if kind else ''}{kind}"
+                    log = measure != "trainable-parameters"
                     panels.append(
                         dot_panel(
                             slug(measure, folder, title),
@@ -269,38 +268,39 @@ def _measured_dots(
 def cost(run: Record, key: str) -> float | None:
     """Return an entry of a run's ``extra.cost``, if it has one."""
     entry = run.extra.get("cost")
-    value = entry.get(key) if isinstance(entry, dict) else None
-    return (
-        float(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-        else None
-    )
+    value = None
+    if isinstance(entry, dict):
+        value = entry.get(key)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
 
 
 def _train_seconds(run: Record) -> float | None:
     """Return the seconds of all learning, end to end where the run measured that."""
     given = cost(run, "train_seconds")
-    return METRICS["train_s"].read(run) if given is None else given
+    if given is None:
+        return METRICS["train_s"].read(run)
+    return given
 
 
 def _device(run: Record) -> str:
-    device, threads = (
-        str(run.environment.get("device", "")),
-        run.environment.get("threads", "?"),
-    )
+    device = str(run.environment.get("device", ""))
+    threads = run.environment.get("threads", "?")
     name = str(run.environment.get("device_name") or device)
-    text = (
-        f"CPU, {threads} thread{'' if threads == 1 else 's'}"
-        if device == "cpu"
-        else name
-    )
+    if device == "cpu":
+        text = f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+    else:
+        text = name
     return text + (", end to end" if cost(run, "train_seconds") is not None else "")
 
 
 def _peak_mebibytes(run: Record) -> float | None:
     """Return the peak memory of training where the run measured that, or of the whole run."""
     trained = cost(run, "peak_memory_bytes")  # zero where it was not measured
-    return trained / 2**20 if trained else METRICS["peak_mb"].read(run) or None
+    if trained:
+        return trained / 2**20
+    return METRICS["peak_mb"].read(run) or None
 
 
 def _memory_kind(run: Record) -> str:
@@ -335,7 +335,7 @@ _MEASURES: dict[
 """Numbers of a run that are drawn as a dot per method: how to read one, or None, and the way that it was measured."""
 
 
-# -- gains ------------------------------------------------------------------------------------------------
+# -- gains -----------------------------------------------------------------------------
 
 
 def signed(value: float) -> str:
@@ -367,7 +367,8 @@ def probe_gain(record_set: RecordSet) -> list[Figure]:
             frame = titled(runs).assign(
                 method=lambda frame: frame.method.map(plain_label)
             )
-            # Adapted and plain runs may have different features, but their data have one name.
+            # Adapted and plain runs may have different features, but their data have
+            # one name.
             places = [
                 printable(f"{run.dataset_label}, {run.protocol['name']}")
                 for run in runs
@@ -437,13 +438,13 @@ def recipe_gain(record_set: RecordSet) -> list[Figure | Table]:
         tables: list[Table] = []
         notes: list[str] = []
         for title, pairs in _recipe_pairs(runs, notes).items():
-            name, dots, cells = slug("recipes", folder, title), [], []
+            name = slug("recipes", folder, title)
+            dots = []
+            cells = []
             for number, (label, method, final, recipe) in enumerate(pairs):
                 gains = [more - less for less, more in zip(final, recipe, strict=True)]
-                style, note = (
-                    style_of(method, number),
-                    f" ({signed(mean_and_error(gains)[0])})",
-                )
+                style = style_of(method, number)
+                note = f" ({signed(mean_and_error(gains)[0])})"
                 dots.append(
                     Dot(
                         f"{label}, final",
@@ -540,7 +541,7 @@ def _recipe_pairs(
     return pairs
 
 
-# -- confusion --------------------------------------------------------------------------------------------
+# -- confusion -------------------------------------------------------------------------
 
 
 def confusion(record_set: RecordSet) -> list[Figure]:
@@ -564,20 +565,16 @@ def confusion(record_set: RecordSet) -> list[Figure]:
                 np.fill_diagonal(shares, np.nan)
                 limits = (0.0, round(max(float(np.nanmax(shares)), 1.0)))
                 labels = ("Predicted class", "True class", "Share (%)")
-                name, heading = (
-                    slug("confusion", folder, title, where),
-                    f"{title}, {where}",
-                )
+                name = slug("confusion", folder, title, where)
+                heading = f"{title}, {where}"
                 panels.append(
                     heat_panel(
                         name, heading, shares, limits, labels, _mistakes(shares, names)
                     )
                 )
-    return (
-        [Figure("Per-class confusion", CAPTIONS["confusion"], panels, notes)]
-        if panels or notes
-        else []
-    )
+    if panels or notes:
+        return [Figure("Per-class confusion", CAPTIONS["confusion"], panels, notes)]
+    return []
 
 
 def _mistakes(shares: Any, names: list[str], most: int = 10) -> str:

@@ -90,8 +90,9 @@ def _to_first(heads: Tensor, vector: Tensor) -> Tensor:
 class AdditiveTuner(Tuner):
     """Additive prompts: in every block a learned vector joins the class token's key, and another its value.
 
-    They are added after the norm of keys, where a model has one. Serves timm's attention layers in models that have a
-    class token. See :class:`AdditiveConfig` for the settings.
+    They are added after the norm of keys, where a model has one. Serves timm's
+    attention layers in models that have a class token. See :class:`AdditiveConfig` for
+    the settings.
 
     Examples
     --------

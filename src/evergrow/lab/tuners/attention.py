@@ -1,8 +1,9 @@
 """The stand-in for the attention layers of vision transformers, and what tuners change there.
 
-:class:`AttentionSite` stands in for the ``forward`` of one attention module as long as there is something to change.
-It computes what timm's attention computes, by calling the same submodules, and hands queries, keys and values to
-every :class:`AttentionEdit` right before the dot products. With no edit left it takes itself off, and the module is
+:class:`AttentionSite` stands in for the ``forward`` of one attention module as long as
+there is something to change. It computes what timm's attention computes, by calling the
+same submodules, and hands queries, keys and values to every :class:`AttentionEdit`
+right before the dot products. With no edit left it takes itself off, and the module is
 what it was.
 """
 
@@ -43,7 +44,8 @@ def truncated(
     *purpose: str | int,
 ) -> nn.Parameter:
     """Return a parameter from N(0, std), cut off at two standard deviations; zeros for a std of 0."""
-    stream, drawn = drawer.stream(shape, *purpose), torch.zeros(shape)
+    stream = drawer.stream(shape, *purpose)
+    drawn = torch.zeros(shape)
     if std:  # by which torch divides
         nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std, generator=stream)
     return layer_parameter(drawn.to(like))
@@ -80,8 +82,8 @@ class AttentionEdit:
     Attributes
     ----------
     tail : int
-        How many tokens at the end of the sequence have no place in the image, so that rotary embeddings leave
-        them alone.
+        How many tokens at the end of the sequence have no place in the image, so that
+        rotary embeddings leave them alone.
     """
 
     tail: int = 0
@@ -91,8 +93,9 @@ class AttentionEdit:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each (B, heads, N, head_dim), changed.
 
-        ``x`` (B, N, C) is the layer's input. Norms and rotations are done, so what an edit gives is what the dot
-        products see. Keys and values may be added at the end.
+        ``x`` (B, N, C) is the layer's input. Norms and rotations are done, so what an
+        edit gives is what the dot products see. Keys and values may be added at the
+        end.
         """
         return q, k, v
 
@@ -125,7 +128,8 @@ class AttentionSite:
     Raises
     ------
     UnsupportedModelError
-        If the layer is of another kind, or has parts or arguments that this version does not know.
+        If the layer is of another kind, or has parts or arguments that this version
+        does not know.
     """
 
     def __init__(self, attention: nn.Module) -> None:
@@ -180,19 +184,18 @@ class AttentionSite:
                 "attention must have no mask with a tuner in it, got one; disable the tuner"
             )
         gate = getattr(layer, "gate", None)
-        opening = None if gate is None else gate(x).sigmoid()
+        opening = None
+        if gate is not None:
+            opening = gate(x).sigmoid()
         q, k, v = self._project(x)
-        q, k = _optional(layer, "q_norm", q), _optional(layer, "k_norm", k)
-        q, k = (
-            self._rotate(q, v, given.get("rope")),
-            self._rotate(k, v, given.get("rope")),
-        )
+        q = _optional(layer, "q_norm", q)
+        k = _optional(layer, "k_norm", k)
+        q = self._rotate(q, v, given.get("rope"))
+        k = self._rotate(k, v, given.get("rope"))
         groups = getattr(layer, "num_kv_groups", 1)
         if groups > 1:
-            k, v = (
-                k.repeat_interleave(groups, dim=1),
-                v.repeat_interleave(groups, dim=1),
-            )
+            k = k.repeat_interleave(groups, dim=1)
+            v = v.repeat_interleave(groups, dim=1)
         for edit in self._edits:
             q, k, v = edit.heads(x, q, k, v)
         out = self._attend(q, k, v, given)
@@ -203,7 +206,8 @@ class AttentionSite:
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each (B, heads, N, head_dim)."""
-        layer, (batch, length) = self.attention, x.shape[:2]
+        layer = self.attention
+        (batch, length) = x.shape[:2]
         if getattr(layer, "qkv", None) is None:
             parts = (layer.q_proj(x), layer.k_proj(x), layer.v_proj(x))
             heads = (
@@ -232,13 +236,15 @@ class AttentionSite:
         if rope is None:
             return heads
         layer = self.attention
-        # The layer's own module has the function it rotates with, so timm need not be imported here.
+        # The layer's own module has the function it rotates with, so timm need not be
+        # imported here.
         rotate = getattr(sys.modules[type(layer).__module__], "apply_rot_embed_cat")  # noqa: B009
-        options = {"half": True} if getattr(layer, "rotate_half", False) else {}
-        first, last = (
-            layer.num_prefix_tokens,
-            heads.shape[2] - sum(edit.tail for edit in self._edits),
-        )
+        if getattr(layer, "rotate_half", False):
+            options = {"half": True}
+        else:
+            options = {}
+        first = layer.num_prefix_tokens
+        last = heads.shape[2] - sum(edit.tail for edit in self._edits)
         turned = rotate(heads[:, :, first:last], rope, **options)
         return torch.cat(
             [heads[:, :, :first], turned, heads[:, :, last:]], dim=2
@@ -246,32 +252,42 @@ class AttentionSite:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
         """Return the weighted values (B, heads, N, head_dim)."""
-        layer, bias = (
-            self.attention,
-            self._position_bias(
-                given.get("shared_rel_pos_bias"), k.shape[2] - q.shape[2]
-            ),
+        layer = self.attention
+        bias = self._position_bias(
+            given.get("shared_rel_pos_bias"), k.shape[2] - q.shape[2]
         )
         if layer.fused_attn:
             dropout = layer.attn_drop.p if layer.training else 0.0
             return scaled_dot_product_attention(
                 q, k, v, attn_mask=bias, dropout_p=dropout
             )
-        scores = (q * layer.scale) @ k.transpose(-2, -1)
-        return (
-            layer.attn_drop((scores if bias is None else scores + bias).softmax(dim=-1))
-            @ v
-        )  # type: ignore[no-any-return]
+        scores: Tensor = (q * layer.scale) @ k.transpose(-2, -1)
+        if bias is not None:
+            scores = scores + bias
+        weights: Tensor = layer.attn_drop(scores.softmax(dim=-1))
+        return weights @ v
 
     def _position_bias(self, shared: Tensor | None, extra: int) -> Tensor | None:
         """Return the bias of relative positions, where there is one; ``extra`` keys at the end have none."""
         table = getattr(self.attention, "relative_position_bias_table", None)
-        own = None if table is None else self.attention._get_rel_pos_bias()
-        bias = shared if own is None else own if shared is None else own + shared
-        return bias if bias is None or not extra else pad(bias, (0, extra))
+        own = None
+        if table is not None:
+            own = self.attention._get_rel_pos_bias()
+        if own is None:
+            bias = shared
+        elif shared is None:
+            bias = own
+        else:
+            bias = own + shared
+        if bias is None or not extra:
+            return bias
+        return pad(bias, (0, extra))
 
 
 def _optional(layer: nn.Module, name: str, x: Tensor) -> Tensor:
     """Return what a part makes of x, x itself where the layer has no such part."""
     part = getattr(layer, name, None)
-    return x if part is None else part(x)
+    if part is None:
+        return x
+    output: Tensor = part(x)
+    return output

@@ -30,11 +30,10 @@ TARGETS = ("q", "k", "v", "proj", "fc1", "fc2")
 
 def check_targets(targets: Any) -> None:
     """Raise :class:`ParameterError` unless ``targets`` is a tuple of distinct names out of :data:`TARGETS`."""
-    wrong = (
-        [target for target in targets if target not in TARGETS]
-        if isinstance(targets, tuple)
-        else [targets]
-    )
+    if isinstance(targets, tuple):
+        wrong = [target for target in targets if target not in TARGETS]
+    else:
+        wrong = [targets]
     if wrong or not targets or len(set(targets)) != len(targets):
         raise ParameterError(
             f"targets must be distinct names out of {TARGETS}, got {(wrong or [targets])[0]!r}"
@@ -48,7 +47,8 @@ class Slot:
     Parameters
     ----------
     name : str
-        Path in the model; rows of a fused projection are named like the separate ones, ``"blocks.0.attn.q"``.
+        Path in the model; rows of a fused projection are named like the separate ones,
+        ``"blocks.0.attn.q"``.
     layer : torch.nn.Linear
         The layer that holds the weights.
     rows : slice
@@ -95,18 +95,18 @@ def find_slots(block: Block, targets: tuple[str, ...]) -> Iterator[Slot]:
 
 
 def _projection(block: Block, target: str) -> Slot:
-    attention, name = block.part("attn"), f"{block.name}.attn.{target}"
-    fused, single = (
-        getattr(attention, "qkv", None),
-        getattr(attention, f"{target}_proj", None),
-    )
+    attention = block.part("attn")
+    name = f"{block.name}.attn.{target}"
+    fused = getattr(attention, "qkv", None)
+    single = getattr(attention, f"{target}_proj", None)
     if isinstance(single, nn.Linear):
         return Slot(name, single, slice(None))
     if not isinstance(fused, nn.Linear) or fused.out_features % 3:
         raise UnsupportedModelError(
             f"{block.name}.attn must have linear maps 'qkv' or '{target}_proj', got {type(attention).__name__}"
         )
-    width, place = fused.out_features // 3, "qkv".index(target)
+    width = fused.out_features // 3
+    place = "qkv".index(target)
     return Slot(name, fused, slice(place * width, (place + 1) * width))
 
 
@@ -127,7 +127,8 @@ class LayerChange:
         self, layer: nn.Module, args: tuple[Any, ...], output: Tensor
     ) -> Tensor:
         """Add to what the layer gives, in the rows of every slot."""
-        pieces, position = [], 0
+        pieces = []
+        position = 0
         for slot, low_rank in self._pairs:
             start, stop, _ = slot.rows.indices(self.layer.out_features)
             if start > position:
@@ -138,7 +139,9 @@ class LayerChange:
             position = stop
         if position < self.layer.out_features:
             pieces.append(output[..., position:])
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces, dim=-1)
 
 
 def by_layer(pairs: Iterable[tuple[Slot, Any]]) -> Iterator[LayerChange]:
@@ -184,7 +187,8 @@ class LoRAConfig(TunerConfig):
     alpha : float, optional
         The addition is multiplied by alpha / r; None multiplies by 1.
     targets : tuple of str
-        Which maps are added to, out of ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"`` and ``"fc2"``.
+        Which maps are added to, out of ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"``
+        and ``"fc2"``.
 
     Examples
     --------
@@ -230,7 +234,8 @@ class LoRALayer(nn.Module):
 class LoRATuner(LowRankTuner):
     """Low-rank adaptation: W + (alpha / r) B A for the queries and values of every block, or other maps.
 
-    Serves vision transformers with fused or separate projections. See :class:`LoRAConfig`.
+    Serves vision transformers with fused or separate projections. See
+    :class:`LoRAConfig`.
 
     Examples
     --------

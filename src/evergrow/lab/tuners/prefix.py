@@ -36,8 +36,9 @@ class PrefixConfig(TunerConfig):
     Parameters
     ----------
     source : {"own", "provider"}
-        ``"own"``: keys and values are parameters of the tuner, the same for every image. ``"provider"``: the tuner
-        has no parameters and asks a callable in every pass, which may answer for every image by itself.
+        ``"own"``: keys and values are parameters of the tuner, the same for every
+        image. ``"provider"``: the tuner has no parameters and asks a callable in every
+        pass, which may answer for every image by itself.
     length : int
         How many keys and values ``"own"`` has per block.
     std : float
@@ -117,7 +118,8 @@ class _PrefixEdit(AttentionEdit):
         given = self._tuner.prompts_for(self._block.index, x)
         if given is None:
             return q, k, v
-        # Attention does not care for the order of keys; at the end they leave the numbering of tokens alone.
+        # Attention does not care for the order of keys; at the end they leave the
+        # numbering of tokens alone.
         return q, self._extend(k, given[0], "keys"), self._extend(v, given[1], "values")
 
     def _extend(self, heads: Tensor, prompt: Tensor, what: str) -> Tensor:
@@ -141,10 +143,11 @@ class _PrefixEdit(AttentionEdit):
 class PrefixTuner(Tuner):
     """Prefix tuning: learned keys and values that every token attends to, in some blocks.
 
-    With ``source="provider"`` they come from outside, for every image by itself if need be: set :attr:`provider`, or
-    pass prompts for one pass by :meth:`using`. They are added after the projections and norms of keys, and after
-    rotary embeddings. Serves timm's attention layers, see :data:`evergrow.lab.tuners.attention.KNOWN_ATTENTION`. See
-    :class:`PrefixConfig` for the settings.
+    With ``source="provider"`` they come from outside, for every image by itself if need
+    be: set :attr:`provider`, or pass prompts for one pass by :meth:`using`. They are
+    added after the projections and norms of keys, and after rotary embeddings. Serves
+    timm's attention layers, see :data:`evergrow.lab.tuners.attention.KNOWN_ATTENTION`.
+    See :class:`PrefixConfig` for the settings.
 
     Examples
     --------
@@ -166,16 +169,16 @@ class PrefixTuner(Tuner):
 
     def _build(self, model: nn.Module) -> None:
         self.provider = None
-        everything, wanted = find_blocks(model), self.config.blocks
+        everything = find_blocks(model)
+        wanted = self.config.blocks
         if wanted and max(wanted) >= len(everything):
             raise ParameterError(
                 f"blocks must be numbers below {len(everything)}, the model's depth, got {wanted!r}"
             )
-        self._blocks = (
-            [everything[index] for index in sorted(wanted)]
-            if wanted
-            else everything[:_DEFAULT_BLOCKS]
-        )
+        if wanted:
+            self._blocks = [everything[index] for index in sorted(wanted)]
+        else:
+            self._blocks = everything[:_DEFAULT_BLOCKS]
         for block in self._blocks:
             AttentionSite.of(block.part("attn"))
         self._own: dict[int, PrefixLayer] = {}
@@ -213,16 +216,19 @@ class PrefixTuner(Tuner):
         Parameters
         ----------
         prompts : callable or mapping
-            A :data:`PromptProvider`; or by block number either keys and values, or one tensor (B, 2 L, d) or (2 L, d)
-            whose first half of rows are keys and whose second half are values. Blocks that are not named are left
-            alone.
+            A :data:`PromptProvider`; or by block number either keys and values, or one
+            tensor (B, 2 L, d) or (2 L, d) whose first half of rows are keys and whose
+            second half are values. Blocks that are not named are left alone.
         """
         if self.config.source != "provider":
             raise TunerError(
                 "prompts must be left to the tuner, got some: create it with source='provider'"
             )
         before = self.provider
-        self.provider = prompts if callable(prompts) else _lookup(dict(prompts))
+        if callable(prompts):
+            self.provider = prompts
+        else:
+            self.provider = _lookup(dict(prompts))
         try:
             yield self
         finally:

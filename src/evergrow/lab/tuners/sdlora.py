@@ -33,7 +33,8 @@ class SDLoRAConfig(TunerConfig):
     magnitude : float
         What every scalar is set to when a task starts.
     targets : tuple of str
-        Which maps are added to, out of ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"`` and ``"fc2"``.
+        Which maps are added to, out of ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"``
+        and ``"fc2"``.
 
     Examples
     --------
@@ -56,7 +57,8 @@ class SDLoRAConfig(TunerConfig):
 class Scalars(nn.Module):
     """The magnitudes of all tasks, one module for all layers.
 
-    ``values`` (T,) has one scalar per task, and ``task`` (R,) says which task every row of the stacked A belongs to.
+    ``values`` (T,) has one scalar per task, and ``task`` (R,) says which task every row
+    of the stacked A belongs to.
     """
 
     task: Tensor
@@ -80,8 +82,9 @@ class Scalars(nn.Module):
 class SDLoRALayer(nn.Module):
     """The directions of one slot.
 
-    ``A`` (r, in) and ``B`` (out, r) belong to the current task. ``past_rows`` (R', in) and ``past_columns`` (out, R')
-    stack the frozen A and B of earlier tasks, each scaled to norm 1.
+    ``A`` (r, in) and ``B`` (out, r) belong to the current task. ``past_rows`` (R', in)
+    and ``past_columns`` (out, R') stack the frozen A and B of earlier tasks, each
+    scaled to norm 1.
     """
 
     past_rows: Tensor
@@ -121,7 +124,8 @@ class SDLoRALayer(nn.Module):
         inputs = self.A.shape[1]
         self.A = drawer.kaiming((rank, inputs), kept_A, self._slot.name, "A", task)
         self.B = drawer.zeros((kept_B.shape[0], rank), kept_B)
-        self.past_rows, self.past_columns = kept_A, kept_B
+        self.past_rows = kept_A
+        self.past_columns = kept_B
 
     def change(self, x: Tensor) -> Tensor:
         """Return the sum over all tasks, by one pair of products."""
@@ -134,8 +138,8 @@ class SDLoRALayer(nn.Module):
 class SDLoRATuner(LowRankTuner):
     """SD-LoRA: frozen unit directions of earlier tasks with learnable magnitudes, and the current task's direction.
 
-    The first task has begun when the tuner is made; :meth:`start_task` begins each later one, of any number. See
-    :class:`SDLoRAConfig`.
+    The first task has begun when the tuner is made; :meth:`start_task` begins each
+    later one, of any number. See :class:`SDLoRAConfig`.
 
     Examples
     --------
@@ -186,7 +190,8 @@ class SDLoRATuner(LowRankTuner):
         self._begin(wanted)
 
     def _begin(self, rank: int) -> None:
-        drawer, task = self._drawer(), self.n_tasks
+        drawer = self._drawer()
+        task = self.n_tasks
         for _, layer in self._pairs:
             layer.start(rank, drawer, task)
         tasks = torch.cat(
@@ -205,7 +210,8 @@ class SDLoRATuner(LowRankTuner):
 
     def _adjust(self, state: Mapping[str, Tensor]) -> None:
         """Take over the number and the ranks of the state's tasks."""
-        task, values = state.get("scalars.task"), state.get("scalars.values")
+        task = state.get("scalars.task")
+        values = state.get("scalars.values")
         whole = (
             task is not None
             and values is not None
@@ -232,7 +238,9 @@ class SDLoRATuner(LowRankTuner):
             }
             for key, shape in shapes.items():
                 name = f"layers.{slot.name}.{key}"
-                given = tuple(state[name].shape) if name in state else None
+                given = None
+                if name in state:
+                    given = tuple(state[name].shape)
                 if given != shape:
                     raise InputError(
                         f"state of tuner 'sdlora' must have {name!r} of shape {shape}, got {given}"

@@ -37,8 +37,8 @@ class VPTConfig(TunerConfig):
     tokens : int
         Prompts per block, or at the input.
     std : float
-        Standard deviation of their initial values. With 0, the published setting, the prompts of a block start equal
-        and stay equal.
+        Standard deviation of their initial values. With 0, the published setting, the
+        prompts of a block start equal and stay equal.
 
     Examples
     --------
@@ -104,10 +104,8 @@ class _PromptTuner(Tuner):
     def _layers(
         self, model: nn.Module, drawer: Drawer
     ) -> Iterator[tuple[Block, PromptLayer]]:
-        self._blocks, self._rotary = (
-            find_blocks(model),
-            getattr(model, "rope", None) is not None,
-        )
+        self._blocks = find_blocks(model)
+        self._rotary = getattr(model, "rope", None) is not None
         width = getattr(model, "embed_dim", None)
         if not isinstance(width, int):
             raise UnsupportedModelError(
@@ -133,9 +131,10 @@ class _PromptTuner(Tuner):
 class VPTDeepTuner(_PromptTuner):
     """Deep visual prompts: every block sees its own learned tokens, which are dropped after it.
 
-    Prompts are appended at the end of the sequence, have no position embedding, and rotary embeddings leave them
-    alone. Serves timm's plain vision transformers (class token, registers or neither), not attention with relative
-    positions or windows. See :class:`VPTConfig` for the settings.
+    Prompts are appended at the end of the sequence, have no position embedding, and
+    rotary embeddings leave them alone. Serves timm's plain vision transformers (class
+    token, registers or neither), not attention with relative positions or windows. See
+    :class:`VPTConfig` for the settings.
 
     Examples
     --------
@@ -154,8 +153,9 @@ class VPTDeepTuner(_PromptTuner):
 class VPTShallowTuner(_PromptTuner):
     """Shallow visual prompts: learned tokens enter the first block, run through all and are dropped after the last.
 
-    The final norm and the pooling see the image's tokens only. Intermediate features of the model, where asked for,
-    have the prompts at their end. Otherwise as :class:`VPTDeepTuner`.
+    The final norm and the pooling see the image's tokens only. Intermediate features of
+    the model, where asked for, have the prompts at their end. Otherwise as
+    :class:`VPTDeepTuner`.
 
     Examples
     --------
