@@ -22,7 +22,7 @@ from evergrow.data import read
 from evergrow.engine import LocalEngine
 from evergrow.engine.fitting import FAN_IN, RunOptions, ShardMerge
 from evergrow.engine.job import Job, JobReport, begin_job, plan
-from evergrow.engine.runners import LocalRunner, Task, TaskResult
+from evergrow.engine.runners import LocalRunner, TaskResult, WorkerTask
 from evergrow.engine.worker_tasks import perform
 
 SEED = 0
@@ -216,7 +216,7 @@ class _Timed(LocalRunner):
 
     merging = largest = 0.0
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
+    def run(self, tasks: Sequence[WorkerTask]) -> Iterator[TaskResult]:
         for outcome in super().run(tasks):
             task = outcome.task
             if task.work == "merge":

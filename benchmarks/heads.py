@@ -20,11 +20,11 @@ from evergrow.data import load_features
 from evergrow.lab.methods import create_method
 from evergrow.lab.streams import Protocol, stream_of
 
-Task = tuple[NDArray[Any], NDArray[Any]]
+WorkerTask = tuple[NDArray[Any], NDArray[Any]]
 N_CLASSES = 200
 
 
-def tasks_of(n_tasks: int) -> tuple[list[Task], str]:
+def tasks_of(n_tasks: int) -> tuple[list[WorkerTask], str]:
     """Return the first tasks of CUB-200, B-0 Inc-10, shuffled within each task."""
     try:
         data = load_features("cub200_efficientnet_lite0")

@@ -23,7 +23,7 @@ from evergrow import Learner
 from evergrow.core.archive import read_archive
 from evergrow.engine.job import ShardReport
 from evergrow.engine.worker_tasks import part_of, write_part
-from evergrow.learner.learning import Block
+from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import complete_fit, learn_shard, merge_shards
 
 WIDTH = 768
@@ -51,7 +51,10 @@ def statistics(
             paths, (slice(None, rows), slice(rows, None)), strict=True
         ):
             part, spent["learn_s"] = _timed(
-                device, learn_shard, template, Block(block.X[half], block.labels[half])
+                device,
+                learn_shard,
+                template,
+                LabelledRows(block.X[half], block.labels[half]),
             )
             _, spent["write_s"] = _timed(
                 "cpu", write_part, path, part, {"0": ShardReport(rows, "0")}
@@ -72,7 +75,7 @@ def solve(units: int, classes: int, rows: int, device: str = "cpu") -> dict[str,
     """From the sum of all parts to a model that answers, calibrated on some rows."""
     block = _rows(rows, classes)
     total = learn_shard(_template(units, device), block)
-    sample = Block(block.X[:1000], block.labels[:1000])
+    sample = LabelledRows(block.X[:1000], block.labels[:1000])
     learner = Learner(device=device, options={"n_units": units})
     _, spent = _timed(device, complete_fit, learner, total, sample)
     with tempfile.TemporaryDirectory() as folder:
@@ -95,10 +98,12 @@ def _template(units: int, device: str) -> Learner:
     return learner.fit((block.X, block.labels)).spawn()
 
 
-def _rows(n: int, classes: int) -> Block:
+def _rows(n: int, classes: int) -> LabelledRows:
     draws, y = np.random.default_rng(0), np.arange(n) % classes
     X = draws.normal(size=(classes, WIDTH))[y] + draws.normal(size=(n, WIDTH))
-    return Block(X.astype(np.float32), np.array([f"class {label:05d}" for label in y]))
+    return LabelledRows(
+        X.astype(np.float32), np.array([f"class {label:05d}" for label in y])
+    )
 
 
 def _timed(

@@ -86,7 +86,7 @@ def unlabelled(data: Rows, draw: int, k: int, strangers: bool) -> dict[str, Any]
 
 def suggestions(data: Rows, draw: int, how: str) -> dict[str, Any]:
     """Return accuracy after 2, 3, ... 8 labels per class, chosen at random or as suggested."""
-    from evergrow import Learner
+    from evergrow import Learner, tools
 
     X, y, T, t = data
     labels, classes = drawn(y, 2, draw), len(np.unique(y))
@@ -96,7 +96,7 @@ def suggestions(data: Rows, draw: int, how: str) -> dict[str, Any]:
         rest = np.flatnonzero(~labels)
         rows = rng.permutation(rest)[:classes]
         if how == "suggested":
-            rows = rest[learner.suggest(X[rest], classes, unknown_share=0).rows]
+            rows = rest[tools.suggest(learner, X[rest], classes, novel_fraction=0).rows]
         learner.partial_fit(X[rows], y[rows])
         labels[rows] = True
         found.append(learner.score(T, t))
@@ -105,7 +105,7 @@ def suggestions(data: Rows, draw: int, how: str) -> dict[str, Any]:
 
 def curve(data: Rows, draw: int) -> dict[str, Any]:
     """Return the foretold and the measured gain of ten more samples of each of 40 classes."""
-    from evergrow import Learner
+    from evergrow import Learner, tools
 
     X, y, T, t = data
     rng = np.random.default_rng(draw)
@@ -116,7 +116,7 @@ def curve(data: Rows, draw: int) -> dict[str, Any]:
     few = np.zeros(len(y), dtype=bool)
     few[np.flatnonzero(more)[drawn(y[more], k, draw)]] = True
     learner = Learner(None).fit(X[few], y[few])
-    found = learner.learning_curve(X[few], y[few])
+    found = tools.learning_curve(learner, X[few], y[few])
     rest = more & ~few
     before, after = (
         learner.score(T, t),
@@ -129,8 +129,8 @@ def groups(data: Rows, draw: int) -> dict[str, Any]:
     """Return the share of rows of unknown classes that are grouped right, number of groups given or found."""
     from sklearn.cluster import KMeans
 
-    from evergrow import Learner
-    from evergrow.learner.suggestions import matched_share
+    from evergrow import Learner, tools
+    from evergrow.tools.grouping import matched_fraction
 
     X, y, _, _ = data
     order = np.random.default_rng(draw).permutation(y.max() + 1)
@@ -139,19 +139,19 @@ def groups(data: Rows, draw: int) -> dict[str, Any]:
     labelled, number = (X[known], y[known]), len(np.unique(u))
     unit = U / np.linalg.norm(U, axis=1, keepdims=True)
     found: dict[str, Any] = {
-        "plain": matched_share(
+        "plain": matched_fraction(
             u, KMeans(number, n_init=4, random_state=0).fit(unit).labels_
         )
     }
     for what, given in (("given", number), ("found", None)):
-        result = learner.group_unknown(
-            U, n_groups=given, known=labelled, false_alarm=0.9999
+        result = tools.group_unknown(
+            learner, U, n_groups=given, known=labelled, false_alarm=0.9999
         )
         codes = np.full(len(u), -1)
         for code, rows in enumerate(result.rows):
             codes[rows] = code
         found |= {
-            what: matched_share(u, codes),
+            what: matched_fraction(u, codes),
             f"{what}_groups": len(result.rows),
             "metric": result.metric,
         }
@@ -182,7 +182,7 @@ def fade(data: Rows, draw: int) -> dict[str, Any]:
 
 def drift(data: Rows, draw: int) -> dict[str, Any]:
     """Return shares of classes with an alarm on unchanged, noisy and relabelled rows."""
-    from evergrow import Learner
+    from evergrow import Learner, tools
 
     X, y, T, t = data
     learned = drawn(y, 20, draw)
@@ -193,10 +193,10 @@ def drift(data: Rows, draw: int) -> dict[str, Any]:
     turned = np.random.default_rng(draw).permutation(t.max() + 1)
     turned = np.where(turned == np.arange(len(turned)), np.roll(turned, 1), turned)
     return {
-        "unchanged": learner.drift(T[half]).share,
-        "unchanged_labelled": learner.drift(T[half], t[half]).share,
-        "noisy": learner.drift(noisy).share,
-        "relabelled": learner.drift(T[half], turned[t[half]]).share,
+        "unchanged": tools.drift(learner, T[half]).share,
+        "unchanged_labelled": tools.drift(learner, T[half], t[half]).share,
+        "noisy": tools.drift(learner, noisy).share,
+        "relabelled": tools.drift(learner, T[half], turned[t[half]]).share,
     }
 
 
@@ -204,7 +204,7 @@ def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
     """Return shares of species with an alarm on blurred pictures, where the other rows of the species were learned."""
     from PIL import Image, ImageFilter
 
-    from evergrow import Learner
+    from evergrow import Learner, tools
     from evergrow.features import create_backbone, encode_batch
 
     kept, backbone = (
@@ -230,7 +230,7 @@ def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
         )
         found.append(encode_batch(backbone, [prepared])[0])
     rows = np.stack(found)
-    alarms, labelled = learner.drift(rows), learner.drift(rows, y[asked])
+    alarms, labelled = tools.drift(learner, rows), tools.drift(learner, rows, y[asked])
     return {
         "alarms": alarms.share,
         "labelled": labelled.share,

@@ -284,7 +284,7 @@ def test_columns_of_test_data(shell):
     from tests.learner.toys import Letters
 
     from evergrow.data import DataOptions
-    from evergrow.learner.comparison import measured_change
+    from evergrow.tools.comparison import measured_change
 
     table = Path("tests.csv")
     table.write_text("satz,text,art\nabba,x,a\nbaab,x,a\nzzyx,x,z\nxyzz,x,z\n")

@@ -176,14 +176,14 @@ def test_what_cannot_be_adapted_is_one_line_and_writes_nothing(
 
 
 def test_the_line_on_backbones_is_short(shell, images, monkeypatch):
-    from evergrow.features import sources
+    from evergrow.features import weight_sources
 
     choice = SimpleNamespace(
         name="test_resnet",
         weights="random",
         reason="test_resnet is here; without weights here: giants",
     )
-    monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
+    monkeypatch.setattr(weight_sources, "best_backbone", lambda kind: choice)
     short = shell.run("fit", images, "-m", "a.evg").stdout
     assert "backbone: test_resnet, the strongest whose weights are here\n" in short
     assert "giants" not in short

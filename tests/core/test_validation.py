@@ -13,7 +13,7 @@ from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import (
     resolve_device,
 )
-from evergrow.data.intake import _is_pil_image, is_pandas, is_stream
+from evergrow.data.inputs import _is_pil_image, is_pandas, is_stream
 
 
 def test_registry_refuses_a_name_twice():

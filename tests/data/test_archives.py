@@ -17,7 +17,7 @@ from tests.data.conftest import PNG, Tree
 from evergrow.core.errors import DataWarning, FileFormatError, ImageError, InputError
 from evergrow.data import archives, load_data
 from evergrow.data.archives import ARCHIVE_SUFFIXES
-from evergrow.data.intake import read_items, read_parts
+from evergrow.data.inputs import read_items, read_parts
 from evergrow.data.items import concat_items
 from evergrow.lab.bench.data import fingerprint_of
 

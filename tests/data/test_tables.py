@@ -19,7 +19,7 @@ from evergrow.core.errors import (
     LabelError,
 )
 from evergrow.data import load_data
-from evergrow.data.intake import read_parts
+from evergrow.data.inputs import read_parts
 from evergrow.data.items import Texts
 from evergrow.lab.bench.data import fingerprint_of
 

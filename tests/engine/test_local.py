@@ -18,7 +18,7 @@ from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.seeding import derive_seed
 from evergrow.engine import LocalEngine
 from evergrow.engine.job import read_job
-from evergrow.engine.runners import TRIES, LocalRunner, Task
+from evergrow.engine.runners import TRIES, LocalRunner, WorkerTask
 from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.engine.worker_tasks import versions
 
@@ -47,7 +47,7 @@ def test_a_task_whose_worker_died_is_run_again(
 ) -> None:
     found = list(
         runner.run(
-            [Task("die_once", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]
+            [WorkerTask("die_once", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]
         )
     )
     assert [outcome.state for outcome in found] == ["done"] * 6
@@ -58,7 +58,9 @@ def test_a_task_that_kills_every_worker_fails_alone(
     runner: LocalRunner, tmp_path: Path
 ) -> None:
     found = list(
-        runner.run([Task("die", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)])
+        runner.run(
+            [WorkerTask("die", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]
+        )
     )
     (failed,) = [outcome for outcome in found if outcome.state == "failed"]
     assert (failed.task.number, failed.error) == (9, f"its worker died {TRIES} times")
@@ -79,7 +81,7 @@ def test_closing_ends_what_still_runs(runner: LocalRunner, tmp_path: Path) -> No
     outcomes = runner.run(
         [
             *tasks(tmp_path, 1),
-            *(Task("sums", 1, {"folder": str(tmp_path), "seconds": 60}),) * 3,
+            *(WorkerTask("sums", 1, {"folder": str(tmp_path), "seconds": 60}),) * 3,
         ]
     )
     next(outcomes)
@@ -94,9 +96,12 @@ def test_closing_ends_what_still_runs(runner: LocalRunner, tmp_path: Path) -> No
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Kill -9 of the driver leaves no process behind, also in the middle of a task."""
     code = (
-        "from evergrow.engine.runners import LocalRunner, Task; from tests.engine.toy_tasks import perform, pids\n"
+        "from evergrow.engine.runners import LocalRunner, WorkerTask\n"
+        "from tests.engine.toy_tasks import perform, pids\n"
         f"runner, about = LocalRunner(perform, 2), {{'folder': {str(tmp_path)!r}}}\n"
-        "tasks = [Task('sums', n, {**about, 'seconds': 60 * n}) for n in range(3)]; outcomes = runner.run(tasks)\n"
+        "about = [{**about, 'seconds': 60 * n} for n in range(3)]\n"
+        "tasks = [WorkerTask('sums', n, about[n]) for n in range(3)]\n"
+        "outcomes = runner.run(tasks)\n"
         "next(outcomes); print(*pids(runner), flush=True); next(outcomes)"
     )
     driver = subprocess.Popen(
@@ -120,12 +125,16 @@ def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> No
         EngineError,
         match=r"^node \S+: folder must be one that every worker can write to, got /no",
     ):
-        next(LocalRunner(shard_task).run([Task("first", 0, about)]))
+        next(LocalRunner(shard_task).run([WorkerTask("first", 0, about)]))
     runner = LocalRunner(shard_task, 2)
     with pytest.raises(
         EngineError, match=r"^node \S+: versions must be {.torch.: .0\.1"
     ):
-        next(runner.run([Task("first", 0, {**about, "versions": {"torch": "0.1"}})]))
+        next(
+            runner.run(
+                [WorkerTask("first", 0, {**about, "versions": {"torch": "0.1"}})]
+            )
+        )
     runner.close()
     with pytest.raises(ParameterError, match="workers must be"):
         LocalRunner(perform, 0)

@@ -10,7 +10,7 @@ import pytest
 from evergrow import Learner
 from evergrow.engine.job import ShardReport
 from evergrow.engine.worker_tasks import write_part
-from evergrow.learner.learning import Block
+from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import learn_shard
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -35,7 +35,7 @@ def test_a_file_of_statistics_has_the_bytes_of_the_formula(tmp_path: Path) -> No
     template = Learner(device="cpu", options={"n_units": units}).fit((X, y)).spawn()
     write_part(
         tmp_path / "part.evg",
-        learn_shard(template, Block(X, y)),
+        learn_shard(template, LabelledRows(X, y)),
         {"0": ShardReport(400, "0")},
     )
     found = (tmp_path / "part.evg").stat().st_size

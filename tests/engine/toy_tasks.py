@@ -12,18 +12,21 @@ import numpy as np
 
 from evergrow.core.errors import InputError
 from evergrow.core.files import atomic_path
-from evergrow.engine.runners import LocalRunner, Task, UnfitWorkerError
+from evergrow.engine.runners import LocalRunner, UnfitWorkerError, WorkerTask
 
 
-def perform(task: Task) -> dict[str, Any]:
+def perform(task: WorkerTask) -> dict[str, Any]:
     """Do a task of a test."""
     about = {key: value for key, value in task.about.items() if key != "decoders"}
     return globals()[f"_{task.work}"](task.number, **about)
 
 
-def tasks(folder: Path, n: int, work: str = "sums", **about: Any) -> list[Task]:
+def tasks(folder: Path, n: int, work: str = "sums", **about: Any) -> list[WorkerTask]:
     """Return tasks that each write one file."""
-    return [Task(work, number, {"folder": str(folder), **about}) for number in range(n)]
+    return [
+        WorkerTask(work, number, {"folder": str(folder), **about})
+        for number in range(n)
+    ]
 
 
 def begun(folder: Path) -> list[tuple[int, int]]:

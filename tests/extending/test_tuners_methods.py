@@ -26,14 +26,14 @@ from evergrow.adapt.tuners import (
     create_tuner,
     restore_tuner,
 )
-from evergrow.adapt.tuners.base import SavedTuner, layer_parameter
+from evergrow.adapt.tuners.tuner import SavedTuner, layer_parameter
 from evergrow.core.errors import ParameterError
 from evergrow.core.record import Spec, read_record, require, write_record
 from evergrow.core.validation import check_number
 from evergrow.data.items import Items
 from evergrow.head import HEADS
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.label_set import LabelUpdate
 from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, DenseMap, Layer
 from evergrow.lab.methods import (
     IMAGE_METHODS,

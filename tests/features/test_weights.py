@@ -23,7 +23,7 @@ from evergrow.features import (
     load_weights,
     read_weights,
 )
-from evergrow.features.sources import WantedWeights, find_bundled
+from evergrow.features.weight_sources import WantedWeights, find_bundled
 
 NAME = "test_resnet"
 

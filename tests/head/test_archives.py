@@ -17,7 +17,7 @@ from evergrow import Classifier, SCLClassifier
 from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError
 from evergrow.head import HEADS
-from evergrow.head.labels import StoredLabels
+from evergrow.head.label_set import StoredLabels
 from evergrow.lab.checks.properties import every_part
 from evergrow.lab.heads import SimpleCILClassifier
 

@@ -12,7 +12,7 @@ from tests.head.models import map_scores
 
 from evergrow.core.errors import FileFormatError, UnsupportedError
 from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier
-from evergrow.head.base import EASY_ORDER, Lacking
+from evergrow.head.base import EASY_ORDER, Unsupported
 
 SMALL: dict[str, dict[str, Any]] = {
     "evergrow": {"n_units": 30},
@@ -97,7 +97,7 @@ def test_settling_cheaply_leaves_what_takes_long(
 def test_what_a_head_cannot_do_is_one_typed_error(name: str) -> None:
     head = fitted(name)
     for method, lacking in vars(IncrementalClassifier).items():
-        if not isinstance(lacking, Lacking):
+        if not isinstance(lacking, Unsupported):
             continue
         if hasattr(head, method):
             assert callable(getattr(head, method))

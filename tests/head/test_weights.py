@@ -85,7 +85,7 @@ def test_rows_are_scored_as_if_their_weight_had_not_been_learned(data: Data) -> 
     weights = np.random.default_rng(3).uniform(0.2, 3.0, size=300)
     learned = head(alpha=0.5).partial_fit(X, y, sample_weight=weights)
     rows = slice(0, 20)
-    found = learned.fold_outs(X[rows], y[rows], sample_weight=weights[rows])
+    found = learned.held_out_scores(X[rows], y[rows], sample_weight=weights[rows])
     rest = (
         head(alpha=0.5)
         .fit(X, y)

@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 
 from evergrow import Learner
 from evergrow.adapt.tuners import restore_tuner
-from evergrow.adapt.tuners.base import SavedTuner
+from evergrow.adapt.tuners.tuner import SavedTuner
 from evergrow.cli.registry import build_app
 from evergrow.core import errors
 from evergrow.core.record import read_record, write_record

@@ -59,7 +59,7 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
     folds = assign_folds(
         np.searchsorted(head.classes_, y[:300].astype(str)), head.class_counts_, seed=0
     )
-    found = head.fold_outs(X[:300], y[:300].astype(str), folds)
+    found = head.held_out_scores(X[:300], y[:300].astype(str), folds)
     standard = from_units(
         calibration.pool().standard(), term_units(head.expected_terms())
     )
@@ -177,15 +177,15 @@ def test_edits_leave_it_and_one_row_of_a_class_adds_only_to_the_unknown(
 ) -> None:
     data = clouds(40)
     learner = small().fit(part(data, 0, 1, 2))
-    warmth = learner.head_.temperature_
+    temperature = learner.head_.temperature_
     with pytest.warns(FewSamplesWarning):
         learner.partial_fit((data[0][data[1] == 3][:1], np.array([3])))
     calibration = learner._state().calibration
     assert len(calibration.parts) == 1
     assert [part.n for part in calibration.unknown] == [1]
-    assert learner.head_.temperature_ == warmth
+    assert learner.head_.temperature_ == temperature
     learner.forget_classes("3").unlearn((data[0][:5], data[1][:5]))
-    assert learner.head_.temperature_ == warmth
+    assert learner.head_.temperature_ == temperature
     assert np.isfinite(learner.novelty_score(data[0])).all()
 
 

@@ -22,7 +22,7 @@ from evergrow.data.items import Images, Samples, Texts
 from evergrow.features import create_backbone
 from evergrow.features.images import median_side
 from evergrow.learner.evaluation import evaluate_predictions, open_world
-from evergrow.learner.levels import try_levels
+from evergrow.tools.feature_levels import try_levels
 
 NAMES = ["ant", "bee", "cat", "dog"]
 
@@ -153,7 +153,8 @@ def test_the_command_prints_accuracy_uncertainty_seconds_and_how_to_take_each(
 ) -> None:
     network = create_backbone("test_resnet", weights="random", device="cpu")
     monkeypatch.setattr(
-        "evergrow.learner.levels.create_backbone", lambda *args, **settings: network
+        "evergrow.tools.feature_levels.create_backbone",
+        lambda *args, **settings: network,
     )
     monkeypatch.chdir(tmp_path)
     write_folder(Path("colours"), {"red": 1, "green": 2}, n=6)

@@ -244,7 +244,7 @@ def test_many_blocks_are_one_change_and_the_same_sums(
     start = small(alpha=1.0).fit(X, y)
     whole = copy.copy(start).partial_fit(X + 0.1, y).settle()
     monkeypatch.setattr(learning.gathered, "__defaults__", (70,))
-    monkeypatch.setattr("evergrow.data.intake.CHUNK", 30)
+    monkeypatch.setattr("evergrow.data.inputs.CHUNK", 30)
     parts = copy.copy(start).partial_fit(zip(X + 0.1, y, strict=True)).settle()
     np.testing.assert_allclose(
         parts.decision_function(X), whole.decision_function(X), rtol=1e-7, atol=1e-7
@@ -260,7 +260,7 @@ def test_a_stream_that_breaks_leaves_the_learner_as_it_was(
 ) -> None:
     X, y = data
     monkeypatch.setattr(learning.gathered, "__defaults__", (50,))
-    monkeypatch.setattr("evergrow.data.intake.CHUNK", 25)
+    monkeypatch.setattr("evergrow.data.inputs.CHUNK", 25)
     learner = Learner(None, method).fit(X, y)
     before = learner.decision_function(X)
 

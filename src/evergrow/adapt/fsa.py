@@ -25,7 +25,7 @@ from evergrow.adapt.tuners import (
     restore_tuner,
     tuners_of,
 )
-from evergrow.adapt.tuners.base import SavedTuner
+from evergrow.adapt.tuners.tuner import SavedTuner
 from evergrow.core.errors import InputError, LabelError, ParameterError, WeightsError
 from evergrow.core.record import NOTHING, Extra, record, require
 from evergrow.core.seeding import generator

@@ -4,5 +4,5 @@ A command is a function under :func:`evergrow.cli.registry.command` in a module 
 modules in the order in which people meet their commands.
 """
 
-MODULES = ("fit", "predict", "inspect", "change", "labels", "sort", "share", "data")
+MODULES = ("fit", "predict", "inspect", "change", "tools", "sort", "share", "data")
 """Modules that hold commands."""

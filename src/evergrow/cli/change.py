@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli import models, options
+from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer, can_ask, listed, plural
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.registry import command
@@ -67,11 +67,11 @@ def update_command(
     unlabelled
         DATA has no labels: learn it as what it looks like, as far as it does; forget MODEL --unlabelled undoes that.
     """
-    from evergrow.data.intake import read_labelled
-    from evergrow.learner.comparison import measured_change
+    from evergrow.data.inputs import read_labelled
+    from evergrow.tools.comparison import measured_change
 
     if unlabelled and spread.engine is None:
-        from evergrow.cli.labels import learned_without_labels
+        from evergrow.cli.tools import learned_without_labels
 
         return learned_without_labels(model, data, test, reading, run, wait)
     if spread.engine is not None:
@@ -80,14 +80,16 @@ def update_command(
         spread.refuse(test=test, unlabelled=unlabelled)
         source = read(data, reading.options(), part="train")
 
-        def job(engine: Engine) -> tuple[models.ModelChange, JobReport]:
-            with models.changing_model(model, run, wait=wait) as change:
+        def job(engine: Engine) -> tuple[model_files.ModelChange, JobReport]:
+            with model_files.changing_model(model, run, wait=wait) as change:
                 return change, engine.partial_fit(change.learner, source)
 
         change, report = spread.run(job, model=model, quiet=run.as_json)
         more: dict[str, Any] = {"seconds": change.seconds, "engine": report.to_values()}
-        return change.answer([models.learned_line(change)], report.summary(), **more)
-    with models.changing_model(model, run, wait=wait) as change:
+        return change.answer(
+            [model_files.learned_line(change)], report.summary(), **more
+        )
+    with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
         samples = read_labelled(data, "train", learner.kind_, reading.options())
         with measured_change(learner, test, reading.options()):
@@ -101,8 +103,8 @@ def update_command(
                     ) from error
                 typer.confirm(f"{said}. Learn them once more?", abort=True)
                 learner.partial_fit(samples)
-    code = models.skipped_code(len(samples) - change.record.samples)
-    lines = [models.learned_line(change), *models.tested_lines(change)]
+    code = model_files.skipped_code(len(samples) - change.record.samples)
+    lines = [model_files.learned_line(change), *model_files.tested_lines(change)]
     return change.answer(lines, code=code, seconds=change.seconds, test=change.tested)
 
 
@@ -140,7 +142,7 @@ def forget_command(
         raise ParameterError(
             "Name classes to forget, or give --unlabelled to forget what was learned without labels."
         )
-    with models.changing_model(model, wait=wait) as change:
+    with model_files.changing_model(model, wait=wait) as change:
         if unlabelled:
             change.learner.forget_unlabelled()
         else:
@@ -148,7 +150,7 @@ def forget_command(
     what = (
         " without labels"
         if unlabelled
-        else models.classes_note(change.record.classes, "whole")
+        else model_files.classes_note(change.record.classes, "whole")
     )
     return change.answer([f"forgot {plural(change.record.samples, 'sample')}{what}"])
 
@@ -174,13 +176,14 @@ def unlearn_command(
     Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing changed, 3 another process is
     changing the model, 130 interrupted and nothing changed.
     """
-    from evergrow.data.intake import read_labelled
+    from evergrow.data.inputs import read_labelled
 
-    with models.changing_model(model, run, wait=wait) as change:
+    with model_files.changing_model(model, run, wait=wait) as change:
         change.learner.unlearn(
             read_labelled(data, "train", change.learner.kind_, reading.options())
         )
-    said = f"unlearned {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
+    forgotten = model_files.classes_note(change.record.classes, "whole")
+    said = f"unlearned {plural(change.record.samples, 'sample')}{forgotten}"
     return change.answer([said])
 
 
@@ -238,8 +241,8 @@ def redo_command(
 
 
 def _restored(model: Path, record: Change) -> Answer:
-    change = models.ModelChange(
-        model, models.load_model(model, lazy=True), restored=record
+    change = model_files.ModelChange(
+        model, model_files.load_model(model, lazy=True), restored=record
     )
     return change.answer([record.note or "undone"], note=record.note)
 
@@ -278,7 +281,7 @@ def rename_command(
             raise ParameterError(
                 f"{one_line(name)!r} is to be renamed twice; name it once."
             )
-    with models.changing_model(model, wait=wait, lazy=True) as change:
+    with model_files.changing_model(model, wait=wait, lazy=True) as change:
         change.learner.rename_classes(pairs)
     renamed = dict(change.record.names)
     said = listed([f"{old} -> {new}" for old, new in renamed.items()])
@@ -310,7 +313,7 @@ def merge_classes_command(
     into : CLASS
         Name of the one that they become; may be one of them.
     """
-    with models.changing_model(model, wait=wait, lazy=True) as change:
+    with model_files.changing_model(model, wait=wait, lazy=True) as change:
         learner = change.learner
         before = learner.samples_by_name_
         learner.merge_classes(classes, into)
@@ -354,7 +357,7 @@ def relabel_command(
     """
     from evergrow.learner.edits import read_movable
 
-    with models.changing_model(model, run, wait=wait) as change:
+    with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
         learner.relabel(
             read_movable(data, learner.kind_, reading.options()), source, target

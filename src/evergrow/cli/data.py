@@ -15,16 +15,16 @@ from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, plural, table, warn_line
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.models import check_target, skipped_code
+from evergrow.cli.model_files import check_target, skipped_code
 from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import BusyError, DataWarning, InputError, ParameterError
 from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
-    from evergrow.data.datacheck import DataCheck
     from evergrow.features.base import Backbone
     from evergrow.features.cache import CacheInfo
+    from evergrow.tools.data_check import DataCheck
 
 _SHOWN = 5
 
@@ -164,8 +164,8 @@ def _tried(
     source: str, how: DataOptions, backbone: str, device: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return how the levels of features do on data, as values and as lines for people."""
-    from evergrow.data.intake import read_parts
-    from evergrow.learner.levels import try_levels
+    from evergrow.data.inputs import read_parts
+    from evergrow.tools.feature_levels import try_levels
 
     trials = try_levels(read_parts(source, how).part("train"), backbone, device=device)
     rows = []
@@ -202,8 +202,8 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataC
     device : str
         Where to compute.
     """
-    from evergrow.data.datacheck import check_samples
-    from evergrow.data.intake import read_parts
+    from evergrow.data.inputs import read_parts
+    from evergrow.tools.data_check import check_samples
 
     data = read_parts(source, how)
     train, test = data.part("train"), None if data.whole else data.part("test")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli import models, options
+from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.registry import command
@@ -83,7 +83,9 @@ def fit_command(
     force
         Replace a model, keeping what it was for rollback.
     """
-    models.check_target("--model", model, force=force, existing=models.REPLACING)
+    model_files.check_target(
+        "--model", model, force=force, existing=model_files.REPLACING
+    )
     if not 0 <= holdout < 1:
         raise ParameterError(
             f"--holdout is a share from 0 to below 1, not {holdout:g}."
@@ -109,7 +111,7 @@ def fit_command(
     else:  # before anything heavy is imported: most mistakes show here
         import numpy as np
 
-        from evergrow.data.intake import read_labelled
+        from evergrow.data.inputs import read_labelled
         from evergrow.data.items import stratified_split
 
         samples = read_labelled(data, "train", options=reading.options())
@@ -119,9 +121,9 @@ def fit_command(
                 codes.astype(np.int64), names.tolist(), holdout, seed
             )
             samples, tested = samples.take(keep), samples.take(hold)
-    from evergrow.learner.comparison import measured_change
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
+    from evergrow.tools.comparison import measured_change
 
     learner = Learner(
         backbone,
@@ -133,7 +135,7 @@ def fit_command(
         random_state=seed,
         **{**run.loading(), "device": run.device},
     )
-    change = models.ModelChange(model, learner)
+    change = model_files.ModelChange(model, learner)
     if spread.engine is not None:
         from evergrow.data import read
 
@@ -155,25 +157,25 @@ def fit_command(
         change.dropped = commit(model, learner).dropped
         more = {
             "test": change.tested,
-            "code": models.skipped_code(len(samples) - change.record.samples),
+            "code": model_files.skipped_code(len(samples) - change.record.samples),
         }
     change.seconds = time.perf_counter() - started
     return _answer(change, more)
 
 
-def _answer(change: models.ModelChange, more: dict[str, Any]) -> Answer:
+def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
     info = change.learner.info()
     spec, adapted = info["backbone"] or {}, info["adaptation"]
-    lines = [models.learned_line(change)]
+    lines = [model_files.learned_line(change)]
     if spec:
         why = ", the strongest whose weights are here" if spec.get("reason") else ""
         lines.append(f"backbone: {spec['name']}{why}")
-    if note := models.recipe_note(spec):
+    if note := model_files.recipe_note(spec):
         lines.append(f"features: {note}")
     if adapted:
-        lines.append(f"adapted: {models.adapted_note(adapted)}")
+        lines.append(f"adapted: {model_files.adapted_note(adapted)}")
     return change.answer(
-        [*lines, *models.tested_lines(change)],
+        [*lines, *model_files.tested_lines(change)],
         seconds=change.seconds,
         kind=info["kind"],
         backbone=spec.get("name"),

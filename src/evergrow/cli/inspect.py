@@ -11,13 +11,18 @@ import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
-from evergrow.cli.models import adapted_note, load_model, recipe_note, revisions_note
+from evergrow.cli.model_files import (
+    adapted_note,
+    load_model,
+    recipe_note,
+    revisions_note,
+)
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
-    from evergrow.learner.comparison import Comparison
     from evergrow.learner.learner import Learner
     from evergrow.learner.snapshot import Change
+    from evergrow.tools.comparison import Comparison
 
 _CLASSES, _CHANGES = 20, 10
 
@@ -238,8 +243,8 @@ def diff_command(
     full
         List all classes and all changed answers.
     """
-    from evergrow.data.intake import read_labelled
-    from evergrow.learner.comparison import compare_learners
+    from evergrow.data.inputs import read_labelled
+    from evergrow.tools.comparison import compare_learners
 
     models = (
         _opened(first, run, lazy=data is None),

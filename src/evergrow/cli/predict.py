@@ -15,7 +15,7 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.engine import HERE, EngineOptions
-from evergrow.cli.models import (
+from evergrow.cli.model_files import (
     check_target,
     load_model,
     note_rough,
@@ -338,7 +338,7 @@ def read_question(
     reading : options.Reading
         Names of the columns of tables.
     """
-    from evergrow.data.intake import read_items
+    from evergrow.data.inputs import read_items
 
     if texts and kind != "text":
         raise InputError(
@@ -377,7 +377,7 @@ def read_question(
 
 def _images(items: list[str], reading: options.Reading) -> Question:
     """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
-    from evergrow.data.intake import read_items
+    from evergrow.data.inputs import read_items
     from evergrow.data.items import concat_items, is_image
     from evergrow.data.readers import reader_of_file
 
@@ -468,7 +468,7 @@ def evaluate_command(
         Also learn parts of DATA anew, and say what ten more samples of each class would give.
     """
     from evergrow.data import read
-    from evergrow.data.intake import read_labelled, read_unknown
+    from evergrow.data.inputs import read_labelled, read_unknown
 
     if report is not None:
         check_target("--report", report)
@@ -511,12 +511,11 @@ def evaluate_command(
         )
     picture = ""
     if curve:
-        from evergrow.cli.labels import curve_lines
-        from evergrow.learner.curves import curve_svg
+        from evergrow.cli.tools import curve_lines
+        from evergrow.tools.learning_curves import curve_svg, learning_curve
 
-        found = learner.learning_curve(
-            read_labelled(data, "train", learner.kind_, reading.options())
-        )
+        samples = read_labelled(data, "train", learner.kind_, reading.options())
+        found = learning_curve(learner, samples)
         lines, picture = [*lines, *curve_lines(found)], curve_svg(found)
         values["curve"] = found.to_values()
     if report is not None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from evergrow.cli import models, options
+from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer, note_line, plural
 from evergrow.cli.exits import flush
 from evergrow.cli.registry import command
@@ -34,9 +34,11 @@ def spawn_command(model: options.ModelFile, output: Output) -> Answer:
 
     Exit codes: 0 written, 2 bad input or the file exists.
     """
-    models.check_target("--output", output, force=False, existing="choose another name")
+    model_files.check_target(
+        "--output", output, force=False, existing="choose another name"
+    )
     # A beginning, not a change: its history starts with what it is taught.
-    models.load_model(model).spawn().save(output)
+    model_files.load_model(model).spawn().save(output)
     values = {"model": str(output), "parent": str(model), "n_classes": 0}
     line = f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"
     return Answer(values, [line], done=f"{output} was written")
@@ -76,23 +78,25 @@ def merge_command(
 
     if len(sources) < 2:
         raise ParameterError("Name at least two models to merge.")
-    models.check_target("--output", output, force=force, existing=models.REPLACING)
+    model_files.check_target(
+        "--output", output, force=force, existing=model_files.REPLACING
+    )
     learner, origin = (
-        models.load_model(sources[0]),
-        None if base is None else models.load_model(base),
+        model_files.load_model(sources[0]),
+        None if base is None else model_files.load_model(base),
     )
     known, samples = (
         set(learner.class_names_.tolist()),
         sum(learner.n_samples_.values()),
     )
     for path in sources[1:]:
-        learner.merge(models.load_model(path), base=origin)
-    change = models.ModelChange(output, learner)
+        learner.merge(model_files.load_model(path), base=origin)
+    change = model_files.ModelChange(output, learner)
     learner.settle()
     change.dropped = commit(output, learner).dropped
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
-    said = f"added {plural(added, 'sample')}{models.classes_note(news, 'new')} to what {sources[0]} knows"
+    said = f"added {plural(added, 'sample')}{model_files.classes_note(news, 'new')} to what {sources[0]} knows"
     return change.answer(
         [said], samples=added, classes=list(news), merged=list(map(str, sources))
     )
@@ -142,12 +146,12 @@ def export_command(
     from evergrow.export.onnx_backbone import tokenizer_path
     from evergrow.export.onnx_export import export_learner
 
-    models.check_target("--onnx", onnx, force=force)
-    learner = models.load_model(
+    model_files.check_target("--onnx", onnx, force=force)
+    learner = model_files.load_model(
         model, options.RunOptions(device="cpu", weights=weights, as_json=True)
     )
     if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
-        models.check_target(
+        model_files.check_target(
             "the tokenizer beside --onnx", tokenizer_path(onnx), force=force
         )
     report = export_learner(

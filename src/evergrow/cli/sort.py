@@ -12,12 +12,12 @@ import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, listed, note_line, percent, plural, table
-from evergrow.cli.models import load_model, note_rough
+from evergrow.cli.model_files import load_model, note_rough
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.learner.sorting import SortedFile
+    from evergrow.tools.sorting import SortedFile
 
 _EXAMPLES = 3
 
@@ -76,7 +76,7 @@ def sort_command(
     undo : TABLE
         Take back what this table lists.
     """
-    from evergrow.learner.sorting import TABLE, plan_sort, read_table, sort_folder
+    from evergrow.tools.sorting import TABLE, plan_sort, read_table, sort_folder
 
     if undo is not None:
         if model is not None:
@@ -189,7 +189,7 @@ def _reasons(stay: Sequence[SortedFile]) -> str:
 
 
 def _undone(path: Path, run: options.RunOptions) -> Answer:
-    from evergrow.learner.sorting import read_table, undo_sort
+    from evergrow.tools.sorting import read_table, undo_sort
 
     n = sum(row.state == "done" for row in read_table(path))
     kept = undo_sort(path, progress=bool(run.encoding()["progress"]))

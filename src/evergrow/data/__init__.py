@@ -16,7 +16,7 @@ from evergrow.data.load import (
     search_path,
 )
 from evergrow.data.readers import DataOptions, list_readers, register_reader
-from evergrow.data.sources import Shard, Source, source_from
+from evergrow.data.shards import Shard, Source, source_from
 
 __all__ = [
     "DataOptions",

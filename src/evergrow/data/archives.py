@@ -58,7 +58,7 @@ class TooManyFilesError(FileFormatError):
 
 
 @contextmanager
-def sound(title: str, what: str) -> Iterator[None]:
+def wrap_format_errors(title: str, what: str) -> Iterator[None]:
     """Turn whatever damaged bytes raise into an error with the file's name."""
     try:
         yield
@@ -129,7 +129,10 @@ def tar_members(
     FileFormatError
         If it is cut off, or holds names that lead out of it.
     """
-    with sound(title, "tar archive"), tarfile.open(fileobj=file, mode="r:") as archive:
+    with (
+        wrap_format_errors(title, "tar archive"),
+        tarfile.open(fileobj=file, mode="r:") as archive,
+    ):
         # The offset is 0 where there is no member, and then Python 3.10 fails to look for the next one.
         while archive.offset and (info := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all: a gigabyte for a million
@@ -210,7 +213,7 @@ def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(file)
 
 
-class Archive:
+class DataArchive:
     """A zip or tar as a store of files; every process opens it for itself, and nothing is unpacked but a packed tar.
 
     Parameters
@@ -269,7 +272,7 @@ class Archive:
         ) as target:
             weakref.finalize(self, _remove, target.name, os.getpid())
             with (
-                sound(self.title, "compressed tar archive"),
+                wrap_format_errors(self.title, "compressed tar archive"),
                 opener(self._tree.open(self._name, _BLOCK), "rb") as source,
             ):
                 while block := source.read(2**20):
@@ -289,7 +292,7 @@ class Archive:
                 )
                 return
             with (
-                sound(self.title, "zip archive"),
+                wrap_format_errors(self.title, "zip archive"),
                 open_zip(file, self.title, self._most) as archive,
             ):
                 for info in archive.infolist():
@@ -309,7 +312,9 @@ class Archive:
     def read(self, key: str) -> bytes:
         """Return the content of a file."""
         member = self.members[key]
-        with sound(self.title, f"archive, but {printable(key)} cannot be read"):
+        with wrap_format_errors(
+            self.title, f"archive, but {printable(key)} cannot be read"
+        ):
             if self._is_zip:
                 body = self._unzipped(member)
             else:

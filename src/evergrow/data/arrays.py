@@ -31,7 +31,7 @@ from evergrow.core.record import (
     record,
     to_document,
 )
-from evergrow.data.archives import open_zip, sound
+from evergrow.data.archives import open_zip, wrap_format_errors
 from evergrow.data.items import (
     Dataset,
     Images,
@@ -42,7 +42,7 @@ from evergrow.data.items import (
     listed,
 )
 from evergrow.data.readers import has_files, register_reader
-from evergrow.data.sources import (
+from evergrow.data.shards import (
     Shard,
     Source,
     as_features,
@@ -311,7 +311,7 @@ class ArrayFile:
         self.texts: dict[str, str] = {}
         self.others: list[str] = []
         self.classes: tuple[str, ...] = ()  # names of labels 0, 1, ...
-        with sound(self.title, "NPZ file of plain arrays"):
+        with wrap_format_errors(self.title, "NPZ file of plain arrays"):
             self._index()
 
     def rows(self, key: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
@@ -466,7 +466,7 @@ def _header(
 def _unpacked(tree: Tree, name: str, key: str) -> NDArray[Any]:
     """Return an array that can only be had whole; the last ones are kept."""
     with (
-        sound(tree.place(name), "NPZ file of plain arrays"),
+        wrap_format_errors(tree.place(name), "NPZ file of plain arrays"),
         tree.open(name, 1 << 20) as file,
         np.load(
             file, allow_pickle=False
@@ -495,7 +495,10 @@ def read_npy(path: Path) -> NDArray[Any]:
     array([[1., 0.],
            [0., 1.]])
     """
-    with sound(str(path), "NPY file of plain values"), open(path, "rb") as file:
+    with (
+        wrap_format_errors(str(path), "NPY file of plain values"),
+        open(path, "rb") as file,
+    ):
         _header(file, path.name, os.fstat(file.fileno()).st_size)
         file.seek(0)
         return np.asarray(_FORMAT.read_array(file, allow_pickle=False))

@@ -23,7 +23,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.validation import with_changes
-from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
+from evergrow.data.archives import ARCHIVE_SUFFIXES, DataArchive
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.folders import Walk, images_below, is_hidden, partner_name, unwrapped
 from evergrow.data.items import (
@@ -42,7 +42,7 @@ from evergrow.data.readers import (
     reader_of_folder,
     register_reader,
 )
-from evergrow.data.sources import Source, make_source
+from evergrow.data.shards import Source, make_source
 from evergrow.data.storage import Tree, check_address, is_remote
 from evergrow.data.tables import TABLE_SUFFIXES
 from evergrow.data.webdataset import is_webdataset
@@ -249,7 +249,7 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
     InputError
         If its layout is one that cannot be read from an archive.
     """
-    archive = Archive(tree, name)
+    archive = DataArchive(tree, name)
     inside = Tree(tree.place(name), archive=archive)
     while (inner := _only_folder(inside)) is not None:
         inside = inside.below(inner)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ImageError, InputError
-from evergrow.data.archives import sound
+from evergrow.data.archives import wrap_format_errors
 from evergrow.data.items import Images, Samples, Texts, check_widths, listed
 from evergrow.data.readers import has_files, register_reader
-from evergrow.data.sources import (
+from evergrow.data.shards import (
     Shard,
     Source,
     as_features,
@@ -158,7 +158,7 @@ class ParquetSource(Source):
 
     def _open_file(self, name: str) -> _Table:
         title = self.tree.place(name)
-        with sound(title, f"{self.format.capitalize()} file"):
+        with wrap_format_errors(title, f"{self.format.capitalize()} file"):
             file = self._file(name)
             schema = file.schema_arrow
             if len(set(schema.names)) != len(schema.names):
@@ -312,7 +312,7 @@ class ParquetSource(Source):
             )
         left = RATIO * self.tree.size(name) + ROOM
         kept, count = [], 0
-        with sound(title, f"{self.format.capitalize()} file"):
+        with wrap_format_errors(title, f"{self.format.capitalize()} file"):
             for batch in table.file.iter_batches(
                 _BATCH[table.kind],
                 row_groups=range(first, last),

@@ -17,7 +17,7 @@ from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
     from evergrow.data.items import Dataset
-    from evergrow.data.sources import Source
+    from evergrow.data.shards import Source
     from evergrow.data.storage import Tree
 
 Read: TypeAlias = "Callable[[Tree, str, DataOptions], Dataset | Source]"

@@ -29,7 +29,7 @@ from evergrow.core.escaping import one_line, printable
 from evergrow.data.items import Images, Stored
 
 if TYPE_CHECKING:
-    from evergrow.data.archives import Archive
+    from evergrow.data.archives import DataArchive
 
 RATIO, ROOM = 100, 64 * 2**20
 """Packed data of strangers may unpack to so many times their size, and so many bytes; real data do not come near."""
@@ -63,7 +63,7 @@ class Tree:
     ----------
     address : str or path-like
         The root: a path, or an address that fsspec knows.
-    archive : Archive, optional
+    archive : DataArchive, optional
         An archive that holds the files, whose address the root is.
 
     Examples
@@ -77,7 +77,7 @@ class Tree:
     """
 
     def __init__(
-        self, address: str | os.PathLike[str], archive: Archive | None = None
+        self, address: str | os.PathLike[str], archive: DataArchive | None = None
     ) -> None:
         text = os.fspath(address)
         self.archive, self.base = archive, ""

@@ -19,7 +19,7 @@ from evergrow.data.archives import Member, tar_members
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import Images, Samples, is_image, listed
 from evergrow.data.readers import register_reader
-from evergrow.data.sources import Shard, Source, class_labels, spans, where_of
+from evergrow.data.shards import Shard, Source, class_labels, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, Tree, decoded_text
 
 LABEL_SUFFIXES = ("cls", "json", "txt")

@@ -19,7 +19,7 @@ from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
 from evergrow.engine.fitting import (
-    RunOptions,
+    EngineRunOptions,
     all_shards,
     fit,
     model_job,
@@ -80,7 +80,7 @@ class Engine(ABC):
     @contextmanager
     def open(
         self, device: Any, weights: Any = None, *, lasting: bool = False
-    ) -> Iterator[tuple[Path, RunOptions]]:
+    ) -> Iterator[tuple[Path, EngineRunOptions]]:
         """Yield a folder and running workers, which end with the block.
 
         Parameters
@@ -101,7 +101,10 @@ class Engine(ABC):
             runner = self.runner()
             try:
                 found = None if weights is None else os.fspath(weights)
-                yield folder, RunOptions(runner, str(device), self.progress, found)
+                yield (
+                    folder,
+                    EngineRunOptions(runner, str(device), self.progress, found),
+                )
             finally:
                 runner.close()
 

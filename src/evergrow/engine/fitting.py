@@ -35,7 +35,7 @@ from evergrow.engine.job import (
     digest_of,
     extraction_settings,
 )
-from evergrow.engine.runners import Runner, Task, TaskResult
+from evergrow.engine.runners import Runner, TaskResult, WorkerTask
 from evergrow.engine.worker_tasks import (
     ShardFeatures,
     first_features,
@@ -47,7 +47,7 @@ from evergrow.engine.worker_tasks import (
 from evergrow.features.base import BackboneSpec
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
-from evergrow.learner.learning import Block
+from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import (
     adopt,
     check_mergeable,
@@ -67,7 +67,7 @@ _PER_WORKER = 4
 
 
 def fit(
-    learner: Learner, manifest: Manifest, folder: Path, options: RunOptions
+    learner: Learner, manifest: Manifest, folder: Path, options: EngineRunOptions
 ) -> JobReport:
     """Let a learner forget everything and learn a data set.
 
@@ -79,7 +79,7 @@ def fit(
         The data.
     folder : Path
         Where results are kept.
-    options : RunOptions
+    options : EngineRunOptions
         How it is run.
 
     Returns
@@ -111,7 +111,7 @@ def fit(
 
 
 def update(
-    learner: Learner, manifest: Manifest, folder: Path, options: RunOptions
+    learner: Learner, manifest: Manifest, folder: Path, options: EngineRunOptions
 ) -> JobReport:
     """Let a learner learn a data set beside what it knows; arguments and result are those of :func:`fit`."""
     check_mergeable(learner, fresh=False)
@@ -120,7 +120,9 @@ def update(
     job = model_job(learner, manifest, folder, "update", fan_in=FAN_IN)
     if _done(job) is None and if_whole(read_archive, job.template) is None:
         template = learner.spawn()
-        template.head_.expecting(sum(learner.n_samples_.values()) + manifest.rows)
+        template.head_.with_expected_rows(
+            sum(learner.n_samples_.values()) + manifest.rows
+        )
         write_archive(job.template, template.to_archive())
     return _learned(learner, job, options, None)
 
@@ -131,7 +133,7 @@ def _done(job: Job) -> JobReport | None:
 
 
 def _learned(
-    learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None
+    learner: Learner, job: Job, options: EngineRunOptions, encoder: Encoder | None
 ) -> JobReport:
     """Do what is left of a job, and let the learner know the result."""
     if (done := _done(job)) is not None:
@@ -161,14 +163,14 @@ def _learned(
         forget_opened()
 
 
-def _loaded(path: Path, options: RunOptions) -> Learner:
+def _loaded(path: Path, options: EngineRunOptions) -> Learner:
     return Learner.load(
         path, device=None if options.device == "auto" else options.device, cache=False
     )
 
 
 def _make_template(
-    learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None
+    learner: Learner, job: Job, options: EngineRunOptions, encoder: Encoder | None
 ) -> None:
     """Write the features of all first samples, and grow the layer on them unless that is done."""
     missing = [
@@ -178,7 +180,7 @@ def _make_template(
     if if_whole(read_archive, job.template) is None:
         assert encoder is not None
         template = with_layer(learner, encoder, _sample(job, skipped=report.failed))
-        template.head_.expecting(job.manifest.rows)
+        template.head_.with_expected_rows(job.manifest.rows)
         template.save(job.template)
 
 
@@ -191,7 +193,7 @@ def _with_first(job: Job) -> list[int]:
     ]
 
 
-def _sample(job: Job, skipped: Iterable[str]) -> Block:
+def _sample(job: Job, skipped: Iterable[str]) -> LabelledRows:
     """Return the first samples of all shards but those that were left out."""
     kept: list[tuple[int, ShardFeatures]] = []
     for number in sorted(set(_with_first(job)).difference(map(int, skipped))):
@@ -213,7 +215,7 @@ def _sample(job: Job, skipped: Iterable[str]) -> Block:
         )
         raise EngineError(f"shards must have features of one width, got {listed}")
     labels = np.concatenate([found.labels for _, found in kept])
-    return Block(np.concatenate([found.X for _, found in kept]), labels)
+    return LabelledRows(np.concatenate([found.X for _, found in kept]), labels)
 
 
 def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
@@ -329,7 +331,7 @@ class ShardMerge:
         The job, whose template is there.
     report : JobReport
         Is told of every shard.
-    options : RunOptions
+    options : EngineRunOptions
         How it is run.
     at_once : int or None
         Shards of a round; by default 64, or four for each worker where that is more.
@@ -339,7 +341,7 @@ class ShardMerge:
         self,
         job: Job,
         report: JobReport,
-        options: RunOptions,
+        options: EngineRunOptions,
         at_once: int | None = None,
     ) -> None:
         self._job, self._report, self._options = job, report, options
@@ -406,7 +408,7 @@ class ShardMerge:
     def _is_settled(self, node: Node) -> bool:
         return node in self._done or self._empty.issuperset(node.leaves)
 
-    def _merge(self, number: int, node: Node) -> Task:
+    def _merge(self, number: int, node: Node) -> WorkerTask:
         """Return the task that forms a sum."""
         children = [
             child for child in node.children if not self._empty.issuperset(child.leaves)
@@ -417,7 +419,7 @@ class ShardMerge:
             "target": target,
             "inputs": [[path.parent.name, path.name] for path in inputs],
         }
-        return Task("merge", number, {**self._options.about(self._job), **about})
+        return WorkerTask("merge", number, {**self._options.about(self._job), **about})
 
     def _see_sum(self, node: Node) -> None:
         """Count a sum as formed, and remove its parts."""
@@ -433,7 +435,7 @@ class ShardMerge:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class EngineRunOptions:
     """How a job is run; none of it changes a result.
 
     Parameters
@@ -462,14 +464,16 @@ class RunOptions:
         }
         return {**where, "key": job.key, "versions": versions()}
 
-    def shard_tasks(self, job: Job, work: str, shards: Iterable[int]) -> list[Task]:
+    def shard_tasks(
+        self, job: Job, work: str, shards: Iterable[int]
+    ) -> list[WorkerTask]:
         """Return one task for each of these shards."""
         about = self.about(job)
-        return [Task(work, number, about) for number in shards]
+        return [WorkerTask(work, number, about) for number in shards]
 
 
 def run_tasks(
-    job: Job, options: RunOptions, tasks: Sequence[Task]
+    job: Job, options: EngineRunOptions, tasks: Sequence[WorkerTask]
 ) -> Iterator[TaskResult]:
     """Run tasks and yield every result; a failure that the job does not go on without ends all.
 
@@ -496,7 +500,7 @@ def run_tasks(
 
 
 def run_shards(
-    job: Job, work: str, shards: Iterable[int], options: RunOptions, title: str
+    job: Job, work: str, shards: Iterable[int], options: EngineRunOptions, title: str
 ) -> JobReport:
     """Do one kind of task with shards, and return what was done.
 
@@ -508,7 +512,7 @@ def run_shards(
         What is done with them.
     shards : iterable of int
         Their numbers.
-    options : RunOptions
+    options : EngineRunOptions
         How it is done.
     title : str
         What the bar is called.
@@ -556,7 +560,7 @@ def model_job(
     return job
 
 
-def all_shards(job: Job, options: RunOptions) -> JobReport:
+def all_shards(job: Job, options: EngineRunOptions) -> JobReport:
     """Do the task of a job with all shards, and return what was done."""
     try:
         with locked(job.folder):

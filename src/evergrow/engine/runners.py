@@ -31,7 +31,7 @@ TRIES = 4
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """One piece of work.
 
     Parameters
@@ -49,7 +49,7 @@ class Task:
     about: dict[str, Any] = field(default_factory=dict)
 
 
-Perform = Callable[[Task], Any]
+Perform = Callable[[WorkerTask], Any]
 """Does a task and returns its report; workers import it by its module and name."""
 
 
@@ -59,7 +59,7 @@ class TaskResult:
 
     Parameters
     ----------
-    task : Task
+    task : WorkerTask
         The task.
     state : {"done", "failed", "unreadable"}
         Whether its file of results is there, it failed, or its shard cannot be read.
@@ -69,7 +69,7 @@ class TaskResult:
         Why it failed; empty where it did not.
     """
 
-    task: Task
+    task: WorkerTask
     state: Literal["done", "failed", "unreadable"]
     report: Any = None
     error: str = ""
@@ -83,12 +83,12 @@ class UnfitWorkerError(EngineError):
     """A worker has other versions or weights than the job, or does not reach its folder. It ends the job."""
 
 
-def task_result(task: Task, perform: Perform) -> TaskResult:
+def task_result(task: WorkerTask, perform: Perform) -> TaskResult:
     """Do a task and return its result; an exception becomes the reason of a failure, in one line.
 
     Parameters
     ----------
-    task : Task
+    task : WorkerTask
         The task.
     perform : callable
         Does it.
@@ -134,9 +134,9 @@ class LocalRunner:
 
     Examples
     --------
-    >>> from evergrow.engine.runners import LocalRunner, Task
+    >>> from evergrow.engine.runners import LocalRunner, WorkerTask
     >>> from evergrow.engine.worker_tasks import perform
-    >>> [(result.state, result.error) for result in LocalRunner(perform).run([Task("nonsense", 0)])]
+    >>> [(result.state, result.error) for result in LocalRunner(perform).run([WorkerTask("nonsense", 0)])]
     [('failed', "work must be one of ..., got 'nonsense'")]
     """
 
@@ -146,7 +146,7 @@ class LocalRunner:
         self._perform = perform
         self._pool: Any = None
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
+    def run(self, tasks: Sequence[WorkerTask]) -> Iterator[TaskResult]:
         """Run tasks and yield results as they come, in any order; closing the iterator ends what still runs.
 
         A task whose worker dies is run again, a few times, and then yielded as failed. :class:`UnfitWorkerError` is
@@ -157,9 +157,9 @@ class LocalRunner:
             return
         waiting, running = (
             deque((task, 0) for task in tasks),
-            dict[Future[TaskResult], tuple[Task, int]](),
+            dict[Future[TaskResult], tuple[WorkerTask, int]](),
         )
-        suspects: deque[tuple[Task, int]] = (
+        suspects: deque[tuple[WorkerTask, int]] = (
             deque()
         )  # with the number of workers that died on them
         try:
@@ -319,7 +319,7 @@ class RayRunner:
             )
         self.workers = workers or room
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
+    def run(self, tasks: Sequence[WorkerTask]) -> Iterator[TaskResult]:
         """Run tasks and yield results as they come; see :meth:`LocalRunner.run`."""
         remote = self._ray.remote(
             num_cpus=self._needs["CPU"],
@@ -328,7 +328,7 @@ class RayRunner:
             max_calls=0,  # a process is kept, and with it the backbone that it has loaded
             scheduling_strategy="SPREAD",
         )(task_result)
-        waiting, running = deque(tasks), dict[Any, Task]()
+        waiting, running = deque(tasks), dict[Any, WorkerTask]()
         since = time.monotonic()
         try:
             while waiting or running:

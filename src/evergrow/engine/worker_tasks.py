@@ -42,22 +42,22 @@ from evergrow.core.version import __version__
 from evergrow.data import Samples, Source
 from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
 from evergrow.engine.parquet_out import read_report, write_answers, write_features
-from evergrow.engine.runners import ShardError, Task, UnfitWorkerError
+from evergrow.engine.runners import ShardError, UnfitWorkerError, WorkerTask
 from evergrow.features import Features
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
-from evergrow.learner.learning import Block
+from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import learn_shard, merge_shards
 
 Kept = TypeVar("Kept")
 
 
-def perform(task: Task) -> ShardReport | None:
+def perform(task: WorkerTask) -> ShardReport | None:
     """Do a task, unless its result is there, and return the report of its shard; a sum has none.
 
     Parameters
     ----------
-    task : Task
+    task : WorkerTask
         Its ``about`` names folder, key, device and versions of the job, and what this kind of task needs beside.
 
     Raises
@@ -141,7 +141,7 @@ def check_versions(expected: dict[str, str]) -> None:
 # -- learning -------------------------------------------------------------------------------------------------
 
 
-def first(job: Job, task: Task) -> ShardReport:
+def first(job: Job, task: WorkerTask) -> ShardReport:
     """Write the features of those samples of a shard that the layer is grown on."""
     found = shard_features(
         job, task, job.manifest.first_of(job.manifest.shards[task.number])
@@ -150,7 +150,7 @@ def first(job: Job, task: Task) -> ShardReport:
     return found.engine
 
 
-def statistics(job: Job, task: Task) -> ShardReport:
+def statistics(job: Job, task: WorkerTask) -> ShardReport:
     """Write what a shard teaches: a model of its samples alone. Their features stay here."""
     rows = np.arange(job.manifest.shards[task.number].rows)
     found = first_features(job, task.number)
@@ -165,14 +165,14 @@ def statistics(job: Job, task: Task) -> ShardReport:
     if not len(found):
         raise ShardError(f"shard {task.number} has no sample that can be read")
     template = loaded_model(str(job.template), job.key, task.about["device"])
-    part = learn_shard(template, Block(found.X, found.labels), task.number)
+    part = learn_shard(template, LabelledRows(found.X, found.labels), task.number)
     write_part(
         job.result("statistics", task.number), part, {str(task.number): found.engine}
     )
     return found.engine
 
 
-def merge(job: Job, task: Task) -> None:
+def merge(job: Job, task: WorkerTask) -> None:
     """Write the sum of some parts, added in their order, one at a time."""
     reports: dict[str, ShardReport] = {}
 
@@ -211,7 +211,7 @@ def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> No
 # -- asking a model, and features as tables -------------------------------------------------------------------
 
 
-def features(job: Job, task: Task) -> ShardReport:
+def features(job: Job, task: WorkerTask) -> ShardReport:
     """Write the features of a shard as one Parquet file."""
     found, path = shard_features(job, task), job.result("features", task.number)
     widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
@@ -219,7 +219,7 @@ def features(job: Job, task: Task) -> ShardReport:
     return found.engine
 
 
-def predict(job: Job, task: Task) -> ShardReport:
+def predict(job: Job, task: WorkerTask) -> ShardReport:
     """Write the answers about a shard as one Parquet file; an evaluation calls nothing unknown."""
     found, path = shard_features(job, task), job.result(job.work, task.number)
     model = loaded_model(str(job.start), job.key, task.about["device"])
@@ -235,7 +235,7 @@ def predict(job: Job, task: Task) -> ShardReport:
     return found.engine
 
 
-TASKS: dict[str, Callable[[Job, Task], ShardReport | None]] = {
+TASKS: dict[str, Callable[[Job, WorkerTask], ShardReport | None]] = {
     "first": first,
     "statistics": statistics,
     "merge": merge,
@@ -305,7 +305,7 @@ class ShardFeatures:
 
 
 def shard_features(
-    job: Job, task: Task, rows: NDArray[np.int64] | None = None
+    job: Job, task: WorkerTask, rows: NDArray[np.int64] | None = None
 ) -> ShardFeatures:
     """Return the features of the shard of a task, or of some rows of it.
 
@@ -313,7 +313,7 @@ def shard_features(
     ----------
     job : Job
         Data, backbone and settings.
-    task : Task
+    task : WorkerTask
         Which shard, where to compute, how many processes decode images, and where the backbone's weights are.
     rows : ndarray of int, optional
         Rows of it, ascending; all by default.
@@ -353,7 +353,7 @@ def shard_features(
     return ShardFeatures(X, classes, report, names)
 
 
-def _encoded(job: Job, data: Samples, task: Task) -> Features:
+def _encoded(job: Job, data: Samples, task: WorkerTask) -> Features:
     from evergrow.features import encode
 
     backbone = backbone_of(job, task.about["device"], task.about.get("weights"))

@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import tuners_of
+from evergrow.adapt.tuners.tuner import tuners_of
 from evergrow.core.errors import EvergrowError
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone, TextBackbone
-from evergrow.features.base import Backbone, Block
+from evergrow.features.base import Backbone, FeatureBlock
 from evergrow.features.depths import (
     default_prompt,
     read_hidden_states,
@@ -72,12 +72,15 @@ class PixelModule(nn.Module):
         From normalised images to its own vector.
     transform : Preprocessing
         Its last step, from bytes to normalised images, is part of the graph.
-    blocks : sequence of Block
+    blocks : sequence of FeatureBlock
         What a feature vector is made of.
     """
 
     def __init__(
-        self, module: nn.Module, transform: Preprocessing, blocks: Sequence[Block]
+        self,
+        module: nn.Module,
+        transform: Preprocessing,
+        blocks: Sequence[FeatureBlock],
     ) -> None:
         super().__init__()
         self.module, self._transform, self._blocks = module, transform, tuple(blocks)
@@ -134,11 +137,11 @@ class TokenModule(nn.Module):
     ----------
     encoder : sentence_transformers.SentenceTransformer
         The network and its pooling.
-    blocks : sequence of Block
+    blocks : sequence of FeatureBlock
         What a feature vector is made of.
     """
 
-    def __init__(self, encoder: nn.Module, blocks: Sequence[Block]) -> None:
+    def __init__(self, encoder: nn.Module, blocks: Sequence[FeatureBlock]) -> None:
         super().__init__()
         self.encoder = encoder
         self._blocks = tuple(blocks)

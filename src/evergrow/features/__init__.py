@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     )
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
-    from evergrow.features.sources import BackboneInfo, best_backbone, list_backbones
+    from evergrow.features.weight_sources import (
+        BackboneInfo,
+        best_backbone,
+        list_backbones,
+    )
     from evergrow.features.weights import hash_weights, load_weights, read_weights
 
 __all__ = [
@@ -65,7 +69,7 @@ _HOMES = {
     "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "featurize"),
     "images": ("decode_image",),
     "preprocess": ("PRESETS", "Preprocessing"),
-    "sources": ("BackboneInfo", "best_backbone", "list_backbones"),
+    "weight_sources": ("BackboneInfo", "best_backbone", "list_backbones"),
     "weights": ("hash_weights", "load_weights", "read_weights"),
 }
 """Public names by the module that is imported when one of them is first used."""

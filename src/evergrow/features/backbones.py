@@ -35,7 +35,7 @@ from evergrow.features.base import (
     FINAL,
     Backbone,
     BackboneSpec,
-    Block,
+    FeatureBlock,
     FeatureRecipe,
     View,
     Views,
@@ -52,7 +52,7 @@ from evergrow.features.depths import (
     tokens_of,
 )
 from evergrow.features.preprocess import PRESETS, Preprocessing, view_sheet
-from evergrow.features.sources import (
+from evergrow.features.weight_sources import (
     FILE_NAMES,
     PREFIX,
     SHORT_NAMES,
@@ -184,7 +184,7 @@ def create_backbone(
         device=parameter.device if parameter is not None else "cpu",
     )
     try:
-        (features,) = _read(module, [Block(FINAL, FINAL)], preprocessing, blank)
+        (features,) = _read(module, [FeatureBlock(FINAL, FINAL)], preprocessing, blank)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         if isinstance(error, InputError):
             raise
@@ -378,7 +378,7 @@ class ImageBackbone(Backbone):
     def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
         height, width = self.own.size
 
-        def read(blocks: Sequence[Block]) -> list[Tensor]:
+        def read(blocks: Sequence[FeatureBlock]) -> list[Tensor]:
             transform = view_sheet(
                 self.own, tuple(part.view for block in blocks for part in block.read_as)
             )
@@ -430,7 +430,7 @@ class ImageBackbone(Backbone):
                 return found
             try:
                 if large.size > height:
-                    read([Block(FINAL, FINAL, large if best else small)])
+                    read([FeatureBlock(FINAL, FINAL, large if best else small)])
                     return (
                         Views((first, large), "mirror", note=found.note)
                         if best
@@ -451,7 +451,7 @@ class ImageBackbone(Backbone):
                 InputError, ParameterError
             ):  # said by name where a recipe asks for it
                 last, earlier = read(
-                    [Block("mean", -1), Block("mean", -min(3, depths))]
+                    [FeatureBlock("mean", -1), FeatureBlock("mean", -min(3, depths))]
                 )
                 kind = "tokens" if last.shape[1] == earlier.shape[1] else "maps"
         rich = rich_blocks(kind, depths, has_class_token(self.module))
@@ -467,7 +467,10 @@ def _larger(size: int, cost: float) -> int:
 
 
 def _read(
-    module: nn.Module, blocks: Sequence[Block], transform: Preprocessing, images: Tensor
+    module: nn.Module,
+    blocks: Sequence[FeatureBlock],
+    transform: Preprocessing,
+    images: Tensor,
 ) -> list[Tensor]:
     """Return blocks of images without gradients, in evaluation mode; the module's mode is left as it was."""
     training = [part for part in module.modules() if part.training]
@@ -537,7 +540,7 @@ class TextBackbone(Backbone):
         return torch.cat(self._read(self.spec.blocks.parsed, list(batch)), dim=1)
 
     def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
-        def read(blocks: Sequence[Block]) -> list[Tensor]:
+        def read(blocks: Sequence[FeatureBlock]) -> list[Tensor]:
             with torch.autocast(self.device.type, enabled=False):
                 return self._read(blocks, list(_PROBE))
 
@@ -548,7 +551,7 @@ class TextBackbone(Backbone):
             name=self.spec.name,
         )
 
-    def _read(self, blocks: Sequence[Block], texts: list[str]) -> list[Tensor]:
+    def _read(self, blocks: Sequence[FeatureBlock], texts: list[str]) -> list[Tensor]:
         with torch.inference_mode():
             return read_hidden_states(
                 self.module, blocks, tokens_of(self.module, texts, self.device)

@@ -81,7 +81,7 @@ class View(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Block:
+class FeatureBlock:
     """One block of a feature vector.
 
     Parameters
@@ -101,10 +101,10 @@ class Block:
 
     Examples
     --------
-    >>> from evergrow.features.base import Block
-    >>> Block.parse("mean@-2"), str(Block.parse("final@320:mirror"))
-    (Block(pooling='mean', place=-2, view=None, side='', also=()), 'final@320:mirror')
-    >>> [str(part) for part in Block.parse("final@64~64of80").read_as]
+    >>> from evergrow.features.base import FeatureBlock
+    >>> FeatureBlock.parse("mean@-2"), str(FeatureBlock.parse("final@320:mirror"))
+    (FeatureBlock(pooling='mean', place=-2, view=None, side='', also=()), 'final@320:mirror')
+    >>> [str(part) for part in FeatureBlock.parse("final@64~64of80").read_as]
     ['final@64', 'final@64of80']
     """
 
@@ -172,7 +172,7 @@ class Block:
         return f"{place}{f'@{views}' if views else ''}{f':{self.side}' if self.side else ''}"
 
 
-Read = Callable[[Sequence[Block]], "list[Tensor]"]
+Read = Callable[[Sequence[FeatureBlock]], "list[Tensor]"]
 """From blocks to their values for a few samples."""
 
 
@@ -183,7 +183,7 @@ class FeatureRecipe:
     Parameters
     ----------
     blocks : tuple of str
-        Each in the notation of :class:`Block`.
+        Each in the notation of :class:`FeatureBlock`.
     widths : tuple of int
         Columns of each.
     note : str
@@ -214,9 +214,9 @@ class FeatureRecipe:
         )
 
     @cached_property
-    def parsed(self) -> tuple[Block, ...]:
+    def parsed(self) -> tuple[FeatureBlock, ...]:
         """The blocks themselves."""
-        return tuple(map(Block.parse, self.blocks))
+        return tuple(map(FeatureBlock.parse, self.blocks))
 
     @property
     def n_features(self) -> int:
@@ -257,7 +257,7 @@ class FeatureRecipe:
         return ", ".join(self.blocks)
 
 
-def _check_different(blocks: Sequence[Block], name: str) -> None:
+def _check_different(blocks: Sequence[FeatureBlock], name: str) -> None:
     twice = next(
         (block for place, block in enumerate(blocks) if block in blocks[:place]), None
     )
@@ -265,7 +265,7 @@ def _check_different(blocks: Sequence[Block], name: str) -> None:
         raise ParameterError(f"blocks of {name} must differ, got {str(twice)!r} twice")
 
 
-def _entries(recipe: Any, name: str) -> list[Block]:
+def _entries(recipe: Any, name: str) -> list[FeatureBlock]:
     """Return the blocks of a recipe, names among them, or raise :class:`ParameterError`."""
     texts = recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe
     texts = (
@@ -275,7 +275,7 @@ def _entries(recipe: Any, name: str) -> list[Block]:
         raise ParameterError(
             f"{name} must be a list of 1 to {_MOST} blocks, got {recipe!r}"
         )
-    found: list[Block] = []
+    found: list[FeatureBlock] = []
     for text in texts:
         body, colon, side = str(text).partition(":")
         head, *rest = body.split("@")
@@ -289,7 +289,7 @@ def _entries(recipe: Any, name: str) -> list[Block]:
                 raise ParameterError(
                     f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' and 'best', got {text!r}"
                 )
-            name_at = Block(head, FINAL, side=cast("Side", side))
+            name_at = FeatureBlock(head, FINAL, side=cast("Side", side))
             found += [
                 name_at.seen(views) for views in (rest[0].split("+") if rest else [""])
             ]
@@ -301,7 +301,9 @@ def _entries(recipe: Any, name: str) -> list[Block]:
             several = rest.pop().split("+") if "+" in body else [None]
             what = "@".join([head, *rest])
             found += [
-                Block.parse(text if view is None else f"{what}@{view}{colon}{side}")
+                FeatureBlock.parse(
+                    text if view is None else f"{what}@{view}{colon}{side}"
+                )
                 for view in several
             ]
     _check_different(found, name)
@@ -345,7 +347,7 @@ class Views(NamedTuple):
 def resolve_recipe(
     recipe: Any,
     read: Read,
-    rich: Sequence[Block],
+    rich: Sequence[FeatureBlock],
     *,
     name: str,
     views: Callable[[str], Views] = lambda name: Views(),
@@ -359,7 +361,7 @@ def resolve_recipe(
         A name (``"auto"`` is rich where depths are known, and final elsewhere), or blocks.
     read : callable
         Runs the network; widths are those of what it gives.
-    rich : sequence of Block
+    rich : sequence of FeatureBlock
         What ``rich`` stands for, from :func:`rich_blocks`.
     name : str
         The network's name, for messages.
@@ -375,11 +377,11 @@ def resolve_recipe(
     """
     note = ""
     entries = _entries(recipe, "recipe")
-    wanted: list[Block] = []
+    wanted: list[FeatureBlock] = []
     for entry in entries:
         names, chosen = [entry], Views((entry.view,), entry.side, entry.also)
         if entry.pooling == "fast" or (entry.pooling == "auto" and len(rich) == 1):
-            names = [Block(FINAL, FINAL)]
+            names = [FeatureBlock(FINAL, FINAL)]
         elif entry.pooling in RECIPES:
             names = list(rich)
             if entry.view is None and not entry.also:
@@ -399,7 +401,7 @@ def resolve_recipe(
     _check_different(wanted, "recipe")
     blocks = tuple(wanted)
 
-    def vectors(blocks: Sequence[Block]) -> list[Tensor]:
+    def vectors(blocks: Sequence[FeatureBlock]) -> list[Tensor]:
         values = read(blocks)
         for block, value in zip(blocks, values, strict=True):
             if value.ndim != 2 or not value.shape[1]:
@@ -408,7 +410,7 @@ def resolve_recipe(
                 )
         return values
 
-    def is_readable(block: Block) -> bool:
+    def is_readable(block: FeatureBlock) -> bool:
         try:
             return bool(vectors([block]))
         except (InputError, ParameterError):
@@ -465,7 +467,9 @@ def _say_the_same(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).norm(dim=1).max() <= _SAME)
 
 
-def rich_blocks(kind: str, depths: int, class_token: bool = False) -> list[Block]:
+def rich_blocks(
+    kind: str, depths: int, class_token: bool = False
+) -> list[FeatureBlock]:
     """Return several depths; earlier ones add the most, and class token and mean of patches differ.
 
     Parameters
@@ -479,12 +483,16 @@ def rich_blocks(kind: str, depths: int, class_token: bool = False) -> list[Block
     """
     poolings = ("cls", "mean") if kind == "tokens" and class_token else ("mean",)
     last = [
-        Block(pooling, -depth)
+        FeatureBlock(pooling, -depth)
         for depth in range(1, min(3, depths) + 1)
         for pooling in poolings
     ]
     more = ("max", "cls", "spread") if kind == "texts" and depths else ()
-    return [Block(FINAL, FINAL), *last, *(Block(pooling, -1) for pooling in more)]
+    return [
+        FeatureBlock(FINAL, FINAL),
+        *last,
+        *(FeatureBlock(pooling, -1) for pooling in more),
+    ]
 
 
 # -- backbones -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import nearest
-from evergrow.features.base import FINAL, Block
+from evergrow.features.base import FINAL, FeatureBlock
 from evergrow.features.preprocess import Preprocessing
 
 _CONTAINERS = ("blocks", "stages", "layers")
@@ -86,7 +86,10 @@ def has_class_token(module: nn.Module) -> bool:
 
 
 def read_views(
-    module: nn.Module, blocks: Sequence[Block], transform: Preprocessing, images: Tensor
+    module: nn.Module,
+    blocks: Sequence[FeatureBlock],
+    transform: Preprocessing,
+    images: Tensor,
 ) -> list[Tensor]:
     """Return blocks (n, width) of a batch, in float32, from one pass of the network for each view.
 
@@ -94,14 +97,14 @@ def read_views(
     ----------
     module : torch.nn.Module
         From images to vectors (n, d).
-    blocks : sequence of Block
+    blocks : sequence of FeatureBlock
         What to read. An image and its mirror image, where both are needed, go through the network in one batch.
     transform : Preprocessing
         What prepared the images; it says where the views lie, in the order in which blocks first name them.
     images : Tensor of shape (n, 3, height, width)
         Prepared images.
     """
-    read: dict[Block, Tensor] = {}
+    read: dict[FeatureBlock, Tensor] = {}
     halves = [half for block in blocks for half in block.read_as]
     views = list(dict.fromkeys(half.view for half in halves))
     for view, (part, columns) in zip(views, transform.cuts(), strict=True):
@@ -130,7 +133,7 @@ def read_views(
 
 
 def read_depths(
-    module: nn.Module, blocks: Sequence[Block], images: Tensor
+    module: nn.Module, blocks: Sequence[FeatureBlock], images: Tensor
 ) -> list[Tensor]:
     """Return blocks (n, width) of a batch, in float32, from one pass of the network.
 
@@ -138,7 +141,7 @@ def read_depths(
     ----------
     module : torch.nn.Module
         From images to vectors (n, d).
-    blocks : sequence of Block
+    blocks : sequence of FeatureBlock
         What to read.
     images : Tensor of shape (n, 3, height, width)
         What the network takes.
@@ -154,20 +157,20 @@ def read_depths(
     --------
     >>> import timm, torch
     >>> from evergrow.features.depths import read_depths
-    >>> from evergrow.features.base import Block
+    >>> from evergrow.features.base import FeatureBlock
     >>> network = timm.create_model("test_vit", num_classes=0).eval()
-    >>> blocks = [Block.parse("final"), Block.parse("mean@-2")]
+    >>> blocks = [FeatureBlock.parse("final"), FeatureBlock.parse("mean@-2")]
     >>> with torch.inference_mode():
     ...     [tuple(block.shape) for block in read_depths(network, blocks, torch.zeros(2, 3, 160, 160))]
     [(2, 64), (2, 64)]
     """
     depths, prefix = depth_names(module), getattr(module, "num_prefix_tokens", 0)
     prefix = prefix if isinstance(prefix, int) else 0
-    sites: dict[str, list[Block]] = {}
+    sites: dict[str, list[FeatureBlock]] = {}
     for block in blocks:
         if block.pooling != FINAL:
             sites.setdefault(_site(module, depths, block), []).append(block)
-    read: dict[Block, Tensor] = {}
+    read: dict[FeatureBlock, Tensor] = {}
     tokens: list[
         int
     ] = []  # of an image at the first block, before any tuner appends its own
@@ -241,7 +244,7 @@ def read_depths(
         raise InputError(
             f"module must return a tensor (n, d), got {type(output).__name__}"
         )
-    read[Block(FINAL, FINAL)] = output.float()
+    read[FeatureBlock(FINAL, FINAL)] = output.float()
     missing = next((block for block in blocks if block not in read), None)
     if missing is not None:
         raise InputError(
@@ -250,7 +253,7 @@ def read_depths(
     return [read[block] for block in blocks]
 
 
-def _site(module: nn.Module, depths: list[str], block: Block) -> str:
+def _site(module: nn.Module, depths: list[str], block: FeatureBlock) -> str:
     """Return the name of the submodule where a block is read, or say what there is."""
     network, place = type(module).__name__, block.place
     if isinstance(place, int):
@@ -307,7 +310,9 @@ def _positions(module: nn.Module, name: str, output: Tensor, *, normed: bool) ->
     return output.float()
 
 
-def _pooled(module: nn.Module, block: Block, rows: Tensor, prefix: int) -> Tensor:
+def _pooled(
+    module: nn.Module, block: FeatureBlock, rows: Tensor, prefix: int
+) -> Tensor:
     """Return a block of positions, of which the first ``prefix`` are no part of the image."""
     if block.pooling != "cls":
         return pool_positions(block.pooling, rows[:, prefix:])
@@ -408,7 +413,7 @@ def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str,
 
 
 def read_hidden_states(
-    encoder: Any, blocks: Sequence[Block], tokens: dict[str, Any]
+    encoder: Any, blocks: Sequence[FeatureBlock], tokens: dict[str, Any]
 ) -> list[Tensor]:
     """Return blocks (n, width) of a batch of tokens, in float32, from one pass; padding never counts.
 
@@ -416,7 +421,7 @@ def read_hidden_states(
     ----------
     encoder : sentence_transformers.SentenceTransformer
         The transformer and the pooling.
-    blocks : sequence of Block
+    blocks : sequence of FeatureBlock
         What to read; -1 is the last hidden state as the encoder's own pooling sees it.
     tokens : dict
         From :func:`tokens_of`.

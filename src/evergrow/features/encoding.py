@@ -727,7 +727,7 @@ class _Runner:
         if self.precision is not None:
             return self._encode(batch, self.precision)
         exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
-        # Block by block: one of small numbers must agree as well as the others.
+        # FeatureBlock by block: one of small numbers must agree as well as the others.
         halves, exacts = (
             torch.split(part, list(self.backbone.spec.blocks.widths), dim=1)
             for part in (half, exact)

@@ -294,7 +294,7 @@ class Preprocessing:
 
 
 @dataclass(frozen=True)
-class Sheet(Preprocessing):
+class ViewStack(Preprocessing):
     """Several views of an image side by side: it is decoded once, and travels as one tensor.
 
     Parameters
@@ -362,7 +362,7 @@ def view_sheet(
         for item in fields(own)
         if item.name != "size"
     }
-    return Sheet(size, **shared, parts=tuple(parts))
+    return ViewStack(size, **shared, parts=tuple(parts))
 
 
 def to_bytes(image: Image) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from evergrow.core.errors import WeightsError
 from evergrow.core.seeding import derive_seed
-from evergrow.features.sources import WEIGHT_SUFFIXES
+from evergrow.features.weight_sources import WEIGHT_SUFFIXES
 
 Tensors = dict[str, Tensor]
 

@@ -44,7 +44,7 @@ from evergrow.core.validation import (
     check_matrix,
     resolve_device,
 )
-from evergrow.head.labels import (
+from evergrow.head.label_set import (
     BUILT_IN,
     ClassChange,
     LabelUpdate,
@@ -88,7 +88,7 @@ EASY_ORDER = 1200
 """Systems of up to this order are solved in about a second, which an update can afford."""
 
 
-class Lacking:
+class Unsupported:
     """Stands for a method that a head has not: asking for it is an error, so that ``hasattr`` says no.
 
     Parameters
@@ -186,22 +186,24 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     # -- what not every head can do ---------------------------------------------------------------------
 
-    spawn: Any = Lacking("start an empty learner with the same layer")
-    expecting: Any = Lacking("be learned in parts")
-    numbered: Any = Lacking("be learned in parts")
-    merge: Any = Lacking("add what another learner knows")
-    unlearn: Any = Lacking("take samples out again")
-    forget_classes: Any = Lacking("remove whole classes")
-    learn_unlabelled: Any = Lacking("learn rows without labels")
-    forget_unlabelled: Any = Lacking("learn rows without labels")
-    fade: Any = Lacking("let what it knows count for less")
-    predict_proba: Any = Lacking("give class probabilities")
-    novelty_score: Any = Lacking("say how unlike anything learned something is")
-    novelty_terms: Any = Lacking("say how unlike anything learned something is")
-    expected_terms: Any = Lacking("say how unlike anything learned something is")
-    fold_outs: Any = Lacking("score learned rows as if they had not been learned")
-    calibrate: Any = Lacking("be calibrated")
-    linear_map: Any = Lacking("be written as plain matrices")
+    spawn: Any = Unsupported("start an empty learner with the same layer")
+    with_expected_rows: Any = Unsupported("be learned in parts")
+    with_shard_id: Any = Unsupported("be learned in parts")
+    merge: Any = Unsupported("add what another learner knows")
+    unlearn: Any = Unsupported("take samples out again")
+    forget_classes: Any = Unsupported("remove whole classes")
+    learn_unlabelled: Any = Unsupported("learn rows without labels")
+    forget_unlabelled: Any = Unsupported("learn rows without labels")
+    fade: Any = Unsupported("let what it knows count for less")
+    predict_proba: Any = Unsupported("give class probabilities")
+    novelty_score: Any = Unsupported("say how unlike anything learned something is")
+    novelty_terms: Any = Unsupported("say how unlike anything learned something is")
+    expected_terms: Any = Unsupported("say how unlike anything learned something is")
+    held_out_scores: Any = Unsupported(
+        "score learned rows as if they had not been learned"
+    )
+    calibrate: Any = Unsupported("be calibrated")
+    linear_map: Any = Unsupported("be written as plain matrices")
 
     def require_weights(self) -> None:
         """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""

@@ -190,7 +190,7 @@ def choose_block_weights(
         cross - torch.outer(mean, counts),
     )
     mean = mean if basis is None else basis @ mean
-    search: _Search
+    search: _WeightSearch
     if rows <= sum(blocks) or (basis is not None and 2 * basis.shape[1] <= len(basis)):
         search = _ThinSearch(gram, cross, basis, counts, blocks, given)
     else:
@@ -229,7 +229,7 @@ def choose_block_weights(
     )
 
 
-class _Search(ABC):
+class _WeightSearch(ABC):
     """Descends on the penalised score of cross-validation.
 
     Parameters
@@ -337,7 +337,7 @@ class _Search(ABC):
         """Return RSS and ``N - 1 - df`` for logarithms of ridges, and the slopes of both, on the CPU."""
 
 
-class _DenseSearch(_Search):
+class _DenseSearch(_WeightSearch):
     """From a total scatter (d, d) and cross products (d, C)."""
 
     def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
@@ -378,7 +378,7 @@ class _DenseSearch(_Search):
         return rss, slack, rss_slopes, self._by_block(kept - shrinking)
 
 
-class _ThinSearch(_Search):
+class _ThinSearch(_WeightSearch):
     """From a total scatter ``V G V^T`` of few rows and cross products ``V Q``; without V they are G and Q."""
 
     def __init__(

@@ -24,8 +24,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
-from evergrow.head.guesses import Guesses, GuessReport, guess_rows, merged_guesses
-from evergrow.head.labels import (
+from evergrow.head.label_set import (
     ClassChange,
     LabelUpdate,
     as_labels,
@@ -48,7 +47,13 @@ from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import NoveltyStandard
-from evergrow.head.readout import READOUTS, Choice, FoldOuts, SolvedCache
+from evergrow.head.pseudo_labels import (
+    PseudoLabelReport,
+    PseudoLabels,
+    merge_pseudo_labels,
+    pseudo_label_rows,
+)
+from evergrow.head.readout import READOUTS, Choice, HeldOutScores, SolvedCache
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
 GCV_FLOOR = 1e-6
@@ -79,7 +84,7 @@ class Learned:
     temperature: Positive | None = None
     novelty: NoveltyStandard | None = None
     solution: Solution | None = None
-    guesses: Guesses | None = None
+    guesses: PseudoLabels | None = None
     guessed: Solution | None = None
 
 
@@ -88,7 +93,7 @@ def _solution_of(solved: SolvedCache) -> Solution | None:
     return (
         None
         if solved.solution is None
-        else Solution(solved.solution, solved.warmth, solved.choice)
+        else Solution(solved.solution, solved.known_temperature, solved.choice)
     )
 
 
@@ -162,8 +167,8 @@ class Classifier(IncrementalClassifier):
     _seed: int
     _temperature: float | None = None
     _standard: NoveltyStandard | None = None
-    _guesses: Guesses | None = None
-    _blend: tuple[RidgeModel, Guesses, SolvedCache] | None = None
+    _guesses: PseudoLabels | None = None
+    _blend: tuple[RidgeModel, PseudoLabels, SolvedCache] | None = None
 
     def __init__(
         self,
@@ -301,7 +306,10 @@ class Classifier(IncrementalClassifier):
         return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
 
     def _commit(
-        self, model: RidgeModel, solved: SolvedCache | None, guesses: Guesses | None
+        self,
+        model: RidgeModel,
+        solved: SolvedCache | None,
+        guesses: PseudoLabels | None,
     ) -> None:
         """Make a new model the current one; what was solved for the old one is solved anew when needed."""
         if solved is None:
@@ -318,11 +326,11 @@ class Classifier(IncrementalClassifier):
 
     def learn_unlabelled(
         self, X: Any, *, threshold: float | None = None
-    ) -> GuessReport:
+    ) -> PseudoLabelReport:
         """Learn rows without labels as what they look like, the less the more labels there are.
 
         They are sums of their own: :meth:`forget_unlabelled` takes them out, and a label that comes for one of the
-        rows replaces its guess. See :mod:`evergrow.head.guesses`.
+        rows replaces its guess. See :mod:`evergrow.head.pseudo_labels`.
 
         Parameters
         ----------
@@ -334,7 +342,7 @@ class Classifier(IncrementalClassifier):
 
         Returns
         -------
-        GuessReport
+        PseudoLabelReport
             How many rows were used and left out. Where all look unknown, nothing has changed.
 
         Examples
@@ -346,9 +354,9 @@ class Classifier(IncrementalClassifier):
         >>> X = rng.normal(size=(200, 8)) + 4 * np.eye(8)[y]
         >>> model = Classifier(n_units=0, random_state=0).fit(X[:40], y[:40])
         >>> report = model.learn_unlabelled(X[40:])
-        >>> report.used > 100, model.n_guesses_ == report.used
+        >>> report.used > 100, model.n_pseudo_labels_ == report.used
         (True, True)
-        >>> model.forget_unlabelled().n_guesses_
+        >>> model.forget_unlabelled().n_pseudo_labels_
         0
         """
         self._require_fitted()
@@ -362,7 +370,7 @@ class Classifier(IncrementalClassifier):
             raise LabelError(
                 "rows without labels need at least two learned classes to choose from, got one"
             )
-        found, report = guess_rows(
+        found, report = pseudo_label_rows(
             self.branch(), self._features(X, self.device_), threshold
         )
         if report.used:
@@ -376,7 +384,7 @@ class Classifier(IncrementalClassifier):
         return self
 
     @property
-    def n_guesses_(self) -> int:
+    def n_pseudo_labels_(self) -> int:
         """Rows without labels that count in answers."""
         return len(self._guesses or ())
 
@@ -507,6 +515,18 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         return self._solved.expected_terms
 
+    def normalized_features(self, X: Any) -> NDArray[Any]:
+        """Return feature vectors as the layer sees them: normalised and weighted by block.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+        """
+        self._require_fitted()
+        inputs = self._model.inputs(self._features(X, self.device_))
+        return np.asarray(inputs.cpu().numpy())
+
     def whitened(self, X: Any) -> NDArray[np.float64]:
         """Return rows about the mean of all, in units of the spread within classes, of length one.
 
@@ -522,15 +542,15 @@ class Classifier(IncrementalClassifier):
         """
         self._require_fitted()
         solved = self._solved
-        rows, _ = solved.as_seen(self._features(X, self.device_))
+        rows, _ = solved.project(self._features(X, self.device_))
         white = solved.scatter()[1].factor.half_solve((rows - solved.terms.centre).T).T
         return np.asarray(torch.nn.functional.normalize(white, dim=1).cpu().numpy())
 
     # -- calibration --------------------------------------------------------------------------------------
 
-    def fold_outs(
+    def held_out_scores(
         self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None
-    ) -> FoldOuts:
+    ) -> HeldOutScores:
         """Return terms of novelty and log losses of learned rows as if they, or their fold, had not been learned.
 
         Parameters
@@ -556,7 +576,7 @@ class Classifier(IncrementalClassifier):
             if folds is None
             else np.asarray(folds, dtype=np.int64)
         )
-        return self._solved.fold_outs(
+        return self._solved.held_out_scores(
             Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights
         )
 
@@ -586,7 +606,7 @@ class Classifier(IncrementalClassifier):
         >>> from evergrow.head.novelty import TEMPERATURES
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
-        >>> found = model.fold_outs(X[:90], y[:90])
+        >>> found = model.held_out_scores(X[:90], y[:90])
         >>> model.calibrate(temperature=TEMPERATURES[found.log_losses.argmin()]).temperature_ > 1.0
         True
         """
@@ -621,7 +641,7 @@ class Classifier(IncrementalClassifier):
         child.classes_ = self.classes_[:0]
         return child
 
-    def expecting(self, rows: int) -> Self:
+    def with_expected_rows(self, rows: int) -> Self:
         """Say how many samples will be learned in all by learners that are spawned of this one and merged.
 
         Parameters
@@ -634,13 +654,15 @@ class Classifier(IncrementalClassifier):
         self
         """
         self._commit(
-            dataclasses.replace(self._model, state=self._model.state.expecting(rows)),
+            dataclasses.replace(
+                self._model, state=self._model.state.with_expected_rows(rows)
+            ),
             None,
             self._guesses,
         )
         return self
 
-    def numbered(self, place: int) -> Self:
+    def with_shard_id(self, place: int) -> Self:
         """Say which part of a whole this learner has learned, so that parts of the same content can be merged.
 
         Parameters
@@ -708,7 +730,7 @@ class Classifier(IncrementalClassifier):
         self._commit(
             merged,
             None,
-            merged_guesses([head._guesses for head in heads], groups, mine),
+            merge_pseudo_labels([head._guesses for head in heads], groups, mine),
         )
         self.classes_ = classes
         return self
@@ -896,7 +918,10 @@ class Classifier(IncrementalClassifier):
         require(is_known, "its solution has weights of another number of blocks")
         is_fresh = choice is not None and choice.rows == model.rows
         solved = dataclasses.replace(
-            cache, choice=choice, solution=found.readout, warmth=found.temperature
+            cache,
+            choice=choice,
+            solution=found.readout,
+            known_temperature=found.temperature,
         )
         return dataclasses.replace(solved, is_fresh=is_fresh)
 

@@ -444,7 +444,7 @@ class NoveltyTerms:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldOuts:
+class HeldOutScores:
     """What rows look like to a model that has not learned them.
 
     Parameters
@@ -491,9 +491,11 @@ def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
         torch.split(codes, block),
         strict=True,
     ):
-        for place, warmth in enumerate(TEMPERATURES):
+        for place, temperature in enumerate(TEMPERATURES):
             total[place] += float(
-                torch.nn.functional.cross_entropy(part / warmth, right, reduction="sum")
+                torch.nn.functional.cross_entropy(
+                    part / temperature, right, reduction="sum"
+                )
             )
     return np.asarray(total / max(len(codes), 1))
 
@@ -522,7 +524,7 @@ class SolvedCache:
         The class means solved at that choice, and the statistics with their coordinates.
     solution : Readout, optional
         The linear class scores.
-    warmth : float, optional
+    known_temperature : float, optional
         The temperature that the statistics suggest.
     is_fresh : bool
         Whether ridge and strength were chosen for just these statistics.
@@ -536,7 +538,7 @@ class SolvedCache:
     choice: Choice | None = None
     known_scatter: tuple[SolvedScatter, RidgeStatistics] | None = None
     solution: Readout | None = None
-    warmth: float | None = None
+    known_temperature: float | None = None
     is_fresh: bool = False
     shape_masses: Tensor | None = None
 
@@ -630,7 +632,7 @@ class SolvedCache:
                 scatter.estimate_means(),
                 column_scale(model, choice.weights),
             )
-            self.warmth = 1.0 + UNCALIBRATED * estimates.spread
+            self.known_temperature = 1.0 + UNCALIBRATED * estimates.spread
             lifted = stats.lift(estimates.weights)
             lifted = lifted if scale is None else scale[:, None] * lifted
             self.solution = Readout(
@@ -698,7 +700,7 @@ class SolvedCache:
         )
         return Choice(alpha, step, strength, model.rows, weights)
 
-    def as_seen(self, Z: Tensor) -> tuple[Tensor, Tensor | None]:
+    def project(self, Z: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return features (n, d) in the coordinates of the statistics (n, k), and their energy (n,) outside."""
         choice, _, stats = self.scatter()
         H = weighted_rows(self.model, choice.weights, Z)
@@ -713,7 +715,7 @@ class SolvedCache:
         """Return the terms of novelty of features (n, d), and 1 / count of the nearest class."""
         found = torch.cat(
             [
-                self.terms.of_rows(*self.as_seen(block))
+                self.terms.of_rows(*self.project(block))
                 for block in torch.split(Z, _TERM_ROWS)
             ]
         )
@@ -733,11 +735,13 @@ class SolvedCache:
     def temperature(self) -> float:
         """Return a temperature for probabilities, guessed from the statistics."""
         readout = self.readout()
-        if self.warmth is None and self.kind == "ridge":
-            self.warmth = ridge_temperature(self.model, readout)
-        elif self.warmth is None:
-            self.warmth = 1.0 + UNCALIBRATED * self.scatter()[1].estimate_means().spread
-        return self.warmth
+        if self.known_temperature is None and self.kind == "ridge":
+            self.known_temperature = ridge_temperature(self.model, readout)
+        elif self.known_temperature is None:
+            self.known_temperature = (
+                1.0 + UNCALIBRATED * self.scatter()[1].estimate_means().spread
+            )
+        return self.known_temperature
 
     @cached_property
     def terms(self) -> NoveltyTerms:
@@ -764,9 +768,9 @@ class SolvedCache:
         """Terms of rows drawn as the statistics say known ones are."""
         return np.asarray(self.terms.expected_rows().cpu().numpy())
 
-    def fold_outs(
+    def held_out_scores(
         self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None
-    ) -> FoldOuts:
+    ) -> HeldOutScores:
         """Score learned rows, each as if its fold had not been learned.
 
         Parameters
@@ -782,7 +786,7 @@ class SolvedCache:
         choice, scatter, _ = self.scatter()
         shapes, spread = self.model.shapes, 0.0
         rows = (
-            *self.as_seen(Z),
+            *self.project(Z),
             None if shapes is None else shapes.rows(self.model.inputs(Z)),
         )
         scores, terms = (
@@ -812,7 +816,7 @@ class SolvedCache:
             spread += estimates.spread * len(mine) / len(codes)
         found = np.asarray(terms.cpu().numpy())
         if self.kind == "ridge":
-            return FoldOuts(found)
-        return FoldOuts(
+            return HeldOutScores(found)
+        return HeldOutScores(
             found, mean_log_losses(scores, codes), 1.0 + UNCALIBRATED * spread
         )

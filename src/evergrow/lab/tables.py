@@ -309,7 +309,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """A table of means with the notes that belong to it.
 
     Parameters
@@ -385,7 +385,7 @@ class Comparison:
 
 def compare(
     records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_avg")
-) -> Comparison:
+) -> MethodComparison:
     """Aggregate records over seeds; nothing that differs in more than the seed is averaged, see :func:`titled`.
 
     Parameters
@@ -397,7 +397,7 @@ def compare(
 
     Returns
     -------
-    Comparison
+    MethodComparison
     """
     for name in metrics:
         if name not in METRICS:
@@ -455,7 +455,7 @@ def compare(
         if len(found) > 1
         else []
     )
-    return Comparison(ranked(cells, references), notes)
+    return MethodComparison(ranked(cells, references), notes)
 
 
 def ranked(cells: Sequence[Cell], references: Iterable[str] = ()) -> list[Cell]:
@@ -548,12 +548,12 @@ def _seed_notes(frame: pd.DataFrame) -> list[str]:
 # -- text ------------------------------------------------------------------------------
 
 
-def render(comparison: Comparison, format: str = "markdown") -> str:
+def render(comparison: MethodComparison, format: str = "markdown") -> str:
     """Return a comparison as text.
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : MethodComparison
         The table.
     format : {"table", "markdown", "latex", "csv", "html"}
         ``"table"`` is plain text with ``*`` at the best and ``+`` at the second of
@@ -566,8 +566,8 @@ def render(comparison: Comparison, format: str = "markdown") -> str:
 
     Examples
     --------
-    >>> from evergrow.lab.tables import METRICS, Cell, Comparison, render
-    >>> print(render(Comparison([Cell("RI", "CUB", "B-0 Inc-5", METRICS["a_last"], 72.644, 0.238, 3)])))
+    >>> from evergrow.lab.tables import METRICS, Cell, MethodComparison, render
+    >>> print(render(MethodComparison([Cell("RI", "CUB", "B-0 Inc-5", METRICS["a_last"], 72.644, 0.238, 3)])))
     | Method | CUB<br>B-0 Inc-5<br>A_last |
     | --- | ---: |
     | RI | 72.64 ± 0.24 |
@@ -594,14 +594,14 @@ def _marked(
     return lambda cell: marks.get(cell.rank, "{}").format(text(cell))
 
 
-def _table(comparison: Comparison) -> str:
+def _table(comparison: MethodComparison) -> str:
     frame = comparison.wide(_marked({0: "{} ", 1: "{}*", 2: "{}+"}), printable)
     legend = "mean ± standard error over seeds; * best, + second"
     notes = [f"note: {one_line(note)}" for note in comparison.notes]
     return "\n".join([frame.to_string(), legend, *notes]) + "\n"
 
 
-def _markdown(comparison: Comparison) -> str:
+def _markdown(comparison: MethodComparison) -> str:
     frame = comparison.wide(_marked({1: "**{}**", 2: "<u>{}</u>"}), markdown_text)
     heads = [
         "<br>".join([column] if isinstance(column, str) else column)
@@ -618,7 +618,7 @@ def _markdown(comparison: Comparison) -> str:
     return "\n".join([*table, "", legend, *(["", *notes] if notes else [])]) + "\n"
 
 
-def _latex(comparison: Comparison) -> str:
+def _latex(comparison: MethodComparison) -> str:
     """Print as the paper does: booktabs, data set over protocol over metric."""
 
     def number(cell: Cell) -> str:
@@ -651,7 +651,7 @@ def _latex(comparison: Comparison) -> str:
     return text + "".join(f"% {one_line(note)}\n" for note in comparison.notes)
 
 
-def _csv(comparison: Comparison) -> str:
+def _csv(comparison: MethodComparison) -> str:
     pandas = require("pandas", extra="lab", purpose="making tables")
     rows = [
         (
@@ -672,7 +672,9 @@ def _csv(comparison: Comparison) -> str:
     return text
 
 
-def html_table(comparison: Comparison, name: Callable[[str], str] = escape) -> str:
+def html_table(
+    comparison: MethodComparison, name: Callable[[str], str] = escape
+) -> str:
     """Return a comparison as an HTML table; ``name`` turns names into HTML."""
 
     def number(cell: Cell) -> str:

@@ -35,8 +35,8 @@ from evergrow.learner.novelty_pool import (
 
 if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
-    from evergrow.head.readout import FoldOuts
-    from evergrow.learner.learning import Block
+    from evergrow.head.readout import HeldOutScores
+    from evergrow.learner.learning import LabelledRows
 
 FALSE_ALARM = 0.05
 """Share of known things that may be called unknown, unless another is asked for."""
@@ -143,7 +143,7 @@ class Calibration:
         """Samples scored."""
         return sum(part.n for part in self.parts)
 
-    def with_fold_outs(self, found: FoldOuts, size: int) -> Calibration:
+    def with_held_out_scores(self, found: HeldOutScores, size: int) -> Calibration:
         """Return the calibration with one more batch, as a model of so many samples sees it that has not learned it.
 
         Terms are in the units of that model (:func:`~evergrow.learner.novelty_pool.term_units`).
@@ -294,7 +294,7 @@ def assign_folds(
 def before_new_classes(
     before: Calibration,
     head: IncrementalClassifier,
-    block: Block,
+    block: LabelledRows,
     counts: Mapping[str, int],
 ) -> Calibration:
     """Return the calibration with what a block's new classes look like to a head that has not learned it yet.
@@ -305,7 +305,7 @@ def before_new_classes(
         The calibration without them.
     head : IncrementalClassifier
         Not changed.
-    block : Block
+    block : LabelledRows
         What is to be learned.
     counts : mapping of str to int
         Samples learned of each class so far.
@@ -336,7 +336,7 @@ def before_new_classes(
 def calibrated(
     before: Calibration,
     head: IncrementalClassifier,
-    block: Block,
+    block: LabelledRows,
     counts: Mapping[str, int],
     seed: int,
 ) -> Calibration:
@@ -348,7 +348,7 @@ def calibrated(
         The calibration without it.
     head : IncrementalClassifier
         One that cannot tell novelty is not calibrated.
-    block : Block
+    block : LabelledRows
         What was learned.
     counts : mapping of str to int
         Samples learned of each class, with the block.
@@ -369,7 +369,7 @@ def calibrated(
     if len(rows):
         weights = None if block.weights is None else block.weights[rows]
         found, expected = (
-            head.fold_outs(block.X[rows], labels[rows], folds[rows], weights),
+            head.held_out_scores(block.X[rows], labels[rows], folds[rows], weights),
             head.expected_terms(),
         )
         size, units = sum(counts.values()), term_units(expected)
@@ -379,11 +379,11 @@ def calibrated(
             drawn = expected[
                 np.linspace(0, len(expected) - 1, unscored).astype(np.int64)
             ]
-            before = before.with_fold_outs(
+            before = before.with_held_out_scores(
                 replace(found, terms=(drawn - units[0]) / units[1], log_losses=None),
                 size,
             )
-        before = before.with_fold_outs(
+        before = before.with_held_out_scores(
             replace(found, terms=(found.terms - units[0]) / units[1]), size
         )
     before.apply(head)

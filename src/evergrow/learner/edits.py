@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import LabelError, MergeError, NothingLeftError, UnlearnError
 from evergrow.data import DataOptions
-from evergrow.data.intake import as_names, read_items, read_unknown
+from evergrow.data.inputs import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features.base import BackboneSpec
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.labels import require_known
-from evergrow.learner.learning import Block
+from evergrow.learner.label_types import require_known
+from evergrow.learner.learning import LabelledRows
 from evergrow.learner.snapshot import (
     Change,
     Snapshot,
@@ -122,7 +122,7 @@ def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
     return _with_left(now, change, forget(gone) if left else None, left)
 
 
-def unlearned(now: Snapshot, blocks: Iterable[Block]) -> Snapshot:
+def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
     """Return what is known without samples, as if they had never been learned.
 
     Raises

@@ -25,17 +25,17 @@ from evergrow.core.errors import (
 from evergrow.core.estimator import Estimator
 from evergrow.core.record import to_archive
 from evergrow.core.validation import check_choice, check_keys
-from evergrow.data import intake
+from evergrow.data import inputs
 from evergrow.data.items import Samples, concat_items
 from evergrow.features.base import check_recipe
-from evergrow.head.labels import BUILT_IN
+from evergrow.head.label_set import BUILT_IN
 from evergrow.learner import edits, unlabelled
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.encoder import Encoder, check_kept, encode_config
 from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions
-from evergrow.learner.labels import as_labels
-from evergrow.learner.learning import Block, gathered, learn
+from evergrow.learner.label_types import as_labels
+from evergrow.learner.learning import LabelledRows, gathered, learn
 from evergrow.learner.snapshot import (
     Change,
     HeadRecipe,
@@ -56,10 +56,8 @@ if TYPE_CHECKING:
     from evergrow.features.base import BackboneSpec
     from evergrow.features.encoding import OnError
     from evergrow.head.base import IncrementalClassifier
-    from evergrow.head.guesses import GuessReport
-    from evergrow.learner.curves import LearningCurve
-    from evergrow.learner.drift import Drift
-    from evergrow.learner.suggestions import Groups, Suggestions
+    from evergrow.head.pseudo_labels import PseudoLabelReport
+    from evergrow.learner.calibration import Calibration
 
 
 _KEPT_AS = {"features": "recipe"}
@@ -415,7 +413,7 @@ class Learner(Estimator):
         )
         encoder = self._open_encoder() if begun is None else self._encoder
         chunks = iter(
-            intake.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
+            inputs.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
         )
         first = next(chunks)
         if first.weights is not None:
@@ -428,7 +426,7 @@ class Learner(Estimator):
                 raise InputError(
                     f"A backbone is adapted to images, and these are {what}; leave adapt out."
                 )
-            intake.check_whole(data)
+            inputs.check_whole(data)
         if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = encoder.begun(first)
         if config is not None:
@@ -501,7 +499,7 @@ class Learner(Estimator):
         if now is None or now.is_empty:
             return self._fit(data, y, sample_weight, classes=classes)
         now = self._taught()
-        chunks = intake.labelled_chunks(
+        chunks = inputs.labelled_chunks(
             data, y, sample_weight, "train", self._encoder.kind
         )
         blocks = self._blocks(chunks, classes=classes)
@@ -511,7 +509,7 @@ class Learner(Estimator):
         )
         return self
 
-    def learn_unlabelled(self, data: Any) -> GuessReport:
+    def learn_unlabelled(self, data: Any) -> PseudoLabelReport:
         """Learn samples without labels as what they look like; they count the less the more labels there are.
 
         With one or two labels per class this gives 5 to 10 points of accuracy, with twenty next to nothing. It is a
@@ -525,7 +523,7 @@ class Learner(Estimator):
 
         Returns
         -------
-        GuessReport
+        PseudoLabelReport
             How many samples were used, and as what.
 
         Raises
@@ -549,7 +547,8 @@ class Learner(Estimator):
         """
         self._able("learn_unlabelled")
         blocks = (
-            Block(part.X, np.full(len(part.X), "")) for part in self._features_of(data)
+            LabelledRows(part.X, np.full(len(part.X), ""))
+            for part in self._features_of(data)
         )
         self._snapshot, report = unlabelled.with_unlabelled(self._taught(), blocks)
         return report
@@ -623,7 +622,7 @@ class Learner(Estimator):
             If they were never learned, or with other weights.
         """
         self._able("unlearn")
-        chunks = intake.labelled_chunks(
+        chunks = inputs.labelled_chunks(
             data, y, sample_weight, "train", self._encoder.kind
         )
         self._snapshot = edits.unlearned(self._taught(), self._blocks(chunks))
@@ -851,6 +850,11 @@ class Learner(Estimator):
         """
         return self._asked(items, self._able("novelty_score").novelty_score)
 
+    @property
+    def calibration_(self) -> Calibration:
+        """Held-out novelty scores, which give the threshold for unknown samples."""
+        return self._taught().calibration
+
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the novelty above which something is unknown.
 
@@ -941,125 +945,8 @@ class Learner(Estimator):
             else ~(novelty <= threshold),  # NaN is not known
             threshold=None if novelty is None else np.full(len(novelty), threshold),
             label_kind=now.label_kind,
-            index=getattr(items, "index", None) if intake.is_pandas(items) else None,
+            index=getattr(items, "index", None) if inputs.is_pandas(items) else None,
         )
-
-    def suggest(
-        self, data: Any, n: int = 20, *, unknown_share: float = 0.2, learned: Any = None
-    ) -> Suggestions:
-        """Say which samples to label next: the least sure but no oddities, none twice, and some that look unknown.
-
-        Parameters
-        ----------
-        data : object
-            Samples without labels, as for :meth:`predict`.
-        n : int
-            How many to suggest; fewer where the data hold no more.
-        unknown_share : float
-            Share of them that look like no learned class, so that new classes are found; 0 does not ask for novelty.
-        learned : object, optional
-            Samples that have labels already, as for :meth:`predict`: they and what is all but the same are left out.
-
-        Returns
-        -------
-        Suggestions
-            Places in the data, the most useful first.
-        """
-        from evergrow.learner.suggestions import suggest
-
-        return suggest(self, data, n, unknown_share, learned)
-
-    def group_unknown(
-        self,
-        data: Any,
-        *,
-        n_groups: int | None = None,
-        known: Any = None,
-        false_alarm: float = FALSE_ALARM,
-    ) -> Groups:
-        """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class.
-
-        Parameters
-        ----------
-        data : object
-            As for :meth:`predict`.
-        n_groups : int, optional
-            How many groups; by default as many as there seem to be.
-        known : object, optional
-            Labelled samples, as for :meth:`fit`: how samples are compared, and how unlike those of a group may be, is
-            chosen so that these fall into their classes. By default samples of ``data`` that look known stand in.
-        false_alarm : float
-            Share of known things that may be called unknown; the larger, the more samples are in groups.
-
-        Returns
-        -------
-        Groups
-            Places in the data, the largest group first, in each the most typical sample first.
-        """
-        from evergrow.learner.suggestions import group_unknown
-
-        return group_unknown(self, data, n_groups, known, false_alarm)
-
-    def drift(
-        self, data: Any, y: Any = None, *, false_alarm: float = FALSE_ALARM
-    ) -> Drift:
-        """Test for every class whether new samples still look like what was learned.
-
-        Parameters
-        ----------
-        data : object
-            New samples, as for :meth:`predict`.
-        y : array-like of shape (n,), optional
-            Their labels, where they are known: answers are then tested, too.
-        false_alarm : float
-            Share of unchanged classes that may be called changed.
-
-        Returns
-        -------
-        Drift
-        """
-        from evergrow.learner.drift import find_drift
-
-        self.threshold(false_alarm)  # raises where novelty cannot be told
-        found, now = self.features(data), self._taught()
-        likely = self._probabilities(found.X)
-        labels = None if y is None else intake.as_names(y, len(found.rows))[found.rows]
-        answers, novelty = (
-            now.classes[likely.argmax(axis=1)],
-            now.head.novelty_score(found.X),
-        )
-        return find_drift(
-            now.calibration, novelty, answers, likely.max(axis=1), labels, false_alarm
-        )
-
-    def learning_curve(self, data: Any, y: Any = None) -> LearningCurve:
-        """Measure accuracy against samples per class, and foretell what ten more of each class would give.
-
-        Parts of the data are learned through the model's own layer and asked about others; the model stays as it is.
-
-        Parameters
-        ----------
-        data, y
-            Labelled samples, as for :meth:`fit`.
-
-        Returns
-        -------
-        LearningCurve
-            With the interval of the gain, and the classes that gained most from their last samples.
-        """
-        from evergrow.learner.curves import learning_curve
-
-        self._able("spawn")
-        blocks = list(
-            self._blocks(
-                intake.labelled_chunks(data, y, None, "train", self._encoder.kind)
-            )
-        )
-        X, labels = (
-            np.concatenate([getattr(block, name) for block in blocks])
-            for name in ("X", "labels")
-        )
-        return learning_curve(self.head_, X, labels, self._seed())
 
     def evaluate(
         self,
@@ -1099,7 +986,7 @@ class Learner(Estimator):
         parts: list[tuple[Any, ...]] = []
         left_out: list[str] = []
         n = 0
-        for samples in intake.labelled_chunks(
+        for samples in inputs.labelled_chunks(
             data, y, None, "test", self._encoder.kind
         ):
             encoded = self._encoded(samples)
@@ -1125,7 +1012,7 @@ class Learner(Estimator):
         rows, true, told, sure, novel = joined
         strange = np.empty(0)
         if unknown is not None:
-            samples = intake.read_unknown(unknown, self._encoder.kind)
+            samples = inputs.read_unknown(unknown, self._encoder.kind)
             if samples.labels is not None:
                 samples = samples.take(
                     np.flatnonzero(~np.isin(samples.labels, now.classes))
@@ -1158,7 +1045,7 @@ class Learner(Estimator):
             What each sample counts for.
         """
         right, weights = [], []
-        for samples in intake.labelled_chunks(
+        for samples in inputs.labelled_chunks(
             data, y, sample_weight, "test", self._encoder.kind
         ):
             answers = self._answers_to(self._encoded(samples, on_error="raise").X)
@@ -1275,89 +1162,6 @@ class Learner(Estimator):
         learner._snapshot = now if lazy else with_head(now, device, name)
         return learner
 
-    def push_to_hub(
-        self,
-        repo: str,
-        *,
-        licence: str | None = None,
-        dataset: str | None = None,
-        summary: str | None = None,
-        evaluation: Evaluation | None = None,
-        message: str = "Publish an evergrow model",
-        **settings: Any,
-    ) -> str:
-        """Publish the model on the Hugging Face Hub: its file and a card, in one commit.
-
-        The card lists classes and counts, the backbone with its licence where that is known, the accuracy where it was
-        measured and how to load it. Names of users and places on a disk, which the
-        record of changes may have, are left out of the published file.
-
-        Parameters
-        ----------
-        repo : str
-            ``"OWNER/NAME"``; made where it is not there yet.
-        licence : str, optional
-            Licence of the model, as the Hub writes them, for example ``"apache-2.0"``.
-        dataset : str, optional
-            What it learned from and was measured on, for the card.
-        summary : str, optional
-            A paragraph for the card, as Markdown.
-        evaluation : Evaluation, optional
-            What :meth:`evaluate` gave, for the accuracy; by default that of the latest change, where it was tested.
-        message : str
-            Of the commit.
-        **settings
-            For the Hub: ``private`` (whether only you may see a repository that is made), ``token`` (by default that of
-            ``hf auth login``), ``branch`` (by default ``"main"``) and ``create_pr`` (to propose the change instead of
-            making it).
-
-        Returns
-        -------
-        str
-            Address of the commit.
-
-        Raises
-        ------
-        HubError
-            If the Hub cannot be reached, or refuses.
-        """
-        from evergrow.learner.hub import model_card, push
-
-        card = model_card(self, repo, licence, dataset, summary, evaluation)
-        return push(self, repo, card, commit_message=message, **settings)
-
-    @classmethod
-    def from_pretrained(cls, repo: str | os.PathLike[str], **settings: Any) -> Self:
-        """Load a model from the Hugging Face Hub, or from a folder that holds what was published.
-
-        Only ``model.evg`` is read, and checked as every model file is: nothing in it is executed.
-
-        Parameters
-        ----------
-        repo : str or path-like
-            ``"OWNER/NAME"``, or a folder.
-        **settings
-            For the Hub: ``revision`` (a branch, tag or commit; a commit loads the same model for ever), ``token`` (by
-            default that of ``hf auth login``), ``cache_dir`` (where downloads are kept), ``force_download`` and
-            ``local_files_only``. The others are for :meth:`load`: ``backbone``, ``weights``, ``device``, ``cache``,
-            ``extract``.
-
-        Raises
-        ------
-        ModelNotFoundError
-            If there is no such repository or folder, or no model in it.
-        HubError
-            If the Hub cannot be reached.
-        FileFormatError
-            If the file is no learner, is damaged or was altered.
-        """
-        from evergrow.learner.hub import DOWNLOADING, fetched_model
-
-        download = {
-            name: settings.pop(name) for name in DOWNLOADING if name in settings
-        }
-        return cls.load(fetched_model(repo, **download), **settings)
-
     # -- arguments ---------------------------------------------------------------------------------------------
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -1453,7 +1257,7 @@ class Learner(Estimator):
         """Return the features of samples; ``begun`` is what a model is about to begin with."""
         encoder, now = begun or (self._encoder, self._state())
         if samples.columns:
-            intake.check_columns(samples.columns, now.columns)
+            inputs.check_columns(samples.columns, now.columns)
         encoded = encoder.encode(samples, on_error=on_error)
         if samples.features is not None:
             check_width(encoded.X, now.n_features)
@@ -1469,7 +1273,7 @@ class Learner(Estimator):
             return [items]
         return (
             self._encoded(samples, on_error=on_error)
-            for samples in intake.item_chunks(items, self._encoder.kind)
+            for samples in inputs.item_chunks(items, self._encoder.kind)
         )
 
     def _blocks(
@@ -1477,19 +1281,19 @@ class Learner(Estimator):
         chunks: Iterable[Samples],
         begun: tuple[Encoder, Snapshot] | None = None,
         classes: Any = None,
-    ) -> Iterator[Block]:
+    ) -> Iterator[LabelledRows]:
         """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
         wanted: set[str] = set()
         kept: set[str] = set()
         allowed = (
             None
             if classes is None
-            else intake.as_names(
+            else inputs.as_names(
                 classes, len(classes) if hasattr(classes, "__len__") else 0
             )
         )
 
-        def encoded() -> Iterator[Block]:
+        def encoded() -> Iterator[LabelledRows]:
             for samples in chunks:
                 labels = samples.required_labels()
                 strange = (
@@ -1503,12 +1307,14 @@ class Learner(Estimator):
                 wanted.update(labels.tolist())
                 kept.update(labels[found.rows].tolist())
                 if samples.weights is None:
-                    yield Block(found.X, labels[found.rows], None, samples.label_kind)
+                    yield LabelledRows(
+                        found.X, labels[found.rows], None, samples.label_kind
+                    )
                 else:
                     weights = samples.weights[found.rows]
                     counted = np.flatnonzero(weights)  # the others count for nothing
                     rows = found.rows[counted]
-                    yield Block(
+                    yield LabelledRows(
                         found.X[counted],
                         labels[rows],
                         weights[counted],

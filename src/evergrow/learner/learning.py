@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, KnownSamplesError
 from evergrow.learner.calibration import before_new_classes, calibrated
-from evergrow.learner.labels import common_kind, warn_alike, warn_few
+from evergrow.learner.label_types import common_kind, warn_alike, warn_few
 from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprint
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ BLOCK = 20_000
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class LabelledRows:
     """Labelled feature vectors.
 
     Parameters
@@ -47,9 +47,11 @@ class Block:
     label_kind: str | None = None
 
 
-def gathered(blocks: Iterable[Block], size: int = BLOCK) -> Iterator[Block]:
+def gathered(
+    blocks: Iterable[LabelledRows], size: int = BLOCK
+) -> Iterator[LabelledRows]:
     """Yield small blocks as larger ones, of at least so many rows but for the last; empty ones are left out."""
-    held: list[Block] = []
+    held: list[LabelledRows] = []
     for block in blocks:
         held.append(block)
         if sum(len(part.X) for part in held) >= size:
@@ -59,7 +61,7 @@ def gathered(blocks: Iterable[Block], size: int = BLOCK) -> Iterator[Block]:
         yield _concatenated(held)
 
 
-def _concatenated(blocks: list[Block]) -> Block:
+def _concatenated(blocks: list[LabelledRows]) -> LabelledRows:
     if len(blocks) == 1:
         return blocks[0]
     kinds = {block.label_kind for block in blocks}
@@ -73,7 +75,7 @@ def _concatenated(blocks: list[Block]) -> Block:
             [np.ones(len(b.X)) if b.weights is None else b.weights for b in blocks]
         )
     X = np.concatenate([block.X for block in blocks])
-    return Block(
+    return LabelledRows(
         X,
         np.concatenate([block.labels for block in blocks]),
         weights,
@@ -84,7 +86,7 @@ def _concatenated(blocks: list[Block]) -> Block:
 def learn(
     base: Snapshot,
     head: IncrementalClassifier,
-    blocks: Iterable[Block],
+    blocks: Iterable[LabelledRows],
     seed: int,
     what: Event,
     known: frozenset[str] = frozenset(),
@@ -97,7 +99,7 @@ def learn(
         What the model knew before.
     head : IncrementalClassifier
         A fresh head, or a branch of the model's; it is changed.
-    blocks : iterable of Block
+    blocks : iterable of LabelledRows
         What to learn.
     seed : int
         Of the calibration.

@@ -18,9 +18,9 @@ from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
 from evergrow.learner.calibration import Calibration, before_new_classes, calibrated
 from evergrow.learner.encoder import Encoder
-from evergrow.learner.labels import common_kind, warn_alike
+from evergrow.learner.label_types import common_kind, warn_alike
 from evergrow.learner.learner import Learner, check_width
-from evergrow.learner.learning import Block, learned
+from evergrow.learner.learning import LabelledRows, learned
 from evergrow.learner.snapshot import (
     Change,
     Snapshot,
@@ -100,7 +100,7 @@ def adopt(learner: Learner, other: Learner) -> Learner:
     return learner
 
 
-def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
+def with_layer(learner: Learner, encoder: Encoder, sample: LabelledRows) -> Learner:
     """Return an empty learner whose layer was grown on a sample, for :func:`learn_shard`.
 
     Parameters
@@ -109,7 +109,7 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
         Settings; not changed.
     encoder : Encoder
         What computed the features.
-    sample : Block
+    sample : LabelledRows
         Labelled features.
     """
     head = with_widths(learner._new_head(), encoder.widths)
@@ -121,14 +121,16 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     return grown
 
 
-def learn_shard(template: Learner, block: Block, number: int | None = None) -> Learner:
+def learn_shard(
+    template: Learner, block: LabelledRows, number: int | None = None
+) -> Learner:
     """Return what a shard of the data teaches: the statistics of its rows, by the layer of a template.
 
     Parameters
     ----------
     template : Learner
         An empty learner with the layer: from :func:`with_layer`, or from :meth:`Learner.spawn`.
-    block : Block
+    block : LabelledRows
         Labelled features.
     number : int, optional
         Which shard it is. Shards of the same content are summed only if they have numbers of their own.
@@ -137,11 +139,11 @@ def learn_shard(template: Learner, block: Block, number: int | None = None) -> L
     --------
     >>> import numpy as np
     >>> from evergrow import Learner
-    >>> from evergrow.learner.learning import Block
+    >>> from evergrow.learner.learning import LabelledRows
     >>> from evergrow.learner.sharded_fit import learn_shard
     >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.array(list("abcd") * 10)
     >>> template = Learner(options={"n_units": 20}).fit((X, y)).spawn()
-    >>> learn_shard(template, Block(X[:8], y[:8])).samples_by_name_
+    >>> learn_shard(template, LabelledRows(X[:8], y[:8])).samples_by_name_
     {'a': 2, 'b': 2, 'c': 2, 'd': 2}
     """
     now = template._state()
@@ -150,7 +152,7 @@ def learn_shard(template: Learner, block: Block, number: int | None = None) -> L
     head = now.head.spawn()
     head.partial_fit(block.X, block.labels)
     if number is not None:
-        head.numbered(number)
+        head.with_shard_id(number)
     return _shard(
         template,
         head,
@@ -208,7 +210,7 @@ def _shard(
     return twin
 
 
-def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
+def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Learner:
     """Make a learner know what the shards of a data set sum up to, as if it had been fitted on all of it.
 
     Parameters
@@ -217,7 +219,7 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
         Forgets what it knew.
     total : Learner
         The sum of all shards, each learned with the layer of one :func:`with_layer`.
-    sample : Block
+    sample : LabelledRows
         Rows that are among those learned, to calibrate on; its fingerprint stands for the data where it is all of them.
     """
     known, blank = total._state(), learner._blank(total._encoder)
@@ -233,7 +235,7 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     return learner
 
 
-def complete_update(learner: Learner, total: Learner, sample: Block) -> Learner:
+def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> Learner:
     """Add what the shards of a data set sum up to, as if a learner had learned all of it in one batch.
 
     Parameters
@@ -242,7 +244,7 @@ def complete_update(learner: Learner, total: Learner, sample: Block) -> Learner:
         A learner that knows something.
     total : Learner
         The sum of all shards, each learned with a :meth:`Learner.spawn` of it.
-    sample : Block
+    sample : LabelledRows
         Rows that are among those learned, to calibrate on.
     """
     now, more = learner._state(), total._state()
@@ -258,7 +260,7 @@ def complete_update(learner: Learner, total: Learner, sample: Block) -> Learner:
     return learner
 
 
-def _record(total: Snapshot, sample: Block) -> tuple[int, tuple[str, ...]]:
+def _record(total: Snapshot, sample: LabelledRows) -> tuple[int, tuple[str, ...]]:
     """Return how many samples were learned and their fingerprints: one of all rows where the sample is all of them."""
     change = total.history[-1]
     whole = len(sample.labels) == change.samples

@@ -36,7 +36,7 @@ from evergrow.core.validation import check_keys, resolve_device
 from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
-from evergrow.learner.labels import can_read
+from evergrow.learner.label_types import can_read
 from evergrow.learner.stored_head import StoredHead
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ class HeadRecipe:
 
 
 @dataclass(frozen=True)
-class BlockTold:
+class BlockSummary:
     """Columns of a block of features, and how much it counts."""
 
     columns: int
@@ -326,30 +326,30 @@ class BlockTold:
 
 
 @dataclass(frozen=True)
-class Told:
+class HeadSummary:
     """What people are told of a head, which a file says without it.
 
     Parameters
     ----------
     n_units : int or None
         Units of its layer.
-    blocks : tuple of BlockTold or None
+    blocks : tuple of BlockSummary or None
         The blocks of features, where there are several.
     guesses : int
         Samples that it learned without labels.
     """
 
     n_units: int | None = None
-    blocks: tuple[BlockTold, ...] | None = None
+    blocks: tuple[BlockSummary, ...] | None = None
     guesses: int = 0
 
     @classmethod
-    def of(cls, head: IncrementalClassifier) -> Told:
+    def of(cls, head: IncrementalClassifier) -> HeadSummary:
         """Return what there is to tell of a head."""
         blocks = getattr(head, "blocks_", None)
-        told = blocks and tuple(BlockTold(**block) for block in blocks)
+        told = blocks and tuple(BlockSummary(**block) for block in blocks)
         return cls(
-            getattr(head, "n_units_", None), told, getattr(head, "n_guesses_", 0)
+            getattr(head, "n_units_", None), told, getattr(head, "n_pseudo_labels_", 0)
         )
 
 
@@ -386,7 +386,7 @@ class Snapshot:
         Columns of each block, where samples are features of several; with a backbone its description says so.
     columns : tuple of str
         Names of the columns, where samples are features that came in a data frame.
-    told : Told or None
+    told : HeadSummary or None
         What people are told of the head; only in files.
     extra : Extra
         Optional contents of a file that a later evergrow wrote.
@@ -405,7 +405,7 @@ class Snapshot:
     label_kind: Literal["name", "integer", "boolean"] = "name"
     widths: tuple[Count, ...] = ()
     columns: tuple[str, ...] = ()
-    told: Told | None = None
+    told: HeadSummary | None = None
     extra: Extra = NOTHING
 
     @property
@@ -460,7 +460,11 @@ class Snapshot:
         """Return what a file holds: numbers, plain settings and never a sample."""
         if self.head is None:
             return to_archive(replace(self, recipe=self.recipe.plain()))
-        told = self.told if isinstance(self.head, StoredHead) else Told.of(self.head)
+        told = (
+            self.told
+            if isinstance(self.head, StoredHead)
+            else HeadSummary.of(self.head)
+        )
         written: Any = {"head": self.head.to_archive(), "told": told}
         return to_archive(replace(self, recipe=self.recipe.plain(), **written))
 
@@ -619,7 +623,7 @@ def describe(now: Snapshot) -> dict[str, Any]:
         the threshold), ``revision`` and ``history``.
     """
     head, spec = now.head, now.spec
-    told = now.told if isinstance(head, StoredHead) else Told.of(head)
+    told = now.told if isinstance(head, StoredHead) else HeadSummary.of(head)
     novelty = None
     if now.calibration.n:
         threshold = now.calibration.threshold(FALSE_ALARM)

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive
 from evergrow.core.record import read_fields, require, to_values
-from evergrow.head.labels import ClassChange, NamedClasses, SavedHead, StoredLabels
+from evergrow.head.label_set import ClassChange, NamedClasses, SavedHead, StoredLabels
 
 if TYPE_CHECKING:
     import torch

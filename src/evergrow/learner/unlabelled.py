@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 from evergrow.core.errors import InputError
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.learning import Block, gathered
+from evergrow.learner.learning import LabelledRows, gathered
 from evergrow.learner.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:
-    from evergrow.head.guesses import GuessReport
+    from evergrow.head.pseudo_labels import PseudoLabelReport
 
 
 def with_unlabelled(
-    now: Snapshot, blocks: Iterable[Block]
-) -> tuple[Snapshot, GuessReport]:
+    now: Snapshot, blocks: Iterable[LabelledRows]
+) -> tuple[Snapshot, PseudoLabelReport]:
     """Return what is known with samples learned as what they look like, and what became of them.
 
     Parameters
     ----------
     now : Snapshot
         What is known.
-    blocks : iterable of Block
+    blocks : iterable of LabelledRows
         Feature vectors without labels. A stream is guessed block by block, each with the help of those before it.
 
     Raises
@@ -33,9 +33,9 @@ def with_unlabelled(
     LabelError
         If the model knows fewer than two classes.
     """
-    from evergrow.head.guesses import GuessReport
+    from evergrow.head.pseudo_labels import PseudoLabelReport
 
-    head, report = now.head.branch(), GuessReport()
+    head, report = now.head.branch(), PseudoLabelReport()
     threshold = (
         now.calibration.threshold(FALSE_ALARM) if now.calibration.parts else None
     )
@@ -56,7 +56,7 @@ def with_unlabelled(
 def without_unlabelled(now: Snapshot) -> Snapshot:
     """Return what is known without anything that was learned without labels."""
     head = now.head.branch()
-    change = Change.now("forget-unlabelled", getattr(head, "n_guesses_", 0))
+    change = Change.now("forget-unlabelled", getattr(head, "n_pseudo_labels_", 0))
     return now.after(change, head=head.forget_unlabelled())
 
 

@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
 from evergrow.head import HEADS
-from evergrow.serve import jobs, kept, label_studio, lan, routes
+from evergrow.serve import image_store, jobs, label_studio, lan, routes
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.middleware import HEAD_BYTES, ServiceMiddleware
 from evergrow.serve.monitoring import collect_warnings, log, set_up_logs
@@ -87,7 +87,7 @@ def create_app(config: ServeConfig) -> FastAPI:
     app.state.service, app.state.jobs = service, jobs.Jobs(service)
     for router in (
         *routes.ROUTERS,
-        kept.router,
+        image_store.router,
         label_studio.router,
         jobs.router,
         router_of_service,

@@ -26,7 +26,7 @@ from evergrow.data.items import Kind
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.sources import best_backbone, list_backbones
+from evergrow.features.weight_sources import best_backbone, list_backbones
 from evergrow.learner.learner import Learner
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.monitoring import Metrics

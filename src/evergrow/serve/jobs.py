@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.core.escaping import one_line, printable
 from evergrow.core.files import partial_folder
-from evergrow.data.archives import Archive, TooManyFilesError
+from evergrow.data.archives import DataArchive, TooManyFilesError
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import IMAGE_SUFFIXES
 from evergrow.data.storage import Tree
@@ -55,7 +55,7 @@ LabelledImages = list[tuple[str, str]]
 """Name and class of each image."""
 
 
-def open_zip(path: Path, limits: Limits) -> tuple[Archive, LabelledImages]:
+def open_zip(path: Path, limits: Limits) -> tuple[DataArchive, LabelledImages]:
     """Return a zip of images in folders named by class, and its images; nothing is unpacked to disk.
 
     A folder around all of them, as many tools pack it, is no class.
@@ -66,7 +66,7 @@ def open_zip(path: Path, limits: Limits) -> tuple[Archive, LabelledImages]:
         413 if there is too much in it; 422 if it is no zip, is meant to do harm, or holds no image.
     """
     try:
-        archive = Archive(Tree(path.parent), path.name, limits.zip_entries)
+        archive = DataArchive(Tree(path.parent), path.name, limits.zip_entries)
         too_much = sum(archive.sizes.values()) > limits.zip_bytes
     except TooManyFilesError:
         too_much = True
@@ -180,7 +180,7 @@ class Jobs:
         self,
         job: JobRecord,
         model: OpenModel,
-        archive: Archive,
+        archive: DataArchive,
         images: LabelledImages,
         request: ChangeRequest,
     ) -> None:
@@ -206,7 +206,11 @@ class Jobs:
             del self._tasks[job.id]
 
     async def _encode(
-        self, job: JobRecord, model: OpenModel, archive: Archive, images: LabelledImages
+        self,
+        job: JobRecord,
+        model: OpenModel,
+        archive: DataArchive,
+        images: LabelledImages,
     ) -> tuple[NDArray[Any], NDArray[np.str_]]:
         """Return features and labels of all images that can be read, each encoded by itself, a few prepared ahead."""
         batcher = await self.service.batcher(model)
@@ -244,7 +248,7 @@ class Jobs:
         return np.concatenate(parts), np.asarray(labels, dtype=np.str_)
 
     async def _prepare(
-        self, backbone: Backbone, archive: Archive, name: str
+        self, backbone: Backbone, archive: DataArchive, name: str
     ) -> Prepared | SkippedImage:
         """Return an image as the backbone takes it, or why it is left out."""
         shown = printable(name)[:200]

@@ -16,6 +16,7 @@ from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from evergrow import tools
 from evergrow.core.errors import InputError, UnsupportedError
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
@@ -41,16 +42,16 @@ class _Sent(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class Task(_Sent):
+class LabelStudioTask(_Sent):
     """A task: a sample to be labelled, in one of the fields of its data."""
 
     data: dict[str, Any]
 
 
-class TaskList(_Sent):
+class LabelStudioTasks(_Sent):
     """Tasks to answer about."""
 
-    tasks: Annotated[list[Task], Field(max_length=1000, fail_fast=True)]
+    tasks: Annotated[list[LabelStudioTask], Field(max_length=1000, fail_fast=True)]
     label_config: str | None = None
 
 
@@ -103,7 +104,7 @@ def names_of(config: str | None, kind: str) -> ConfigNames:
     return ConfigNames(control.get("name", "choice"), sample, key)
 
 
-def sample_of(task: Task, kind: str, names: ConfigNames) -> str:
+def sample_of(task: LabelStudioTask, kind: str, names: ConfigNames) -> str:
     """Return the text of a task, or the address of its image."""
     fields = [task.data.get(key) for key in (names.key, *_KEYS.get(kind, ()))]
     found = [
@@ -189,7 +190,7 @@ async def setup(model: ModelDep, project: dict[str, Any]) -> dict[str, str]:
 
 @router.post("/predict")
 async def predict(
-    model: ModelDep, asked: TaskList, service: ServiceDep
+    model: ModelDep, asked: LabelStudioTasks, service: ServiceDep
 ) -> dict[str, Any]:
     """Return a class for each task; none where it is unknown, or the model cannot answer yet."""
     version = str(model.version.revision)
@@ -230,7 +231,7 @@ def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
     with suppress(
         InputError, UnsupportedError
     ):  # there is one class, or the method cannot tell
-        found = learner.suggest(rows, len(rows))
+        found = tools.suggest(learner, rows, len(rows))
         scores[found.rows] = np.sort(np.tanh(found.margins / 2.0))
     return scores
 

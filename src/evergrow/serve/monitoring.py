@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from evergrow.core.errors import EvergrowWarning, InputError
 from evergrow.core.escaping import one_line
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.drift import find_drift
+from evergrow.tools.drift_detection import find_drift
 
 if TYPE_CHECKING:
     from evergrow.learner.answers import Answers

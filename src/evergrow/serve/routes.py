@@ -14,6 +14,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
+from evergrow import tools
 from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError
 from evergrow.core.escaping import printable
 from evergrow.core.files import partial_folder
@@ -21,7 +22,7 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
 from evergrow.serve import schemas
-from evergrow.serve.models import Edit, Version, matches
+from evergrow.serve.model_store import Edit, Version, matches
 from evergrow.serve.requests import (
     BINARY,
     FILE,
@@ -55,8 +56,8 @@ _LISTED = 100_000  # classes in the answers about all samples of a request
 _MATRIX = 500  # classes of a model whose confusion is told in full
 QUESTION, EXAM, LESSON = (
     SampleBody(schemas.Question),
-    SampleBody(schemas.Exam),
-    SampleBody(schemas.Lesson),
+    SampleBody(schemas.EvaluateRequest),
+    SampleBody(schemas.TeachRequest),
 )
 UNLABELLED, SUGGESTION = SampleBody(schemas.Unlabelled), SampleBody(schemas.Suggestion)
 NEWS, EXAMPLES = SampleBody(schemas.FalseAlarm), SampleBody(schemas.Labels)
@@ -328,10 +329,10 @@ async def suggest(
 ) -> schemas.SuggestionRecord:
     """Say which samples to label next: the least sure first, none twice, and some that look unknown."""
     found = await service.study(
-        model, body, lambda learner, rows: learner.suggest(rows, body.fields.n)
+        model, body, lambda learner, rows: tools.suggest(learner, rows, body.fields.n)
     )
     return schemas.SuggestionRecord(
-        order=found.rows.tolist(), unknown=found.unknown.tolist()
+        order=found.rows.tolist(), unknown=found.is_novel.tolist()
     )
 
 
@@ -342,7 +343,7 @@ async def group_unknown(
     service: ServiceDep,
 ) -> schemas.GroupRecord:
     """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class."""
-    found = await service.study(model, body, Learner.group_unknown)
+    found = await service.study(model, body, tools.group_unknown)
     return schemas.GroupRecord(groups=[group.tolist() for group in found.rows])
 
 
@@ -353,7 +354,7 @@ async def drift(
     """Test for every class whether samples still look like what was learned."""
     asked = body.fields.false_alarm
     found = await service.study(
-        model, body, lambda learner, rows: learner.drift(rows, false_alarm=asked)
+        model, body, lambda learner, rows: tools.drift(learner, rows, false_alarm=asked)
     )
     return schemas.DriftRecord(
         classes=[schemas.ClassDriftRecord(**vars(entry)) for entry in found.classes],
@@ -370,7 +371,7 @@ async def learning_curve(
     """Measure accuracy against samples per class, and foretell what ten more of each class would give."""
     labels = body.labels()
     found = await service.study(
-        model, body, lambda learner, rows: learner.learning_curve(rows, labels)
+        model, body, lambda learner, rows: tools.learning_curve(learner, rows, labels)
     )
     return schemas.CurveRecord(**found.to_values())
 
@@ -483,18 +484,18 @@ class RequestedChange:
         return answer
 
 
-LessonBody = Annotated[SentSamples, Depends(LESSON)]
+TeachBody = Annotated[SentSamples, Depends(LESSON)]
 ChangeDep = Annotated[RequestedChange, Depends(RequestedChange)]
 
 
 @changes.post("/teach", openapi_extra=LESSON.described())
-async def teach(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
+async def teach(change: ChangeDep, body: TeachBody) -> schemas.ChangeAnswer:
     """Learn samples of new classes or old ones; the answer comes once they are on disk."""
     return await change.learn("teach", body, Learner.partial_fit)
 
 
 @changes.post("/unlearn", openapi_extra=LESSON.described())
-async def unlearn(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
+async def unlearn(change: ChangeDep, body: TeachBody) -> schemas.ChangeAnswer:
     """Take samples out again, exactly: send the same bytes and the label they were taught with."""
     return await change.learn("unlearn", body, Learner.unlearn)
 

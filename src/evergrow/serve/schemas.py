@@ -230,7 +230,7 @@ class NoteRequest(RequestModel):
     note: Note = ""
 
 
-class Lesson(NoteRequest, Labels):
+class TeachRequest(NoteRequest, Labels):
     """What to learn or unlearn of samples."""
 
 
@@ -249,7 +249,7 @@ class Suggestion(RequestModel):
     ] = 20
 
 
-class Exam(Labels, FalseAlarm):
+class EvaluateRequest(Labels, FalseAlarm):
     """What to compare answers about samples with."""
 
 

@@ -24,7 +24,7 @@ from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.lan import LanAccess
-from evergrow.serve.models import ModelStore, Version
+from evergrow.serve.model_store import ModelStore, Version
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.requests import Problem, SentSamples
 

@@ -12,7 +12,7 @@ import torch
 from tests.altered import altered
 
 from evergrow.adapt.tuners import TUNERS, Tuner, create_tuner, restore_tuner, tuners_of
-from evergrow.adapt.tuners.base import SavedTuner
+from evergrow.adapt.tuners.tuner import SavedTuner
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.record import from_archive, read_record, to_archive, write_record

@@ -32,7 +32,7 @@ from evergrow.data import (
     save_features,
     source_from,
 )
-from evergrow.data.intake import read_items
+from evergrow.data.inputs import read_items
 from evergrow.data.items import Images
 from evergrow.data.load import load_data
 from evergrow.lab.bench.data import fingerprint_of

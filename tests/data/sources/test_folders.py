@@ -34,9 +34,9 @@ from evergrow.core.errors import (
     InputError,
     LabelError,
 )
-from evergrow.data import Dataset, load_data, read, source_from, sources
+from evergrow.data import Dataset, load_data, read, shards, source_from
 from evergrow.data import items as image_formats
-from evergrow.data.intake import read_parts
+from evergrow.data.inputs import read_parts
 from evergrow.data.items import Images
 from evergrow.lab.bench.data import fingerprint_of
 from evergrow.lab.streams import stream_of
@@ -500,7 +500,7 @@ def test_a_table_on_a_storage_leads_to_no_file_outside_its_folder(
 def test_an_image_file_of_impossible_size_is_refused(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "LARGEST_IMAGE", 100)
+    monkeypatch.setattr(shards, "LARGEST_IMAGE", 100)
     with pytest.raises(FileFormatError, match="must be an image of at most"):
         list(read(images / "classes").shards(5, LARGE))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.engine.clouds import points
-from tests.learner.hub_stand_in import running_hub
+from tests.export.hub_stand_in import running_hub
 
 from evergrow import Learner
 

@@ -20,7 +20,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.data import Shard, Source, read, source_from
-from evergrow.data.sources import make_source, part_of_files
+from evergrow.data.shards import make_source, part_of_files
 
 
 @pytest.fixture

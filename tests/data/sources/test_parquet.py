@@ -25,7 +25,7 @@ from tests.engine.object_storage import upload
 
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.data import load_data, parquet, read, source_from
-from evergrow.data.intake import read_items
+from evergrow.data.inputs import read_items
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

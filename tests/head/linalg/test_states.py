@@ -176,7 +176,7 @@ def test_part_is_compact_only_where_that_is_few_bytes(rng, monkeypatch, n, form)
         H[:300], Y[:300]
     )
     assert first.empty_like().rank_limit == 0  # nobody said what it is for
-    part = first.empty_like().expecting(5_000)
+    part = first.empty_like().with_expected_rows(5_000)
     assert part.growth > 0.9
     learned = part.update(H[300 : 300 + n], Y[300 : 300 + n])
     assert (learned.basis is None) == (form == "dense")

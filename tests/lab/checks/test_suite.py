@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import UnknownNameError
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.label_set import LabelUpdate
 from evergrow.lab.checks import CHECKS, iter_checks, run_checks
 from evergrow.lab.heads import SimpleCILClassifier
 

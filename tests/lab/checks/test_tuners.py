@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip("timm")
 
 from evergrow.adapt.tuners import TUNERS
-from evergrow.adapt.tuners.base import Handle
+from evergrow.adapt.tuners.tuner import Handle
 from evergrow.core.errors import UnknownNameError
 from evergrow.lab.checks.suite import Case, CheckFailure
 from evergrow.lab.checks.tuners import (

@@ -5,7 +5,8 @@ weights and its ``state_dict``. ``tuner.disable()`` gives the base model to the 
 """
 
 from evergrow.adapt.tuners.adapter import AdapterConfig
-from evergrow.adapt.tuners.base import (
+from evergrow.adapt.tuners.ssf import SSFConfig
+from evergrow.adapt.tuners.tuner import (
     TUNERS,
     Tuner,
     TunerConfig,
@@ -16,7 +17,6 @@ from evergrow.adapt.tuners.base import (
     restore_tuner,
     tuners_of,
 )
-from evergrow.adapt.tuners.ssf import SSFConfig
 
 __all__ = [
     "TUNERS",

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from evergrow.adapt.tuners.base import (
+from evergrow.adapt.tuners.tuner import (
     TUNERS,
-    Block,
     Drawer,
     Handle,
+    TransformerBlock,
     Tuner,
     TunerConfig,
     TunerError,
@@ -61,7 +61,7 @@ class AdapterLayer(nn.Module):
 
     Parameters
     ----------
-    block : Block
+    block : TransformerBlock
         The block.
     config : AdapterConfig
         Settings.
@@ -69,7 +69,9 @@ class AdapterLayer(nn.Module):
         Source of the initial ``down``; ``up`` and the biases start at zero, so that the branch starts at nothing.
     """
 
-    def __init__(self, block: Block, config: AdapterConfig, drawer: Drawer) -> None:
+    def __init__(
+        self, block: TransformerBlock, config: AdapterConfig, drawer: Drawer
+    ) -> None:
         super().__init__()
         like = block.mlp_input.weight
         width, inner = block.mlp_input.in_features, config.bottleneck
@@ -137,7 +139,7 @@ class AdapterTuner(Tuner):
 
     def _layers(
         self, model: nn.Module, drawer: Drawer
-    ) -> Iterator[tuple[Block, AdapterLayer]]:
+    ) -> Iterator[tuple[TransformerBlock, AdapterLayer]]:
         for block in find_blocks(model):
             block.part("norm2")
             yield block, AdapterLayer(block, self.config, drawer)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evergrow.adapt.tuners.base import (
+from evergrow.adapt.tuners.tuner import (
     TUNERS,
     Drawer,
     Handle,

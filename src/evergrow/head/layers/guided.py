@@ -170,7 +170,7 @@ class GuidedLayer(Layer):
             residual.absorb(
                 link, lower, torch.cholesky_solve(link.T @ residual.E, lower)
             )
-        search = _Search(self, sampler, residual, limit)
+        search = _LayerSearch(self, sampler, residual, limit)
         status, guided = search.run(verbose), search.width
         if self.n_units is not None and self.n_units > guided:
             steps = min(search.step + 1, sampler.n_scales)
@@ -201,7 +201,7 @@ class GuidedLayer(Layer):
         )
 
 
-class _Search:
+class _LayerSearch:
     """The loop: draw candidates, judge them, accept the best, or move on to the next scale."""
 
     def __init__(

@@ -191,7 +191,7 @@ def choose_ridge(
     >>> choose_ridge(ClassGeometry.of(stats, Y.sum(dim=0)), energy=5.0)[0] > 0
     True
     """
-    search = _Search(geometry, energy if energy > 0.0 else 1.0)
+    search = _RidgeSearch(geometry, energy if energy > 0.0 else 1.0)
     within = float(geometry.scatter.diagonal().sum())
     if search.free < 1.0 or within <= 1e-10 * float(
         geometry.stats.gram.diagonal().sum()
@@ -214,7 +214,7 @@ def choose_ridge(
     return search.alpha(step), step
 
 
-class _Search:
+class _RidgeSearch:
     """Evaluates ridges of a grid, each once."""
 
     def __init__(self, geometry: ClassGeometry, energy: float) -> None:

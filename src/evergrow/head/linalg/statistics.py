@@ -120,7 +120,7 @@ class RidgeStatistics:
     growth : float
         New directions per row of the state that this one came of by :meth:`empty_like`.
     rank_limit : int
-        Rank up to which a part of a dense whole is compact (:meth:`expecting`); 0 where it is no part.
+        Rank up to which a part of a dense whole is compact (:meth:`with_expected_rows`); 0 where it is no part.
 
     Examples
     --------
@@ -205,7 +205,7 @@ class RidgeStatistics:
             growth = 1.0 if self.basis is None else self.order / self.count
         return dataclasses.replace(fresh, growth=growth, rank_limit=self.rank_limit)
 
-    def expecting(self, rows: int) -> Self:
+    def with_expected_rows(self, rows: int) -> Self:
         """Return a part that knows how many rows the whole will have.
 
         A part is there to be sent and added up, not to be solved: where the whole will be dense, it is compact only if

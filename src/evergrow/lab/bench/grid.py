@@ -268,7 +268,7 @@ def run_grid(
     spec, output, only, retry_failed
         As for :func:`plan_grid`.
     say : callable, optional
-        Told one line for people about the plan, and one about every run that has ended.
+        HeadSummary one line for people about the plan, and one about every run that has ended.
     engine : Engine, optional
         Several processes or machines that carry out runs side by side, such as
         ``evergrow.engine.LocalEngine(workers=2)``. Results are the same; times are

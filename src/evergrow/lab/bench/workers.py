@@ -15,7 +15,7 @@ from typing import Any
 
 from evergrow.core.errors import EngineError, FileFormatError
 from evergrow.engine import Engine
-from evergrow.engine.runners import Task, TaskResult
+from evergrow.engine.runners import TaskResult, WorkerTask
 from evergrow.engine.worker_tasks import check_versions, versions
 from evergrow.lab.bench.data import DataSource
 from evergrow.lab.bench.execute import execute, failed_record
@@ -56,7 +56,7 @@ def run_on_engine(
         }
         about |= {"device": spec.device, "versions": versions()}
         tasks = [
-            Task(
+            WorkerTask(
                 "record",
                 number,
                 {
@@ -77,12 +77,12 @@ def run_on_engine(
         remove_partial(folder)  # workers that were killed may have left some
 
 
-def perform(task: Task) -> dict[str, Any]:
+def perform(task: WorkerTask) -> dict[str, Any]:
     """Carry out the run of a task and write its record.
 
     Parameters
     ----------
-    task : Task
+    task : WorkerTask
         From :func:`run_on_engine`.
     """
     check_versions(task.about["versions"])

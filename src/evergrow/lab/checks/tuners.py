@@ -23,7 +23,7 @@ from evergrow.adapt.tuners import (
     restore_tuner,
     tuners_of,
 )
-from evergrow.adapt.tuners.base import SavedTuner
+from evergrow.adapt.tuners.tuner import SavedTuner
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.record import read_record, write_record
 from evergrow.core.registry import Registry

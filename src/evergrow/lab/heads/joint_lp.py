@@ -14,7 +14,7 @@ from evergrow.core.record import Spec, require
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
-from evergrow.head.labels import ClassChange, LabelUpdate
+from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import check_contrast, link_only, normalize
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.readout import solve_ridge

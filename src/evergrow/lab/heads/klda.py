@@ -14,7 +14,7 @@ from evergrow.core.record import Between, require
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
-from evergrow.head.labels import ClassChange, LabelUpdate
+from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import DenseMap, check_contrast
 from evergrow.head.layers.guided import UnitSampler
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh

@@ -13,7 +13,7 @@ from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
-from evergrow.head.labels import ClassChange, LabelUpdate
+from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
 from evergrow.head.layers.feature_map import check_contrast
 from evergrow.head.linalg.statistics import check_gram, check_size, sum_columns

@@ -12,7 +12,7 @@ from torch import Tensor
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier, Seed
-from evergrow.head.labels import ClassChange, LabelUpdate
+from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, Layer
 from evergrow.head.layers.feature_map import check_contrast
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics

@@ -13,7 +13,7 @@ from evergrow.core.record import require
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.label_set import LabelUpdate
 from evergrow.head.layers import FeatureMap
 from evergrow.head.layers.feature_map import link_only
 from evergrow.head.linalg.factor import symmetric_eigh

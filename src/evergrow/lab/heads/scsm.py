@@ -11,7 +11,7 @@ from torch import Tensor
 from evergrow.core.errors import LabelError
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
-from evergrow.head.labels import LabelUpdate
+from evergrow.head.label_set import LabelUpdate
 from evergrow.head.layers.feature_map import BlockRecord
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers import SCSMLayer

@@ -13,7 +13,7 @@ from torch import Tensor
 from evergrow.core.errors import NumericalError
 from evergrow.core.record import Spec, require
 from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.labels import ClassChange, LabelUpdate
+from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.statistics import sum_columns
 from evergrow.head.ridge_model import LayerMap

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from evergrow.adapt.tuners import Tuner
-from evergrow.adapt.tuners.base import find_blocks
+from evergrow.adapt.tuners.tuner import find_blocks
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.coda_pool import ComponentPool

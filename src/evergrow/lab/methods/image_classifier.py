@@ -20,7 +20,7 @@ from evergrow.core.validation import resolve_device
 from evergrow.data.items import Images, Items
 from evergrow.features import ImageBackbone, best_backbone, create_backbone
 from evergrow.features.base import Backbone
-from evergrow.head.labels import as_labels, check_kind
+from evergrow.head.label_set import as_labels, check_kind
 from evergrow.lab.methods.cost import Cost
 
 __all__ = [

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners import Tuner, create_tuner, restore_tuner
-from evergrow.adapt.tuners.base import SavedTuner
+from evergrow.adapt.tuners.tuner import SavedTuner
 from evergrow.data.items import Items
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.encoding import encode

@@ -16,7 +16,7 @@ from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
 from evergrow.lab.records import Record, read_records, scrub
 from evergrow.lab.report.plots import Panel, place_of, style_of
-from evergrow.lab.tables import Comparison, one_per_run, titled, unfinished_notes
+from evergrow.lab.tables import MethodComparison, one_per_run, titled, unfinished_notes
 
 TEXTS: dict[str, Any] = json.loads(
     Path(__file__).with_name("texts.json").read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ class Table:
     name: str
     title: str
     caption: str
-    comparison: Comparison
+    comparison: MethodComparison
     published: bool = False
 
 

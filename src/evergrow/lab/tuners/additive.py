@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import (
+from evergrow.adapt.tuners.tuner import (
     TUNERS,
-    Block,
     Drawer,
     Handle,
+    TransformerBlock,
     Tuner,
     TunerConfig,
     UnsupportedModelError,
@@ -53,7 +53,9 @@ class AdditiveConfig(TunerConfig):
 class AdditiveLayer(nn.Module, AttentionEdit):
     """The two vectors (d,) of one block, which it adds to the attention, cut into heads."""
 
-    def __init__(self, block: Block, config: AdditiveConfig, drawer: Drawer) -> None:
+    def __init__(
+        self, block: TransformerBlock, config: AdditiveConfig, drawer: Drawer
+    ) -> None:
         super().__init__()
         shape = (attention_width(block),)
         self.key = truncated(
@@ -108,7 +110,7 @@ class AdditiveTuner(Tuner):
 
     def _layers(
         self, model: nn.Module, drawer: Drawer
-    ) -> Iterator[tuple[Block, AdditiveLayer]]:
+    ) -> Iterator[tuple[TransformerBlock, AdditiveLayer]]:
         blocks = find_blocks(model)
         if getattr(model, "cls_token", None) is None:
             raise UnsupportedModelError(

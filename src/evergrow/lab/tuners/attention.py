@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from evergrow.adapt.tuners.base import (
-    Block,
+from evergrow.adapt.tuners.tuner import (
     Drawer,
+    TransformerBlock,
     TunerError,
     UnsupportedModelError,
     layer_parameter,
 )
 
 
-def attention_width(block: Block) -> int:
+def attention_width(block: TransformerBlock) -> int:
     """Return the width of all heads of a block's attention together."""
     projection = getattr(block.part("attn"), "proj", None)
     if not isinstance(projection, nn.Linear):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from evergrow.adapt.tuners.base import (
+from evergrow.adapt.tuners.tuner import (
     TUNERS,
-    Block,
     Drawer,
     Handle,
+    TransformerBlock,
     Tuner,
     TunerConfig,
     UnsupportedModelError,
@@ -67,7 +67,7 @@ class Slot:
         ), self.layer.in_features
 
 
-def find_slots(block: Block, targets: tuple[str, ...]) -> Iterator[Slot]:
+def find_slots(block: TransformerBlock, targets: tuple[str, ...]) -> Iterator[Slot]:
     """Yield the linear maps of a block that go by these names; see :data:`TARGETS`."""
     for target in targets:
         if target in ("q", "k", "v"):
@@ -94,7 +94,7 @@ def find_slots(block: Block, targets: tuple[str, ...]) -> Iterator[Slot]:
             yield Slot(f"{block.name}.{prefix}.{name}", layer, slice(None))
 
 
-def _projection(block: Block, target: str) -> Slot:
+def _projection(block: TransformerBlock, target: str) -> Slot:
     attention = block.part("attn")
     name = f"{block.name}.attn.{target}"
     fused = getattr(attention, "qkv", None)

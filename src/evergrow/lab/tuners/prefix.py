@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import (
+from evergrow.adapt.tuners.tuner import (
     TUNERS,
-    Block,
     Drawer,
     Handle,
+    TransformerBlock,
     Tuner,
     TunerConfig,
     TunerError,
@@ -84,7 +84,9 @@ _DEFAULT_BLOCKS = 5
 class PrefixLayer(nn.Module):
     """The parameters of one block: keys and values, each (length, d)."""
 
-    def __init__(self, block: Block, config: PrefixConfig, drawer: Drawer) -> None:
+    def __init__(
+        self, block: TransformerBlock, config: PrefixConfig, drawer: Drawer
+    ) -> None:
         super().__init__()
         shape = (config.length, attention_width(block))
         self.keys = truncated(
@@ -108,7 +110,7 @@ class PrefixLayer(nn.Module):
 class _PrefixEdit(AttentionEdit):
     """Adds what the tuner gives for a block."""
 
-    def __init__(self, tuner: PrefixTuner, block: Block) -> None:
+    def __init__(self, tuner: PrefixTuner, block: TransformerBlock) -> None:
         self._tuner = tuner
         self._block = block
 

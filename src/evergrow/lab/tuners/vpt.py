@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import (
+from evergrow.adapt.tuners.tuner import (
     TUNERS,
-    Block,
     Drawer,
     Handle,
+    TransformerBlock,
     Tuner,
     TunerConfig,
     TunerError,
@@ -68,7 +68,7 @@ class PromptLayer(nn.Module, AttentionEdit):
     """Prompts (tokens, d), and the hooks that append and drop them; they have no place in the image."""
 
     def __init__(
-        self, block: Block, width: int, config: VPTConfig, drawer: Drawer
+        self, block: TransformerBlock, width: int, config: VPTConfig, drawer: Drawer
     ) -> None:
         super().__init__()
         self.tail = config.tokens
@@ -103,7 +103,7 @@ class _PromptTuner(Tuner):
 
     def _layers(
         self, model: nn.Module, drawer: Drawer
-    ) -> Iterator[tuple[Block, PromptLayer]]:
+    ) -> Iterator[tuple[TransformerBlock, PromptLayer]]:
         self._blocks = find_blocks(model)
         self._rotary = getattr(model, "rope", None) is not None
         width = getattr(model, "embed_dim", None)
@@ -170,7 +170,7 @@ class VPTShallowTuner(_PromptTuner):
     deep = False
 
 
-def _require_tokens_welcome(model: nn.Module, block: Block) -> None:
+def _require_tokens_welcome(model: nn.Module, block: TransformerBlock) -> None:
     """Refuse attention that counts on the number of tokens."""
     attention = getattr(block.module, "attn", None)
     kinds = {type(block.module).__name__, type(attention).__name__}

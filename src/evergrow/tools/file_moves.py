@@ -49,7 +49,7 @@ def odd_name(name: str) -> str:
 
     Examples
     --------
-    >>> from evergrow.learner.filing import odd_name
+    >>> from evergrow.tools.file_moves import odd_name
     >>> odd_name("cat.jpg"), odd_name("cat\x1b[2J")
     ('', 'its name has characters that cannot be shown')
     """
@@ -63,7 +63,7 @@ def folder_name(name: str) -> str:
 
     Examples
     --------
-    >>> from evergrow.learner.filing import folder_name
+    >>> from evergrow.tools.file_moves import folder_name
     >>> [folder_name(name) for name in ("Goldfinch ♀", "../x", "CON", "a/b.", "-rf", "\x00", "")]
     ['Goldfinch ♀', '_._x', '_CON', 'a_b', '_rf', '_', '_']
     """
@@ -90,7 +90,7 @@ def folder_names(names: Collection[str], taken: Collection[str] = ()) -> dict[st
 
     Examples
     --------
-    >>> from evergrow.learner.filing import folder_names
+    >>> from evergrow.tools.file_moves import folder_names
     >>> folder_names(["ant", "Ant", "a/b", "a_b"], taken=["unknown"])
     {'Ant': 'Ant', 'a_b': 'a_b', 'ant': 'ant-2', 'a/b': 'a_b-2'}
     """

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli import models, options
+from evergrow import tools
+from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.predict import check_items, read_question
 from evergrow.cli.registry import command
@@ -17,7 +18,7 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
-    from evergrow.learner.curves import LearningCurve
+    from evergrow.tools.learning_curves import LearningCurve
 
 Unlabelled = Annotated[
     str,
@@ -39,10 +40,10 @@ def learned_without_labels(
     wait: bool,
 ) -> Answer:
     """Teach a model data without labels; what ``evergrow update --unlabelled`` does."""
-    from evergrow.learner.comparison import measured_change
+    from evergrow.tools.comparison import measured_change
 
     check_items([data])
-    with models.changing_model(model, run, wait=wait) as change:
+    with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
         things, names = read_question(learner.kind_, [data], [], reading)
         with measured_change(learner, test, reading.options()):
@@ -56,10 +57,10 @@ def learned_without_labels(
         if n
     ]
     said = f"learned {plural(report.used, 'sample')} without labels{f' (left out: {listed(left)})' if left else ''}"
-    code = models.skipped_code(
+    code = model_files.skipped_code(
         len(names) - report.used - report.unknown - report.repeated
     )
-    lines = [said, *models.tested_lines(change)]
+    lines = [said, *model_files.tested_lines(change)]
     return change.answer(
         lines,
         code=code,
@@ -91,7 +92,7 @@ def fade_command(
     factor
         What every sample counts for from now on, in units of what it counted for; above 0, at most 1.
     """
-    with models.changing_model(model, wait=wait) as change:
+    with model_files.changing_model(model, wait=wait) as change:
         change.learner.fade(factor)
     said = f"{plural(change.record.samples, 'sample')} now count {factor:g} times what they did"
     return change.answer([said], factor=factor)
@@ -136,17 +137,19 @@ def suggest_command(
     """
     check_items([data, *([learned] if learned else [])])
     if out is not None:
-        models.check_target("--out", out)
-    learner = models.load_model(model, run)
+        model_files.check_target("--out", out)
+    learner = model_files.load_model(model, run)
     things, names = read_question(learner.kind_, [data], [], reading)
     old = (
         None
         if learned is None
         else read_question(learner.kind_, [learned], [], reading)[0]
     )
-    found = learner.suggest(things, n, unknown_share=unknown_share, learned=old)
+    found = tools.suggest(
+        learner, things, n, novel_fraction=unknown_share, labelled=old
+    )
     chosen = [names[row] for row in found.rows]
-    signs = zip(found.unknown, found.margins)
+    signs = zip(found.is_novel, found.margins)
     why = [
         "looks unknown" if strange else f"margin {margin:.2f}"
         for strange, margin in signs
@@ -155,7 +158,7 @@ def suggest_command(
         text = io.StringIO()
         lines = [("item", "reason"), *zip(map(csv_text, chosen), why)]
         csv.writer(text, lineterminator="\n").writerows(lines)
-        models.write_text(out, text.getvalue())
+        model_files.write_text(out, text.getvalue())
     if copy is not None:
         _copied({"": chosen}, copy)
     values = {
@@ -203,17 +206,17 @@ def group_command(
     out : FOLDER
         Folder to copy the files to, one folder for each group, the most typical first.
     """
-    from evergrow.data.intake import read_labelled
+    from evergrow.data.inputs import read_labelled
 
     check_items([data])
-    learner = models.load_model(model, run)
+    learner = model_files.load_model(model, run)
     things, names = read_question(learner.kind_, [data], [], reading)
     labelled = (
         None
         if known is None
         else read_labelled(known, "train", learner.kind_, reading.options())
     )
-    found = learner.group_unknown(things, n_groups=groups, known=labelled)
+    found = tools.group_unknown(learner, things, n_groups=groups, known=labelled)
     named = {
         f"group-{place:03d}": [names[row] for row in rows]
         for place, rows in enumerate(found.rows, 1)
@@ -252,20 +255,18 @@ def drift_command(
     labelled
         DATA has labels: test the answers, too.
     """
-    from evergrow.data.intake import read_labelled
+    from evergrow.data.inputs import read_labelled
 
     check_items([data])
-    learner = models.load_model(model, run)
+    learner = model_files.load_model(model, run)
     if labelled:
         samples = read_labelled(data, "all", learner.kind_, reading.options())
-        found = learner.drift(
-            samples, samples.required_labels(), false_alarm=false_alarm
+        found = tools.drift(
+            learner, samples, samples.required_labels(), false_alarm=false_alarm
         )
     else:
-        found = learner.drift(
-            read_question(learner.kind_, [data], [], reading)[0],
-            false_alarm=false_alarm,
-        )
+        items, _ = read_question(learner.kind_, [data], [], reading)
+        found = tools.drift(learner, items, false_alarm=false_alarm)
     changed = [entry for entry in found.classes if entry.changed]
     said = f"{len(changed)} of {plural(len(found.classes), 'tested class', 'tested classes')} changed"
     aimed = f"{percent(false_alarm)} would be called so where nothing changed"

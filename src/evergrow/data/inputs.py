@@ -22,7 +22,7 @@ from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.load import name_of, read, warn_of
 from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
-from evergrow.data.sources import ListedSource, as_features
+from evergrow.data.shards import ListedSource, as_features
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -41,7 +41,7 @@ def as_names(labels: Any, n: int) -> NDArray[np.str_]:
 
     Examples
     --------
-    >>> from evergrow.data.intake import as_names
+    >>> from evergrow.data.inputs import as_names
     >>> as_names([3, 10], 2).tolist()
     ['3', '10']
     """
@@ -89,7 +89,7 @@ def kind_of(values: Sequence[Any]) -> str:
 
     Examples
     --------
-    >>> from evergrow.data.intake import kind_of
+    >>> from evergrow.data.inputs import kind_of
     >>> kind_of(["a", "b"]), kind_of([3, 10]), kind_of([True]), kind_of([0.5])
     ('name', 'integer', 'boolean', 'name')
     """
@@ -132,7 +132,7 @@ def read_labelled(
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.data.intake import read_labelled
+    >>> from evergrow.data.inputs import read_labelled
     >>> samples = read_labelled((np.eye(3), ["a", "b", "b"]), "train")
     >>> samples.kind, samples.labels.tolist()
     ('features', ['a', 'b', 'b'])
@@ -188,7 +188,7 @@ def read_items(
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.data.intake import read_items
+    >>> from evergrow.data.inputs import read_items
     >>> read_items(["a text", "another"]).kind, read_items(np.zeros((2, 8, 8, 3), np.uint8)).kind
     ('text', 'image')
     """
@@ -370,7 +370,7 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.data.intake import channels_last
+    >>> from evergrow.data.inputs import channels_last
     >>> channels_last(np.full((3, 4, 5), 0.2, np.float32))[0, 0].tolist()
     [51, 51, 51]
     """
@@ -401,7 +401,7 @@ def is_frame(value: Any) -> bool:
     Examples
     --------
     >>> import pandas
-    >>> from evergrow.data.intake import is_frame
+    >>> from evergrow.data.inputs import is_frame
     >>> is_frame(pandas.DataFrame({"a": [1]})), is_frame(pandas.Series([1])), is_frame([[1]])
     (True, False, False)
     """
@@ -439,7 +439,7 @@ def frame_values(
     Examples
     --------
     >>> import pandas
-    >>> from evergrow.data.intake import frame_values
+    >>> from evergrow.data.inputs import frame_values
     >>> frame_values(pandas.DataFrame({"a": [1, 2], "b": [0.5, 1.5]}), None)[1]
     ('a', 'b')
     >>> frame_values(pandas.DataFrame({"text": ["hello", "hi"]}), None)[0]
@@ -483,7 +483,7 @@ def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
 
     Examples
     --------
-    >>> from evergrow.data.intake import check_columns
+    >>> from evergrow.data.inputs import check_columns
     >>> check_columns(["b", "a"], ["a", "b"])
     Traceback (most recent call last):
         ...
@@ -514,7 +514,7 @@ def is_stream(data: Any) -> bool:
 
     Examples
     --------
-    >>> from evergrow.data.intake import is_stream
+    >>> from evergrow.data.inputs import is_stream
     >>> is_stream(row for row in range(3)), is_stream([1, 2])
     (True, False)
     """
@@ -611,7 +611,7 @@ def read_chunks(
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.data.intake import read_chunks
+    >>> from evergrow.data.inputs import read_chunks
     >>> pairs = ((row, f"class {number % 2}") for number, row in enumerate(np.eye(300)))
     >>> [len(samples) for samples in read_chunks(pairs, "features")]
     [256, 44]

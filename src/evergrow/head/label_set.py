@@ -61,7 +61,7 @@ class LabelUpdate:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.head.labels import LabelUpdate
+    >>> from evergrow.head.label_set import LabelUpdate
     >>> change = LabelUpdate.of(np.array([1, 5]), np.array([3, 5]), "cpu")
     >>> change.classes.tolist(), change.groups, change.codes.tolist()
     ([1, 3, 5], [[0], [], [1]], [1, 2])
@@ -178,7 +178,7 @@ class ClassChange:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.head.labels import ClassChange
+    >>> from evergrow.head.label_set import ClassChange
     >>> change = ClassChange.of(np.array(["crow", "owl", "raven"]), {"crow": "corvid", "raven": "corvid"})
     >>> change.classes.tolist(), change.groups
     (['corvid', 'owl'], [[0, 2], [1]])

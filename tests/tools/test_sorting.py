@@ -25,10 +25,10 @@ from evergrow.core.errors import (
     PathError,
 )
 from evergrow.core.files import locked
-from evergrow.learner import filing, sorting
 from evergrow.learner.answers import Answers
-from evergrow.learner.filing import folder_name, folder_names
-from evergrow.learner.sorting import (
+from evergrow.tools import file_moves, sorting
+from evergrow.tools.file_moves import folder_name, folder_names
+from evergrow.tools.sorting import (
     TABLE,
     plan_sort,
     read_table,
@@ -237,7 +237,7 @@ def test_names_of_classes_are_folders_of_their_own() -> None:
     assert (
         len(
             {
-                filing.same_name(name)
+                file_moves.same_name(name)
                 for name in [*found.values(), "unknown", "unsure", TABLE]
             }
         )
@@ -475,7 +475,7 @@ def test_a_kill_at_any_moment(
     photos: Path, tmp_path: Path, how: str, disk: str, monkeypatch
 ) -> None:
     if disk == "another":
-        monkeypatch.setattr(filing, "_linked", lambda *_: False)
+        monkeypatch.setattr(file_moves, "_linked", lambda *_: False)
     moment = 0
     for moment in range(2000):
         place = tmp_path / f"{moment}"

@@ -104,7 +104,7 @@ def revisions_note(numbers: Sequence[int]) -> str:
 
     Examples
     --------
-    >>> from evergrow.cli.models import revisions_note
+    >>> from evergrow.cli.model_files import revisions_note
     >>> revisions_note([3]), revisions_note([1, 2, 3]), revisions_note([1, 4])
     ('revision 3', 'revisions 1 to 3', 'revisions 1, 4')
     """
@@ -193,7 +193,7 @@ def recipe_note(spec: dict[str, Any] | None) -> str:
 
     Examples
     --------
-    >>> from evergrow.cli.models import recipe_note
+    >>> from evergrow.cli.model_files import recipe_note
     >>> recipe_note({"recipe": {"blocks": ["final", "mean@-2"], "widths": [64, 32]}})
     'final 64 + mean@-2 32'
     """
@@ -212,7 +212,7 @@ def adapted_note(found: dict[str, Any]) -> str:
 
     Examples
     --------
-    >>> from evergrow.cli.models import adapted_note
+    >>> from evergrow.cli.model_files import adapted_note
     >>> adapted_note({"tuner": "ssf", "n_parameters": 1200, "backbone": {"name": "vit"}, "training": {}})
     'ssf, 1,200 parameters on vit'
     """
@@ -228,7 +228,7 @@ def adapted_note(found: dict[str, Any]) -> str:
 
 def tested_lines(change: ModelChange) -> list[str]:
     """Return how a change did on test data, and which classes have few samples, for people."""
-    from evergrow.learner.labels import few_samples
+    from evergrow.learner.label_types import few_samples
 
     found = change.record.tested
     if found is None:
@@ -259,7 +259,7 @@ def tested_lines(change: ModelChange) -> list[str]:
 
 def note_rough(learner: Learner) -> None:
     """Say that probabilities are rough where classes have few samples."""
-    from evergrow.learner.labels import ENOUGH_SAMPLES
+    from evergrow.learner.label_types import ENOUGH_SAMPLES
 
     if few := sum(count < ENOUGH_SAMPLES for count in learner.n_samples_.values()):
         known = plural(len(learner.classes_), "class", "classes")

@@ -34,7 +34,8 @@ from evergrow.core.record import from_values
 from evergrow.data.items import Images, is_image
 from evergrow.data.storage import Tree
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.filing import (
+from evergrow.learner.learner import Learner
+from evergrow.tools.file_moves import (
     How,
     folder_name,
     folder_names,
@@ -46,7 +47,6 @@ from evergrow.learner.filing import (
     put_file,
     same_name,
 )
-from evergrow.learner.learner import Learner
 
 TABLE = "sorted.csv"
 """Name of the table."""
@@ -332,7 +332,7 @@ def sort_folder(
     >>> from pathlib import Path
     >>> from PIL import Image
     >>> from evergrow import Learner
-    >>> from evergrow.learner.sorting import TABLE, sort_folder, undo_sort
+    >>> from evergrow.tools.sorting import TABLE, sort_folder, undo_sort
     >>> with tempfile.TemporaryDirectory() as place:
     ...     for name, colour in (("day", "white"), ("night", "black")):
     ...         Path(place, "taught", name).mkdir(parents=True)

@@ -17,7 +17,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnsupportedError,
 )
-from evergrow.head.guesses import row_marks
+from evergrow.head.pseudo_labels import row_marks
 
 Rows = tuple[NDArray[Any], NDArray[Any]]
 
@@ -73,7 +73,7 @@ def test_few_labels_and_many_guesses_are_better_than_few_labels(data, k):
     report = model.learn_unlabelled(U)
     assert model.score(T, t) > before + 0.02
     assert report.used + report.unknown == len(U)
-    assert sum(report.classes.values()) == report.used == model.n_guesses_
+    assert sum(report.classes.values()) == report.used == model.n_pseudo_labels_
 
 
 @pytest.mark.parametrize("solver", ["auto", "dense", "compact"])
@@ -95,7 +95,8 @@ def test_counts_shapes_novelty_and_calibration_are_those_of_labelled_rows(data):
     assert model.class_counts_.tolist() == plain.class_counts_.tolist()
     assert np.array_equal(model.novelty_score(T), plain.novelty_score(T))
     assert np.array_equal(
-        model.fold_outs(X[:6], y[:6]).terms, plain.fold_outs(X[:6], y[:6]).terms
+        model.held_out_scores(X[:6], y[:6]).terms,
+        plain.held_out_scores(X[:6], y[:6]).terms,
     )
     assert model.model_.shapes is not None
     assert torch.equal(model.model_.shapes.moments, plain.model_.shapes.moments)
@@ -108,15 +109,15 @@ def test_forgotten_guesses_leave_nothing(data):
     assert np.array_equal(
         model.forget_unlabelled().class_scores(T), plain.class_scores(T)
     )
-    assert model.n_guesses_ == 0
+    assert model.n_pseudo_labels_ == 0
 
 
 def test_labels_replace_guesses(data):
     _, (U, u), (T, _) = data
     model = guessed(data, slice(0, 60))
-    whole = model.n_guesses_
+    whole = model.n_pseudo_labels_
     model.partial_fit(U[:10], u[:10])
-    assert model.n_guesses_ < whole
+    assert model.n_pseudo_labels_ < whole
     assert set(model._guesses.marks.tolist()).isdisjoint(
         row_marks(torch.from_numpy(U[:10])).tolist()
     )
@@ -124,16 +125,16 @@ def test_labels_replace_guesses(data):
     new = model.partial_fit(
         np.concatenate([U[10:60], U[10:20]]), [*u[10:60], *[9] * 10]
     )  # the last are a new class
-    assert new.n_guesses_ == 0
+    assert new.n_pseudo_labels_ == 0
     assert new._guesses is None
 
 
 def test_rows_that_are_guessed_again_count_once(data):
     model = guessed(data, slice(0, 60))
-    first = model.n_guesses_
+    first = model.n_pseudo_labels_
     report = model.learn_unlabelled(np.concatenate([data[1][0][:60]] * 2))
     assert report.repeated == 60
-    assert abs(model.n_guesses_ - first) <= 6  # what looks unknown may change
+    assert abs(model.n_pseudo_labels_ - first) <= 6  # what looks unknown may change
     same(model, weighted(model, data[1][0]), data[2][0])
 
 
@@ -151,7 +152,7 @@ def test_edits_keep_guesses_in_step(data):
     assert 2 not in left.predict(T)
     gone = guessed(data).unlearn(X[y == 3], y[y == 3])
     assert gone.classes_.tolist() == [0, 1, 2, 4, 5]
-    assert len(gone._guesses.codes) == gone.n_guesses_ > 0
+    assert len(gone._guesses.codes) == gone.n_pseudo_labels_ > 0
     grown = guessed(data).partial_fit(T[:6] + 30.0, [7] * 6)
     assert grown._guesses.state.n_targets == 7
 
@@ -163,9 +164,9 @@ def test_merging_adds_the_guesses_of_both(data):
     one.learn_unlabelled(U[60:100])
     two.learn_unlabelled(U[100:])
     both = one.branch().merge(two)
-    assert both.n_guesses_ == one.n_guesses_ + two.n_guesses_
+    assert both.n_pseudo_labels_ == one.n_pseudo_labels_ + two.n_pseudo_labels_
     same(both, weighted(both, U), T, 1e-8)
-    assert start.spawn().merge(two).n_guesses_ == two.n_guesses_
+    assert start.spawn().merge(two).n_pseudo_labels_ == two.n_pseudo_labels_
 
 
 def test_guesses_of_a_common_base_count_once(data):
@@ -174,7 +175,7 @@ def test_guesses_of_a_common_base_count_once(data):
     one, two = base.branch(), base.branch().partial_fit(U[60:90], u[60:90])
     one.learn_unlabelled(U[90:])
     both = one.branch().merge(two, base)
-    assert both.n_guesses_ == one.n_guesses_
+    assert both.n_pseudo_labels_ == one.n_pseudo_labels_
     same(both, weighted(both, U), T, 1e-8)
     labelled = base.branch().partial_fit(
         U[:30], u[:30]
@@ -190,7 +191,7 @@ def test_a_file_holds_them(data, tmp_path):
     model.save(tmp_path / "head.evg")
     loaded = Classifier.load(tmp_path / "head.evg")
     assert np.array_equal(loaded.predict_proba(T), expected)
-    assert loaded.n_guesses_ == model.n_guesses_
+    assert loaded.n_pseudo_labels_ == model.n_pseudo_labels_
     assert np.array_equal(
         loaded.forget_unlabelled().class_scores(T),
         model.forget_unlabelled().class_scores(T),
@@ -202,7 +203,7 @@ def test_what_cannot_be_guessed_is_said(data):
     model = small().fit(X, y)
     before = model.class_scores(U)
     report = model.learn_unlabelled(U[:5] + 100.0)
-    assert (report.used, report.unknown, model.n_guesses_) == (0, 5, 0)
+    assert (report.used, report.unknown, model.n_pseudo_labels_) == (0, 5, 0)
     assert np.array_equal(model.class_scores(U), before)
     with pytest.raises(LabelError, match="at least two learned classes"):
         small().fit(X[y == 0], y[y == 0]).learn_unlabelled(U)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evergrow import Learner
+from evergrow import Learner, tools
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.learner.curves import LearningCurve, curve_svg
-from evergrow.learner.suggestions import matched_share
+from evergrow.tools.grouping import matched_fraction
+from evergrow.tools.learning_curves import LearningCurve, curve_svg
 
 KNOWN, ALL = range(8), range(12)
 
@@ -35,11 +35,11 @@ def learner(drawn):
 def test_the_least_sure_come_first_and_none_twice(drawn, learner):
     X, _ = drawn(30, KNOWN, seed=1)
     doubled = np.concatenate([X, X])
-    found = learner.suggest(doubled, 20, unknown_share=0)
+    found = tools.suggest(learner, doubled, 20, novel_fraction=0)
     assert len(found.rows) == len(set(found.rows % len(X))) == 20
-    assert not found.unknown.any()
+    assert not found.is_novel.any()
     assert (np.diff(found.margins) >= 0).all()
-    everything = learner.suggest(X, len(X), unknown_share=0)
+    everything = tools.suggest(learner, X, len(X), novel_fraction=0)
     assert (found.margins <= np.quantile(everything.margins, 0.2)).all()
     # Oddities are put back: what is suggested has more that is like it than the least sure have.
     units = (X - X.mean(axis=0)) / np.linalg.norm(
@@ -51,45 +51,45 @@ def test_the_least_sure_come_first_and_none_twice(drawn, learner):
 
 def test_a_share_of_suggestions_looks_unknown(drawn, learner):
     X, y = drawn(20, ALL, seed=2)
-    found = learner.suggest(X, 20)
-    assert found.unknown.sum() == 4
+    found = tools.suggest(learner, X, 20)
+    assert found.is_novel.sum() == 4
     assert (
-        np.isin(y[found.rows[found.unknown]], ["c08", "c09", "c10", "c11"]).mean()
+        np.isin(y[found.rows[found.is_novel]], ["c08", "c09", "c10", "c11"]).mean()
         >= 0.5
     )
-    assert learner.suggest(X, 20, unknown_share=1).unknown.all()
-    only = learner.suggest(X[learner.is_unknown(X)], 5)  # nothing looks known
-    assert only.unknown.tolist() == [True] * 5
+    assert tools.suggest(learner, X, 20, novel_fraction=1).is_novel.all()
+    only = tools.suggest(learner, X[learner.is_unknown(X)], 5)  # nothing looks known
+    assert only.is_novel.tolist() == [True] * 5
 
 
 def test_what_has_labels_is_not_suggested(drawn, learner):
     X, _ = drawn(30, KNOWN, seed=1)
-    first = learner.suggest(X, 20).rows
-    later = learner.suggest(X, 20, learned=X[first] * 1.0001).rows
+    first = tools.suggest(learner, X, 20).rows
+    later = tools.suggest(learner, X, 20, labelled=X[first] * 1.0001).rows
     assert set(first).isdisjoint(later)
 
 
 def test_more_than_there_is_gives_what_there_is(drawn, learner):
     X, _ = drawn(1, KNOWN, seed=3)
-    assert sorted(learner.suggest(X, 100).rows) == list(range(8))
+    assert sorted(tools.suggest(learner, X, 100).rows) == list(range(8))
     with pytest.raises(ParameterError, match="n must be"):
-        learner.suggest(X, 0)
+        tools.suggest(learner, X, 0)
     one = Learner(None, options={"n_units": 20}).fit(X, ["ant"] * 8)
-    with pytest.raises(InputError, match="knows one class"):
-        one.suggest(X)
+    with pytest.raises(InputError, match="has one class"):
+        tools.suggest(one, X)
 
 
 @pytest.mark.parametrize("metric", ["given", "found"])
 def test_unknown_samples_fall_into_their_classes(drawn, learner, metric):
     X, y = drawn(25, range(8, 12), seed=4)
     known = drawn(25, KNOWN, seed=5)
-    found = learner.group_unknown(
-        X, n_groups=4 if metric == "given" else None, known=known
+    found = tools.group_unknown(
+        learner, X, n_groups=4 if metric == "given" else None, known=known
     )
     codes = np.full(len(y), -1)
     for code, rows in enumerate(found.rows):
         codes[rows] = code
-    assert matched_share(y[codes >= 0], codes[codes >= 0]) > 0.7
+    assert matched_fraction(y[codes >= 0], codes[codes >= 0]) > 0.7
     assert 3 <= len(found.rows) <= 10
     assert len(found.known) + sum(map(len, found.rows)) == len(y)
     assert [len(rows) for rows in found.rows] == sorted(
@@ -100,27 +100,29 @@ def test_unknown_samples_fall_into_their_classes(drawn, learner, metric):
 def test_without_unknown_samples_there_is_nothing_to_group(drawn, learner):
     X, _ = drawn(20, KNOWN)
     rows = X[~learner.is_unknown(X)]
-    with pytest.raises(InputError, match="none of the"):
-        learner.group_unknown(rows)
-    assert len(learner.group_unknown(drawn(1, ALL, seed=6)[0]).rows) >= 1
+    with pytest.raises(InputError, match="None of the"):
+        tools.group_unknown(learner, rows)
+    assert len(tools.group_unknown(learner, drawn(1, ALL, seed=6)[0]).rows) >= 1
 
 
 def test_unchanged_samples_raise_few_alarms_and_others_do(drawn, learner):
-    shares = [learner.drift(drawn(15, KNOWN, seed)[0]).share for seed in range(10, 20)]
+    shares = [
+        tools.drift(learner, drawn(15, KNOWN, seed)[0]).share for seed in range(10, 20)
+    ]
     assert np.mean(shares) < 0.12
     X, y = drawn(15, KNOWN, seed=20)
     noise = np.random.default_rng(0).normal(size=X.shape)
-    assert learner.drift(X + 1.5 * noise).share > 0.8
-    wrong = learner.drift(X, np.roll(y, 15))
+    assert tools.drift(learner, X + 1.5 * noise).share > 0.8
+    wrong = tools.drift(learner, X, np.roll(y, 15))
     assert wrong.share > 0.9
     assert wrong.classes[0].changed
-    assert learner.drift(X, y).share < 0.3
+    assert tools.drift(learner, X, y).share < 0.3
     with pytest.raises(InputError, match="nothing can be tested"):
-        learner.drift(X[::15])
+        tools.drift(learner, X[::15])
 
 
 def test_a_learning_curve_rises_and_foretells(drawn, learner):
-    curve = learner.learning_curve(*drawn(18, KNOWN, seed=7))
+    curve = tools.learning_curve(learner, *drawn(18, KNOWN, seed=7))
     assert curve.sizes.tolist() == [1, 2, 5, 12]
     assert curve.accuracy[-1] > curve.accuracy[0]
     assert curve.gain[1] <= curve.gain[0] <= curve.gain[2]
@@ -128,15 +130,15 @@ def test_a_learning_curve_rises_and_foretells(drawn, learner):
     picture = curve_svg(curve)
     assert picture.startswith("<svg")
     assert picture.endswith("</svg>")
-    with pytest.raises(InputError, match="takes two classes"):
-        learner.learning_curve(*drawn(9, [0]))
+    with pytest.raises(InputError, match="at least two classes"):
+        tools.learning_curve(learner, *drawn(9, [0]))
 
 
 def test_more_would_not_help_where_all_is_right(learner):
     rng = np.random.default_rng(1)
     y = np.repeat(np.arange(4), 20)
-    curve = learner.learning_curve(
-        8 * np.eye(16)[y] + 0.01 * rng.normal(size=(80, 16)), y
+    curve = tools.learning_curve(
+        learner, 8 * np.eye(16)[y] + 0.01 * rng.normal(size=(80, 16)), y
     )
     assert isinstance(curve, LearningCurve)
     assert curve.is_enough

@@ -25,7 +25,7 @@ from evergrow.core.escaping import printable
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import changed_names
-from evergrow.serve.models import kept_folder, remove_kept
+from evergrow.serve.model_store import kept_folder, remove_kept
 from evergrow.serve.requests import (
     BINARY,
     FILE,

@@ -434,7 +434,7 @@ def licence_of(spec: BackboneSpec) -> str | None:
     Examples
     --------
     >>> from evergrow.features.base import BackboneSpec
-    >>> from evergrow.features.sources import licence_of
+    >>> from evergrow.features.weight_sources import licence_of
     >>> spec = BackboneSpec("resnet18.a1_in1k", "image", 512, "hub", "", "timm", {}, {})
     >>> licence_of(spec)
     'apache-2.0'

@@ -26,7 +26,7 @@ def can_read(kind: str, name: str) -> bool:
 
     Examples
     --------
-    >>> from evergrow.learner.labels import can_read
+    >>> from evergrow.learner.label_types import can_read
     >>> can_read("integer", "-3"), can_read("integer", "03"), can_read("boolean", "True"), can_read("name", "03")
     (True, False, True, True)
     """
@@ -44,7 +44,7 @@ def require_known(names: Iterable[str], known: Collection[str]) -> None:
 
     Examples
     --------
-    >>> from evergrow.learner.labels import require_known
+    >>> from evergrow.learner.label_types import require_known
     >>> require_known(["crwo"], ["crow", "owl"])
     Traceback (most recent call last):
         ...
@@ -62,7 +62,7 @@ def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:
 
     Examples
     --------
-    >>> from evergrow.learner.labels import as_labels
+    >>> from evergrow.learner.label_types import as_labels
     >>> as_labels(["3", "10"], "integer").tolist(), as_labels(["False"], "boolean").tolist()
     ([3, 10], [False])
     """
@@ -152,7 +152,7 @@ def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
 
     Examples
     --------
-    >>> from evergrow.learner.labels import few_samples
+    >>> from evergrow.learner.label_types import few_samples
     >>> few_samples({"ant": 100, "bee": 140, "cat": 9, "dog": 2})
     {'dog': 2, 'cat': 9}
     >>> few_samples({"ant": 30, "bee": 30, "cat": 9, "dog": 2}), few_samples({"ant": 9, "bee": 1})

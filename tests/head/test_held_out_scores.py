@@ -43,8 +43,8 @@ def without(model: Classifier, X: np.ndarray, y: np.ndarray) -> Classifier:
 
 def losses_by_hand(scores: np.ndarray, codes: np.ndarray) -> np.ndarray:
     found = []
-    for warmth in TEMPERATURES:
-        scaled = scores / warmth
+    for temperature in TEMPERATURES:
+        scaled = scores / temperature
         scaled = scaled - scaled.max(axis=1, keepdims=True)
         found.append(
             np.mean(
@@ -73,7 +73,7 @@ def test_rows_are_scored_as_by_a_model_that_never_saw_them(
     model = make(X, y, **settings)
     folds = np.where(np.arange(len(y)) % 3 == 0, np.arange(len(y)) % 4, -1)
     chosen = folds >= 0
-    found = model.fold_outs(X[chosen], y[chosen], folds[chosen])
+    found = model.held_out_scores(X[chosen], y[chosen], folds[chosen])
     scores, terms = np.empty((chosen.sum(), 6)), np.empty((chosen.sum(), 6))
     for fold in np.unique(folds[chosen]):
         rest, mine = (
@@ -101,7 +101,7 @@ def test_small_batches_factor_nothing_of_the_order_of_the_layer(
 
     monkeypatch.setattr(SolvedScatter, "of", refuse)
     monkeypatch.setattr(solved, "choose_ridge", refuse)
-    model.fold_outs(X[:5], y[:5], np.arange(5))
+    model.held_out_scores(X[:5], y[:5], np.arange(5))
     model.novelty_score(X)
 
 
@@ -122,7 +122,7 @@ def test_little_to_go_by(data: Data, solver: str) -> None:
         ).all()
         assert np.isfinite(model.predict_proba(X)).all()
         assert model.temperature_ >= 1.0
-    found = copies.fold_outs(
+    found = copies.held_out_scores(
         np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4), np.arange(24) % 4
     )
     assert np.isfinite(found.terms).all()
@@ -160,9 +160,11 @@ def test_the_ridge_readout_has_the_same_novelty_and_a_temperature_of_its_own(
     for alpha in (1e-6, 1e3):  # the ridge of the readout plays no part
         fixed = make(X, y, readout="ridge", shape_directions=0, alpha=alpha)
         np.testing.assert_allclose(fixed.novelty_score(X), denoised.novelty_score(X))
-    found = model.fold_outs(X[:9], y[:9])
+    found = model.held_out_scores(X[:9], y[:9])
     assert found.log_losses is None
-    np.testing.assert_allclose(found.terms, denoised.fold_outs(X[:9], y[:9]).terms)
+    np.testing.assert_allclose(
+        found.terms, denoised.held_out_scores(X[:9], y[:9]).terms
+    )
 
 
 def test_losses_have_their_minimum_at_the_right_temperature() -> None:

@@ -124,8 +124,8 @@ def check_samples(
     Examples
     --------
     >>> from evergrow.data.items import Texts
-    >>> from evergrow.data.datacheck import check_samples
-    >>> from evergrow.data.intake import read_labelled
+    >>> from evergrow.tools.data_check import check_samples
+    >>> from evergrow.data.inputs import read_labelled
     >>> mail = (Texts(("Buy  now", "see you", "buy now")), ["spam", "ham", "ham"])
     >>> found = check_samples(read_labelled(mail, "train"))
     >>> [(finding.kind, finding.labels, finding.exact) for finding in found.findings]

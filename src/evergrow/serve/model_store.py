@@ -176,7 +176,7 @@ def matches(header: str, etag: str) -> bool:
 
     Examples
     --------
-    >>> from evergrow.serve.models import matches
+    >>> from evergrow.serve.model_store import matches
     >>> matches('"3", "4"', '"4"'), matches("*", '"4"'), matches('W/"4"', '"4"')
     (True, True, False)
     """

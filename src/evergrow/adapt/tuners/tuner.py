@@ -115,7 +115,7 @@ class Drawer:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.adapt.tuners.base import Drawer
+    >>> from evergrow.adapt.tuners.tuner import Drawer
     >>> like = torch.empty(0, dtype=torch.float64)
     >>> a = Drawer(0, "lora").kaiming((2, 3), like, "blocks.0", "A")
     >>> b = Drawer(0, "lora").kaiming((2, 3), like, "blocks.0", "A")
@@ -216,7 +216,7 @@ def tuners_of(model: nn.Module) -> list[Tuner]:
 
 
 @dataclass(frozen=True)
-class Block:
+class TransformerBlock:
     """One transformer block.
 
     Parameters
@@ -260,7 +260,7 @@ class Block:
         return first
 
 
-def find_blocks(model: nn.Module) -> list[Block]:
+def find_blocks(model: nn.Module) -> list[TransformerBlock]:
     """Return the blocks of a vision transformer.
 
     Parameters
@@ -276,11 +276,11 @@ def find_blocks(model: nn.Module) -> list[Block]:
     Examples
     --------
     >>> from torch import nn
-    >>> from evergrow.adapt.tuners.base import find_blocks
+    >>> from evergrow.adapt.tuners.tuner import find_blocks
     >>> find_blocks(nn.Linear(2, 2))
     Traceback (most recent call last):
         ...
-    evergrow.adapt.tuners.base.UnsupportedModelError: model must be a vision transformer with its blocks in ...
+    evergrow.adapt.tuners.tuner.UnsupportedModelError: model must be a vision transformer with its blocks in ...
     """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or len(blocks) == 0:
@@ -289,7 +289,8 @@ def find_blocks(model: nn.Module) -> list[Block]:
             "'ssf' serves convolutional networks too"
         )
     return [
-        Block(index, f"blocks.{index}", module) for index, module in enumerate(blocks)
+        TransformerBlock(index, f"blocks.{index}", module)
+        for index, module in enumerate(blocks)
     ]
 
 
@@ -339,7 +340,7 @@ class Tuner(nn.Module):
     seed : int
         Seed of the initial parameters.
     limit : int, optional
-        How many initial numbers may be made; see :class:`~evergrow.adapt.tuners.base.Drawer`.
+        How many initial numbers may be made; see :class:`~evergrow.adapt.tuners.tuner.Drawer`.
     """
 
     name: ClassVar[str]
@@ -614,7 +615,7 @@ def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> from evergrow.adapt.tuners.base import restore_tuner
+    >>> from evergrow.adapt.tuners.tuner import restore_tuner
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
     >>> saved = create_tuner("lora", model, rank=4).saved()
     >>> restore_tuner(saved, model).config.rank

@@ -43,7 +43,7 @@ known of their spread. Chosen on species and sentences that no figure is reporte
 
 
 @dataclass(frozen=True)
-class GuessReport:
+class PseudoLabelReport:
     """What became of rows without labels.
 
     Parameters
@@ -63,16 +63,16 @@ class GuessReport:
     repeated: int = 0
     classes: dict[Any, int] = field(default_factory=dict)
 
-    def plus(self, other: GuessReport) -> GuessReport:
+    def plus(self, other: PseudoLabelReport) -> PseudoLabelReport:
         """Return both together."""
         used, unknown = self.used + other.used, self.unknown + other.unknown
         classes = dict((Counter(self.classes) + Counter(other.classes)).most_common())
-        return GuessReport(used, unknown, self.repeated + other.repeated, classes)
+        return PseudoLabelReport(used, unknown, self.repeated + other.repeated, classes)
 
 
 @record("guesses")
 @dataclass(frozen=True, eq=False)
-class Guesses:
+class PseudoLabels:
     """Sums over guessed rows, and of each row what is needed to take it out when its label comes.
 
     Parameters
@@ -93,7 +93,7 @@ class Guesses:
     weights: Annotated[Tensor, Spec(("n",))]
 
     @classmethod
-    def none(cls, model: RidgeModel) -> Guesses:
+    def none(cls, model: RidgeModel) -> PseudoLabels:
         """Return no guesses, for a model."""
         marks = torch.zeros(0, dtype=torch.int64, device=model.state.device)
         return cls(model.state.empty_like(), marks, marks, marks.to(torch.float64))
@@ -120,14 +120,14 @@ class Guesses:
 
     def added(
         self, base: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor
-    ) -> Guesses:
+    ) -> PseudoLabels:
         """Return the guesses with rows Z, of classes ``codes``, that are not among them."""
         state = self.state.accumulate(
             base._batches(Z, codes, self.state.n_targets, weights)
         )
-        return self._joined(state, Guesses(state, row_marks(Z), codes, weights))
+        return self._joined(state, PseudoLabels(state, row_marks(Z), codes, weights))
 
-    def without(self, base: RidgeModel, Z: Tensor) -> Guesses:
+    def without(self, base: RidgeModel, Z: Tensor) -> PseudoLabels:
         """Return the guesses without those about rows Z, as if these had never been guessed."""
         marks, first = np.unique(row_marks(Z).cpu().numpy(), return_index=True)
         _, places, rows = np.intersect1d(
@@ -150,7 +150,7 @@ class Guesses:
         kept[gone] = False
         return self._picked(state, kept)
 
-    def group(self, groups: Sequence[Sequence[int]]) -> Guesses:
+    def group(self, groups: Sequence[Sequence[int]]) -> PseudoLabels:
         """Return the guesses where each class is several old ones together, or none; every old one is in a group."""
         places = torch.zeros(
             self.state.n_targets, dtype=torch.int64, device=self.codes.device
@@ -161,7 +161,7 @@ class Guesses:
             self, state=self.state.group_targets(groups), codes=places[self.codes]
         )
 
-    def keep(self, base: RidgeModel, columns: Sequence[int]) -> Guesses:
+    def keep(self, base: RidgeModel, columns: Sequence[int]) -> PseudoLabels:
         """Return the guesses of some classes; of others the spread stays, as it does of their samples."""
         places = torch.full(
             (self.state.n_targets,), -1, dtype=torch.int64, device=self.codes.device
@@ -172,13 +172,15 @@ class Guesses:
             self.as_model(base).keep(columns).state, codes >= 0
         )
 
-    def faded(self, factor: float) -> Guesses:
+    def faded(self, factor: float) -> PseudoLabels:
         """Return the guesses with every weight multiplied by a factor."""
         return replace(
             self, state=self.state.faded(factor), weights=factor * self.weights
         )
 
-    def merged(self, other: Guesses, base: Guesses | None = None) -> Guesses:
+    def merged(
+        self, other: PseudoLabels, base: PseudoLabels | None = None
+    ) -> PseudoLabels:
         """Return both sides' guesses; those that both have from a common base count once.
 
         Raises
@@ -203,21 +205,23 @@ class Guesses:
         """Return what is known of each row."""
         return set(zip(self.marks.tolist(), self.codes.tolist(), self.weights.tolist()))
 
-    def _joined(self, state: RidgeStatistics, other: Guesses) -> Guesses:
+    def _joined(self, state: RidgeStatistics, other: PseudoLabels) -> PseudoLabels:
         """Return the rows of both, with the sums of both."""
         pairs = (
             (self.marks, other.marks),
             (self.codes, other.codes),
             (self.weights, other.weights),
         )
-        return Guesses(
+        return PseudoLabels(
             state,
             *(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs),
         )
 
-    def _picked(self, state: RidgeStatistics, kept: Tensor) -> Guesses:
+    def _picked(self, state: RidgeStatistics, kept: Tensor) -> PseudoLabels:
         """Return some of the rows, with their sums."""
-        return Guesses(state, self.marks[kept], self.codes[kept], self.weights[kept])
+        return PseudoLabels(
+            state, self.marks[kept], self.codes[kept], self.weights[kept]
+        )
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds guesses that can be."""
@@ -238,16 +242,16 @@ class Guesses:
         require(len(self) <= self.state.count, "it has more guesses than were added up")
 
 
-def merged_guesses(
-    sides: Sequence[Guesses | None],
+def merge_pseudo_labels(
+    sides: Sequence[PseudoLabels | None],
     groups: Sequence[Sequence[Sequence[int]]],
     model: RidgeModel,
-) -> Guesses | None:
+) -> PseudoLabels | None:
     """Return the guesses of two learners, and of their base where there is one, with classes grouped as ``groups`` say.
 
     Parameters
     ----------
-    sides : sequence of Guesses or None
+    sides : sequence of PseudoLabels or None
         Of this learner, of the other, and of what both began as.
     groups : sequence of sequences of sequences of int
         For each, the old column of every class of the merged model, none where it is new there.
@@ -258,7 +262,8 @@ def merged_guesses(
         return None
     pairs = zip(sides, groups, strict=True)
     placed = [
-        Guesses.none(model) if side is None else side.group(own) for side, own in pairs
+        PseudoLabels.none(model) if side is None else side.group(own)
+        for side, own in pairs
     ]
     return placed[0].merged(*placed[1:]) or None
 
@@ -274,9 +279,9 @@ def row_marks(Z: Tensor) -> Tensor:
     )
 
 
-def guess_rows(
+def pseudo_label_rows(
     head: Classifier, Z: Tensor, threshold: float | None
-) -> tuple[Guesses, GuessReport]:
+) -> tuple[PseudoLabels, PseudoLabelReport]:
     """Return the guesses of a classifier with those about rows Z (n, d), and what became of the rows.
 
     Parameters
@@ -296,18 +301,18 @@ def guess_rows(
     if is_spread_known:
         standard = solved.standard if head._standard is None else head._standard
         rows = rows[_looks_known(solved, standard, rows, threshold)]
-    rest = (Guesses.none(model) if head._guesses is None else head._guesses).without(
-        model, rows
-    )
+    rest = (
+        PseudoLabels.none(model) if head._guesses is None else head._guesses
+    ).without(model, rows)
     head._guesses, counts = rest or None, model.counts.to(Z)
     codes = first[:0]
     for turn in range(PASSES if len(rows) else 0):
         scores = torch.from_numpy(head.class_scores(rows)).to(Z)
         is_cold = not is_spread_known and not turn
-        warmth = COLD_SHARE * float(scores.std()) if is_cold else head.temperature_
-        probabilities, codes = torch.softmax(scores / max(warmth, 1e-12), dim=1).max(
-            dim=1
-        )
+        temperature = COLD_SHARE * float(scores.std()) if is_cold else head.temperature_
+        probabilities, codes = torch.softmax(
+            scores / max(temperature, 1e-12), dim=1
+        ).max(dim=1)
         weights = probabilities / counts[codes].sqrt()
         if turn:
             blend = head._answering
@@ -315,7 +320,7 @@ def guess_rows(
             rows, codes, weights = rows[kept], codes[kept], weights[kept]
         head._guesses = rest.added(model, rows, codes, weights)
     classes = dict(Counter(head.classes_[codes.cpu().numpy()].tolist()).most_common())
-    report = GuessReport(
+    report = PseudoLabelReport(
         len(rows), len(first) - len(rows), len(Z) - len(first), classes
     )
     return head._guesses or rest, report

@@ -12,7 +12,7 @@ from typing import Any
 import huggingface_hub
 import numpy as np
 import pytest
-from tests.learner.hub_stand_in import TOKEN, Hub, running_hub
+from tests.export.hub_stand_in import TOKEN, Hub, running_hub
 from tests.learner.toys import Letters
 
 from evergrow import Learner
@@ -23,9 +23,14 @@ from evergrow.core.errors import (
     NotFittedError,
     ParameterError,
 )
-from evergrow.learner.comparison import measured_change
-from evergrow.learner.hub import HubError, published_archive
+from evergrow.export.hub import (
+    HubError,
+    load_from_hub,
+    published_archive,
+    push_to_hub,
+)
 from evergrow.learner.modelfile import commit, open_model
+from evergrow.tools.comparison import measured_change
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,12 +85,12 @@ def test_a_model_is_published_and_loaded_again(
     hub: Hub, data: Any, tmp_path: Path
 ) -> None:
     learner = small(data)
-    address = learner.push_to_hub(
-        "me/insects", token=TOKEN, licence="cc-by-4.0", dataset="me/garden"
+    address = push_to_hub(
+        learner, "me/insects", token=TOKEN, licence="cc-by-4.0", dataset="me/garden"
     )
     assert address.startswith(f"{hub.address}/me/insects/commit/")
     assert sorted(hub.files("me/insects")) == ["README.md", "model.evg"]
-    again = Learner.from_pretrained("me/insects", cache_dir=tmp_path / "cache")
+    again = load_from_hub("me/insects", cache_dir=tmp_path / "cache")
     assert again.n_samples_ == learner.n_samples_
     assert again.history_ == learner.history_
     assert np.array_equal(
@@ -101,34 +106,30 @@ def test_updates_are_commits_and_a_revision_stays_what_it_was(
     hub: Hub, data: Any, tmp_path: Path
 ) -> None:
     learner = small(data)
-    first = learner.push_to_hub("me/insects", token=TOKEN, private=True).rpartition(
+    first = push_to_hub(learner, "me/insects", token=TOKEN, private=True).rpartition(
         "/"
     )[2]
     learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
-    learner.push_to_hub("me/insects", token=TOKEN, message="Wasps")
+    push_to_hub(learner, "me/insects", token=TOKEN, message="Wasps")
     repository = hub.repository("me/insects")
     assert repository.private
     assert repository.messages == ["Publish an evergrow model", "Wasps"]
     where = {"cache_dir": tmp_path / "cache"}
-    assert len(Learner.from_pretrained("me/insects", **where).classes_) == 5
-    assert (
-        len(Learner.from_pretrained("me/insects", revision=first, **where).classes_)
-        == 4
-    )
+    assert len(load_from_hub("me/insects", **where).classes_) == 5
+    assert len(load_from_hub("me/insects", revision=first, **where).classes_) == 4
     served = len(hub.asked)
-    again = Learner.from_pretrained(
-        "me/insects", revision=first, local_files_only=True, **where
-    )
+    again = load_from_hub("me/insects", revision=first, local_files_only=True, **where)
     assert len(again.classes_) == 4
     assert len(hub.asked) == served  # out of the cache
 
 
 def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
     learner = small(data)
-    learner.push_to_hub("me/insects", token=TOKEN)
+    push_to_hub(learner, "me/insects", token=TOKEN)
     text = hub.files("me/insects")["README.md"].decode()
     assert "Not measured." in text
-    learner.push_to_hub(
+    push_to_hub(
+        learner,
         "me/insects",
         token=TOKEN,
         licence="cc-by-4.0",
@@ -148,15 +149,15 @@ def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
     assert r"&lt;script&gt;\|x | 30 |" in text
     assert "100.0% of 120 samples" in text
     assert "Insects of *one* garden." in text
-    assert 'Learner.from_pretrained("me/insects")' in text
+    assert 'load_from_hub("me/insects")' in text
     learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
-    learner.push_to_hub("me/insects", token=TOKEN)
+    push_to_hub(learner, "me/insects", token=TOKEN)
     assert "Not measured." in hub.files("me/insects")["README.md"].decode()
 
 
 def test_the_card_names_the_backbone_and_its_licence() -> None:
     from evergrow.features.base import BackboneSpec
-    from evergrow.features.sources import hub_name, licence_of
+    from evergrow.features.weight_sources import hub_name, licence_of
 
     def spec(name: str, kind: Any, weights: str) -> BackboneSpec:
         return BackboneSpec(name, kind, 8, weights, "", "", {}, {})
@@ -177,7 +178,7 @@ def test_the_card_names_the_backbone_and_its_licence() -> None:
 
 
 def test_the_card_of_a_model_of_texts(tmp_path: Path) -> None:
-    from evergrow.learner.hub import model_card
+    from evergrow.export.hub import model_card
 
     learner = Learner(Letters(), options={"n_units": 20}).fit(
         ["aaa", "aab", "zzz", "zzy"] * 5, ["a", "a", "z", "z"] * 5
@@ -222,7 +223,7 @@ def test_a_file_that_was_altered_is_refused(
     hub: Hub, data: Any, tmp_path: Path
 ) -> None:
     learner = small(data)
-    learner.push_to_hub("me/insects", token=TOKEN)
+    push_to_hub(learner, "me/insects", token=TOKEN)
     whole = hub.files("me/insects")["model.evg"]
     altered = bytearray(whole)
     altered[-9] ^= 1
@@ -232,7 +233,7 @@ def test_a_file_that_was_altered_is_refused(
     hub.repository("me/pickle").add({"model.evg": b"\x80\x04\x95cposix\nsystem\n"})
     for name in ("me/altered", "me/pickle"):
         with pytest.raises(FileFormatError):
-            Learner.from_pretrained(name, cache_dir=tmp_path / "cache")
+            load_from_hub(name, cache_dir=tmp_path / "cache")
 
 
 def test_what_is_missing_is_named(hub: Hub, data: Any, tmp_path: Path) -> None:
@@ -242,17 +243,17 @@ def test_what_is_missing_is_named(hub: Hub, data: Any, tmp_path: Path) -> None:
         with pytest.raises(
             ModelNotFoundError, match=f"No model.evg in '{name}' that you may read"
         ):
-            Learner.from_pretrained(name, **cache)
+            load_from_hub(name, **cache)
     with pytest.raises(ParameterError, match="repo must be 'OWNER/NAME' or a folder"):
-        Learner.from_pretrained("a/b/c", **cache)
-    with pytest.raises(HubError, match="the Hub must answer about me/nowhere"):
-        Learner.from_pretrained("me/nowhere", local_files_only=True, **cache)
+        load_from_hub("a/b/c", **cache)
+    with pytest.raises(HubError, match="did not answer the request for me/nowhere"):
+        load_from_hub("me/nowhere", local_files_only=True, **cache)
     with pytest.raises(ModelNotFoundError, match="No model"):
-        Learner.from_pretrained(tmp_path)
+        load_from_hub(tmp_path)
     with pytest.raises(HubError, match=r"401|credentials"):
-        small(data).push_to_hub("me/insects", token="hf_wrong")
+        push_to_hub(small(data), "me/insects", token="hf_wrong")
     with pytest.raises(NotFittedError):
-        Learner(None).push_to_hub("me/insects", token=TOKEN)
+        push_to_hub(Learner(None), "me/insects", token=TOKEN)
     assert ("models", "me/insects") not in hub.repositories
 
 
@@ -261,7 +262,7 @@ def test_a_folder_does_as_well_as_a_repository(
 ) -> None:
     learner = small(data)
     write_archive(tmp_path / "model.evg", published_archive(learner))
-    assert Learner.from_pretrained(tmp_path).n_samples_ == learner.n_samples_
+    assert load_from_hub(tmp_path).n_samples_ == learner.n_samples_
     assert read_archive(tmp_path / "model.evg").kind == learner.to_archive().kind
     assert not hub.asked
 

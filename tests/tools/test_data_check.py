@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evergrow.data import datacheck
-from evergrow.data.datacheck import check_samples
-from evergrow.data.intake import read_labelled
+from evergrow.data.inputs import read_labelled
 from evergrow.data.items import Images, Samples, Texts
+from evergrow.tools import data_check
+from evergrow.tools.data_check import check_samples
 
 
 def features(X: np.ndarray, labels: list[str]) -> Samples:
@@ -57,7 +57,7 @@ def test_near_pairs_are_those_of_a_comparison_of_all() -> None:
     y = [f"c{row % 3}" for row in range(60)]
     found = check_samples(features(X[:45], y[:45]), features(X[45:], y[45:]))
     unit = X / np.linalg.norm(X, axis=1, keepdims=True)
-    close = unit @ unit.T >= datacheck.SIMILAR["features"]
+    close = unit @ unit.T >= data_check.SIMILAR["features"]
     expected = {
         (i, j, "two labels" if y[i] != y[j] else "training and test")
         for i in range(45)
@@ -86,7 +86,7 @@ def test_misplaced_samples() -> None:
 
 
 def test_many_samples_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datacheck, "MOST_COMPARED", 10)
+    monkeypatch.setattr(data_check, "MOST_COMPARED", 10)
     X = np.random.default_rng(0).normal(size=(30, 4))
     found = check_samples(features(X, ["a", "b"] * 15))
     assert "10 of 30 samples were compared" in found.notes[0]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.data import DataOptions
-from evergrow.data.intake import read_labelled
+from evergrow.data.inputs import read_labelled
 from evergrow.data.items import Samples
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
@@ -122,7 +122,7 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.comparison import compare_learners
+    >>> from evergrow.tools.comparison import compare_learners
     >>> from evergrow.learner.learner import Learner
     >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
     >>> old, new = (Learner(options={"n_units": 20}).fit((X[:n], y[:n])) for n in (25, 40))
@@ -211,7 +211,7 @@ def measured_change(
     --------
     >>> import numpy as np
     >>> from evergrow.learner.learner import Learner
-    >>> from evergrow.learner.comparison import measured_change
+    >>> from evergrow.tools.comparison import measured_change
     >>> y = np.repeat(["crow", "jay", "owl"], 20)
     >>> X = np.random.default_rng(0).normal(size=(60, 4)) + 4 * np.eye(4)[np.repeat([0, 1, 2], 20)]
     >>> learner = Learner(options={"n_units": 20})

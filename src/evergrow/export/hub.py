@@ -1,0 +1,355 @@
+"""Publish a learner on the Hugging Face Hub, and load published learners.
+
+A repository holds one model file, as `Learner.save` writes it but without user names and
+folder names, and a model card. Only the model file is downloaded and it is checked like
+every model file. The loading code of the Hub's mixin is not used, because it passes the
+fields of a downloaded ``config.json`` on as arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from evergrow.core.archive import Archive, write_archive
+from evergrow.core.errors import EvergrowError, ModelNotFoundError, ParameterError
+from evergrow.core.escaping import markdown_text, one_line
+from evergrow.core.files import existing_model
+from evergrow.learner.learner import Learner
+
+if TYPE_CHECKING:
+    from evergrow.learner.evaluation import Evaluation
+
+MODEL_FILE = "model.evg"
+"""Name of the model file in its repository."""
+
+DOWNLOAD_SETTINGS = (
+    "revision",
+    "token",
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+)
+
+MAX_LISTED_CLASSES = 1000
+"""Number of classes that a model card lists. The others are counted."""
+
+_PIPELINE_TAGS = {
+    "image": "image-classification",
+    "text": "text-classification",
+    "features": "tabular-classification",
+}
+
+
+class HubError(EvergrowError, ConnectionError):
+    """The Hub could not be reached, or refused the request. Nothing was changed here."""
+
+
+class HubModel(
+    huggingface_hub.ModelHubMixin, library_name="evergrow", tags=["evergrow"]
+):
+    """Adapter of a learner to the Hub's upload mixin.
+
+    Parameters
+    ----------
+    learner : Learner
+        The learner to publish.
+    card : ModelCard
+        Its model card.
+    """
+
+    def __init__(self, learner: Learner, card: huggingface_hub.ModelCard) -> None:
+        self.learner = learner
+        self.card = card
+        # Without a config the mixin writes no config.json. The model file is complete.
+        self._hub_mixin_config = None
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        write_archive(save_directory / MODEL_FILE, published_archive(self.learner))
+
+    def generate_model_card(self, *_: Any, **__: Any) -> huggingface_hub.ModelCard:
+        """Return the model card."""
+        return self.card
+
+
+def push_to_hub(
+    learner: Learner,
+    repo: str,
+    *,
+    licence: str | None = None,
+    dataset: str | None = None,
+    summary: str | None = None,
+    evaluation: Evaluation | None = None,
+    message: str = "Publish an evergrow model",
+    **settings: Any,
+) -> str:
+    """Publish a learner on the Hugging Face Hub, with a model card, in one commit.
+
+    The card lists classes and counts, the backbone with its licence, the accuracy and how
+    to load the model. User names and folder names in the change log are not published.
+
+    Parameters
+    ----------
+    learner : Learner
+        A fitted learner.
+    repo : str
+        ``"OWNER/NAME"``. The repository is created if it does not exist.
+    licence : str, optional
+        Licence identifier of the Hub, for example ``"apache-2.0"``.
+    dataset : str, optional
+        Name of the data set, for the card.
+    summary : str, optional
+        A paragraph of Markdown for the card.
+    evaluation : Evaluation, optional
+        Result of `Learner.evaluate`. By default the card shows the accuracy of the latest
+        tested change.
+    message : str
+        Commit message.
+    **settings
+        Settings of the Hub: ``private``, ``token``, ``branch`` and ``create_pr``.
+
+    Returns
+    -------
+    str
+        Address of the commit.
+
+    Raises
+    ------
+    HubError
+        If the Hub cannot be reached, or refuses.
+    """
+    # Raises for an unfitted learner before anything is created on the Hub.
+    learner.to_archive()
+    card = model_card(learner, repo, licence, dataset, summary, evaluation)
+    with _hub_errors(repo):
+        pushed: Any = HubModel(learner, card).push_to_hub(
+            repo, commit_message=message, **settings
+        )
+    # Older clients return the address of the folder as text, with the commit's as field.
+    return str(pushed.commit_url)
+
+
+def load_from_hub(repo: str | os.PathLike[str], **settings: Any) -> Learner:
+    """Load a learner from the Hugging Face Hub, or from a folder with a published model.
+
+    Only ``model.evg`` is downloaded, and checked like every model file. Nothing in it is
+    executed.
+
+    Parameters
+    ----------
+    repo : str or path-like
+        ``"OWNER/NAME"``, or a folder.
+    **settings
+        Settings of the download: ``revision``, ``token``, ``cache_dir``,
+        ``force_download`` and ``local_files_only``. All others are passed to
+        `Learner.load`.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If there is no such repository or folder, or no model in it.
+    HubError
+        If the Hub cannot be reached.
+    FileFormatError
+        If the file is not a learner, is damaged or was altered.
+    """
+    download = {}
+    for name in DOWNLOAD_SETTINGS:
+        if name in settings:
+            download[name] = settings.pop(name)
+    return Learner.load(download_model(repo, **download), **settings)
+
+
+def model_card(
+    learner: Learner,
+    repo: str,
+    licence: str | None = None,
+    dataset: str | None = None,
+    summary: str | None = None,
+    evaluation: Evaluation | None = None,
+) -> huggingface_hub.ModelCard:
+    """Return the model card of a learner: contents, backbone, licence and accuracy.
+
+    Class names are untrusted text and are escaped. Nothing about this machine is shown.
+
+    Parameters
+    ----------
+    learner : Learner
+        The learner.
+    repo : str
+        ``"OWNER/NAME"`` of the repository.
+    licence, dataset, summary, evaluation : optional
+        As for :func:`push_to_hub`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.export.hub import model_card
+    >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 2
+    >>> learner = Learner(None, options={"n_units": 20})
+    >>> learner = learner.fit(X, np.array(["a|b", "c"])[y])
+    >>> print(model_card(learner, "me/letters").text)  # doctest: +ELLIPSIS
+    <BLANKLINE>
+    # letters
+    <BLANKLINE>
+    A classifier of feature vectors, 2 classes, learned from 40 samples ...
+    """
+    from evergrow.features.weight_sources import hub_name, licence_of
+
+    info = learner.info()
+    spec = learner.spec_
+    base_model = None
+    backbone = ""
+    backbone_licence = None
+    if spec is not None:
+        base_model = hub_name(spec)
+        backbone = markdown_text(spec.name)
+        backbone_licence = licence_of(spec)
+    datasets = None
+    if dataset is not None and dataset.count("/") == 1:
+        datasets = [dataset]
+    data = huggingface_hub.ModelCardData(
+        library_name="evergrow",
+        pipeline_tag=_PIPELINE_TAGS[info["kind"]],
+        tags=["evergrow", "continual-learning", "class-incremental-learning"],
+        license=licence,
+        base_model=base_model,
+        datasets=datasets,
+    )
+    listed_classes = [
+        (markdown_text(entry["name"]), entry["samples"])
+        for entry in info["classes"][:MAX_LISTED_CLASSES]
+    ]
+    card: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name("model_card.md")),
+        info=info,
+        repo=repo,
+        title=markdown_text(repo.rpartition("/")[2]),
+        summary=(summary or "").strip(),
+        shown=listed_classes,
+        spec=spec,
+        backbone=backbone,
+        licence=backbone_licence,
+        measured=_measured_accuracy(learner, evaluation),
+    )
+    return card
+
+
+def _measured_accuracy(
+    learner: Learner, evaluation: Evaluation | None
+) -> tuple[float, int] | None:
+    """Return the accuracy and number of test samples, if known."""
+    if evaluation is not None:
+        return evaluation.accuracy, evaluation.n_known
+    tested = learner.history_[-1].tested
+    if tested is None or tested.after is None:
+        return None
+    return tested.after, tested.samples
+
+
+def download_model(repo: str | os.PathLike[str], **settings: Any) -> Path:
+    """Return the path of the model file of a repository or folder.
+
+    Parameters
+    ----------
+    repo : str or path-like
+        ``"OWNER/NAME"``, or a folder with a :data:`MODEL_FILE` in it.
+    **settings
+        Settings of ``huggingface_hub.hf_hub_download``.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If there is no such repository or folder, or no model in it.
+    HubError
+        If the Hub cannot be reached.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from evergrow.export.hub import download_model
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     download_model(folder)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ModelNotFoundError: No model ...
+    """
+    if os.path.isdir(repo):
+        return existing_model(Path(repo, MODEL_FILE))
+    with _hub_errors(os.fspath(repo)):
+        return Path(
+            huggingface_hub.hf_hub_download(os.fspath(repo), MODEL_FILE, **settings)
+        )
+
+
+@contextmanager
+def _hub_errors(repo: str) -> Iterator[None]:
+    """Turn errors of the Hub's client into evergrow errors."""
+    try:
+        yield
+    except EvergrowError:
+        raise
+    except HFValidationError as error:
+        raise ParameterError(
+            f"repo must be 'OWNER/NAME' or a folder, got {repo!r}"
+        ) from error
+    # The network, TLS and the client each raise errors of their own.
+    except Exception as error:
+        is_missing = isinstance(error, (RepositoryNotFoundError, EntryNotFoundError))
+        # LocalEntryNotFoundError means that the Hub was not reached.
+        if is_missing and not isinstance(error, LocalEntryNotFoundError):
+            raise ModelNotFoundError(
+                f"No {MODEL_FILE} in {repo!r} that you may read: {one_line(str(error))}"
+            ) from error
+        raise HubError(
+            f"The Hub did not answer the request for {repo}: {one_line(str(error))}"
+        ) from error
+
+
+def published_archive(learner: Learner) -> Archive:
+    """Return the archive to publish: the learner's, without user names and folders.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.export.hub import published_archive
+    >>> X = np.random.default_rng(0).normal(size=(40, 5))
+    >>> learner = Learner(None, options={"n_units": 20}).fit(X, [0, 1] * 20)
+    >>> published_archive(learner).meta["counts"]
+    {'0': 20, '1': 20}
+    """
+    archive: Archive = _without_folders(learner.to_archive())
+    for change in archive.meta["history"]:
+        change.pop("who", None)
+    return archive
+
+
+def _without_folders(value: Any) -> Any:
+    """Return a copy with ``file:/its/path`` replaced by ``file:name``."""
+    if isinstance(value, Archive):
+        parts = {name: _without_folders(part) for name, part in value.parts.items()}
+        return dataclasses.replace(
+            value, meta=_without_folders(value.meta), parts=parts
+        )
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    if isinstance(value, str) and value.startswith("file:"):
+        return "file:" + value.replace("\\", "/").rpartition("/")[2]
+    return value

@@ -1,0 +1,50 @@
+"""Functions of a fitted learner: label, group, monitor and sort samples.
+
+Every tool takes a :class:`evergrow.Learner` and uses its public interface only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergrow.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evergrow.tools.comparison import compare_learners
+    from evergrow.tools.data_check import check_samples
+    from evergrow.tools.drift_detection import drift
+    from evergrow.tools.feature_levels import try_levels
+    from evergrow.tools.grouping import group_unknown
+    from evergrow.tools.learning_curves import learning_curve
+    from evergrow.tools.sorting import plan_sort, sort_folder, undo_sort
+    from evergrow.tools.suggestions import suggest
+
+_MODULES = {
+    "compare_learners": "comparison",
+    "check_samples": "data_check",
+    "drift": "drift_detection",
+    "try_levels": "feature_levels",
+    "group_unknown": "grouping",
+    "learning_curve": "learning_curves",
+    "plan_sort": "sorting",
+    "sort_folder": "sorting",
+    "undo_sort": "sorting",
+    "suggest": "suggestions",
+}
+
+__all__ = [
+    "check_samples",
+    "compare_learners",
+    "drift",
+    "group_unknown",
+    "learning_curve",
+    "plan_sort",
+    "sort_folder",
+    "suggest",
+    "try_levels",
+    "undo_sort",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: f"{__name__}.{module}" for name, module in _MODULES.items()}
+)
