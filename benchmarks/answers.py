@@ -12,7 +12,9 @@ import torch
 from benchmarks.timing import Row, seconds
 from evergrow import Classifier
 
-FEATURES, CLASSES, FIRST = 384, 150, 2400
+FEATURES = 384
+CLASSES = 150
+FIRST = 2400
 
 
 def rows_of(n: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

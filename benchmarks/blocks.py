@@ -45,7 +45,10 @@ def width(quick: bool) -> Iterator[Row]:
     ]
     cases.append(("six blocks, 2,304 features", X.shape[1], {"blocks": sizes}))
     for name, kept, settings in cases:
-        columns = slice(0, FEATURES) if "blocks" not in settings else slice(None)
+        if "blocks" not in settings:
+            columns = slice(0, FEATURES)
+        else:
+            columns = slice(None)
         yield _case(
             name,
             units + kept,
@@ -75,7 +78,8 @@ def _case(
         models[-1].predict(more[:1])
 
     whole = seconds(first, repeat=1)
-    model, starts = models[-1], iter(range(0, 100, 5))
+    model = models[-1]
+    starts = iter(range(0, 100, 5))
 
     def step() -> None:
         start = next(starts)

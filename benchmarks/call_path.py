@@ -2,11 +2,13 @@
 
     python benchmarks/call_path.py [--json] [--list COMMAND]
 
-Runs ``evergrow fit FOLDER`` and ``evergrow predict MODEL one.png`` on a few small images with a random backbone, in
-this process, and counts what of evergrow is called: distinct functions, the files that they are in, and how often the
-next function that is entered lies in another room (a package or module directly below ``evergrow``) than the one
-before. ``core``, which every room uses, is no room. Each command runs once before it is counted, so that importing is
-not part of it; the cache is empty both times. Put another version's sources first in PYTHONPATH to count that one.
+Runs ``evergrow fit FOLDER`` and ``evergrow predict MODEL one.png`` on a few small
+images with a random backbone, in this process, and counts what of evergrow is called:
+distinct functions, the files that they are in, and how often the next function that is
+entered lies in another room (a package or module directly below ``evergrow``) than the
+one before. ``core``, which every room uses, is no room. Each command runs once before
+it is counted, so that importing is not part of it; the cache is empty both times. Put
+another version's sources first in PYTHONPATH to count that one.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Counter:
     Attributes
     ----------
     functions : dict of (str, str, int) to None
-        File, name and line of every function that was called, in the order in which they first were.
+        File, name and line of every function that was called, in the order in which
+        they first were.
     rooms : list of str
         The room of every call, in order.
     """
@@ -90,7 +93,8 @@ def counted(
     command: Callable[[list[str]], None], arguments: list[str], root: Path
 ) -> Counter:
     """Run a command and return what it passed through."""
-    counter, said = Counter(root), io.StringIO()
+    counter = Counter(root)
+    said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), counter:
         try:
             command(arguments)
@@ -125,10 +129,12 @@ def measure() -> dict[str, Counter]:
     def run(arguments: list[str]) -> None:
         get_command(app)(arguments)
 
-    root, counters = Path(evergrow.__file__).parent, {}
+    root = Path(evergrow.__file__).parent
+    counters = {}
     for _ in range(2):  # the first time modules are imported
         with tempfile.TemporaryDirectory() as place:
-            folder, model = Path(place), Path(place, "m.evg")
+            folder = Path(place)
+            model = Path(place, "m.evg")
             asked = write_images(folder)
             os.environ["EVERGROW_CACHE"] = str(folder / "cache")
             options = [

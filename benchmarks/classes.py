@@ -35,10 +35,8 @@ def many(quick: bool) -> list[Row]:
 
 def _measured(classes: int, units: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
-    centres, y = (
-        rng.normal(size=(classes, FEATURES)),
-        np.repeat(np.arange(classes), EACH),
-    )
+    centres = rng.normal(size=(classes, FEATURES))
+    y = np.repeat(np.arange(classes), EACH)
     X = centres[y] + 1.5 * rng.normal(size=(len(y), FEATURES))
     queries = centres[rng.integers(classes, size=200)] + 1.5 * rng.normal(
         size=(200, FEATURES)
@@ -47,7 +45,8 @@ def _measured(classes: int, units: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         model.save(Path(folder) / "model.evg")
         megabytes = (Path(folder) / "model.evg").stat().st_size / 1e6
-    # Each is worked out once and then kept, so that it cannot be repeated on the same model.
+    # Each is worked out once and then kept, so that it cannot be repeated on the same
+    # model.
     return {
         "file, MB": megabytes,
         "first answer": seconds(lambda: model.predict(queries[:1]), repeat=1),

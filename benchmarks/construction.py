@@ -17,13 +17,18 @@ from evergrow.head.layers import FeatureMap, GuidedLayer
 from evergrow.head.layers.guided import UnitSampler
 from evergrow.lab.bench.analyses import held_bytes
 
-SEED, BLOCK, CANDIDATES = 0, 50, 10
+SEED = 0
+BLOCK = 50
+CANDIDATES = 10
 
 
 def against_paper(quick: bool) -> list[Row]:
     """N=600, d=768, C=5 to L=10,000; the transcription to 3,000 and extrapolated by its own growth."""
     target = 2_000 if quick else 10_000
-    sizes = [500, 1_000] if quick else [1_000, 2_000, 3_000]
+    if quick:
+        sizes = [500, 1_000]
+    else:
+        sizes = [1_000, 2_000, 3_000]
     Z, Y = VitLike(5, seed=SEED).sample(list(range(5)), 600)
     options = {
         "scales": (0.0008,),
@@ -45,7 +50,8 @@ def against_paper(quick: bool) -> list[Row]:
     for size in sizes:
         spent = seconds(lambda size=size: paper.grow_to(size), repeat=1)
         times.append((times[-1] if times else 0.0) + spent)
-    # The last two sizes give the exponent of its growth, which cannot stay above that of its leading term, L^3.
+    # The last two sizes give the exponent of its growth, which cannot stay above that
+    # of its leading term, L^3.
     exponent = min(
         math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2]), 3.0
     )
@@ -74,8 +80,14 @@ def against_paper(quick: bool) -> list[Row]:
 
 def growth(quick: bool) -> Iterator[Row]:
     """Cost of building and of one update with a solve, over the number of samples and of units."""
-    sizes = [150, 600] if quick else [150, 600, 2_400, 9_600]
-    widths = [1_000] if quick else [1_000, 4_000, 16_000]
+    if quick:
+        sizes = [150, 600]
+    else:
+        sizes = [150, 600, 2_400, 9_600]
+    if quick:
+        widths = [1_000]
+    else:
+        widths = [1_000, 4_000, 16_000]
     for width in widths:
         for n in sizes:
             yield _growth_cell(n, width)
@@ -102,7 +114,8 @@ def _growth_cell(n: int, width: int) -> Row:
     first = seconds(update, repeat=1)
     again = seconds(update, repeat=1)
     state = states[0]
-    form, held = layer.construction.form, "dense" if state.basis is None else "compact"
+    form = layer.construction.form
+    held = "dense" if state.basis is None else "compact"
     figure = f"build {build:.2f} s ({form}), first update {first:.2f} s, next {again:.2f} s ({held})"
     values = {
         "build_s": build,
@@ -119,7 +132,8 @@ def large_first_task(quick: bool) -> list[Row]:
     n, width = (2_000, 500) if quick else (20_000, 2_000)
     code = (
         "import json, time\n"
-        "def high_water():\n"  # of this process alone: ru_maxrss starts from the parent's
+        # Of this process alone: ru_maxrss starts from the parent's
+        "def high_water():\n"
         "    lines = open('/proc/self/status').read().splitlines()\n"
         "    return 1024 * int(next(x for x in lines if x.startswith('VmHWM')).split()[1])\n"
         "from benchmarks.data import VitLike\n"

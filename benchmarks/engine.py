@@ -49,7 +49,8 @@ def overhead(quick: bool) -> Iterator[Row]:
 
         plain, plain_cpu = _spent(learn)
         shards, shards_cpu = _spent(partial(learn, engine=engine))
-    ratio, cpu = shards / plain, shards_cpu / plain_cpu
+    ratio = shards / plain
+    cpu = shards_cpu / plain_cpu
     values = {
         "plain_s": plain,
         "engine_s": shards,
@@ -62,9 +63,9 @@ def overhead(quick: bool) -> Iterator[Row]:
         f"{ratio:.2f}x ({shards:.1f} s against {plain:.1f} s; {n / shards:.0f} images a second), "
         f"{cpu:.2f}x by processor time"
     )
-    bar = (
-        "" if quick else "<= 1.10x"
-    )  # the start of two processes is no small part of a few images
+    bar = "<= 1.10x"
+    if quick:
+        bar = ""
     yield Row(
         f"fit of {n:,} images by two workers",
         figure,
@@ -131,13 +132,14 @@ def growth(quick: bool) -> Iterator[Row]:
 
 def _spent(work: Callable[[], None]) -> tuple[float, float]:
     """Return seconds by the clock, and of processors: of this process and of those that it started and that ended."""
-    before, started = os.times(), time.perf_counter()
+    before = os.times()
+    started = time.perf_counter()
     work()
     after = os.times()
     return time.perf_counter() - started, sum(after[:4]) - sum(before[:4])
 
 
-# -- data -----------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------
 
 
 def _images(folder: Path, n: int, classes: int = 10) -> Path:
@@ -169,7 +171,7 @@ def _vectors(folder: Path, n: int, width: int, classes: int) -> Path:
     return path
 
 
-# -- the sum, in a process of its own -------------------------------------------------------------------------
+# -- the sum, in a process of its own --------------------------------------------------
 
 
 def _apart(*arguments: Any) -> dict[str, float]:
@@ -191,7 +193,8 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
         manifest = plan(read(str(data)), shard_rows=classes, shard_mib=1 << 20)
         job = begin_job(Job(folder, manifest, "fit"))
         with np.load(data) as arrays:
-            X, y = arrays["X"][: 2 * classes], arrays["y"][: 2 * classes]
+            X = arrays["X"][: 2 * classes]
+            y = arrays["y"][: 2 * classes]
         options = {"n_units": units}
         Learner(device="cpu", options=options).fit((X, y)).spawn().save(job.template)
         runner = _Timed(perform, 2)
@@ -199,7 +202,8 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
         root = ShardMerge(
             job, JobReport(job.key), RunOptions(runner, "cpu"), at_once=16
         ).run(lambda done, note: None)
-        spent, size = time.perf_counter() - started, root.stat().st_size
+        spent = time.perf_counter() - started
+        size = root.stat().st_size
         runner.close()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     return {

@@ -36,7 +36,9 @@ def _images(n: int) -> np.ndarray:
 def throughput(quick: bool) -> Iterator[Row]:
     """Features of images in memory, decoding and all, against the network alone on tensors that are ready."""
     name = "test_vit" if quick else "vit_base_patch16_224"
-    bar = None if quick else 0.95  # a toy network is over before its images are decoded
+    bar = 0.95
+    if quick:
+        bar = None
     yield _throughput(name, 48, torch.device("cpu"), "float32", bar)
     if torch.cuda.is_available():
         # No bar in float32, which leaves the decoders of most machines time to spare.
@@ -80,9 +82,11 @@ def _jpeg_throughput(
 def _against_bare(
     title: str, backbone: Any, items: Items, precision: Any, bar: float | None
 ) -> Row:
-    device, n = backbone.device, len(items)
+    device = backbone.device
+    n = len(items)
     batch = 128 if device.type == "cuda" else 32
-    # A few suffice, over and over: gigabytes held by this process alone would make starting workers slow.
+    # A few suffice, over and over: gigabytes held by this process alone would make
+    # starting workers slow.
     ready = torch.stack(
         [backbone.transform(decode_image(items.raw(row))) for row in range(batch)]
     )
@@ -106,7 +110,10 @@ def _against_bare(
         (seconds(bare, repeat=1), seconds(ours, repeat=1)) for _ in range(3)
     ]  # by turns: the load may change
     plain, full = (statistics.median(column) for column in zip(*pairs))
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    if hasattr(os, "getloadavg"):
+        load = os.getloadavg()[0]
+    else:
+        load = float("nan")
     figure = (
         f"{plain / full:.3f} of the bare loop: {n / full:,.1f} against {n / plain:,.1f} images/s "
         f"({torch.get_num_threads()} threads, load {load:.1f})"
@@ -130,7 +137,10 @@ def _against_bare(
 
 def views(quick: bool) -> Iterator[Row]:
     """``best`` features, several mirrored views of an image, against the network alone on batches of their shapes."""
-    names = ("test_resnet",) if quick else ("resnet101", "tf_efficientnet_lite0")
+    if quick:
+        names = ("test_resnet",)
+    else:
+        names = ("resnet101", "tf_efficientnet_lite0")
     if torch.cuda.is_available():
         for name in names:
             for precision in ("float32", "float16"):
@@ -144,7 +154,8 @@ def _views(name: str, n: int, precision: Any, bar: float | None) -> Row:
     backbone: Any = create_backbone(name, weights="random", device="cuda").with_recipe(
         "best", 320
     )
-    items, batch = Images(_images(n)), 128
+    items = Images(_images(n))
+    batch = 128
     ready = [
         torch.rand(2 * batch, 3, *view.size, device="cuda")
         for view, _ in backbone.transform.cuts()
@@ -183,9 +194,10 @@ def _views(name: str, n: int, precision: Any, bar: float | None) -> Row:
 
 def depths(quick: bool) -> Iterator[Row]:
     """Features from several depths of a pass (``"rich"``) against the network's own vector alone, by turns."""
-    names = (
-        ("test_vit",) if quick else ("vit_base_patch16_224", "tf_efficientnet_lite0")
-    )
+    if quick:
+        names = ("test_vit",)
+    else:
+        names = ("vit_base_patch16_224", "tf_efficientnet_lite0")
     for name in names:
         yield _depths(
             name,
@@ -231,7 +243,10 @@ def _depths(
         for measured in (walls, processors)
     ]
     plain, full = (statistics.median(column) for column in zip(*walls))
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    if hasattr(os, "getloadavg"):
+        load = os.getloadavg()[0]
+    else:
+        load = float("nan")
     judged = ratios[1] if device.type == "cpu" else ratios[0]
     figure = (
         f"{ratios[0]:.3f} of the final vector alone by the clock, {ratios[1]:.3f} by processor time: {n / full:,.1f} "
@@ -311,7 +326,8 @@ def warm_cache(quick: bool) -> Iterator[Row]:
                 backbone, Images(names, root=Path(folder)), cache=Path(folder, "cache")
             )
 
-        first, second = seconds(run, repeat=1), seconds(run, repeat=5)
+        first = seconds(run, repeat=1)
+        second = seconds(run, repeat=5)
     figure = f"{first / second:,.0f}x: {1e3 * second:.1f} ms against {first:.2f} s for {n} images"
     values = {"first_s": first, "second_s": second, "n": n}
     yield Row(f"warm cache, {name}", figure, ">= 50x", first / second >= 50, values)
@@ -319,7 +335,10 @@ def warm_cache(quick: bool) -> Iterator[Row]:
 
 def memory(quick: bool) -> Iterator[Row]:
     """Peak memory over the number of images, in processes of their own."""
-    sizes = (1_000, 5_000) if quick else (10_000, 100_000)
+    if quick:
+        sizes = (1_000, 5_000)
+    else:
+        sizes = (10_000, 100_000)
     peaks = []
     for n in sizes:
         code = f"from benchmarks.extraction import _peak\n_peak({n})"

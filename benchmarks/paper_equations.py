@@ -1,8 +1,9 @@
 """A plain transcription of the paper's printed equations: the baseline of the construction benchmark.
 
-The L x L inverse by the block formula for one candidate after another, its ridge weights from that inverse, the
-residual from the full product: what the equations say, and nothing that they do not. Used for timing and as an
-independent computation in tests.
+The L x L inverse by the block formula for one candidate after another, its ridge
+weights from that inverse, the residual from the full product: what the equations say,
+and nothing that they do not. Used for timing and as an independent computation in
+tests.
 """
 
 from __future__ import annotations
@@ -51,12 +52,15 @@ class PaperConstruction:
         while self.H.shape[1] < units:
             E = self.Y - self.H @ self.W
             energy = float(E.square().sum())
-            best, lowest = None, self.contraction * energy
+            best = None
+            lowest = self.contraction * energy
             for index, (weights, bias) in enumerate(self.draw(len(self.chosen))):
                 candidate = self._augmented(torch.sigmoid(self.Z @ weights + bias))
                 left = float((self.Y - candidate[0] @ candidate[2]).square().sum())
                 if left <= lowest:
-                    best, lowest, chosen = candidate, left, index
+                    best = candidate
+                    lowest = left
+                    chosen = index
             if best is None:
                 raise RuntimeError(f"no admissible block in round {len(self.chosen)}")
             self.H, self.P_inverse, self.W = best
@@ -66,8 +70,9 @@ class PaperConstruction:
     def _augmented(self, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return hidden matrix, inverse and ridge weights with a block added.
 
-        The inverse of ``[[P, C], [C^T, D]]`` by the block inversion formula with the Schur complement S, then the
-        weights of the ridge problem on the augmented matrix.
+        The inverse of ``[[P, C], [C^T, D]]`` by the block inversion formula with the
+        Schur complement S, then the weights of the ridge problem on the augmented
+        matrix.
         """
         cross = self.H.T @ block
         S = (

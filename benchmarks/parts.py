@@ -1,8 +1,9 @@
 """Pieces of learning at a size that nobody has run whole: statistics of a shard, files, one sum, the last solve.
 
-``python -m benchmarks.parts statistics UNITS CLASSES ROWS [DEVICE]``, or ``solve`` instead, prints one line of JSON.
-On a CPU the seconds are those of the processor, with one thread, so that others on the machine count
-for little; on a GPU those of the clock. ``benchmarks/scale.py`` holds what was measured and reckons with it.
+``python -m benchmarks.parts statistics UNITS CLASSES ROWS [DEVICE]``, or ``solve``
+instead, prints one line of JSON. On a CPU the seconds are those of the processor, with
+one thread, so that others on the machine count for little; on a GPU those of the clock.
+``benchmarks/scale.py`` holds what was measured and reckons with it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def statistics(
     units: int, classes: int, rows: int, device: str = "cpu"
 ) -> dict[str, Any]:
     """Two parts learned, written, read and added."""
-    template, block = _template(units, device), _rows(2 * rows, classes)
+    template = _template(units, device)
+    block = _rows(2 * rows, classes)
     spent: dict[str, Any] = {
         "units": units,
         "classes": classes,
@@ -99,7 +101,8 @@ def _template(units: int, device: str) -> Learner:
 
 
 def _rows(n: int, classes: int) -> LabelledRows:
-    draws, y = np.random.default_rng(0), np.arange(n) % classes
+    draws = np.random.default_rng(0)
+    y = np.arange(n) % classes
     X = draws.normal(size=(classes, WIDTH))[y] + draws.normal(size=(n, WIDTH))
     return LabelledRows(
         X.astype(np.float32), np.array([f"class {label:05d}" for label in y])
@@ -109,7 +112,10 @@ def _rows(n: int, classes: int) -> LabelledRows:
 def _timed(
     device: str, work: Callable[..., Result], *arguments: Any
 ) -> tuple[Result, float]:
-    clock = time.process_time if device == "cpu" else time.perf_counter
+    if device == "cpu":
+        clock = time.process_time
+    else:
+        clock = time.perf_counter
     started = clock()
     result = work(*arguments)
     if device != "cpu":
@@ -123,7 +129,9 @@ def _peak() -> int:
 
 if __name__ == "__main__":
     name, *numbers = sys.argv[1:]
-    place = numbers.pop() if not numbers[-1].isdigit() else "cpu"
+    place = "cpu"
+    if not numbers[-1].isdigit():
+        place = numbers.pop()
     if place == "cpu":
         torch.set_num_threads(1)
     print(

@@ -1,6 +1,7 @@
 """Run the benchmarks: ``python -m benchmarks.run [--quick] [--only NAME ...] [--out FILE]``.
 
-Every figure is a ratio or a value measured in this run; nothing is compared with an earlier one.
+Every figure is a ratio or a value measured in this run; nothing is compared with an
+earlier one.
 """
 
 from __future__ import annotations

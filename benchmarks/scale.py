@@ -1,7 +1,8 @@
 """A hundred million images on paper: what was measured of the parts, and what follows for a size nobody has run.
 
-``python -m benchmarks.scale`` prints the tables of ``docs/scale.md``; a test compares them. Who measures a part anew
-(``python -m benchmarks.parts``) changes it in :data:`MEASURED` and copies the tables.
+``python -m benchmarks.scale`` prints the tables of ``docs/scale.md``; a test compares
+them. Who measures a part anew (``python -m benchmarks.parts``) changes it in
+:data:`MEASURED` and copies the tables.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Measured:
     images_per_s: float = (
         6_521.0  # ViT-B/16, float16, one H200, files of 500 x 375 decoded by the GPU
     )
-    gpu_flops: float = 2.86e12  # one H200, float64: statistics of 20,000 rows at L=10,000, C=10,000 in 3.12 s
+    # One H200, float64: statistics of 20,000 rows at L=10,000, C=10,000 in 3.12 s
+    gpu_flops: float = 2.86e12
     learn_flops: float = (
         17.4e9  # one core: statistics of 4,096 rows at L=10,000, C=2,000 in 64.6 s
     )
@@ -28,7 +30,8 @@ class Measured:
         3.4  # this and the next four at L=10,000, C=10,000, a file of 2.49 GB: 8.6 s
     )
     read_s_per_gb: float = 4.1  # with the checksum: 10.2 s
-    check_s_per_gb: float = 3.8  # that moments and class sums can be what they say: 21.6 s with those of classes
+    # That moments and class sums can be what they say: 21.6 s with those of classes
+    check_s_per_gb: float = 3.8
     check_s_per_class: float = 1.46e-3
     add_s_per_gb: float = 1.64  # 4.1 s
     gpu_solve_s: float = 20.0  # one H200, the last solve at this very size
@@ -55,7 +58,8 @@ class Assumed:
     requests_at_once: int = 8  # tars that are indexed at a time
 
 
-MEASURED, ASSUMED = Measured(), Assumed()
+MEASURED = Measured()
+ASSUMED = Assumed()
 DEFAULT_BYTES = 256 << 20
 SHARD_ROWS = (int(DEFAULT_BYTES / ASSUMED.image_bytes), 10_000, 100_000, 400_000)
 """Images of a shard: what the default of 256 MiB leaves, a tar of a gigabyte, and more."""
@@ -119,10 +123,8 @@ def check_seconds() -> float:
 def adding_hours(rows: int) -> float:
     """Return the hours of one core for all sums; sums are taken as large as the largest."""
     total = file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes) / 1e9
-    read, add = (
-        total * MEASURED.read_s_per_gb + check_seconds(),
-        total * MEASURED.add_s_per_gb,
-    )
+    read = total * MEASURED.read_s_per_gb + check_seconds()
+    add = total * MEASURED.add_s_per_gb
     write = total * MEASURED.write_s_per_gb
     sums = [
         len(node.children)
@@ -134,10 +136,8 @@ def adding_hours(rows: int) -> float:
 
 def folder_bytes(rows: int) -> float:
     """Return the bytes that are written to and read from the folder that all workers share."""
-    tree, total = (
-        merge_tree(shard_count(rows)),
-        file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes),
-    )
+    tree = merge_tree(shard_count(rows))
+    total = file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes)
     part = _part_bytes(rows)
     sums = sum(len(level) for level in tree[1:])
     return 2 * (len(tree[0]) * part + sums * total)
@@ -159,19 +159,15 @@ def core_seconds() -> float:
     )
 
 
-# -- tables -------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------
 
 
 def bytes_table() -> Iterator[str]:
     """Print bytes at rest and over the network."""
-    images, total = (
-        ASSUMED.images * ASSUMED.image_bytes,
-        file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes),
-    )
-    features, weights = (
-        4.0 * ASSUMED.width * ASSUMED.images,
-        8.0 * order() * ASSUMED.classes,
-    )
+    images = ASSUMED.images * ASSUMED.image_bytes
+    total = file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes)
+    features = 4.0 * ASSUMED.width * ASSUMED.images
+    weights = 8.0 * order() * ASSUMED.classes
     yield from _head("what", "bytes")
     yield _row("images at rest", f"{images / 1e12:.1f} TB")
     yield _row(
@@ -213,7 +209,8 @@ def shards_table() -> Iterator[str]:
 
 def hours_table() -> Iterator[str]:
     """Print hours by GPUs, shards of the chosen size."""
-    spent, solve = image_seconds(), MEASURED.gpu_solve_s
+    spent = image_seconds()
+    solve = MEASURED.gpu_solve_s
     yield from _head("hours", *(f"{gpus} GPUs" for gpus in GPUS))
     for name, seconds in (
         ("first samples: the images read once", spent["read"]),

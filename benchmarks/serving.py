@@ -27,7 +27,8 @@ import numpy as np
 from benchmarks.timing import Row
 from benchmarks.weight import BLOCKS
 
-ONE_CLIENT, MANY_CLIENTS = 0.8, 1.0
+ONE_CLIENT = 0.8
+MANY_CLIENTS = 1.0
 
 
 def against_the_loop(quick: bool) -> Iterator[Row]:
@@ -99,7 +100,8 @@ def _held(
 ) -> Row:
     from evergrow import Learner
 
-    rng, y = np.random.default_rng(0), np.repeat(np.arange(classes), samples)
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(classes), samples)
     X = rng.normal(size=(classes, sum(blocks)))[y] + rng.normal(
         size=(len(y), sum(blocks))
     )
@@ -110,7 +112,8 @@ def _held(
         ("predict", question),
     )
     with tempfile.TemporaryDirectory() as name:
-        first, models = Path(name, "first.evg"), Path(name, "models")
+        first = Path(name, "first.evg")
+        models = Path(name, "models")
         models.mkdir()
         Learner(None, options={"n_units": 3000, "blocks": blocks}, random_state=0).fit(
             (X, y.astype(str))
@@ -129,7 +132,8 @@ def _held(
                     ).close()
                 pages = int(Path(f"/proc/{server}/statm").read_text().split()[1])
                 held.append(pages * os.sysconf("SC_PAGE_SIZE"))
-        size, each = first.stat().st_size, (held[-1] - held[0]) / (len(held) - 1)
+        size = first.stat().st_size
+        each = (held[-1] - held[0]) / (len(held) - 1)
     figure = f"{each / size:.2f} of its file of {size / 1e6:.1f} MB"
     work = f"memory of an open model of {kind} in the service"
     return Row(work, figure, "<= 3", each <= 3 * size, {"bytes": held, "file": size})
@@ -144,7 +148,10 @@ def _compared(
     server: int,
 ) -> Row:
     loop(), served()  # backbones are loaded
-    pairs, waits, work_inside, work_outside = [], [], [], []
+    pairs = []
+    waits = []
+    work_inside = []
+    work_outside = []
     for _ in range(rounds):  # in turns, so that both meet the same machine
         before = _processor(server)
         alone = loop()
@@ -157,10 +164,8 @@ def _compared(
         work_outside.append((sum(after) - sum(between)) / asked.images)
     ratio = statistics.median(outside / inside for inside, outside in pairs)
     inside, outside = (statistics.median(column) for column in zip(*pairs, strict=True))
-    inside_work, outside_work = (
-        statistics.median(work_inside),
-        statistics.median(work_outside),
-    )
+    inside_work = statistics.median(work_inside)
+    outside_work = statistics.median(work_outside)
     p50, p99 = (float(np.percentile(waits, share)) for share in (50, 99))
     return Row(
         work=work,
@@ -227,8 +232,9 @@ def _clients(
 ) -> Spent:
     """Ask the service.
 
-    Callers have one connection each and their forms ready: they share the cores with the service, and a library that
-    makes a form and a connection for every call would take a fifth of them.
+    Callers have one connection each and their forms ready: they share the cores with
+    the service, and a library that makes a form and a connection for every call would
+    take a fifth of them.
     """
     times: list[float] = []
 

@@ -179,7 +179,8 @@ def _against(
 ) -> Iterator[Row]:
     """Yield the ratio of every command's time to that of another, run one after the other in the same rounds.
 
-    It is the median of the pairs' ratios: another process that disturbs one pair leaves the others alone.
+    It is the median of the pairs' ratios: another process that disturbs one pair leaves
+    the others alone.
     """
     times = _in_turns(
         {base: alone, **commands},
@@ -207,10 +208,8 @@ def _against(
 
 def _fitted(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return a model of two classes of images, and an environment with a feature cache of its own."""
-    environment, model = (
-        {**os.environ, "EVERGROW_CACHE": str(folder / "cache")},
-        folder / "model.evg",
-    )
+    environment = {**os.environ, "EVERGROW_CACHE": str(folder / "cache")}
+    model = folder / "model.evg"
     fit = [
         *COMMAND,
         "fit",

@@ -27,7 +27,10 @@ BAR = 0.9
 
 def throughput(quick: bool) -> Iterator[Row]:
     """First-session adaptation with each kind of tuner, on images of 32 pixels seen at 64."""
-    kinds = ("adapter",) if quick else ("adapter", "ssf")
+    if quick:
+        kinds = ("adapter",)
+    else:
+        kinds = ("adapter", "ssf")
     for kind in kinds:
         name = "test_vit" if quick else "vit_tiny_patch16_224"
         yield _throughput(name, kind, 48, torch.device("cpu"), None if quick else BAR)
@@ -55,7 +58,8 @@ def _network(name: str, kind: str, device: torch.device) -> tuple[Network, list[
 
 def _cost(work: Callable[[], None], device: torch.device) -> tuple[float, float]:
     """Return seconds of what counts, and of the clock: the processor's for a CPU, where others may be at work."""
-    started, wall = time.process_time(), seconds(work, repeat=1)
+    started = time.process_time()
+    wall = seconds(work, repeat=1)
     return (wall if device.type == "cuda" else time.process_time() - started), wall
 
 
@@ -108,7 +112,10 @@ def _throughput(
     clock = statistics.median(cost[1] for cost, _ in pairs) / statistics.median(
         cost[1] for _, cost in pairs
     )
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    if hasattr(os, "getloadavg"):
+        load = os.getloadavg()[0]
+    else:
+        load = float("nan")
     figure = (
         f"{plain / full:.3f} of the bare loop: {n / full:,.1f} against {n / plain:,.1f} images/s "
         f"(by the clock {clock:.3f}; {torch.get_num_threads()} threads, load {load:.1f})"

@@ -42,7 +42,8 @@ def compact_against_dense(quick: bool) -> list[Row]:
         form: RidgeStatistics.create(width, 200, form, floor=ALPHA)
         for form in ("compact", "dense")
     }
-    compact_s, dense_s = 0.0, []
+    compact_s = 0.0
+    dense_s = []
     for task in range(updates):
         Z, Y = source.sample(list(range(5 * task, 5 * task + 5)), 600)
         H = layer.transform(Z)
@@ -58,12 +59,14 @@ def compact_against_dense(quick: bool) -> list[Row]:
             dense_s.append(seconds(functools.partial(learn, "dense"), repeat=1))
         else:
             states["dense"] = states["dense"].update(H, Y)
-    compact, dense = states["compact"], states["dense"]
+    compact = states["compact"]
+    dense = states["dense"]
     dense_total = float(np.median(dense_s)) * updates
     Z, Y = source.sample(list(range(5 * updates)), 50 * 5 * updates)
     H = layer.transform(Z)
     a, b = (H @ state.solve(ALPHA).weights for state in (compact, dense))
-    agree, error = float((a.argmax(1) == b.argmax(1)).double().mean()), relative(a, b)
+    agree = float((a.argmax(1) == b.argmax(1)).double().mean())
+    error = relative(a, b)
     ratio = dense_total / compact_s
     figure = (
         f"{ratio:.1f}x ({compact_s:.1f} s against {dense_total:.0f} s = {updates} x the median of {timed}), rank "
@@ -98,7 +101,8 @@ def memory(quick: bool) -> list[Row]:
     for task in range(0, 200, 50):
         Z, Y = source.sample(list(range(task, task + 50)), 600)
         state = state.update(layer.transform(Z), Y)
-    held, form = held_bytes(state) / 1e6, "dense" if state.basis is None else "compact"
+    held = held_bytes(state) / 1e6
+    form = "dense" if state.basis is None else "compact"
     figure = f"{held:.0f} MB ({form}, {state.count:,} samples) against {8 * width**2 / 1e6:,.0f} MB dense"
     return [
         Row(
@@ -118,14 +122,17 @@ def precision(quick: bool) -> list[Row]:
     layer = paper_layer(source, width)
     dense = RidgeStatistics.create(width, 200)
     recursive = RecursiveState.of(dense, ALPHA)
-    rows, targets = [], []
+    rows = []
+    targets = []
     for task in range(updates):
         Z, Y = source.sample(list(range(5 * task, 5 * task + 5)), 100)
         H = layer.transform(Z)
-        dense, recursive = dense.update(H, Y), recursive.update(H, Y)
+        dense = dense.update(H, Y)
+        recursive = recursive.update(H, Y)
         rows.append(H)
         targets.append(Y)
-    H, Y = torch.cat(rows), torch.cat(targets)
+    H = torch.cat(rows)
+    Y = torch.cat(targets)
     A = np.vstack([H.numpy(), np.sqrt(ALPHA) * np.eye(width)])
     B = np.vstack([Y.numpy(), np.zeros((width, 200))])
     q, r = scipy.linalg.qr(A, mode="economic")

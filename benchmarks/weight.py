@@ -65,7 +65,9 @@ def _size(name: str, learner: Learner, bar: float) -> Row:
 
 def transform(quick: bool) -> Iterator[Row]:
     """Time the activations of 3,000 units against a product with a matrix of as many weights."""
-    rows, features, units = (1000 if quick else 10_000), sum(BLOCKS), 3000
+    rows = 1000 if quick else 10_000
+    features = sum(BLOCKS)
+    units = 3000
     Z = torch.randn(
         rows, features, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
@@ -73,10 +75,8 @@ def transform(quick: bool) -> Iterator[Row]:
     weights = torch.randn(
         features, units, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
-    ours, dense = (
-        seconds(lambda: layer.transform(Z), repeat=5),
-        seconds(lambda: Z @ weights, repeat=5),
-    )
+    ours = seconds(lambda: layer.transform(Z), repeat=5)
+    dense = seconds(lambda: Z @ weights, repeat=5)
     figure = f"{ours:.2f} s, a dense product {dense:.2f} s: {ours / dense:.2f}"
     raw = {"transform": ours, "dense": dense}
     yield Row(

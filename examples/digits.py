@@ -31,7 +31,8 @@ rows = np.isin(y, model.classes_)
 joint = (
     model.spawn().partial_fit(X[rows], y[rows]).settle()
 )  # the same layer, taught everything at once
-mine, theirs = model.decision_function(X_test), joint.decision_function(X_test)
+mine = model.decision_function(X_test)
+theirs = joint.decision_function(X_test)
 print(
     f"largest difference to learning everything at once: {np.abs(mine - theirs).max() / np.abs(theirs).max():.0e}"
 )

@@ -1,23 +1,28 @@
 """Why CODA-Prompt stands where it does in cifar100_vit_small: a second implementation, with parts to take away.
 
-The method is written out here in plain torch, without evergrow, for two purposes: to see that the library's numbers are
-the method's and not a mistake of the library, and to ask what becomes of it without prompts, in a single task, or if
-the network of every task were kept. Data and weights as in cifar100_vit_small.toml, searched in the folders of
-$EVERGROW_DATA; a CPU would take hours.
+The method is written out here in plain torch, without evergrow, for two purposes: to
+see that the library's numbers are the method's and not a mistake of the library, and to
+ask what becomes of it without prompts, in a single task, or if the network of every
+task were kept. Data and weights as in cifar100_vit_small.toml, searched in the folders
+of $EVERGROW_DATA; a CPU would take hours.
 
-    python experiments/coda_prompt_check.py experiments/coda_prompt_check.jsonl --name prompts
-    python experiments/coda_prompt_check.py experiments/coda_prompt_check.jsonl --name "no prompts" --prompts none
+    python experiments/coda_prompt_check.py experiments/coda_prompt_check.jsonl --name
+    prompts python experiments/coda_prompt_check.py experiments/coda_prompt_check.jsonl
+    --name "no prompts" --prompts none
 
 appends one line of JSON per call. Fields, in %:
 
-    last, average   accuracy over all classes seen, at the end and on the mean over tasks
-    within          the same at the end, if the task of an image were known
+    last, average   accuracy over all classes seen, at the end and on the mean over
+    tasks within          the same at the end, if the task of an image were known
     within_new      the same for the images of every task when it had just been learned
-    kept            [last, within] if every image were shown to the network as it was after the image's own task:
-                    what is lost from there to [last, within] is lost to the components of later tasks
-    drift           mean cosine of a task's features, after it against at the end
-    means, ridge    nearest class means, and ridge on all training images, on the features at the end
-    mass            share of the class token's attention that goes to prompts, by block
+    kept            [last, within] if every image were shown to the network as it was
+    after the image's own task:
+                    what is lost from there to [last, within] is lost to the components
+                    of later tasks
+    drift           mean cosine of a task's features, after it against at the end means,
+    ridge    nearest class means, and ridge on all training images, on the features at
+    the end mass            share of the class token's attention that goes to prompts,
+    by block
 """
 
 from __future__ import annotations
@@ -83,10 +88,8 @@ class Data:
         place = np.argsort(np.random.RandomState(seed).permutation(100))
         self.device = device
         self.small = torch.from_numpy(found["X_train"]).permute(0, 3, 1, 2).to(device)
-        self.train, self.test = (
-            self._large(found["X_train"]),
-            self._large(found["X_test"]),
-        )
+        self.train = self._large(found["X_train"])
+        self.test = self._large(found["X_test"])
         self.y = torch.from_numpy(place[found["y_train"]]).to(device)
         self.wanted = torch.from_numpy(place[found["y_test"]]).to(device)
 
@@ -101,25 +104,18 @@ class Data:
         """Return images to train on: a random crop of random proportions, mirrored half of the time."""
         if args.crop >= 1:
             return normalised(self.train[rows])
-        n, draw = (
-            len(rows),
-            lambda low, high: torch.empty(len(rows), device=self.device).uniform_(
-                low, high
-            ),
-        )
-        area, ratio = (
-            draw(args.crop, 1),
-            torch.exp(draw(math.log(3 / 4), math.log(4 / 3))),
-        )
-        wide, tall = (
-            (area * ratio).sqrt().clamp(max=1),
-            (area / ratio).sqrt().clamp(max=1),
-        )
-        x, y, none = (
-            draw(-1, 1) * (1 - wide),
-            draw(-1, 1) * (1 - tall),
-            torch.zeros(n, device=self.device),
-        )
+        n = len(rows)
+
+        def draw(low: float, high: float) -> Tensor:
+            return torch.empty(n, device=self.device).uniform_(low, high)
+
+        area = draw(args.crop, 1)
+        ratio = torch.exp(draw(math.log(3 / 4), math.log(4 / 3)))
+        wide = (area * ratio).sqrt().clamp(max=1)
+        tall = (area / ratio).sqrt().clamp(max=1)
+        x = draw(-1, 1) * (1 - wide)
+        y = draw(-1, 1) * (1 - tall)
+        none = torch.zeros(n, device=self.device)
         mirror = torch.where(draw(0, 1) < 0.5, -1.0, 1.0)
         theta = torch.stack([wide * mirror, none, x, none, tall, y], dim=1).reshape(
             n, 2, 3
@@ -176,7 +172,8 @@ class Network:
                     self._split(values.to(v.dtype), 1),
                     self._split(keys.to(k.dtype), 1),
                 )
-                k, v = torch.cat([ahead, k], dim=2), torch.cat([more, v], dim=2)
+                k = torch.cat([ahead, k], dim=2)
+                v = torch.cat([more, v], dim=2)
                 if watch:
                     share = (
                         q[:, :, :1] @ k.transpose(2, 3) * q.shape[-1] ** -0.5
@@ -216,7 +213,10 @@ def prompt(query: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def fresh(old: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
     """Return components of length 1 by subtracting the projections on all earlier ones, one by one."""
-    known = list(old.flatten(1)) if len(old) else []
+    if len(old):
+        known = list(old.flatten(1))
+    else:
+        known = []
     for _ in range(count):
         drawn = torch.randn(math.prod(shape), device=old.device)
         known.append(
@@ -237,7 +237,8 @@ class Learner:
         self.args = args
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(args.seed)
-        self.data, self.network = Data(args.seed, self.device), Network(self.device)
+        self.data = Data(args.seed, self.device)
+        self.network = Network(self.device)
         d = self.network.width
         self.shapes: tuple[tuple[int, ...], ...] = ((8, d), (d,), (d,))
         self.past: Pool = [
@@ -326,11 +327,10 @@ def heads(learner: Learner) -> dict[str, float]:
         torch.stack([train[data.y == c].mean(0) for c in range(100)]), dim=1
     )
     centre = train.mean(0)
-    z, held = (train - centre).double(), (test - centre).double()
-    gram, product = (
-        z.T @ z / len(z),
-        z.T @ functional.one_hot(data.y, 100).double() / len(z),
-    )
+    z = (train - centre).double()
+    held = (test - centre).double()
+    gram = z.T @ z / len(z)
+    product = z.T @ functional.one_hot(data.y, 100).double() / len(z)
     eye = torch.eye(len(gram), device=gram.device, dtype=gram.dtype)
     ridges = [
         share(
@@ -350,13 +350,13 @@ def heads(learner: Learner) -> dict[str, float]:
 def main() -> None:
     """Run one variant and append its figures."""
     args = arguments()
-    learner, began = Learner(args), time.perf_counter()
-    data, step = learner.data, args.increment
-    seen, new, kept = (
-        [],
-        [],
-        torch.zeros(len(data.test), learner.network.width, device=learner.device),
-    )
+    learner = Learner(args)
+    began = time.perf_counter()
+    data = learner.data
+    step = args.increment
+    seen = []
+    new = []
+    kept = torch.zeros(len(data.test), learner.network.width, device=learner.device)
     for task in range(100 // step):
         learner.learn(task)
         known = data.wanted < (task + 1) * step

@@ -1,12 +1,13 @@
 """The data of the experiments, each made from what its authors publish.
 
 Command:   python experiments/data.py NAME ... [--to data] [--from FOLDER]
-           without a NAME it lists what there is and where it comes from
-           --from: a folder with the published archives, where this machine has no network
+           without a NAME it lists what there is and where it comes from --from: a
+           folder with the published archives, where this machine has no network
 
-Archives are checked by hash where their authors or libraries publish one, files by counts; pictures of CIFAR-100 and
-sentences of CLINC150 one by one. Specs look for data in $EVERGROW_DATA and in ./data. What has no command here cannot
-be had by strangers, and the tables that use it say so.
+Archives are checked by hash where their authors or libraries publish one, files by
+counts; pictures of CIFAR-100 and sentences of CLINC150 one by one. Specs look for data
+in $EVERGROW_DATA and in ./data. What has no command here cannot be had by strangers,
+and the tables that use it say so.
 """
 
 from __future__ import annotations
@@ -128,10 +129,8 @@ def birds100(place: Place) -> None:
         line.split()[::-1] for line in (folder / "images.txt").read_text().splitlines()
     )
     for name, number in names:
-        species, part = (
-            name.partition("/")[0],
-            "train" if parts[number] == "1" else "test",
-        )
+        species = name.partition("/")[0]
+        part = "train" if parts[number] == "1" else "test"
         taken[species, part] += 1
         if species < "101" and taken[species, part] <= {"train": 20, "test": 12}[part]:
             copy(folder / "images" / name, place.to / "birds100" / part / species)
@@ -205,10 +204,8 @@ def clinc150_minilm(place: Place) -> None:
     from evergrow.data import Dataset
     from evergrow.data.items import Texts
 
-    known, published = (
-        json.loads(LIST.read_text())["clinc150"],
-        json.loads(CLINC.fetched(place).read_text()),
-    )
+    known = json.loads(LIST.read_text())["clinc150"]
+    published = json.loads(CLINC.fetched(place).read_text())
     parts: list[Any] = []
     for part, rows in (
         ("train", published["train"] + published["val"]),
@@ -237,7 +234,8 @@ def cifar100_32px(place: Place) -> None:
     data: Any = load_benchmark(unpacked(CIFAR, place, "cifar-100-python"))
     arrays: dict[str, Any] = {"classes": np.array(data.class_names)}
     for part, y, each in (("train", data.y_train, 60), ("test", data.y_test, 30)):
-        pixels, wanted = data.part(part).raw_items().pixels, picture_hashes(part)
+        pixels = data.part(part).raw_items().pixels
+        wanted = picture_hashes(part)
         labels = np.repeat(np.arange(100), each)
         places = {
             (int(label), digest(image)): row

@@ -1,18 +1,23 @@
 """Accuracy against depth and pooling: every block of a network by itself, and depths joined from the last one on.
 
-Command:   python experiments/depths.py [--classes K] [--device cuda] [--out runs/depths/vit_small.npz]
-           CIFAR-100 (60 + 30 images a class) through the small ViT, both looked for as specs look for data; rows go to
-           standard output as they come, one JSON object a line
-Results:   records/depths, the record of an analysis; its table by ``python experiments/depths.py --show``,
+Command:   python experiments/depths.py [--classes K] [--device cuda] [--out
+runs/depths/vit_small.npz]
+           CIFAR-100 (60 + 30 images a class) through the small ViT, both looked for as
+           specs look for data; rows go to standard output as they come, one JSON object
+           a line
+Results:   records/depths, the record of an analysis; its table by ``python
+experiments/depths.py --show``,
            its figure by ``evergrow lab report experiments/records``
 
-All depths and poolings come from one pass over the images. Each block is learned by the recommended head without
-random units, so that what is compared is the features: by itself, then joined with the same pooling of all later
-depths (``from``), class token and mean of patches together (``both``). ``folds`` is the accuracy in three folds of the
-training rows, which choices are made by; ``test`` that on the test rows. ``--classes K`` takes the training rows of the
-first K classes alone and holds one fold out; the test rows then are not looked at, and ``test`` is null. The record
-that is kept is of ``--classes 68 --device cpu``. ``--out`` writes blocks of the rich recipe in half precision, about
-40 MB, in the form that ``evergrow fit`` reads.
+All depths and poolings come from one pass over the images. Each block is learned by the
+recommended head without random units, so that what is compared is the features: by
+itself, then joined with the same pooling of all later depths (``from``), class token
+and mean of patches together (``both``). ``folds`` is the accuracy in three folds of the
+training rows, which choices are made by; ``test`` that on the test rows. ``--classes
+K`` takes the training rows of the first K classes alone and holds one fold out; the
+test rows then are not looked at, and ``test`` is null. The record that is kept is of
+``--classes 68 --device cpu``. ``--out`` writes blocks of the rich recipe in half
+precision, about 40 MB, in the form that ``evergrow fit`` reads.
 """
 
 from __future__ import annotations
@@ -95,10 +100,8 @@ def accuracies(
     """Return the accuracy in folds of the training rows and, unless quick, on the test rows, in percent."""
     X, X_test = (join_blocks(part, data.widths) for part in (data.X_train, data.X_test))
     fold = np.random.default_rng(0).permutation(len(X)) % FOLDS
-    y, options = (
-        data.y_train,
-        with_blocks(Classifier, data.widths, {**HEAD, "device": device}),
-    )
+    y = data.y_train
+    options = with_blocks(Classifier, data.widths, {**HEAD, "device": device})
     inside = []
     for k in range(1 if quick else FOLDS):
         head = Classifier(**options).fit(X[fold != k], y[fold != k])

@@ -1,17 +1,21 @@
 """Features from several depths: every head with the final vector and with all blocks, and what each block is worth.
 
-Command:   python experiments/depths_heads.py NAME=BLOCKS.npz ... [--parts heads few blocks] [--device cuda]
+Command:   python experiments/depths_heads.py NAME=BLOCKS.npz ... [--parts heads few
+blocks] [--device cuda]
            results go to standard output, one JSON object a line
-Results:   depths_heads.jsonl beside this file, its tables by ``python experiments/depths_heads.py --show``
+Results:   depths_heads.jsonl beside this file, its tables by ``python
+experiments/depths_heads.py --show``
 
-BLOCKS.npz has ``blocks``, the names of the blocks beginning with the final vector's, for every name ``<name>_train``
-and ``<name>_test``, and ``y_train``, ``y_test``. Numbers are floats of any type, or int8 in units of the row's own, or
-uint8 whose squares are meant, since a block is brought to unit length anyway.
+BLOCKS.npz has ``blocks``, the names of the blocks beginning with the final vector's,
+for every name ``<name>_train`` and ``<name>_test``, and ``y_train``, ``y_test``.
+Numbers are floats of any type, or int8 in units of the row's own, or uint8 whose
+squares are meant, since a block is brought to unit length anyway.
 
-``heads``: ten new classes at a time; A_last, A_avg, seconds of learning and of all answers, bytes of the file.
-``final`` is the first block, ``rich`` all blocks joined; all heads get the same rows, each block of unit length.
-``few``: half of the classes have k rows. ``blocks``: the link
-alone (no units) on every block by itself and on growing sets of them.
+``heads``: ten new classes at a time; A_last, A_avg, seconds of learning and of all
+answers, bytes of the file. ``final`` is the first block, ``rich`` all blocks joined;
+all heads get the same rows, each block of unit length. ``few``: half of the classes
+have k rows. ``blocks``: the link alone (no units) on every block by itself and on
+growing sets of them.
 """
 
 from __future__ import annotations
@@ -127,7 +131,9 @@ def learn(
 ) -> dict[str, Any]:
     """Learn ten classes at a time and return accuracies and costs; with ``each`` it answers after every task."""
     X, y, Xt, yt = rows
-    accuracies, learning, answering = [], 0.0, 0.0
+    accuracies = []
+    learning = 0.0
+    answering = 0.0
     for first in range(0, len(order), 10):
         task = np.isin(y, order[first : first + 10])
         start = time.perf_counter()
@@ -166,26 +172,30 @@ def file_bytes(model: Any) -> int:
 def described(model: Any) -> dict[str, Any]:
     """Return the weights of blocks where a model has them."""
     weights = getattr(model, "block_weights_", None)
-    return (
-        {}
-        if weights is None
-        else {"weights": [round(float(weight), 3) for weight in weights]}
-    )
+    if weights is None:
+        return {}
+    return {"weights": [round(float(weight), 3) for weight in weights]}
 
 
 def of_heads(
     data: Blocks, seed: int, given: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Yield every head with the final vector and with all blocks."""
-    order, everything = class_order(data.y, seed), list(range(len(data.names)))
+    order = class_order(data.y, seed)
+    everything = list(range(len(data.names)))
     for name in given.heads:
-        widths = given.units if name not in ("SimpleCIL",) else given.units[:1]
+        if name not in ("SimpleCIL",):
+            widths = given.units
+        else:
+            widths = given.units[:1]
         for units in widths:
             for recipe, places in (("final", [0]), ("rich", everything)):
                 if name == "equal weights" and recipe == "final":
                     continue
                 X, Xt = data.joined(places)
-                blocks = data.sizes(places) if len(places) > 1 else None
+                blocks = None
+                if len(places) > 1:
+                    blocks = data.sizes(places)
                 model = HEADS[name](units, seed, given.device, blocks)
                 result = learn(model, (X, data.y, Xt, data.yt), order, each=True)
                 yield (
@@ -206,7 +216,8 @@ def of_few(
     data: Blocks, seed: int, given: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Yield the recommended head where half of the classes have k rows: accuracy on old and on new classes."""
-    order, everything = class_order(data.y, seed), list(range(len(data.names)))
+    order = class_order(data.y, seed)
+    everything = list(range(len(data.names)))
     new = order[len(order) // 2 :]
     for k in FEW:
         kept = np.ones(len(data.y), dtype=bool)
@@ -222,10 +233,13 @@ def of_few(
                 else ("recommended",)
             ):
                 X, Xt = data.joined(places)
-                blocks = data.sizes(places) if len(places) > 1 else None
+                blocks = None
+                if len(places) > 1:
+                    blocks = data.sizes(places)
                 model = HEADS[name](given.units[0], seed, given.device, blocks)
                 learn(model, (X[kept], data.y[kept], Xt, data.yt), order, each=False)
-                right, fresh = model.predict(Xt) == data.yt, np.isin(data.yt, new)
+                right = model.predict(Xt) == data.yt
+                fresh = np.isin(data.yt, new)
                 old_new = [
                     100 * float(right[~fresh].mean()),
                     100 * float(right[fresh].mean()),
@@ -246,13 +260,16 @@ def of_blocks(
     data: Blocks, seed: int, given: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Yield the link alone on every block, and on the first one, two, three, ... blocks."""
-    order, everything = class_order(data.y, seed), list(range(len(data.names)))
+    order = class_order(data.y, seed)
+    everything = list(range(len(data.names)))
     sets = [[place] for place in everything] + [
         everything[:n] for n in range(2, len(everything) + 1)
     ]
     for places in sets:
         X, Xt = data.joined(places)
-        blocks = data.sizes(places) if len(places) > 1 else None
+        blocks = None
+        if len(places) > 1:
+            blocks = data.sizes(places)
         model = HEADS["recommended"](0, seed, given.device, blocks)
         result = learn(model, (X, data.y, Xt, data.yt), order, each=False)
         yield {

@@ -1,14 +1,19 @@
 """Classes of a few samples beside others of many: the recommended learner and its rivals, old and new accuracy apart.
 
-Command:   python experiments/few_samples.py NAME=FEATURES.npz ... [--methods ...] [--orders ...] [--device cuda]
-           FEATURES.npz has X_train, y_train, X_test, y_test; results go to standard output, one JSON object a line
-Results:   few_samples.jsonl beside this file, its tables by ``python experiments/few_samples.py --show``: class order
-           1993, which every method has in full; of other orders there are the recommended learner's and some rivals'
+Command:   python experiments/few_samples.py NAME=FEATURES.npz ... [--methods ...]
+[--orders ...] [--device cuda]
+           FEATURES.npz has X_train, y_train, X_test, y_test; results go to standard
+           output, one JSON object a line
+Results:   few_samples.jsonl beside this file, its tables by ``python
+experiments/few_samples.py --show``: class order
+           1993, which every method has in full; of other orders there are the
+           recommended learner's and some rivals'
 
-In ``one``, ``ten`` and ``half``, one class, ten or half of all have k rows and all others theirs (``one`` for three
-classes in turn); ``tail`` gives the classes from 100 down to 2 rows, in equal ratios. Accuracy is measured on the test
-rows of old and new classes apart, all classes competing; in ``tail`` the new ones are the half with fewer rows. The
-first ten classes are learned first, the others ten at a time.
+In ``one``, ``ten`` and ``half``, one class, ten or half of all have k rows and all
+others theirs (``one`` for three classes in turn); ``tail`` gives the classes from 100
+down to 2 rows, in equal ratios. Accuracy is measured on the test rows of old and new
+classes apart, all classes competing; in ``tail`` the new ones are the half with fewer
+rows. The first ten classes are learned first, the others ten at a time.
 """
 
 from __future__ import annotations
@@ -54,11 +59,10 @@ def conditions(
     """Yield a name, k, the rows of classes that have fewer than all, and which classes count as new."""
     for name, size in (("one", 1), ("ten", 10), ("half", len(order) // 2)):
         for k in ROWS:
-            draws = (
-                [order[-1 - d : len(order) - d] for d in range(3)]
-                if size == 1
-                else [order[-size:]]
-            )
+            if size == 1:
+                draws = [order[-1 - d : len(order) - d] for d in range(3)]
+            else:
+                draws = [order[-size:]]
             for new in draws:
                 yield name, k, {int(c): k for c in new}, new
     counts = np.geomspace(100, 2, len(order)).round().astype(int)
@@ -88,12 +92,10 @@ def run(
     X, y, Xt, yt = (
         np.asarray(data[key]) for key in ("X_train", "y_train", "X_test", "y_test")
     )
-    X, Xt, y, yt = (
-        X.astype(np.float32),
-        Xt.astype(np.float32),
-        y.astype(np.int64),
-        yt.astype(np.int64),
-    )
+    X = X.astype(np.float32)
+    Xt = Xt.astype(np.float32)
+    y = y.astype(np.int64)
+    yt = yt.astype(np.int64)
     np.random.seed(seed)  # noqa: NPY002 (the class orders of the field)
     order = np.random.permutation(int(y.max()) + 1)  # noqa: NPY002
     for condition, k, few, new in conditions(order):
@@ -102,7 +104,8 @@ def run(
         for first in range(0, len(order), 10):
             task = rows[np.isin(y[rows], order[first : first + 10])]
             model.partial_fit(X[task], y[task])
-        right, fresh = model.predict(Xt) == yt, np.isin(yt, new)
+        right = model.predict(Xt) == yt
+        fresh = np.isin(yt, new)
         yield {
             "data": name,
             "method": method,

@@ -1,12 +1,16 @@
 """More from fewer labels: samples without labels, which to label next, learning curves, groups, fading, drift.
 
-Command:   python experiments/labels.py FOLDER [--half B] [--parts ...] [--workers 14] > labels.jsonl
-           FOLDER holds cub200_efficientnet_lite0.npz and clinc150_minilm.npz: X_train, y_train, X_test, y_test;
-           for blurred images also birds/*/SPECIES/*.jpg, and files_train and files_test of the first say which they are
-Results:   labels.jsonl beside this file, one JSON object a line, its table by ``python experiments/labels.py --show``
+Command:   python experiments/labels.py FOLDER [--half B] [--parts ...] [--workers 14] >
+labels.jsonl
+           FOLDER holds cub200_efficientnet_lite0.npz and clinc150_minilm.npz: X_train,
+           y_train, X_test, y_test; for blurred images also birds/*/SPECIES/*.jpg, and
+           files_train and files_test of the first say which they are
+Results:   labels.jsonl beside this file, one JSON object a line, its table by ``python
+experiments/labels.py --show``
 
-Half A is what constants were chosen on: species 101 to 200, and three quarters of the training sentences (half of the
-rows to learn from, a quarter to ask about). Half B is reported: species 1 to 100, all training sentences, test rows.
+Half A is what constants were chosen on: species 101 to 200, and three quarters of the
+training sentences (half of the rows to learn from, a quarter to ask about). Half B is
+reported: species 1 to 100, all training sentences, test rows.
 """
 
 from __future__ import annotations
@@ -35,15 +39,14 @@ def read(folder: str, name: str, half: str) -> Rows:
     X, y, T, t = (
         np.asarray(kept[key]) for key in ("X_train", "y_train", "X_test", "y_test")
     )
-    X, T, y, t = (
-        X.astype(np.float32),
-        T.astype(np.float32),
-        y.astype(np.int64),
-        t.astype(np.int64),
-    )
+    X = X.astype(np.float32)
+    T = T.astype(np.float32)
+    y = y.astype(np.int64)
+    t = t.astype(np.int64)
     if name == "birds":
         first = 100 if half == "A" else 0
-        mine, asked = (y >= first) & (y < first + 100), (t >= first) & (t < first + 100)
+        mine = (y >= first) & (y < first + 100)
+        asked = (t >= first) & (t < first + 100)
         return X[mine], y[mine] - first, T[asked], t[asked] - first
     if half == "A":
         order = np.random.default_rng(5).permutation(len(X))
@@ -58,7 +61,8 @@ def read(folder: str, name: str, half: str) -> Rows:
 
 def drawn(y: NDArray[Any], k: int, *seed: int) -> NDArray[np.bool_]:
     """Return k rows of every class as a mask."""
-    rng, chosen = np.random.default_rng((k, *seed)), np.zeros(len(y), dtype=bool)
+    rng = np.random.default_rng((k, *seed))
+    chosen = np.zeros(len(y), dtype=bool)
     for code in np.unique(y):
         chosen[rng.permutation(np.flatnonzero(y == code))[:k]] = True
     return chosen
@@ -69,8 +73,12 @@ def unlabelled(data: Rows, draw: int, k: int, strangers: bool) -> dict[str, Any]
     from evergrow import Learner
 
     X, y, T, t = data
-    named = y.max() + 1 if not strangers else round((y.max() + 1) * 2 / 3)
-    labels, asked = drawn(y, k, draw) & (y < named), t < named
+    if not strangers:
+        named = y.max() + 1
+    else:
+        named = round((y.max() + 1) * 2 / 3)
+    labels = drawn(y, k, draw) & (y < named)
+    asked = t < named
     learner = Learner(None).fit(X[labels], y[labels])
     found = {"without": learner.score(T[asked], t[asked])}
     for what, rows in (("with", y < named), ("with_strangers", y >= 0)):
@@ -89,9 +97,11 @@ def suggestions(data: Rows, draw: int, how: str) -> dict[str, Any]:
     from evergrow import Learner, tools
 
     X, y, T, t = data
-    labels, classes = drawn(y, 2, draw), len(np.unique(y))
+    labels = drawn(y, 2, draw)
+    classes = len(np.unique(y))
     learner = Learner(None).fit(X[labels], y[labels])
-    found, rng = [learner.score(T, t)], np.random.default_rng(draw)
+    found = [learner.score(T, t)]
+    rng = np.random.default_rng(draw)
     for _ in range(6):
         rest = np.flatnonzero(~labels)
         rows = rng.permutation(rest)[:classes]
@@ -109,19 +119,22 @@ def curve(data: Rows, draw: int) -> dict[str, Any]:
 
     X, y, T, t = data
     rng = np.random.default_rng(draw)
-    classes, k = rng.permutation(y.max() + 1)[:40], int(rng.choice([6, 9, 12, 16, 20]))
-    mine, asked = np.isin(y, classes), np.isin(t, classes)
-    X, y, T, t = X[mine], y[mine], T[asked], t[asked]
+    classes = rng.permutation(y.max() + 1)[:40]
+    k = int(rng.choice([6, 9, 12, 16, 20]))
+    mine = np.isin(y, classes)
+    asked = np.isin(t, classes)
+    X = X[mine]
+    y = y[mine]
+    T = T[asked]
+    t = t[asked]
     more = drawn(y, k + 10, draw)
     few = np.zeros(len(y), dtype=bool)
     few[np.flatnonzero(more)[drawn(y[more], k, draw)]] = True
     learner = Learner(None).fit(X[few], y[few])
     found = tools.learning_curve(learner, X[few], y[few])
     rest = more & ~few
-    before, after = (
-        learner.score(T, t),
-        learner.copy().partial_fit(X[rest], y[rest]).score(T, t),
-    )
+    before = learner.score(T, t)
+    after = learner.copy().partial_fit(X[rest], y[rest]).score(T, t)
     return {"k": k, "gain": found.gain, "measured": after - before}
 
 
@@ -135,8 +148,11 @@ def groups(data: Rows, draw: int) -> dict[str, Any]:
     X, y, _, _ = data
     order = np.random.default_rng(draw).permutation(y.max() + 1)
     known = np.isin(y, order[: len(order) // 2])
-    learner, U, u = Learner(None).fit(X[known], y[known]), X[~known], y[~known]
-    labelled, number = (X[known], y[known]), len(np.unique(u))
+    learner = Learner(None).fit(X[known], y[known])
+    U = X[~known]
+    u = y[~known]
+    labelled = (X[known], y[known])
+    number = len(np.unique(u))
     unit = U / np.linalg.norm(U, axis=1, keepdims=True)
     found: dict[str, Any] = {
         "plain": matched_fraction(
@@ -176,7 +192,8 @@ def fade(data: Rows, draw: int) -> dict[str, Any]:
         .partial_fit(X, y, sample_weight=np.where(first, 0.5, 1.0))
         .settle()
     )
-    one, other = faded.class_scores(T), joint.class_scores(T)
+    one = faded.class_scores(T)
+    other = joint.class_scores(T)
     return {"off": float(np.abs(one - other).max() / np.abs(other).max())}
 
 
@@ -207,10 +224,8 @@ def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
     from evergrow import Learner, tools
     from evergrow.features import create_backbone, encode_batch
 
-    kept, backbone = (
-        np.load(Path(folder) / FILES["birds"]),
-        create_backbone("tf_efficientnet_lite0"),
-    )
+    kept = np.load(Path(folder) / FILES["birds"])
+    backbone = create_backbone("tf_efficientnet_lite0")
     X, y, names = (
         np.concatenate([kept[f"{key}_train"], kept[f"{key}_test"]])
         for key in ("X", "y", "files")
@@ -230,7 +245,8 @@ def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
         )
         found.append(encode_batch(backbone, [prepared])[0])
     rows = np.stack(found)
-    alarms, labelled = tools.drift(learner, rows), tools.drift(learner, rows, y[asked])
+    alarms = tools.drift(learner, rows)
+    labelled = tools.drift(learner, rows, y[asked])
     return {
         "alarms": alarms.share,
         "labelled": labelled.share,
@@ -330,10 +346,8 @@ def show(path: Path) -> None:
                 )
             )
             if part == "groups":
-                sizes, true = (
-                    [r["found_groups"] for r in found],
-                    found[0]["true_groups"],
-                )
+                sizes = [r["found_groups"] for r in found]
+                true = found[0]["true_groups"]
                 lines.append(f"found {sizes} of {true} groups, {found[0]['metric']}")
         said = f"{part} {name}{f' {k}' if k else ''}{' strangers' if strangers else ''}"
         sys.stdout.write(f"{half} {said}: {'; '.join(lines)}\n")

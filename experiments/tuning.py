@@ -1,13 +1,16 @@
 """The care that training deserves: settings of joint fine-tuning and of adaptation on the first task, on training rows.
 
-Command:   python experiments/tuning.py [--processes 14] [--seconds 480] [--out FOLDER] [--only joint|first]
+Command:   python experiments/tuning.py [--processes 14] [--seconds 480] [--out FOLDER]
+[--only joint|first]
            one JSON object a line goes to FOLDER/tuning.jsonl as soon as it is known
-Results:   tuning.jsonl beside this file, its tables by ``python experiments/tuning.py --show``
-Data:      cifar100_32px.npz and vit_small_p8_64_tinyimagenet.safetensors, as for cifar100_vit_small.toml
+Results:   tuning.jsonl beside this file, its tables by ``python experiments/tuning.py
+--show`` Data:      cifar100_32px.npz and vit_small_p8_64_tinyimagenet.safetensors, as
+for cifar100_vit_small.toml
 
-Of the 60 training images of a class 48 are learned and 12 are asked about; test images are not read. ``joint``: the
-whole small ViT on all 100 classes at once. ``first``: the network is trained on the first ten classes of an order,
-then frozen, and the recommended head (3,000 units, rich features) learns all classes, ten at a time.
+Of the 60 training images of a class 48 are learned and 12 are asked about; test images
+are not read. ``joint``: the whole small ViT on all 100 classes at once. ``first``: the
+network is trained on the first ten classes of an order, then frozen, and the
+recommended head (3,000 units, rich features) learns all classes, ten at a time.
 """
 
 from __future__ import annotations
@@ -118,7 +121,8 @@ def rows(quick: bool) -> tuple[Any, Any, Any, Any]:
     from evergrow.lab.benchmarks import load_benchmark
 
     data: Any = load_benchmark("cifar100_32px")
-    items, y = data.train.raw_items(), data.y_train
+    items = data.train.raw_items()
+    y = data.y_train
     order = np.random.default_rng(derive_seed(0, "tuning", "held out")).permutation(
         len(y)
     )
@@ -236,9 +240,14 @@ def perform(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    device, quick, what = job["device"], job["quick"], job["what"]
+    device = job["device"]
+    quick = job["quick"]
+    what = job["what"]
     name = job["name"]
-    settings = dict(JOINT[name]) if what == "joint" else dict(FIRST[name][1])
+    if what == "joint":
+        settings = dict(JOINT[name])
+    else:
+        settings = dict(FIRST[name][1])
     if quick:
         settings["epochs"] = 1
     if what == "joint":

@@ -1,11 +1,12 @@
 """Which views should ``best`` take? Recipes compared on training rows of CIFAR-100, two networks.
 
-Command:   python experiments/views.py [--data FOLDER] [--out FILE]
-Results:   views.jsonl beside this file
-Data:      cifar100_32px.npz and vit_small_p8_64_tinyimagenet.safetensors, as for cifar100_vit_small.toml
+Command:   python experiments/views.py [--data FOLDER] [--out FILE] Results:
+views.jsonl beside this file Data:      cifar100_32px.npz and
+vit_small_p8_64_tinyimagenet.safetensors, as for cifar100_vit_small.toml
 
-Of the 60 training images of a class 48 are learned, ten classes at a time in two orders, and 12 are asked about; test
-images are not read. Each network reads every image once, with all blocks of all recipes; a recipe is some of them.
+Of the 60 training images of a class 48 are learned, ten classes at a time in two
+orders, and 12 are asked about; test images are not read. Each network reads every image
+once, with all blocks of all recipes; a recipe is some of them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def accuracies(X: Any, y: Any, widths: tuple[int, ...]) -> list[float]:
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)
         place[rows] = np.arange(len(rows))
-    test, found = place >= place.max() + 1 - HELD_OUT, []
+    test = place >= place.max() + 1 - HELD_OUT
+    found = []
     for order in ORDERS:
         classes = np.random.RandomState(order).permutation(len(np.unique(y)))
         head = Classifier(
@@ -65,14 +67,13 @@ def main() -> None:
     from evergrow.features import create_backbone, encode
 
     with np.load(args.data / "cifar100_32px.npz") as data:
-        images, y = data["X_train"], data["y_train"].astype(int)
+        images = data["X_train"]
+        y = data["y_train"].astype(int)
     for name, recipes in RECIPES.items():
         small = name.startswith("vit")
-        weights: Any = (
-            args.data / "vit_small_p8_64_tinyimagenet.safetensors"
-            if small
-            else "bundled"
-        )
+        weights: Any = "bundled"
+        if small:
+            weights = args.data / "vit_small_p8_64_tinyimagenet.safetensors"
         backbone = create_backbone(
             name, weights, device="auto", recipe="final", **(VIT if small else {})
         )

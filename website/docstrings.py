@@ -22,8 +22,14 @@ class Roles(griffe.Extension):
 
 
 def _link(short: str, name: str, obj: griffe.Object) -> str:
-    shown = name.rpartition(".")[2] if short else name.removeprefix(".")
-    target = name if name.startswith("evergrow.") else _neighbour(name, obj)
+    if short:
+        shown = name.rpartition(".")[2]
+    else:
+        shown = name.removeprefix(".")
+    if name.startswith("evergrow."):
+        target = name
+    else:
+        target = _neighbour(name, obj)
     return f'<autoref identifier="{target}" optional>`{shown}`</autoref>'
 
 

@@ -1,7 +1,7 @@
 """Hooks of the site generator: files of the repository that pages link to, figures from records, formulas as MathML.
 
-Pages are written for a plain git host first: links are relative, formulas stand between dollars, the gallery is text.
-What differs on the site is done here, while it is built.
+Pages are written for a plain git host first: links are relative, formulas stand between
+dollars, the gallery is text. What differs on the site is done here, while it is built.
 """
 
 from __future__ import annotations
@@ -67,11 +67,9 @@ def on_page_markdown(
 
     def copied(match: re.Match[str]) -> str:
         inside = _repository_path(page.file.src_uri, match[1])
-        return (
-            match[0]
-            if inside is None
-            else f"]({_relative(f'repository/{inside}', page)})"
-        )
+        if inside is None:
+            return match[0]
+        return f"]({_relative(f'repository/{inside}', page)})"
 
     def shown(match: re.Match[str]) -> str:
         return (
@@ -92,9 +90,9 @@ def on_page_content(
         formula = latex2mathml.converter.convert(
             html.unescape(match[3]).strip(), display=display
         )
-        return (
-            f'<div class="formula">{formula}</div>' if display == "block" else formula
-        )
+        if display == "block":
+            return f'<div class="formula">{formula}</div>'
+        return formula
 
     return FORMULA.sub(drawn, content)
 

@@ -1,7 +1,8 @@
 """The figure of the first page, drawn from the committed records: ``python -m website.landing_figure`` writes it.
 
-Above, what happens to a batch; below, accuracy on all classes so far while 200 species of birds arrive ten at a time,
-mean of the class orders in ``experiments/records/recommended``.
+Above, what happens to a batch; below, accuracy on all classes so far while 200 species
+of birds arrive ten at a time, mean of the class orders in
+``experiments/records/recommended``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "experiments" / "records" / "recommended"
 FIGURE = ROOT / "docs" / "landing.svg"
 
-WIDTH, HEIGHT = 620, 500
-LEFT, RIGHT, TOP, BOTTOM = 46, 408, 205, 455
+WIDTH = 620
+HEIGHT = 500
+LEFT = 46
+RIGHT = 408
+TOP = 205
+BOTTOM = 455
 CLASSES = 10
-LOWEST, HIGHEST = 0.60, 1.00
+LOWEST = 0.60
+HIGHEST = 1.00
 GAP = 19
 """Distance between two names beside the curves."""
 
@@ -153,7 +159,10 @@ def _line(curve: Curve, values: list[float]) -> str:
     points = " ".join(
         f"{_x(CLASSES * task)},{_y(value)}" for task, value in enumerate(values, 1)
     )
-    dash = f' stroke-dasharray="{curve.dash}"' if curve.dash else ""
+    if curve.dash:
+        dash = f' stroke-dasharray="{curve.dash}"'
+    else:
+        dash = ""
     return f'<polyline points="{points}" fill="none" stroke="{curve.colour}" stroke-width="{curve.width}"{dash}/>'
 
 

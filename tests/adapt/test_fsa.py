@@ -44,12 +44,13 @@ def state(module: nn.Module) -> torch.Tensor:
     return torch.cat([value.flatten() for value in module.state_dict().values()])
 
 
-# -- adaptation -------------------------------------------------------------------------------------------
+# -- adaptation ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", adapting_tuners())
 def test_adaptation_leaves_the_backbone_as_it_was(kind: str) -> None:
-    backbone, (items, y) = tiny_vit(), stripes(3, 8)
+    backbone = tiny_vit()
+    (items, y) = stripes(3, 8)
     flags = [parameter.requires_grad for parameter in backbone.module.parameters()]
     before = encode(backbone, items, cache=False, join=False).X
     adapted = adapt(backbone, items, y, QUICK.changed(tuner=kind))
@@ -88,10 +89,8 @@ def test_the_protocol_is_ranpacs() -> None:
             schedule="cosine",
         ),
     )
-    head, x = (
-        CosineHead(24, 3, 4, "fsa"),
-        torch.randn(5, 24, generator=torch.Generator().manual_seed(0)),
-    )
+    head = CosineHead(24, 3, 4, "fsa")
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
     assert float(head.weight.detach().abs().max()) <= 24**-0.5
     torch.testing.assert_close(head(x), linear(normalize(x), normalize(head.weight)))
 
@@ -147,7 +146,8 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_an_adapted_backbone_can_be_made_again(tmp_path: Path) -> None:
-    backbone, (items, y) = tiny_vit(), stripes(3, 6)
+    backbone = tiny_vit()
+    (items, y) = stripes(3, 6)
     adapted = adapt(backbone, items, y, QUICK)
     assert adapted.spec.weights_hash != backbone.spec.weights_hash
     write_record(tmp_path / "adaptation", adapted.adaptation)
@@ -165,7 +165,8 @@ def test_an_adapted_backbone_can_be_made_again(tmp_path: Path) -> None:
 
 
 def test_caches_tell_adapted_backbones_apart(tmp_path: Path) -> None:
-    backbone, (items, y) = tiny_vit(), stripes(3, 6)
+    backbone = tiny_vit()
+    (items, y) = stripes(3, 6)
     first, second = (
         adapt(backbone, items, y, QUICK.changed(tuner="ssf"), seed=seed)
         for seed in (0, 1)
@@ -178,7 +179,7 @@ def test_caches_tell_adapted_backbones_apart(tmp_path: Path) -> None:
     assert not np.array_equal(found[1].X, found[2].X)
 
 
-# -- classifier -------------------------------------------------------------------------------------------
+# -- classifier ------------------------------------------------------------------------
 
 
 def tasks(n_classes: int = 6, per_class: int = 8) -> list[tuple[Any, np.ndarray]]:

@@ -83,7 +83,7 @@ def weights(net: nn.Module) -> torch.Tensor:
     return torch.cat([value.flatten().double() for value in net.state_dict().values()])
 
 
-# -- settings ---------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------
 
 
 def test_codas_cosine_ends_above_zero() -> None:
@@ -96,10 +96,8 @@ def test_codas_cosine_ends_above_zero() -> None:
 
 
 def test_a_warm_start_rises_to_the_cosine() -> None:
-    config, cosine = (
-        TrainConfig(epochs=60, schedule="warm-cosine"),
-        TrainConfig(epochs=60),
-    )
+    config = TrainConfig(epochs=60, schedule="warm-cosine")
+    cosine = TrainConfig(epochs=60)
     factors = [config.factor(epoch) for epoch in range(60)]
     assert factors[:2] == pytest.approx([1 / 3, 2 / 3])
     assert factors[2:] == [cosine.factor(epoch) for epoch in range(2, 60)]
@@ -124,7 +122,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
         TrainConfig(**wrong)
 
 
-# -- the loop ---------------------------------------------------------------------------------------------
+# -- the loop --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("care", [{}, {"mixup": 0.4, "label_smoothing": 0.1}])
@@ -132,7 +130,8 @@ def test_a_training_is_what_a_plain_loop_does(care: dict[str, float]) -> None:
     """Same order and images, then torch's own tools."""
     items, y = images()
     config = TrainConfig(epochs=3, batch_size=8, lr=0.1, **care)
-    ours, plain = Net(), Net()
+    ours = Net()
+    plain = Net()
     run(ours, config, seed=5)
     source = batches(items, y, config, seed=5)
     plain.train()
@@ -205,7 +204,8 @@ def test_groups_have_their_own_rates() -> None:
 
 
 def test_blocks_are_left_out_at_random_while_training_only() -> None:
-    model, rates = tiny_vit().module.requires_grad_(True), []
+    model = tiny_vit().module.requires_grad_(True)
+    rates = []
     before = [block.drop_path1 for block in model.blocks]
 
     def loss(features: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
@@ -230,7 +230,10 @@ def test_blocks_are_left_out_at_random_while_training_only() -> None:
 
 def test_seed_and_purpose_decide_and_nothing_else() -> None:
     config = TrainConfig(epochs=2, batch_size=8)
-    first, again, other, task = Net(), Net(), Net(), Net()
+    first = Net()
+    again = Net()
+    other = Net()
+    task = Net()
     run(first, config)
     torch.rand(3)  # the global state plays no part
     run(again, config)
@@ -298,7 +301,7 @@ def test_wrong_input_is_refused() -> None:
         )
 
 
-# -- images ---------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -307,8 +310,8 @@ def test_wrong_input_is_refused() -> None:
 def test_crops_on_tensors_are_pillows(name: Any, bytes_from: tuple[int, int]) -> None:
     """The same box by Pillow, enlarging and shrinking, mirrored or not; Pillow rounds between its two passes.
 
-    A cubic overshoots, and which pass is cut off first is Pillow's choice: its bytes stay away from the ends.
-    """
+    A cubic overshoots, and which pass is cut off first is Pillow's choice: its bytes
+    stay away from the ends."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(*bytes_from, (6, 40, 50, 3), dtype=np.uint8)
     boxes = torch.tensor(
@@ -354,15 +357,16 @@ def test_training_crops_are_torchvisions_for_the_same_boxes(
     finish = transforms.Compose(
         [transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)]
     )
-    image, generator, same = (
-        noise(*size),
-        torch.Generator().manual_seed(3),
-        torch.Generator().manual_seed(3),
-    )
+    image = noise(*size)
+    generator = torch.Generator().manual_seed(3)
+    same = torch.Generator().manual_seed(3)
     for _ in range(12):
         ((box,), (flip,)) = draw_crops(own.scale, 1, *size, same)
         other = transforms.functional.resized_crop(image, *box.tolist(), [64, 64])
-        other = transforms.functional.hflip(other) if flip else other
+        if flip:
+            other = transforms.functional.hflip(other)
+        else:
+            other = other
         assert torch.equal(own(image, generator), finish(other))
 
 
@@ -403,7 +407,8 @@ def test_drawn_crops_follow_the_law_of_torchvision() -> None:
     ].double()
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        law, image = transforms.RandomResizedCrop.get_params, torch.zeros(3, 32, 48)
+        law = transforms.RandomResizedCrop.get_params
+        image = torch.zeros(3, 32, 48)
         wanted = torch.tensor(
             [law(image, [0.05, 1.0], [*RATIO]) for _ in range(4000)]
         ).double()
@@ -463,7 +468,8 @@ def test_a_gpu_trains_without_waiting_for_it(
 ) -> None:
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")
-    net, items = Net().to(device), images(24)
+    net = Net().to(device)
+    items = images(24)
     log = run(
         net,
         TrainConfig(epochs=3, batch_size=8, lr=0.1, precision=precision),

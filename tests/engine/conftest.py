@@ -43,7 +43,8 @@ def descendants(ancestor: int) -> set[int]:
         if entry.name.isdigit():
             with suppress(OSError):
                 parents[int(entry.name)] = int(_stat(entry.name)[1])
-    family, grown = {ancestor}, 0
+    family = {ancestor}
+    grown = 0
     while len(family) > grown:
         grown = len(family)
         family |= {pid for pid, parent in parents.items() if parent in family}

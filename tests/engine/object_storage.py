@@ -36,7 +36,8 @@ def s3_server() -> Iterator[str]:
     s3fs = pytest.importorskip("s3fs")
     import boto3
 
-    s3fs.S3FileSystem.clear_instance_cache()  # drivers keep the address that they were made with
+    # Drivers keep the address that they were made with
+    s3fs.S3FileSystem.clear_instance_cache()
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = server_module.ThreadedMotoServer(

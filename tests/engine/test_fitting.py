@@ -59,10 +59,8 @@ def parts(tmp_path: Path) -> Path:
 
 
 def test_a_first_update_by_shards_is_the_plain_fit(data: Path) -> None:
-    plain, mine = (
-        learner().fit(data),
-        learner().partial_fit(data, engine=LocalEngine(**SMALL)),
-    )
+    plain = learner().fit(data)
+    mine = learner().partial_fit(data, engine=LocalEngine(**SMALL))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
     assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
     (change,), (other,) = mine.history_, plain.history_
@@ -120,7 +118,8 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
     assert leftovers(tmp_path / "job") == []
     again = Learner.load(tmp_path / "job" / "model.evg")
     assert (scores(again) == scores(mine)).all()
-    engine, twice = LocalEngine(**SMALL, folder=tmp_path / "job"), learner()
+    engine = LocalEngine(**SMALL, folder=tmp_path / "job")
+    twice = learner()
     nothing = {"failed": {}, "left_out": [], "unreadable": {}}
     assert engine.fit(twice, data).to_values() == {"rows": 300, "shards": 8, **nothing}
     assert (
@@ -132,7 +131,8 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
 
 def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> None:
     more = write_points(tmp_path / "more.npz", seed=1, n=120, classes=8)
-    plain, mine = learner().fit(data), learned(data)
+    plain = learner().fit(data)
+    mine = learned(data)
     plain.partial_fit(more)
     mine.partial_fit(more, engine=LocalEngine(**SMALL))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
@@ -156,14 +156,15 @@ def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) ->
         first.partial_fit(more, engine=engine)
 
 
-# -- interruptions and failures ---------------------------------------------------------------------------------
+# -- interruptions and failures --------------------------------------------------------
 
 
 def failing(
     monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Exception
 ) -> list[int]:
     """Let a kind of work fail after some tasks, once; return the list of shards that it is asked for."""
-    original, asked = worker_tasks.TASKS[work], []
+    original = worker_tasks.TASKS[work]
+    asked = []
 
     def perform(job, task):
         asked.append(task.number)
@@ -358,7 +359,8 @@ def test_shards_of_the_same_content_all_count(tmp_path) -> None:
     X, y = points(n=80)
     path = tmp_path / "twice.npz"
     np.savez(path, X=np.concatenate([X, X]), y=np.concatenate([y, y]))
-    plain, mine = learner().fit(path), learned(path)
+    plain = learner().fit(path)
+    mine = learned(path)
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
 
 
@@ -387,7 +389,7 @@ def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> 
         learned(data, folder=tmp_path / "job")
 
 
-# -- what is refused --------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------
 
 
 def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:

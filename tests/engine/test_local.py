@@ -163,7 +163,7 @@ def test_a_job_under_the_alias_of_newer_numpy_comes_to_the_same(
     assert done.stdout.strip() == scores(learned(data)).tobytes().hex()
 
 
-# -- real workers -----------------------------------------------------------------------------------------------
+# -- real workers ----------------------------------------------------------------------
 
 
 @pytest.mark.slow

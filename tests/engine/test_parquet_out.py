@@ -27,15 +27,15 @@ def answers(*, novelty: bool) -> Answers:
         "unknown": np.array([False, True]),
         "threshold": np.ones(2),
     }
-    return replace(found, **more) if novelty else found
+    if novelty:
+        return replace(found, **more)
+    return found
 
 
 def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
-    names, labels = (
-        [f"{row}.jpg" for row in range(9)],
-        np.array([f"class {row % 2}" for row in range(9)]),
-    )
+    names = [f"{row}.jpg" for row in range(9)]
+    labels = np.array([f"class {row % 2}" for row in range(9)])
     write_features(tmp_path / "0.parquet", names=names, features=X, labels=labels)
     source = read(tmp_path, layout="parquet")
     data = [source.read(shard) for shard in source.shards(4, 1 << 30)]

@@ -128,7 +128,8 @@ def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(
     cluster: Any, data: Path, tmp_path: Path
 ) -> None:
     with np.load(data) as arrays:
-        X, y = arrays["X"], arrays["y"]
+        X = arrays["X"]
+        y = arrays["y"]
     known = Learner(device="cpu", options=OPTIONS).fit(
         (X[y < "class 06"], y[y < "class 06"])
     )

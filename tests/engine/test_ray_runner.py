@@ -188,7 +188,7 @@ def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(
     wait_until(lambda: not any(map(alive, family)))
 
 
-# -- addresses ------------------------------------------------------------------------------------------------
+# -- addresses -------------------------------------------------------------------------
 
 
 def test_an_address_that_nobody_answers_is_one_line(

@@ -26,12 +26,12 @@ def test_tables_on_the_page_are_what_the_parts_give() -> None:
 def test_a_file_of_statistics_has_the_bytes_of_the_formula(tmp_path: Path) -> None:
     from benchmarks.scale import file_bytes
 
-    width, units, classes = 160, 300, 40
+    width = 160
+    units = 300
+    classes = 40
     draws = np.random.default_rng(0)
-    X, y = (
-        draws.normal(size=(400, width)).astype(np.float32),
-        np.array([f"{n % classes:02d}" for n in range(400)]),
-    )
+    X = draws.normal(size=(400, width)).astype(np.float32)
+    y = np.array([f"{n % classes:02d}" for n in range(400)])
     template = Learner(device="cpu", options={"n_units": units}).fit((X, y)).spawn()
     write_part(
         tmp_path / "part.evg",

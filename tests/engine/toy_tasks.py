@@ -32,13 +32,18 @@ def tasks(folder: Path, n: int, work: str = "sums", **about: Any) -> list[Worker
 def begun(folder: Path) -> list[tuple[int, int]]:
     """Return the number of each task that was begun, and the process that did, in order."""
     log = folder / "begun"
-    lines = log.read_text().splitlines() if log.exists() else []
+    if log.exists():
+        lines = log.read_text().splitlines()
+    else:
+        lines = []
     return [(int(number), int(pid)) for number, pid in map(str.split, lines)]
 
 
 def pids(runner: LocalRunner) -> list[int]:
     """Return the process numbers of its workers."""
-    return [] if runner._pool is None else list(runner._pool._processes)
+    if runner._pool is None:
+        return []
+    return list(runner._pool._processes)
 
 
 def expected_bytes(number: int, rows: int = 2000) -> bytes:
@@ -79,15 +84,15 @@ def _die(number: int, folder: str) -> dict[str, Any]:
 
 def _die_once(number: int, folder: str) -> dict[str, Any]:
     log = Path(folder, "begun")
-    return (
-        _sums(number, folder)
-        if log.exists() and f"{number} " in log.read_text()
-        else _die(number, folder)
-    )
+    if log.exists() and f"{number} " in log.read_text():
+        return _sums(number, folder)
+    return _die(number, folder)
 
 
 def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
-    return _die(number, folder) if number % 2 else _sums(number, folder)
+    if number % 2:
+        return _die(number, folder)
+    return _sums(number, folder)
 
 
 def _unfit(number: int, folder: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The Hugging Face Hub on this machine: the routes that its client fetches from, and what takes its uploads.
 
-Repositories are dictionaries of files; every commit makes a new revision and old ones stay.
-"""
+Repositories are dictionaries of files; every commit makes a new revision and old ones
+stay."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append(f"{self.command} {path}")
-        api, name = r"/api/(?P<kind>models|datasets)/", r"(?P<name>[\w.-]+/[\w.-]+)"
+        api = r"/api/(?P<kind>models|datasets)/"
+        name = r"(?P<name>[\w.-]+/[\w.-]+)"
         routes = {
             f"{api}{name}/tree/(?P<revision>[^/]+)/?(?P<below>.*)": self._tree,
             f"{api}{name}(?:/revision/(?P<revision>.+))?": self._described,
@@ -103,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD  # noqa: N815
 
-    # -- answers ----------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------
 
     def _send(self, body: bytes, status: int = 200, **headers: str) -> None:
         self.send_response(status)
@@ -126,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             **headers,
         )
 
-    # -- routes -----------------------------------------------------------------------------------------------
+    # -- routes ------------------------------------------------------------------------
 
     def _found(
         self, kind: str | None, name: str, revision: str | None
@@ -203,10 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted is None:
             self._send(data, **headers)
             return
-        first, last = (
-            int(wanted[1]),
-            min(int(wanted[2] or len(data) - 1), len(data) - 1),
-        )
+        first = int(wanted[1])
+        last = min(int(wanted[2] or len(data) - 1), len(data) - 1)
         self._send(
             data[first : last + 1],
             206,

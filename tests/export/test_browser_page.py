@@ -114,9 +114,8 @@ RESIZED = """async ([images, how]) => {
 def rows_first(image: Image.Image, how: Preprocessing) -> Image.Image:
     """Return an image resized along its rows and then along its columns.
 
-    Pillow always did so up to version 12; later ones take the other order where that is faster, which can round
-    differently by one.
-    """
+    Pillow always did so up to version 12; later ones take the other order where that is
+    faster, which can round differently by one."""
     height, width = how._resized_size(image.height, image.width)
     filtered = Image.Resampling[how.interpolation.upper()]
     resized = image.resize((width, image.height), filtered).resize(

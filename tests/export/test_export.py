@@ -87,7 +87,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def fitted(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> Any:
     method, options = VARIANTS[name]
-    options = dict(options) if method == "simplecil" else {**options, "random_state": 0}
+    if method == "simplecil":
+        options = dict(options)
+    else:
+        options = {**options, "random_state": 0}
     head = create_method(method, **options)
     X, y = blobs
     names = np.array([f"class {label}" for label in range(6)])[y]
@@ -126,7 +129,8 @@ def metadata(path: Path) -> dict[str, str]:
 def test_a_head_answers_the_same(
     name: str, blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    head, path = fitted(name, blobs), tmp_path / "head.onnx"
+    head = fitted(name, blobs)
+    path = tmp_path / "head.onnx"
     report = export_onnx(None, head, path)
     X = np.random.default_rng(1).normal(size=(50, 10)).astype(np.float32) * 2
     ours = head.class_scores(X)
@@ -153,10 +157,8 @@ def many_classes(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows of classes that differ in shape, with one class of a single row, and other rows to ask about."""
     rng = np.random.default_rng(7)
-    means, spreads = (
-        rng.normal(size=(n_classes, width)),
-        rng.uniform(0.3, 2.0, size=(n_classes, width)),
-    )
+    means = rng.normal(size=(n_classes, width))
+    spreads = rng.uniform(0.3, 2.0, size=(n_classes, width))
     y = np.append(np.repeat(np.arange(n_classes - 1), rows), n_classes - 1)
     X = means[y] + spreads[y] * rng.normal(size=(len(y), width))
     return X, y, 2.0 * rng.normal(size=(300, width)).astype(np.float32)
@@ -202,7 +204,7 @@ def test_heads_without_a_class_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# -- backbones --------------------------------------------------------------------------------------------------
+# -- backbones -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +306,7 @@ def test_missing_packages_are_named(
         export_onnx(None, scene[1], tmp_path / "m.onnx")
 
 
-# -- learners ---------------------------------------------------------------------------------------------------
+# -- learners --------------------------------------------------------------------------
 
 
 def adapted(
@@ -312,7 +314,9 @@ def adapted(
 ) -> tuple[Learner, Images]:
     """Return a learner of images of stripes whose network has a tuner on it, and the images."""
     items, y = stripes(3, 8)
-    config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
+    config = None
+    if tuner is not None:
+        config = FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
     learner = Learner(
         backbone or tiny_vit(),
         adapt=config,

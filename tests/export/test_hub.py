@@ -216,7 +216,7 @@ def test_nobody_and_no_folder_is_named_in_what_is_published(
     )
 
 
-# -- what comes from strangers ------------------------------------------------------------------------------------
+# -- what comes from strangers ---------------------------------------------------------
 
 
 def test_a_file_that_was_altered_is_refused(
@@ -267,7 +267,7 @@ def test_a_folder_does_as_well_as_a_repository(
     assert not hub.asked
 
 
-# -- data sets ----------------------------------------------------------------------------------------------------
+# -- data sets -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

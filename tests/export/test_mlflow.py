@@ -124,7 +124,7 @@ def test_images_come_as_bytes_and_never_as_paths(tmp_path: Path) -> None:
         answered(learner, pandas.DataFrame({"path": ["x"]}))
 
 
-# -- served -------------------------------------------------------------------------------------------------------
+# -- served ----------------------------------------------------------------------------
 
 
 def ask(address: str, values: dict[str, Any]) -> Any:

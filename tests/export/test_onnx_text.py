@@ -58,10 +58,8 @@ class Stranger:
         how = json.loads(
             self.session.get_modelmeta().custom_metadata_map["evergrow.tokenizer"]
         )
-        self.prompt, self.tokenizer = (
-            how["prompt"],
-            Tokenizer.from_file(str(path.parent / how["file"])),
-        )
+        self.prompt = how["prompt"]
+        self.tokenizer = Tokenizer.from_file(str(path.parent / how["file"]))
 
     def __call__(self, texts: list[str]) -> dict[str, np.ndarray]:
         rows = self.tokenizer.encode_batch([self.prompt + text for text in texts])
@@ -92,7 +90,8 @@ def taught(backbone: Any, features: Any = "rich") -> Learner:
 
 def agrees(learner: Learner, path: Path) -> None:
     """Ask for texts of mixed lengths together, backwards and alone."""
-    stranger, proba = Stranger(path), learner.predict_proba(TEXTS)
+    stranger = Stranger(path)
+    proba = learner.predict_proba(TEXTS)
     scores = learner.head_.class_scores(learner.features(TEXTS).X)
     for order in (
         range(len(TEXTS)),
@@ -143,7 +142,8 @@ def test_tokens_to_labels_after_a_round_trip(
     [
         ("distilbert", "cls", "right"),
         pytest.param("roberta", "max", "right", marks=pytest.mark.slow),
-        # Positions of this family are counted from the first token that is no padding, wherever that is.
+        # Positions of this family are counted from the first token that is no padding,
+        # wherever that is.
         pytest.param("roberta", "mean_sqrt_len_tokens", "left", marks=pytest.mark.slow),
         pytest.param("roberta", "weightedmean", "left", marks=pytest.mark.slow),
         pytest.param("bert", "lasttoken", "right", marks=pytest.mark.slow),
@@ -174,7 +174,8 @@ def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_w
     learned: Learner, bert: Path, tmp_path: Path
 ) -> None:
     tokenizer = learned.backbone_().module.tokenizer.backend_tokenizer
-    before, state = learned.features(TEXTS).X, json.loads(tokenizer.to_str())["model"]
+    before = learned.features(TEXTS).X
+    state = json.loads(tokenizer.to_str())["model"]
     export_learner(learned, tmp_path / "m.onnx", check=False)
     assert np.array_equal(learned.features(TEXTS).X, before)
     assert json.loads(tokenizer.to_str())["model"] == state
@@ -208,7 +209,8 @@ def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_w
 def test_a_prompt_is_told_and_counts(bert: Path, tmp_path: Path) -> None:
     learner = taught(f"sentence:{bert}")
     encoder: Any = learner.backbone_().module
-    encoder.prompts, encoder.default_prompt_name = {"ask": "is it "}, "ask"
+    encoder.prompts = {"ask": "is it "}
+    encoder.default_prompt_name = "ask"
     export_learner(learner, tmp_path / "m.onnx")
     agrees(learner, tmp_path / "m.onnx")
     encoder[1].include_prompt = False
@@ -240,7 +242,7 @@ def test_a_graph_that_computes_something_else_leaves_both_files(
     }
 
 
-# -- what cannot be exported ------------------------------------------------------------------------------------
+# -- what cannot be exported -----------------------------------------------------------
 
 
 def refused(backbone: Backbone, match: str, folder: Path) -> None:
@@ -256,11 +258,11 @@ def test_tokenizers_that_cannot_go_alone_are_refused(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = create_backbone(f"sentence:{bert}", device="cpu")
-    kept: Any = (
-        backbone.module.preprocess
-        if hasattr(backbone.module, "preprocess")
-        else backbone.module.tokenize
-    )
+    kept: Any
+    if hasattr(backbone.module, "preprocess"):
+        kept = backbone.module.preprocess
+    else:
+        kept = backbone.module.tokenize
     shouting = lambda texts, **more: kept([f"the {text}" for text in texts], **more)  # noqa: E731
     with monkeypatch.context() as patch:
         patch.setattr(backbone.module, kept.__name__, shouting)
@@ -304,7 +306,7 @@ def test_text_backbones_of_other_kinds_are_refused(bert: Path, tmp_path: Path) -
     )
 
 
-# -- as users meet it -------------------------------------------------------------------------------------------
+# -- as users meet it ------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("traced")

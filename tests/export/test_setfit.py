@@ -109,7 +109,8 @@ def test_the_body_is_tuned_by_setfit_and_then_goes_on_alone(
     model.labels.append("food")
     teach(model, TEXTS["food"], [2] * 8)
     assert model.predict(list(ASKED.values())) == list(ASKED)
-    # The tuned encoder as a backbone: one model file, without a pickle, for the command line and the service.
+    # The tuned encoder as a backbone: one model file, without a pickle, for the command
+    # line and the service.
     model.model_body.save(str(tmp_path / "body"))
     learner = Learner(f"sentence:{tmp_path / 'body'}", cache=False).fit(texts, labels)
     learner.partial_fit(*lesson("food"))

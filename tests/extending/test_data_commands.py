@@ -19,7 +19,7 @@ from evergrow.data.readers import READERS
 from evergrow.data.storage import Tree
 from evergrow.lab.bench.data import fingerprint_of
 
-# -- data -----------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_layout_is_recognised_named_listed_and_read(
     assert fingerprint_of(load_data("poems")) == fingerprint_of(by_path)
 
 
-# -- commands ----------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------
 
 
 build_app()  # fills the list

@@ -46,7 +46,7 @@ from evergrow.lab.methods import (
 from evergrow.lab.methods.cost import Cost
 from evergrow.lab.methods.image_classifier import TaskLabels
 
-# -- a tuner --------------------------------------------------------------------------------------------------
+# -- a tuner ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class TestTuner:
         assert "nearest: 'gain'" in refused.stderr
 
 
-# -- a head ---------------------------------------------------------------------------------------------------
+# -- a head ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ last_row = registered(HEADS, "last-row", LastRow)
 
 @pytest.mark.usefixtures("last_row")
 class TestHead:
-    X, y = np.eye(4), np.array(["a", "b", "c", "d"])
+    X = np.eye(4)
+    y = np.array(["a", "b", "c", "d"])
 
     def test_it_is_a_method_like_any_other(self, tmp_path: Path) -> None:
         for names in (list_methods(), evergrow("lab", "methods").stdout.split()):
@@ -210,7 +211,7 @@ class TestHead:
         assert read_back(learner, self.X).predict(self.X).tolist() == self.y.tolist()
 
 
-# -- an image method ------------------------------------------------------------------------------------------
+# -- an image method -------------------------------------------------------------------
 
 
 @dataclass(eq=False, repr=False)
@@ -237,7 +238,8 @@ class MeanColour(ImageClassifier):
         )
 
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
-        colours, codes = self._mean(items), torch.from_numpy(labels.codes)
+        colours = self._mean(items)
+        codes = torch.from_numpy(labels.codes)
         new = [
             colours[codes == code].mean(dim=0)
             for code in range(labels.n_old, labels.n_classes)
@@ -269,7 +271,7 @@ def test_an_image_method_is_made_and_trained_by_name() -> None:
     assert model.score(items, y) == 1.0
 
 
-# -- a layer and an activation -----------------------------------------------------------------------------------
+# -- a layer and an activation ---------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class CosineHead(nn.Module):
     n_features, n_classes : int
         Width of the features, number of classes.
     seed : int
-        The user's seed; weights come from U(-1/sqrt(d), 1/sqrt(d)), the scale starts at 1.
+        The user's seed; weights come from U(-1/sqrt(d), 1/sqrt(d)), the scale starts at
+        1.
     purpose : str or int
         What the head is for: heads with different purposes start differently.
 
@@ -82,7 +83,8 @@ class CosineHead(nn.Module):
 class Network(nn.Module):
     """A backbone and a classifier, with the tuners that sit on the backbone.
 
-    Tuners are modules of their own beside the backbone; as parts of the network they are in training mode when it is.
+    Tuners are modules of their own beside the backbone; as parts of the network they
+    are in training mode when it is.
 
     Parameters
     ----------
@@ -149,7 +151,8 @@ class Adaptation:
     tuner : SavedTuner
         The tuner, on the CPU.
     config : dict or None
-        How it was trained, as :meth:`FsaConfig.to_dict` gives it; None where that is not known.
+        How it was trained, as :meth:`FsaConfig.to_dict` gives it; None where that is
+        not known.
     training : Training, optional
         What the training took, where that is known.
     extra : Extra
@@ -200,13 +203,12 @@ class Adaptation:
 def adaptation_of(backbone: Backbone) -> Adaptation | None:
     """Return the adaptation of a backbone that was adapted elsewhere; None for any other.
 
-    Its ``config`` is None: a model that is given such a backbone does not adapt it, nor will it when it is fitted anew.
+    Its ``config`` is None: a model that is given such a backbone does not adapt it, nor
+    will it when it is fitted anew.
     """
-    return (
-        replace(backbone.adaptation, config=None)
-        if isinstance(backbone, AdaptedBackbone)
-        else None
-    )
+    if isinstance(backbone, AdaptedBackbone):
+        return replace(backbone.adaptation, config=None)
+    return None
 
 
 def adaptation_config(adapt: Any) -> FsaConfig | None:
@@ -215,7 +217,8 @@ def adaptation_config(adapt: Any) -> FsaConfig | None:
     Parameters
     ----------
     adapt : None, str, FsaConfig or mapping
-        A kind of tuner, to be trained as RanPAC does; or everything, also as plain values. None for no adaptation.
+        A kind of tuner, to be trained as RanPAC does; or everything, also as plain
+        values. None for no adaptation.
 
     Raises
     ------
@@ -243,8 +246,9 @@ def adaptation_config(adapt: Any) -> FsaConfig | None:
 def shared_copy(module: nn.Module) -> nn.Module:
     """Return a frozen copy of a network that shares its numbers with the original.
 
-    The copy has modules and parameters of its own, so hooks, tuners and ``requires_grad`` on it do not concern the
-    original, and moving it to a device makes new numbers; until then no memory is used.
+    The copy has modules and parameters of its own, so hooks, tuners and
+    ``requires_grad`` on it do not concern the original, and moving it to a device makes
+    new numbers; until then no memory is used.
 
     Parameters
     ----------
@@ -282,8 +286,9 @@ def shared_copy(module: nn.Module) -> nn.Module:
 class AdaptedBackbone(ImageBackbone):
     """A frozen backbone with a frozen tuner on it; made by :func:`adapt` and :func:`adapted_from`.
 
-    Its network is a copy that shares its weights with the backbone it was made of, which stays as it is. The hash in
-    ``spec`` covers the tuner too, so that caches and records tell the two apart.
+    Its network is a copy that shares its weights with the backbone it was made of,
+    which stays as it is. The hash in ``spec`` covers the tuner too, so that caches and
+    records tell the two apart.
 
     Parameters
     ----------
@@ -294,7 +299,8 @@ class AdaptedBackbone(ImageBackbone):
     module : torch.nn.Module
         The copy of the base's network that the tuner sits on.
     adaptation : Adaptation
-        The tuner apart from the network; :func:`adapted_from` puts it on the backbone again.
+        The tuner apart from the network; :func:`adapted_from` puts it on the backbone
+        again.
     log : TrainLog, optional
         How the tuner was trained, where it was just now.
 
@@ -314,7 +320,9 @@ class AdaptedBackbone(ImageBackbone):
         adaptation: Adaptation,
         log: TrainLog | None = None,
     ) -> None:
-        self.base_spec, self.adaptation, self.log = base.spec, adaptation, log
+        self.base_spec = base.spec
+        self.adaptation = adaptation
+        self.log = log
         self.tuner = tuner.requires_grad_(False).eval()
         super().__init__(
             module.eval(),
@@ -400,9 +408,11 @@ def adapt(
     config : FsaConfig, optional
         How; RanPAC's protocol by default.
     seed : int
-        Of the tuner's initial values, the classifier's, the order and the augmentation; each has a stream of its own.
+        Of the tuner's initial values, the classifier's, the order and the augmentation;
+        each has a stream of its own.
     device : str or torch.device, optional
-        Where to train and where the result computes; by default where the backbone does.
+        Where to train and where the result computes; by default where the backbone
+        does.
     progress : bool
         Whether to show a progress bar.
 

@@ -79,34 +79,41 @@ def train(
 ) -> TrainLog:
     """Train some parameters of a network on labelled images.
 
-    The order of the images, their crops and the dropout of an epoch come from generators named after seed, purpose
-    and epoch. They depend on nothing else: not on workers, and not on earlier epochs. Training mode is on for the time
-    of the call, except in batch normalisations, which use their stored statistics; so any batch will do, down to a
-    single image, and the global random state is as before. A loss or a parameter that is not finite takes the epoch
-    back; it is tried once more in float32, and if that is what it ran in, the call fails.
+    The order of the images, their crops and the dropout of an epoch come from
+    generators named after seed, purpose and epoch. They depend on nothing else: not on
+    workers, and not on earlier epochs. Training mode is on for the time of the call,
+    except in batch normalisations, which use their stored statistics; so any batch will
+    do, down to a single image, and the global random state is as before. A loss or a
+    parameter that is not finite takes the epoch back; it is tried once more in float32,
+    and if that is what it ran in, the call fails.
 
     Parameters
     ----------
     model : torch.nn.Module
-        From images (n, 3, height, width) to what the loss takes, usually logits (n, C). On the device of the
-        parameters, which is where everything is computed.
+        From images (n, 3, height, width) to what the loss takes, usually logits (n, C).
+        On the device of the parameters, which is where everything is computed.
     parameters : iterable of torch.nn.Parameter or of dict
-        What is trained, in an order that is the same in every run, or groups of it with a learning rate ``"lr"``
-        and a ``"weight_decay"`` of their own. Those that do not require gradients are left alone.
+        What is trained, in an order that is the same in every run, or groups of it with
+        a learning rate ``"lr"`` and a ``"weight_decay"`` of their own. Those that do
+        not require gradients are left alone.
     items : Items
         Images.
     codes : ndarray of int64 of shape (n,)
-        What the loss takes for each of them, usually the position of its class among the logits.
+        What the loss takes for each of them, usually the position of its class among
+        the logits.
     config : TrainConfig
         How.
     preprocessing : Preprocessing
-        What the backbone sees when it is evaluated; augmentation keeps its size and normalisation.
+        What the backbone sees when it is evaluated; augmentation keeps its size and
+        normalisation.
     seed : int
         The user's seed.
     purpose : tuple of str or int
-        What is trained, for example ``("ease", task)``: trainings with different purposes share no random number.
+        What is trained, for example ``("ease", task)``: trainings with different
+        purposes share no random number.
     loss : callable, optional
-        From what the model gives and codes (n,) to a scalar; cross-entropy with the smoothing of ``config`` by default.
+        From what the model gives and codes (n,) to a scalar; cross-entropy with the
+        smoothing of ``config`` by default.
     progress : bool
         Whether to show a progress bar.
 
@@ -136,7 +143,10 @@ def train(
     (True, 9)
     """
     given: list[Any] = list(parameters)
-    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    if given and isinstance(given[0], dict):
+        groups = given
+    else:
+        groups = [{"params": given}]
     trained = [
         {
             "lr": config.lr,
@@ -164,7 +174,7 @@ def train(
     return _Run(model, trained, images, config, loss or smoothed).go(progress)
 
 
-# -- the loop -------------------------------------------------------------------------------------------------
+# -- the loop --------------------------------------------------------------------------
 
 
 class _Run:
@@ -178,7 +188,10 @@ class _Run:
         config: TrainConfig,
         loss: Loss,
     ) -> None:
-        self.model, self.images, self.config, self.loss = model, images, config, loss
+        self.model = model
+        self.images = images
+        self.config = config
+        self.loss = loss
         self.parameters = [
             parameter for group in groups for parameter in group["params"]
         ]
@@ -199,7 +212,8 @@ class _Run:
 
     def go(self, show: bool) -> TrainLog:
         """Run all epochs."""
-        started, steps = time.perf_counter(), self.images.steps
+        started = time.perf_counter()
+        steps = self.images.steps
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with (
@@ -231,7 +245,8 @@ class _Run:
         factor = self.config.factor(epoch)
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = rate * factor
-        # Dropout draws from the global stream, which is named after the epoch; the caller's is kept aside.
+        # Dropout draws from the global stream, which is named after the epoch; the
+        # caller's is kept aside.
         seed = derive_seed(
             self.images.seed, "train", *self.images.purpose, "dropout", epoch
         )
@@ -239,10 +254,8 @@ class _Run:
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
-        total, done = (
-            torch.zeros((), dtype=torch.float64, device=self.device),
-            epoch * self.images.steps,
-        )
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        done = epoch * self.images.steps
         note = f"loss {self.losses[-1]:.3f}" if self.losses else ""
         shares = self.images.shares(epoch)
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):
@@ -263,7 +276,8 @@ class _Run:
     def _step(self, images: Tensor, codes: Tensor, share: float) -> Tensor:
         """Change the parameters by one batch and return its loss, without waiting for it.
 
-        Unless its share is one, every image is mixed with its counterpart from the other end of the batch.
+        Unless its share is one, every image is mixed with its counterpart from the
+        other end of the batch.
         """
         half = self.precision == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):

@@ -66,28 +66,33 @@ class TrainConfig:
     weight_decay : float
         Of all trained parameters.
     optimizer : str
-        One of :data:`~evergrow.adapt.settings.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` and ``"adamw"`` with betas of 0.9
-        and 0.999.
+        One of :data:`~evergrow.adapt.settings.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` and
+        ``"adamw"`` with betas of 0.9 and 0.999.
     schedule : str
-        Learning rate of an epoch, one of :data:`~evergrow.adapt.settings.SCHEDULES`: ``"cosine"``, half of one that
-        reaches 0 after the last epoch; ``"warm-cosine"``, the same after a steady rise over the first twentieth of the
+        Learning rate of an epoch, one of :data:`~evergrow.adapt.settings.SCHEDULES`:
+        ``"cosine"``, half of one that reaches 0 after the last epoch;
+        ``"warm-cosine"``, the same after a steady rise over the first twentieth of the
         epochs; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
         cos(99 pi e / (200 (E - 1))).
     precision : {"auto", "float32", "bfloat16"}
-        Arithmetic of forward and backward passes; weights stay in float32. ``"auto"``: bfloat16 on GPUs that have
-        it, else float32.
+        Arithmetic of forward and backward passes; weights stay in float32. ``"auto"``:
+        bfloat16 on GPUs that have it, else float32.
     crop_scale : tuple of float
         Share of an image's area that a random crop takes.
     interpolation : {"bilinear", "bicubic", "evaluation"}
-        Filter that resizes crops; ``"evaluation"``: the one the backbone is evaluated with.
+        Filter that resizes crops; ``"evaluation"``: the one the backbone is evaluated
+        with.
     mixup : float
-        Images of a batch are mixed in pairs, by a share from Beta(mixup, mixup); 0 for none.
+        Images of a batch are mixed in pairs, by a share from Beta(mixup, mixup); 0 for
+        none.
     label_smoothing : float
         Share of the target that all classes get alike, of cross-entropy.
     drop_path : float
-        Probability that the last block of a transformer is left out for an image; earlier blocks have less.
+        Probability that the last block of a transformer is left out for an image;
+        earlier blocks have less.
     workers : int or "auto"
-        Processes that decode files; images in memory need none. Does not change the result.
+        Processes that decode files; images in memory need none. Does not change the
+        result.
 
     Examples
     --------
@@ -152,9 +157,10 @@ class TrainConfig:
             "weight_decay": self.weight_decay,
             "fused": fused,
         }
-        if self.optimizer in ("adam", "adamw"):
-            kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-            return kind(groups, **common)
+        if self.optimizer == "adam":
+            return torch.optim.Adam(groups, **common)
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(groups, **common)
         return torch.optim.SGD(groups, momentum=self.momentum, **common)
 
     def changed(self, **changes: Any) -> Self:
@@ -178,7 +184,8 @@ class FsaConfig:
     Parameters
     ----------
     tuner : str
-        What is trained of the backbone: one of :func:`evergrow.adapt.tuners.adapting_tuners`.
+        What is trained of the backbone: one of
+        :func:`evergrow.adapt.tuners.adapting_tuners`.
     settings : dict
         Settings of the tuner beyond its defaults.
     train : TrainConfig
@@ -216,9 +223,11 @@ class FsaConfig:
     def changed(self, **changes: Any) -> Self:
         """Return the settings with some fields changed, of this class or of ``train``.
 
-        Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to the other kind.
+        Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to
+        the other kind.
         """
-        own, other = field_names(self), field_names(TrainConfig)
+        own = field_names(self)
+        other = field_names(TrainConfig)
         check_keys(changes, [*own, *other], "setting of an adaptation")
         mine = {name: value for name, value in changes.items() if name in own}
         if mine.get("tuner", self.tuner) != self.tuner:

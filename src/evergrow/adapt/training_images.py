@@ -1,6 +1,7 @@
 """Batches to train on: random crops and flips of images, drawn from named generators.
 
-Images in memory are augmented in batches where the network is; files are decoded and augmented one by one, by workers.
+Images in memory are augmented in batches where the network is; files are decoded and
+augmented one by one, by workers.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class TrainTransform:
 
 def _centred(height: int, width: int) -> tuple[int, int, int, int]:
     """Return top, left, height and width of the largest centred box of allowed proportions."""
-    tall, wide = height, width
+    tall = height
+    wide = width
     if width / height < RATIO[0]:
         tall = max(round(width / RATIO[0]), 1)
     elif width / height > RATIO[1]:
@@ -112,7 +114,8 @@ def draw_crops(
 ) -> tuple[Tensor, Tensor]:
     """Draw the crops of n images of one size: area uniform in ``scale``, log-proportions uniform in :data:`RATIO`.
 
-    A box that does not fit is drawn anew, ten times at most; then it is the largest in the middle.
+    A box that does not fit is drawn anew, ten times at most; then it is the largest in
+    the middle.
 
     Parameters
     ----------
@@ -153,7 +156,8 @@ def draw_crops(
         dim=1
     )  # the first that fits, 0 where none does
     rows = torch.arange(n)
-    wide, tall = wide[rows, attempt], tall[rows, attempt]
+    wide = wide[rows, attempt]
+    tall = tall[rows, attempt]
     top = (draws[rows, attempt, 2] * (height - tall + 1)).floor().to(torch.int64)
     left = (draws[rows, attempt, 3] * (width - wide + 1)).floor().to(torch.int64)
     drawn = torch.stack([top, left, tall, wide], dim=1)
@@ -165,9 +169,9 @@ def draw_crops(
 class Cropper:
     """Crops, resizes, mirrors and normalises images in batches.
 
-    Resizing is separable and linear: out = A x B^T with one banded matrix per image and direction. The entries are
-    Pillow's filter, widened where a crop shrinks, so that the result is Pillow's up to its rounding of intermediate
-    bytes.
+    Resizing is separable and linear: out = A x B^T with one banded matrix per image and
+    direction. The entries are Pillow's filter, widened where a crop shrinks, so that
+    the result is Pillow's up to its rounding of intermediate bytes.
 
     Parameters
     ----------
@@ -176,7 +180,8 @@ class Cropper:
     """
 
     def __init__(self, transform: TrainTransform) -> None:
-        self._own, self._size = transform.evaluation, transform.evaluation.size
+        self._own = transform.evaluation
+        self._size = transform.evaluation.size
         self._cubic = transform.interpolation == "bicubic"
 
     def __call__(self, pixels: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
@@ -202,7 +207,8 @@ class Cropper:
             left, wide, self._size[1], pixels.shape[2], flips, cubic=self._cubic
         )
         planes = pixels.permute(0, 3, 1, 2).to(torch.float32)
-        # The arithmetic is of image values, which half precision would coarsen; an outer autocast must not apply.
+        # The arithmetic is of image values, which half precision would coarsen; an
+        # outer autocast must not apply.
         with torch.autocast(pixels.device.type, enabled=False):
             across = planes @ columns[:, None].transpose(2, 3)
             if self._cubic:  # overshoots, and bytes do not
@@ -223,7 +229,10 @@ def _filters(
     distance = (pixels + 0.5 - centres[:, :, None]).abs_() / step.clamp(min=1.0)[
         :, :, None
     ]
-    weights = _cubic(distance) if cubic else (1.0 - distance).clamp_(min=0.0)
+    if cubic:
+        weights = _cubic(distance)
+    else:
+        weights = (1.0 - distance).clamp_(min=0.0)
     inside = (pixels >= start[:, None]) & (pixels < (start + length)[:, None])
     weights *= inside[:, None, :]
     return weights / weights.sum(dim=2, keepdim=True)
@@ -239,8 +248,8 @@ def _cubic(distance: Tensor) -> Tensor:
 class TrainingImages:
     """Labelled images that can be gone through any number of times.
 
-    Images of one size in memory are augmented in batches on the network's device; others are decoded and transformed
-    one by one, in worker processes where that pays.
+    Images of one size in memory are augmented in batches on the network's device;
+    others are decoded and transformed one by one, in worker processes where that pays.
 
     Parameters
     ----------
@@ -253,7 +262,8 @@ class TrainingImages:
     preprocessing : Preprocessing
         What the backbone sees when it is evaluated.
     seed : int
-        The user's seed. Order and augmentation of an epoch come from generators named after it and the purpose.
+        The user's seed. Order and augmentation of an epoch come from generators named
+        after it and the purpose.
     purpose : tuple of str or int
         What is trained, for example ``("ease", 3)``.
     device : torch.device
@@ -284,28 +294,27 @@ class TrainingImages:
             raise InputError(
                 f"items must be at least one image and as many as codes, got {len(items)} and {len(codes)}"
             )
-        self.seed, self.purpose = seed, purpose
+        self.seed = seed
+        self.purpose = purpose
         self._stream = partial(generator, seed, "train", *purpose)
-        self._items, self._config, self._device, self._evaluation = (
-            items,
-            config,
-            device,
-            preprocessing,
-        )
+        self._items = items
+        self._config = config
+        self._device = device
+        self._evaluation = preprocessing
         self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
         self._pixels: NDArray[np.uint8] | Tensor | None = None
-        used = (
-            preprocessing.interpolation
-            if config.interpolation == "evaluation"
-            else config.interpolation
-        )
+        if config.interpolation == "evaluation":
+            used = preprocessing.interpolation
+        else:
+            used = config.interpolation
         self._augment = TrainTransform(preprocessing, config.crop_scale, used)
         if (
             isinstance(items, Images)
             and items.pixels is not None
             and used in _BATCH_FILTERS
         ):
-            self._pixels, self._crop = items.pixels, Cropper(self._augment)
+            self._pixels = items.pixels
+            self._crop = Cropper(self._augment)
             if (
                 device.type == "cuda"
                 and items.pixels.nbytes
@@ -339,17 +348,17 @@ class TrainingImages:
         Parameters
         ----------
         number : int
-            The epoch, from 0. The same number gives the same batches, whatever came before.
+            The epoch, from 0. The same number gives the same batches, whatever came
+            before.
         """
         order = torch.randperm(len(self), generator=self._stream("order", number))
         # Sent to the device once: in every step it would make the CPU wait for a GPU.
         there = order.to(self._device)
         codes = torch.split(self._codes[there], self._config.batch_size)
-        images = (
-            self._loaded(number, order)
-            if self._pixels is None
-            else self._cropped(number, order, there)
-        )
+        if self._pixels is None:
+            images = self._loaded(number, order)
+        else:
+            images = self._cropped(number, order, there)
         yield from zip(images, codes)
 
     def _cropped(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
@@ -360,7 +369,8 @@ class TrainingImages:
         boxes, flips = draw_crops(
             self._config.crop_scale, len(self), height, width, draws
         )
-        boxes, flips = boxes.to(self._device), flips.to(self._device)
+        boxes = boxes.to(self._device)
+        flips = flips.to(self._device)
         for here, rows in zip(
             *(torch.split(rows, self._config.batch_size) for rows in (order, there))
         ):
@@ -402,7 +412,9 @@ class _AugmentedImages(Dataset[Tensor]):
         transform: TrainTransform,
         stream: Callable[[int], torch.Generator],
     ) -> None:
-        self._items, self._transform, self._stream = items, transform, stream
+        self._items = items
+        self._transform = transform
+        self._stream = stream
 
     def __getitems__(self, rows: list[int]) -> Tensor:
         return torch.stack(

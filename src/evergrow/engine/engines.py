@@ -53,12 +53,14 @@ class Engine(ABC):
     Parameters
     ----------
     folder : path-like, optional
-        Where manifest and results are kept, so that the same call goes on after an interruption; every worker must
-        reach it by this path. By default a temporary one, which is gone afterwards.
+        Where manifest and results are kept, so that the same call goes on after an
+        interruption; every worker must reach it by this path. By default a temporary
+        one, which is gone afterwards.
     shard_rows, shard_mib : int
         Most samples and MiB of a shard; the same numbers give the same shards.
     first_rows : int
-        Most samples that the layer of a first fit is grown on, and that a model is calibrated on.
+        Most samples that the layer of a first fit is grown on, and that a model is
+        calibrated on.
     progress : bool
         Whether to show a bar.
     """
@@ -100,7 +102,9 @@ class Engine(ABC):
             folder = Path(temporary if self.folder is None else self.folder).absolute()
             runner = self.runner()
             try:
-                found = None if weights is None else os.fspath(weights)
+                found = None
+                if weights is not None:
+                    found = os.fspath(weights)
                 yield (
                     folder,
                     EngineRunOptions(runner, str(device), self.progress, found),
@@ -137,7 +141,9 @@ class Engine(ABC):
         started = time.perf_counter()
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
-            asked = None if learner.info()["novelty"] is None else FALSE_ALARM
+            asked = None
+            if learner.info()["novelty"] is not None:
+                asked = FALSE_ALARM
             job = model_job(
                 learner, manifest, folder, "evaluate", top=1, false_alarm=asked
             )
@@ -181,7 +187,8 @@ class Engine(ABC):
         learner : Learner
             The model.
         data : str, path-like or Source
-            The data; labels are not needed, and written beside the answers where they are there.
+            The data; labels are not needed, and written beside the answers where they
+            are there.
         top : int
             How many classes to give of each.
         false_alarm : float, optional
@@ -233,7 +240,8 @@ class Engine(ABC):
         JobReport
             What was written.
         """
-        spec, manifest = backbone.spec, self.manifest(data, skip=on_error == "skip")
+        spec = backbone.spec
+        manifest = self.manifest(data, skip=on_error == "skip")
         with self.open(backbone.device, lasting=True) as (folder, options):
             if manifest.kind != spec.kind:
                 raise ParameterError(
@@ -258,7 +266,10 @@ class Engine(ABC):
         skip : bool
             Whether files that cannot be read are left out.
         """
-        source = read(data) if isinstance(data, (str, os.PathLike)) else data
+        if isinstance(data, (str, os.PathLike)):
+            source = read(data)
+        else:
+            source = data
         if not isinstance(source, Source):
             raise InputError(
                 f"data must be the address of data or a source with engine, since every worker reads "
@@ -300,7 +311,8 @@ class RayEngine(Engine):
     Parameters
     ----------
     address : str
-        Where it listens; ``"auto"`` finds one that runs on this machine or starts one, ``"local"`` starts one.
+        Where it listens; ``"auto"`` finds one that runs on this machine or starts one,
+        ``"local"`` starts one.
     workers : int or None
         Workers at a time; as many as the cluster has room for by default.
     gpus_per_worker : float

@@ -1,12 +1,13 @@
 """Fit and update of a model, shard by shard: a layer from a sample, statistics of every shard, their sum.
 
-Floating-point sums depend on their order. Here a tree over the shards fixes it, which only the number of shards
-decides: the result is the same to the last bit whatever the number of workers and whoever is done first. A shard that
-was left out leaves its place empty and moves nobody else. A part goes once the sum that holds it is written, so that
+Floating-point sums depend on their order. Here a tree over the shards fixes it, which
+only the number of shards decides: the result is the same to the last bit whatever the
+number of workers and whoever is done first. A shard that was left out leaves its place
+empty and moves nobody else. A part goes once the sum that holds it is written, so that
 neither memory nor disk grows with the data.
 
-The steps at the end run the tasks of any job, questions to a model too. A step leaves files behind; what it returns is
-only counted.
+The steps at the end run the tasks of any job, questions to a model too. A step leaves
+files behind; what it returns is only counted.
 """
 
 from __future__ import annotations
@@ -94,14 +95,19 @@ def fit(
         manifest.widths,
         lambda: source_from(manifest.source).read(manifest.shards[0]),
     )
-    decisive = None if encoder.spec is None else encoder.spec.decisive()
+    if encoder.spec is None:
+        decisive = None
+    else:
+        decisive = encoder.spec.decisive()
     settings = {
         **deciding_settings(learner),
         **extraction_settings(learner),
         "backbone": decisive,
         "fan_in": FAN_IN,
     }
-    backbone = None if encoder.spec is None else portable(encoder.spec)
+    backbone = None
+    if encoder.spec is not None:
+        backbone = portable(encoder.spec)
     return _learned(
         learner,
         begin_job(Job(folder, manifest, "fit", settings, backbone)),
@@ -129,7 +135,9 @@ def update(
 
 def _done(job: Job) -> JobReport | None:
     """Return what a job did whose result is there; None where something is left to be done."""
-    return None if if_whole(read_archive, job.model) is None else job.finished()
+    if if_whole(read_archive, job.model) is None:
+        return None
+    return job.finished()
 
 
 def _learned(
@@ -149,7 +157,10 @@ def _learned(
                 path = ShardMerge(job, report, options).run(tick)
             total = _loaded(path, options)
             _check_counted(job, total, report)
-            complete = complete_fit if job.work == "fit" else complete_update
+            if job.work == "fit":
+                complete = complete_fit
+            else:
+                complete = complete_update
             sample = _sample(job, skipped=report.failed)
             if strange := sorted({*sample.labels} - {*total.samples_by_name_}):
                 raise EngineError(
@@ -197,7 +208,8 @@ def _sample(job: Job, skipped: Iterable[str]) -> LabelledRows:
     """Return the first samples of all shards but those that were left out."""
     kept: list[tuple[int, ShardFeatures]] = []
     for number in sorted(set(_with_first(job)).difference(map(int, skipped))):
-        found, path = first_features(job, number), job.result("first", number)
+        found = first_features(job, number)
+        path = job.result("first", number)
         if found is None and (path.is_file() or not job.skips):
             raise EngineError(
                 f"{path} is gone, damaged or of another shard: was the folder changed? Run it again."
@@ -220,7 +232,8 @@ def _sample(job: Job, skipped: Iterable[str]) -> LabelledRows:
 
 def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
     """Raise unless every sample was counted once, and every class has one that could be read."""
-    learned, told = sum(total.samples_by_name_.values()), report.rows
+    learned = sum(total.samples_by_name_.values())
+    told = report.rows
     wanted = sum(
         shard.rows
         for shard in job.manifest.shards
@@ -242,7 +255,7 @@ def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
         )
 
 
-# -- the sum of all shards ------------------------------------------------------------------------------------
+# -- the sum of all shards -------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,12 +357,13 @@ class ShardMerge:
         options: EngineRunOptions,
         at_once: int | None = None,
     ) -> None:
-        self._job, self._report, self._options = job, report, options
-        self._at_once = (
-            max(AT_ONCE, _PER_WORKER * options.runner.workers)
-            if at_once is None
-            else at_once
-        )
+        self._job = job
+        self._report = report
+        self._options = options
+        if at_once is None:
+            self._at_once = max(AT_ONCE, _PER_WORKER * options.runner.workers)
+        else:
+            self._at_once = at_once
         self._root = merge_tree(len(job.manifest.shards))[-1][0]
         self._empty: set[int] = set()  # shards that were left out
         self._done = set(
@@ -431,7 +445,7 @@ class ShardMerge:
                 child.file(self._job).unlink(missing_ok=True)
 
 
-# -- the steps of any job -------------------------------------------------------------------------------------
+# -- the steps of any job --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -480,19 +494,26 @@ def run_tasks(
     Raises
     ------
     EngineError
-        If a task failed, unless it was a shard that cannot be read and the job skips such, or a worker has other
-        versions or weights than the job, or does not reach its folder.
+        If a task failed, unless it was a shard that cannot be read and the job skips
+        such, or a worker has other versions or weights than the job, or does not reach
+        its folder.
     """
     with closing(options.runner.run(tasks)) as results:  # type: ignore[type-var]
         for result in results:
-            work, number, error = result.task.work, result.task.number, result.error
+            work = result.task.work
+            number = result.task.number
+            error = result.error
             if result.state == "failed" or (
                 result.state == "unreadable" and not job.skips
             ):
-                what = "a merge" if work == "merge" else f"{work} of shard {number}"
-                error = (
-                    error if error.startswith("shard ") else f"{what} failed: {error}"
-                )
+                if work == "merge":
+                    what = "a merge"
+                else:
+                    what = f"{work} of shard {number}"
+                if error.startswith("shard "):
+                    error = error
+                else:
+                    error = f"{what} failed: {error}"
                 raise EngineError(
                     f"{error}; what is done is kept in {job.folder}, and the same command goes on from there"
                 )

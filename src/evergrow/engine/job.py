@@ -1,14 +1,15 @@
 """A job in a folder: its data in shards, what is done with them, where every result lies, and what failed.
 
-    job.json           the data in shards, what is done with them, and all settings that decide the results
-    first/             features of the samples that the layer is grown on, one file per shard
-    statistics/        what each shard teaches, one file per shard
-    merged/            sums of those, until all are one
-    model.evg          the result of a fit or an update
+    job.json           the data in shards, what is done with them, and all settings that
+    decide the results first/             features of the samples that the layer is
+    grown on, one file per shard statistics/        what each shard teaches, one file
+    per shard merged/            sums of those, until all are one model.evg          the
+    result of a fit or an update
 
-The manifest depends on the data, the sizes of shards and a seed, not on workers, machine or time. Every result is named
-by the job's key, a hash of manifest and settings, and written in one step: a file under its name is whole and right,
-whoever wrote it and however often.
+The manifest depends on the data, the sizes of shards and a seed, not on workers,
+machine or time. Every result is named by the job's key, a hash of manifest and
+settings, and written in one step: a file under its name is whole and right, whoever
+wrote it and however often.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from evergrow.learner.encoder import encode_config
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import BLOCK
 
-SHARD_ROWS, SHARD_MIB = 4096, 256
+SHARD_ROWS = 4096
+SHARD_MIB = 256
 """Default size of a shard, whichever is reached first."""
 
 
@@ -63,15 +65,18 @@ class Manifest:
     shard_rows, shard_mib : int
         Most samples and MiB of a shard.
     first_rows : int
-        Most samples that the layer of a first fit is grown on, and that a model is calibrated on.
+        Most samples that the layer of a first fit is grown on, and that a model is
+        calibrated on.
     shards : tuple of Shard
         The shards, numbered from 0.
     first : tuple of int or None
-        The samples that a layer is grown on, ascending, counted through all shards; None for all.
+        The samples that a layer is grown on, ascending, counted through all shards;
+        None for all.
     widths : tuple of int
         Columns of each block, where samples are features of several.
     unreadable : dict of str to str
-        Files of which not even the contents could be listed, with the reason, where such are left out.
+        Files of which not even the contents could be listed, with the reason, where
+        such are left out.
 
     Examples
     --------
@@ -120,11 +125,9 @@ class Manifest:
 
     def first_of(self, shard: Shard) -> NDArray[np.int64]:
         """Return the rows of a shard that are among the first, counted from its beginning."""
-        return (
-            np.arange(shard.rows)
-            if self.first is None
-            else self._first_rows[shard.number]
-        )
+        if self.first is None:
+            return np.arange(shard.rows)
+        return self._first_rows[shard.number]
 
     @cached_property
     def _first_rows(self) -> list[NDArray[np.int64]]:
@@ -163,7 +166,8 @@ def plan(
     seed : int
         Of the draw of the first samples.
     skip : bool
-        Whether files of which not even the contents can be listed are left out, and named in the manifest.
+        Whether files of which not even the contents can be listed are left out, and
+        named in the manifest.
 
     Raises
     ------
@@ -208,7 +212,7 @@ def digest_of(values: dict[str, Any] | Sequence[Any]) -> str:
     ).hexdigest()
 
 
-# -- the job ---------------------------------------------------------------------------------------------------
+# -- the job ---------------------------------------------------------------------------
 
 Work = Literal["fit", "update", "features", "predict", "evaluate"]
 """What a job can do."""
@@ -269,7 +273,8 @@ class JobReport:
     failed : dict of str to str
         Shards that could not be done, by their numbers, and why.
     unreadable : dict of str to str
-        Files that have no shards, since not even their contents could be listed, and why.
+        Files that have no shards, since not even their contents could be listed, and
+        why.
     """
 
     key: str
@@ -291,14 +296,18 @@ class JobReport:
 
     def see(self, result: TaskResult) -> None:
         """Count the shard of a task, as done or as failed."""
-        kept: dict[str, Any] = self.shards if result.state == "done" else self.failed
-        kept[str(result.task.number)] = (
-            result.report if result.state == "done" else result.error
-        )
+        shard = str(result.task.number)
+        if result.state == "done":
+            self.shards[shard] = result.report
+        else:
+            self.failed[shard] = result.error
 
     def progress(self) -> tuple[int, str]:
         """Return the shards that are done or failed, and a note for the bar."""
-        failed = f", {len(self.failed)} shards failed" if self.failed else ""
+        if self.failed:
+            failed = f", {len(self.failed)} shards failed"
+        else:
+            failed = ""
         return len(self.shards) + len(self.failed), f"{self.rows:,} samples{failed}"
 
     def samples_left_out(self) -> list[tuple[str, str]]:
@@ -320,9 +329,10 @@ class JobReport:
         lines = []
         for what, reasons in found.items():
             if reasons:
-                more = (
-                    [f"and {len(reasons) - NAMED} more"] if len(reasons) > NAMED else []
-                )
+                if len(reasons) > NAMED:
+                    more = [f"and {len(reasons) - NAMED} more"]
+                else:
+                    more = []
                 lines.append(
                     f"{len(reasons)} {what} were left out: {'; '.join([*reasons[:NAMED], *more])}"
                 )
@@ -358,7 +368,8 @@ class Job:
     settings : dict
         Everything else that decides the results. Plain JSON values.
     backbone : dict or None
-        Description of the backbone, with where its weights are; None where samples are features or a model says it.
+        Description of the backbone, with where its weights are; None where samples are
+        features or a model says it.
     """
 
     folder: Path
@@ -473,7 +484,10 @@ def _check_folder(job: Job) -> None:
             if stage.is_dir() and not stage.is_symlink():
                 files += stage.glob(f"{job.key}-*")
         for path in (*files, *stages):
-            is_right = path.is_dir() if path in stages else path.is_file()
+            if path in stages:
+                is_right = path.is_dir()
+            else:
+                is_right = path.is_file()
             if path.is_symlink() or (path.exists() and not is_right):
                 raise EngineError(
                     f"{path} is nothing that a job writes: remove it, or choose another folder."

@@ -1,8 +1,8 @@
 """Results of shards as Parquet files, each written in one step: features, and answers about samples.
 
-The same input gives the same bytes (with the same version of pyarrow), so that a shard that is done twice leaves what
-was there. A folder of such files is one data set for pandas, DuckDB, Spark or
-:func:`evergrow.data.read`.
+The same input gives the same bytes (with the same version of pyarrow), so that a shard
+that is done twice leaves what was there. A folder of such files is one data set for
+pandas, DuckDB, Spark or :func:`evergrow.data.read`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def write_features(
     labels : ndarray of str of shape (n,), optional
         Their classes.
     widths : sequence of int
-        Columns of each block that the vectors were joined of, which the file then states.
+        Columns of each block that the vectors were joined of, which the file then
+        states.
     report : ShardReport, optional
         What to say of the file, for :func:`read_report`.
 
@@ -77,11 +78,14 @@ def write_features(
     columns["feature"] = arrow.FixedSizeListArray.from_arrays(
         arrow.array(values.reshape(-1)), values.shape[1]
     )
-    # Features hardly compress; stored plainly a range of them costs no more than its bytes.
+    # Features hardly compress; stored plainly a range of them costs no more than its
+    # bytes.
     packing = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
-    stated: dict[Any, str] = (
-        {WIDTHS: json.dumps(list(widths))} if len(widths) > 1 else {}
-    )
+    stated: dict[Any, str]
+    if len(widths) > 1:
+        stated = {WIDTHS: json.dumps(list(widths))}
+    else:
+        stated = {}
     _write(
         path, columns, max(_GROUP // (4 * values.shape[1]), 1), packing, report, stated
     )
@@ -98,16 +102,18 @@ def write_answers(
 ) -> None:
     """Write answers about samples, in one step.
 
-    Columns: ``name``, ``label`` (the answer; null where it is unknown), ``probability`` or ``score``, where novelty was
-    asked for ``unknown``, ``novelty`` and ``threshold``, ``top`` (the likeliest classes with their numbers, where more
-    than one was asked for), and ``true_label`` where it is known.
+    Columns: ``name``, ``label`` (the answer; null where it is unknown), ``probability``
+    or ``score``, where novelty was asked for ``unknown``, ``novelty`` and
+    ``threshold``, ``top`` (the likeliest classes with their numbers, where more than
+    one was asked for), and ``true_label`` where it is known.
 
     Parameters
     ----------
     path : Path
         The file.
     names : sequence of str
-        Name of every sample that was asked about; ``answers.rows`` says which of them were answered.
+        Name of every sample that was asked about; ``answers.rows`` says which of them
+        were answered.
     answers : Answers
         What a learner said.
     labels : ndarray of str, optional
@@ -124,11 +130,10 @@ def write_answers(
 
     ranked = answers.ranked(max(top, 1))
     values = np.take_along_axis(answers.values, ranked, axis=1)
-    unknown = (
-        np.zeros(len(ranked), dtype=bool)
-        if answers.unknown is None
-        else answers.unknown
-    )
+    if answers.unknown is None:
+        unknown = np.zeros(len(ranked), dtype=bool)
+    else:
+        unknown = answers.unknown
     columns = {
         "name": _texts([names[row] for row in answers.rows]),
         "label": arrow.array(classes(ranked[:, 0]), arrow.string(), mask=unknown),

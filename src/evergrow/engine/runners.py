@@ -1,8 +1,8 @@
 """What runs the tasks of a job: the processes of this machine, or a Ray cluster.
 
-A task is a plain description and its result is a file, so that a runner may run it twice, on any machine, in any order.
-Neither scheduler is ours: loky keeps the processes, Ray places tasks and tries again what a lost worker or node took
-with it.
+A task is a plain description and its result is a file, so that a runner may run it
+twice, on any machine, in any order. Neither scheduler is ours: loky keeps the
+processes, Ray places tasks and tries again what a lost worker or node took with it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def task_result(task: WorkerTask, perform: Perform) -> TaskResult:
     Raises
     ------
     UnfitWorkerError
-        If the task finds that this process is not fit for the job; the message names the machine.
+        If the task finds that this process is not fit for the job; the message names
+        the machine.
     """
     try:
         return TaskResult(task, "done", perform(task))
@@ -107,11 +108,10 @@ def task_result(task: WorkerTask, perform: Perform) -> TaskResult:
     ) as error:  # a worker goes on with its next task, and the driver decides
         text = " ".join(str(error).split())[:400]
         # Where an error is none of ours, its type often says more than its text.
-        reason = (
-            text
-            if isinstance(error, EvergrowError)
-            else f"{type(error).__name__}: {text}"
-        )
+        if isinstance(error, EvergrowError):
+            reason = text
+        else:
+            reason = f"{type(error).__name__}: {text}"
         return TaskResult(
             task,
             "unreadable" if isinstance(error, ShardError) else "failed",
@@ -119,7 +119,7 @@ def task_result(task: WorkerTask, perform: Perform) -> TaskResult:
         )
 
 
-# -- processes of this machine ----------------------------------------------------------------------------------
+# -- processes of this machine ---------------------------------------------------------
 
 
 class LocalRunner:
@@ -149,25 +149,27 @@ class LocalRunner:
     def run(self, tasks: Sequence[WorkerTask]) -> Iterator[TaskResult]:
         """Run tasks and yield results as they come, in any order; closing the iterator ends what still runs.
 
-        A task whose worker dies is run again, a few times, and then yielded as failed. :class:`UnfitWorkerError` is
-        raised where a worker is not what the job needs.
+        A task whose worker dies is run again, a few times, and then yielded as failed.
+        :class:`UnfitWorkerError` is raised where a worker is not what the job needs.
         """
         if self.workers == 1:
             yield from (task_result(task, self._perform) for task in tasks)
             return
-        waiting, running = (
-            deque((task, 0) for task in tasks),
-            dict[Future[TaskResult], tuple[WorkerTask, int]](),
-        )
+        waiting = deque((task, 0) for task in tasks)
+        running = dict[Future[TaskResult], tuple[WorkerTask, int]]()
         suspects: deque[tuple[WorkerTask, int]] = (
             deque()
         )  # with the number of workers that died on them
         try:
             while waiting or suspects or running:
-                # A pool breaks as a whole when one process dies. Whatever ran then is run again by itself, so that a
-                # task which kills its worker is told from those beside it.
+                # A pool breaks as a whole when one process dies. Whatever ran then is
+                # run again by itself, so that a task which kills its worker is told
+                # from those beside it.
                 if suspects:
-                    ready = [] if running else [suspects.popleft()]
+                    if running:
+                        ready = []
+                    else:
+                        ready = [suspects.popleft()]
                 else:
                     ready = [
                         waiting.popleft()
@@ -212,7 +214,8 @@ class LocalRunner:
         return self._pool
 
     def _end(self, *, kill: bool) -> None:
-        pool, self._pool = self._pool, None
+        pool = self._pool
+        self._pool = None
         if pool is not None:
             pool.shutdown(wait=True, kill_workers=kill)
 
@@ -230,7 +233,7 @@ def _start_worker(driver: int) -> None:
         threading.Thread(target=leave_with_driver, daemon=True).start()
 
 
-# -- Ray --------------------------------------------------------------------------------------------------------
+# -- Ray -------------------------------------------------------------------------------
 
 _SECONDS_TO_ANSWER = 5.0
 """How long a port may take to be opened."""
@@ -255,11 +258,13 @@ class RayRunner:
     perform : callable
         Does a task.
     address : str
-        ``"host:port"`` of a cluster's head, ``"ray://host:port"`` of its client server, or ``"local"`` for one that is
-        started here. ``"auto"`` takes the cluster that this machine belongs to or ``RAY_ADDRESS`` names, and starts one
-        here where there is none.
+        ``"host:port"`` of a cluster's head, ``"ray://host:port"`` of its client server,
+        or ``"local"`` for one that is started here. ``"auto"`` takes the cluster that
+        this machine belongs to or ``RAY_ADDRESS`` names, and starts one here where
+        there is none.
     workers : int or None
-        Tasks at a time. By default as many as fit: one per GPU where workers have one, else one per core.
+        Tasks at a time. By default as many as fit: one per GPU where workers have one,
+        else one per core.
     gpus_per_worker : float
         GPUs of a worker; 0.5 lets two share one.
     cpus_per_worker : int
@@ -325,10 +330,12 @@ class RayRunner:
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs["GPU"],
             max_retries=TRIES - 1,
-            max_calls=0,  # a process is kept, and with it the backbone that it has loaded
+            # A process is kept, and with it the backbone that it has loaded
+            max_calls=0,
             scheduling_strategy="SPREAD",
         )(task_result)
-        waiting, running = deque(tasks), dict[Any, WorkerTask]()
+        waiting = deque(tasks)
+        running = dict[Any, WorkerTask]()
         since = time.monotonic()
         try:
             while waiting or running:
@@ -399,9 +406,10 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
         os.environ.setdefault(name, value)
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     named = os.environ.get("RAY_ADDRESS", "auto")
-    address = (
-        named if address == "auto" else address
-    )  # which Ray itself would wait for, for many minutes
+    if address == "auto":
+        address = named
+    else:
+        address = address
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -426,7 +434,8 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
             raise EngineError(
                 f"No Ray could be joined or started at {address!r}: {_telling_line(error)}"
             ) from error
-        # The death of a worker is a paragraph on standard error, which no setting of Ray turns off.
+        # The death of a worker is a paragraph on standard error, which no setting of
+        # Ray turns off.
         internals: Any = importlib.import_module("ray._private.worker")
         if hasattr(internals, "_worker_logs_enabled"):
             internals._worker_logs_enabled = False
@@ -449,7 +458,9 @@ def _knock(address: str) -> None:
             (host.strip("[]"), int(port)), _SECONDS_TO_ANSWER
         ) as line:
             line.sendall(_HELLO)
-            frame = line.makefile("rb").read(9) if plain else b""
+            frame = b""
+            if plain:
+                frame = line.makefile("rb").read(9)
     except OSError as error:
         raise EngineError(
             f"Nobody answers at {address}: {error.strerror or error}. Start a head there with 'ray start --head'."

@@ -1,7 +1,7 @@
 """What workers do: one function per kind of task, from a shard to a file of results that any retry writes the same.
 
-A result that is there, whole and of this very shard is not made again. A process opens source, backbone and models once
-and keeps them.
+A result that is there, whole and of this very shard is not made again. A process opens
+source, backbone and models once and keeps them.
 """
 
 from __future__ import annotations
@@ -58,14 +58,16 @@ def perform(task: WorkerTask) -> ShardReport | None:
     Parameters
     ----------
     task : WorkerTask
-        Its ``about`` names folder, key, device and versions of the job, and what this kind of task needs beside.
+        Its ``about`` names folder, key, device and versions of the job, and what this
+        kind of task needs beside.
 
     Raises
     ------
     ShardError
         If the shard cannot be read.
     UnfitWorkerError
-        If this process has other versions or weights than the job, or does not reach its folder.
+        If this process has other versions or weights than the job, or does not reach
+        its folder.
     """
     if task.work not in TASKS:
         raise EngineError(
@@ -78,7 +80,9 @@ def perform(task: WorkerTask) -> ShardReport | None:
         task.about["device"],
         task.about.get("weights"),
     )
-    report = None if task.work == "merge" else finished(job, task.work, task.number)
+    report = None
+    if task.work != "merge":
+        report = finished(job, task.work, task.number)
     if report is None:
         (job.folder / ("merged" if task.work == "merge" else task.work)).mkdir(
             exist_ok=True
@@ -97,15 +101,17 @@ def finished(job: Job, stage: str, shard: int) -> ShardReport | None:
         report = if_whole(read_report, path)
     else:
         report = (if_whole(reports_of, path) or {}).get(str(shard))
-    return None if report is None or report.shard != job.fingerprint(shard) else report
+    if report is None or report.shard != job.fingerprint(shard):
+        return None
+    return report
 
 
 def first_features(job: Job, shard: int) -> ShardFeatures | None:
     """Return the features of a shard's first samples; None unless their file is there, whole, and of this shard."""
     found = if_whole(partial(read_record, ShardFeatures), job.result("first", shard))
-    return (
-        None if found is None or found.engine.shard != job.fingerprint(shard) else found
-    )
+    if found is None or found.engine.shard != job.fingerprint(shard):
+        return None
+    return found
 
 
 def if_whole(read: Callable[[Path], Kept], path: Path) -> Kept | None:
@@ -138,7 +144,7 @@ def check_versions(expected: dict[str, str]) -> None:
         )
 
 
-# -- learning -------------------------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------
 
 
 def first(job: Job, task: WorkerTask) -> ShardReport:
@@ -195,7 +201,10 @@ class _PartReport:
 
 def reports_of(path: Path, archive: Archive | None = None) -> dict[str, ShardReport]:
     """Return the reports of the shards in the file of a part or a sum, by number."""
-    archive = read_archive(path) if archive is None else archive
+    if archive is None:
+        archive = read_archive(path)
+    else:
+        archive = archive
     return from_values(
         _PartReport, archive.meta.get("engine"), f"the report in {path}"
     ).shards
@@ -208,12 +217,13 @@ def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> No
     write_archive(path, archive)
 
 
-# -- asking a model, and features as tables -------------------------------------------------------------------
+# -- asking a model, and features as tables --------------------------------------------
 
 
 def features(job: Job, task: WorkerTask) -> ShardReport:
     """Write the features of a shard as one Parquet file."""
-    found, path = shard_features(job, task), job.result("features", task.number)
+    found = shard_features(job, task)
+    path = job.result("features", task.number)
     widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
     write_features(path, features=found.X, widths=widths, **found.described())
     return found.engine
@@ -221,7 +231,8 @@ def features(job: Job, task: WorkerTask) -> ShardReport:
 
 def predict(job: Job, task: WorkerTask) -> ShardReport:
     """Write the answers about a shard as one Parquet file; an evaluation calls nothing unknown."""
-    found, path = shard_features(job, task), job.result(job.work, task.number)
+    found = shard_features(job, task)
+    path = job.result(job.work, task.number)
     model = loaded_model(str(job.start), job.key, task.about["device"])
     answers = model.ask(
         Features(found.X, np.arange(len(found))),
@@ -246,7 +257,7 @@ TASKS: dict[str, Callable[[Job, WorkerTask], ShardReport | None]] = {
 """Every kind of task by name."""
 
 
-# -- from a shard to features ---------------------------------------------------------------------------------
+# -- from a shard to features ----------------------------------------------------------
 
 
 @record("engine-features")
@@ -314,7 +325,8 @@ def shard_features(
     job : Job
         Data, backbone and settings.
     task : WorkerTask
-        Which shard, where to compute, how many processes decode images, and where the backbone's weights are.
+        Which shard, where to compute, how many processes decode images, and where the
+        backbone's weights are.
     rows : ndarray of int, optional
         Rows of it, ascending; all by default.
 
@@ -341,7 +353,8 @@ def shard_features(
         ) from error
     if data.labels is None and job.work not in ("features", "predict"):
         raise InputError("data must have labels, got none")
-    classes, lost = None, set[str]()
+    classes = None
+    lost = set[str]()
     if data.labels is not None:
         classes = tuple(map(str, data.labels[encoded.rows].tolist()))
         lost = set(map(str, data.labels.tolist())).difference(classes)
@@ -382,7 +395,7 @@ def _encoded(job: Job, data: Samples, task: WorkerTask) -> Features:
     )
 
 
-# -- what a process opens once --------------------------------------------------------------------------------
+# -- what a process opens once ---------------------------------------------------------
 
 
 @lru_cache(maxsize=4)

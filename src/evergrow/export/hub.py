@@ -1,9 +1,9 @@
 """Publish a learner on the Hugging Face Hub, and load published learners.
 
-A repository holds one model file, as `Learner.save` writes it but without user names and
-folder names, and a model card. Only the model file is downloaded and it is checked like
-every model file. The loading code of the Hub's mixin is not used, because it passes the
-fields of a downloaded ``config.json`` on as arguments.
+A repository holds one model file, as `Learner.save` writes it but without user names
+and folder names, and a model card. Only the model file is downloaded and it is checked
+like every model file. The loading code of the Hub's mixin is not used, because it
+passes the fields of a downloaded ``config.json`` on as arguments.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ def push_to_hub(
 ) -> str:
     """Publish a learner on the Hugging Face Hub, with a model card, in one commit.
 
-    The card lists classes and counts, the backbone with its licence, the accuracy and how
-    to load the model. User names and folder names in the change log are not published.
+    The card lists classes and counts, the backbone with its licence, the accuracy and
+    how to load the model. User names and folder names in the change log are not
+    published.
 
     Parameters
     ----------
@@ -113,8 +114,8 @@ def push_to_hub(
     summary : str, optional
         A paragraph of Markdown for the card.
     evaluation : Evaluation, optional
-        Result of `Learner.evaluate`. By default the card shows the accuracy of the latest
-        tested change.
+        Result of `Learner.evaluate`. By default the card shows the accuracy of the
+        latest tested change.
     message : str
         Commit message.
     **settings
@@ -137,15 +138,16 @@ def push_to_hub(
         pushed: Any = HubModel(learner, card).push_to_hub(
             repo, commit_message=message, **settings
         )
-    # Older clients return the address of the folder as text, with the commit's as field.
+    # Older clients return the address of the folder as text, with the commit's as
+    # field.
     return str(pushed.commit_url)
 
 
 def load_from_hub(repo: str | os.PathLike[str], **settings: Any) -> Learner:
     """Load a learner from the Hugging Face Hub, or from a folder with a published model.
 
-    Only ``model.evg`` is downloaded, and checked like every model file. Nothing in it is
-    executed.
+    Only ``model.evg`` is downloaded, and checked like every model file. Nothing in it
+    is executed.
 
     Parameters
     ----------

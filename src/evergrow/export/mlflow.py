@@ -1,7 +1,8 @@
 """Learners as MLflow models: logged, registered, loaded and served like any other ``pyfunc`` model.
 
-The model is stored as code and one artifact, the model file that :meth:`evergrow.Learner.save` writes; nothing is
-pickled. Loading it runs :mod:`evergrow.export.mlflow_code`, which is copied beside the file.
+The model is stored as code and one artifact, the model file that
+:meth:`evergrow.Learner.save` writes; nothing is pickled. Loading it runs
+:mod:`evergrow.export.mlflow_code`, which is copied beside the file.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def save_model(learner: Learner, path: str | os.PathLike[str], **settings: Any) 
     path : path-like
         Folder to make.
     **settings
-        For ``mlflow.pyfunc.save_model``. Unless given, ``pip_requirements`` are this evergrow and what a model of the
-        kind needs.
+        For ``mlflow.pyfunc.save_model``. Unless given, ``pip_requirements`` are this
+        evergrow and what a model of the kind needs.
     """
     with _described(learner) as described:
         _mlflow("mlflow.pyfunc").save_model(
@@ -100,9 +101,11 @@ def _described(learner: Learner) -> Iterator[dict[str, Any]]:
 def signature_of(learner: Learner) -> Any:
     """Return the inputs of a learner as MLflow's signature: named columns, texts, or the bytes of images.
 
-    Features that were learned from a data frame are the columns of one; others are rows of an array.
+    Features that were learned from a data frame are the columns of one; others are rows
+    of an array.
     """
-    models, types = _mlflow("mlflow.models"), _mlflow("mlflow.types")
+    models = _mlflow("mlflow.models")
+    types = _mlflow("mlflow.types")
     params = types.ParamSchema(
         [
             types.ParamSpec("top", types.DataType.long, 1),
@@ -123,7 +126,7 @@ def signature_of(learner: Learner) -> Any:
     return models.ModelSignature(inputs=types.Schema(columns), params=params)
 
 
-# -- what a served model does -------------------------------------------------------------------------------------
+# -- what a served model does ----------------------------------------------------------
 
 
 def answered(
@@ -136,11 +139,11 @@ def answered(
     learner : Learner
         The model.
     model_input : DataFrame or ndarray
-        Features; or a column ``text``; or a column ``image`` of the bytes of image files, never of paths, since who
-        asks a service must not choose what it reads.
+        Features; or a column ``text``; or a column ``image`` of the bytes of image
+        files, never of paths, since who asks a service must not choose what it reads.
     params : dict, optional
-        ``top``: how many classes to give of each. ``false_alarm``: share of known things that may be called unknown;
-        0 asks nothing about that.
+        ``top``: how many classes to give of each. ``false_alarm``: share of known
+        things that may be called unknown; 0 asks nothing about that.
     """
     wanted = {"top": 1, "false_alarm": 0.0, **(params or {})}
     items = model_input

@@ -19,7 +19,8 @@ class LearnerModel(PythonModel):
 
         self.learner = Learner.load(context.artifacts[ARTIFACT])
 
-    # MLflow reads the hints of this method as a signature; the one that is stored with the model says more.
+    # MLflow reads the hints of this method as a signature; the one that is stored with
+    # the model says more.
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """Return the answers as a pandas frame: class, probability, and more by ``params``."""
         return answered(self.learner, model_input, params)

@@ -60,7 +60,7 @@ class ExportError(EvergrowError, RuntimeError):
     """A model cannot be written in the wanted form; nothing was written."""
 
 
-# -- networks that can be traced ------------------------------------------------------------------------------
+# -- networks that can be traced -------------------------------------------------------
 
 
 class PixelModule(nn.Module):
@@ -83,7 +83,9 @@ class PixelModule(nn.Module):
         blocks: Sequence[FeatureBlock],
     ) -> None:
         super().__init__()
-        self.module, self._transform, self._blocks = module, transform, tuple(blocks)
+        self.module = module
+        self._transform = transform
+        self._blocks = tuple(blocks)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return float32 features (n, d) of uint8 images (n, 3, height, width)."""
@@ -118,7 +120,8 @@ def join_equally(blocks: Sequence[Tensor]) -> Tensor:
     for block in blocks:
         largest = block.abs().amax(dim=1, keepdim=True)
         block = block / torch.where(largest > 0, largest, torch.ones_like(largest))
-        # Rows without a negative value are replaced by their square roots; then all get length one.
+        # Rows without a negative value are replaced by their square roots; then all get
+        # length one.
         block = torch.where(
             block.amin(dim=1, keepdim=True) >= 0, block.abs().sqrt(), block
         )
@@ -170,7 +173,7 @@ def own_copy(module: nn.Module) -> nn.Module:
     return copied
 
 
-# -- what a graph takes ---------------------------------------------------------------------------------------
+# -- what a graph takes ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,11 @@ class GraphInput:
     tried_on : str
         What the samples are, in words.
     network : callable, optional
-        Returns a copy of the network up to the features, and an example of every input; None for features.
+        Returns a copy of the network up to the features, and an example of every input;
+        None for features.
     sizes : tuple of (str, int)
-        Name and largest value of the dimensions that stay open, which are the first ones of every input.
+        Name and largest value of the dimensions that stay open, which are the first
+        ones of every input.
     metadata : dict
         What else a runtime has to know.
     beside : dict of Path to bytes
@@ -259,9 +264,14 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
     ExportError
         If tokenizer or network are of a kind that cannot be exported.
     """
-    name, limit = backbone.spec.name, getattr(backbone.module, "max_seq_length", None)
-    limit = int(limit) if limit is not None and limit <= _MANY else None
-    prompt, inputs = default_prompt(backbone.module), _token_inputs(backbone)
+    name = backbone.spec.name
+    limit = getattr(backbone.module, "max_seq_length", None)
+    if limit is not None and limit <= _MANY:
+        limit = int(limit)
+    else:
+        limit = None
+    prompt = default_prompt(backbone.module)
+    inputs = _token_inputs(backbone)
     tokenizer = _tokenizer_file(backbone, limit, prompt)
     words = len(SENTENCES[-1].split())  # each of them is at least one token
     texts = [
@@ -290,7 +300,8 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
         module = TokenModule(encoder, backbone.spec.blocks.parsed).eval()
         return module, {token: tokens[token] for token in inputs}
 
-    theirs, ours = _tokens(backbone, texts), samples(slice(None))
+    theirs = _tokens(backbone, texts)
+    ours = samples(slice(None))
     for token in inputs:
         if not np.array_equal(theirs[token].cpu().numpy(), ours[token]):
             raise ExportError(
@@ -445,16 +456,14 @@ def _tokenizers() -> Any:
     return require("tokenizers", extra="text", purpose="encoding texts")
 
 
-# -- export by torch ------------------------------------------------------------------------------------------
+# -- export by torch -------------------------------------------------------------------
 
 
 def exporters() -> list[str]:
     """Return the exporters of this torch, the better one first."""
-    return (
-        ["torchscript"]
-        if importlib.util.find_spec("onnxscript") is None
-        else ["dynamo", "torchscript"]
-    )
+    if importlib.util.find_spec("onnxscript") is None:
+        return ["torchscript"]
+    return ["dynamo", "torchscript"]
 
 
 def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str] | None:
@@ -526,7 +535,9 @@ def _exported(
     program: Any = torch.onnx.export(
         module, tuple(examples.values()), verbose=False, dynamo=dynamo, **names, **how
     )
-    return program.model_proto if dynamo else onnx.load_from_string(buffer.getvalue())
+    if dynamo:
+        return program.model_proto
+    return onnx.load_from_string(buffer.getvalue())
 
 
 def _check_model(

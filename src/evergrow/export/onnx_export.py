@@ -57,7 +57,8 @@ class CheckReport:
     rows : int
         Samples that went through it, in batches of one and of all.
     difference : float
-        Largest difference between the graph's scores and ours, relative to the spread of the scores.
+        Largest difference between the graph's scores and ours, relative to the spread
+        of the scores.
     samples : str
         What the samples were, in words.
     """
@@ -122,12 +123,15 @@ def export_onnx(
 ) -> ExportReport:
     """Write backbone and head as one ONNX graph.
 
-    Its input is ``pixels``, uint8 (n, 3, height, width), RGB, resized and cropped; everything from there on is inside.
-    Of a sentence encoder the inputs are ``input_ids``, ``attention_mask`` and, where it has them, ``token_type_ids``,
-    int64 (n, length), and its tokenizer is written beside the graph, to ``NAME.tokenizer.json``. Without a backbone the
-    input is ``features``, float32 (n, d). Outputs are ``scores`` (n, C), ``probabilities`` (n, C) where the head has
-    them, and ``label_index`` (n,), all for any n. Numbers are float32, but scores are float64 where float32 would blur
-    them. Metadata hold labels, preprocessing or tokenizer, and backbone.
+    Its input is ``pixels``, uint8 (n, 3, height, width), RGB, resized and cropped;
+    everything from there on is inside. Of a sentence encoder the inputs are
+    ``input_ids``, ``attention_mask`` and, where it has them, ``token_type_ids``, int64
+    (n, length), and its tokenizer is written beside the graph, to
+    ``NAME.tokenizer.json``. Without a backbone the input is ``features``, float32 (n,
+    d). Outputs are ``scores`` (n, C), ``probabilities`` (n, C) where the head has them,
+    and ``label_index`` (n,), all for any n. Numbers are float32, but scores are float64
+    where float32 would blur them. Metadata hold labels, preprocessing or tokenizer, and
+    backbone.
 
     Parameters
     ----------
@@ -136,13 +140,16 @@ def export_onnx(
     head : IncrementalClassifier
         A fitted head.
     path : path-like
-        Where to. Replaced in one step, and only if everything went well, as is a tokenizer beside it.
+        Where to. Replaced in one step, and only if everything went well, as is a
+        tokenizer beside it.
     opset : int
         Version of ONNX's operator set, from 17.
     check : bool
-        Whether to run the graph with onnxruntime and compare before the file is put in place.
+        Whether to run the graph with onnxruntime and compare before the file is put in
+        place.
     spec : BackboneSpec, optional
-        Description of the backbone that features come from, for the metadata of a head alone.
+        Description of the backbone that features come from, for the metadata of a head
+        alone.
 
     Returns
     -------
@@ -151,7 +158,8 @@ def export_onnx(
     Raises
     ------
     ExportError
-        If backbone or head cannot be exported, or the graph does not compute what they do.
+        If backbone or head cannot be exported, or the graph does not compute what they
+        do.
     MissingExtraError
         If onnx is not installed, or onnxruntime, which the check takes.
 
@@ -168,7 +176,8 @@ def export_onnx(
     >>> report.outputs
     ('scores', 'probabilities', 'label_index')
     """
-    started, target = time.perf_counter(), Path(path)
+    started = time.perf_counter()
+    target = Path(path)
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
     check_number(
         "opset", opset, low=17, high=onnx.defs.onnx_opset_version(), integer=True
@@ -177,7 +186,8 @@ def export_onnx(
         raise ParameterError(f"path must be a file in an existing folder, got {target}")
     if check:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
-    found, temperature = head.linear_map(), getattr(head, "temperature_", None)
+    found = head.linear_map()
+    temperature = getattr(head, "temperature_", None)
     source = graph_input(backbone, head.n_features_in_, target)
     spec = spec if backbone is None else backbone.spec
     if spec is not None and spec.n_features != head.n_features_in_:
@@ -198,7 +208,9 @@ def export_onnx(
         raise ExportError(
             f"the graph must be a valid ONNX model of less than 2 GiB, but {error}"
         ) from error
-    checked = check_graph(source, head, data) if check else None
+    checked = None
+    if check:
+        checked = check_graph(source, head, data)
     with (
         ExitStack() as stack
     ):  # all files are whole before the first one is in place; the graph comes last
@@ -239,11 +251,13 @@ def export_learner(
         ``opset`` and ``check`` of :func:`export_onnx`.
     """
     known = learner.spec_
-    backbone = None if head_only or known is None else learner.backbone_()
+    backbone = None
+    if not (head_only or known is None):
+        backbone = learner.backbone_()
     return export_onnx(backbone, learner.head_, path, spec=known, **settings)
 
 
-# -- parts ----------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------
 
 
 def _assemble(
@@ -256,7 +270,8 @@ def _assemble(
     name: str,
 ) -> tuple[Any, str]:
     """Return the whole graph as a model, and the exporter of its backbone."""
-    helper, proto = onnx.helper, onnx.TensorProto
+    helper = onnx.helper
+    proto = onnx.TensorProto
     graph = GraphBuilder(found.dtype)
     wide = graph.cast(FEATURES, graph.onnx_dtype)
     double = needs_double(head)
@@ -303,7 +318,8 @@ def _describe(
     inputs: list[dict[str, Any]],
 ) -> None:
     """Put everything that a runtime has to know into the metadata; no path of this machine among it."""
-    model.producer_name, model.producer_version = "evergrow", __version__
+    model.producer_name = "evergrow"
+    model.producer_version = __version__
     inputs = [entry | {"meaning": source.meaning} for entry in inputs]
     names = (name for name in HEADS.names() if type(head) is HEADS[name])
     entries: dict[str, Any] = {
@@ -345,7 +361,7 @@ def _base_name(place: str) -> str:
     return place.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
 
-# -- does the graph compute what the model computes? -----------------------------------------------------------
+# -- does the graph compute what the model computes? -----------------------------------
 
 
 def check_graph(
@@ -365,7 +381,8 @@ def check_graph(
     Raises
     ------
     ExportError
-        If the graph does not run, or its scores differ by more than 1e-4 of their spread.
+        If the graph does not run, or its scores differ by more than 1e-4 of their
+        spread.
     """
     runtime = require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
     try:
@@ -376,7 +393,8 @@ def check_graph(
         ) from error
     ours = np.asarray(head.class_scores(source.features()))
     spread = score_spread(ours)
-    taken, worst = {value.name for value in session.get_inputs()}, 0.0
+    taken = {value.name for value in session.get_inputs()}
+    worst = 0.0
     for rows in (
         slice(0, len(ours)),
         *(slice(row, row + 1) for row in range(len(ours))),
@@ -402,8 +420,8 @@ def score_spread(scores: NDArray[np.float64]) -> float:
 def needs_double(head: IncrementalClassifier) -> bool:
     """Return whether float32 would round scores by more than 1e-5 of their spread.
 
-    Log-likelihoods of a discriminant share a part that is the same for all classes and may be thousands of times larger
-    than what tells classes apart.
+    Log-likelihoods of a discriminant share a part that is the same for all classes and
+    may be thousands of times larger than what tells classes apart.
     """
     scores = head.class_scores(random_features(head.n_features_in_))
     return float(np.abs(scores).max()) * float(
@@ -411,9 +429,9 @@ def needs_double(head: IncrementalClassifier) -> bool:
     ) > 0.1 * AGREEMENT * score_spread(scores)
 
 
-# -- from a head as matrices to ONNX nodes ---------------------------------------------------------------------
-# Node by node rather than traced: the head computes in the precision that its scores need, and only with operators
-# that onnxruntime has in that precision.
+# -- from a head as matrices to ONNX nodes ---------------------------------------------
+# Node by node rather than traced: the head computes in the precision that its scores
+# need, and only with operators that onnxruntime has in that precision.
 
 
 @dataclass
@@ -470,7 +488,8 @@ class GraphBuilder:
     def constant(self, tensor: Tensor) -> str:
         """Add a matrix or vector in the type that the head computes in.
 
-        Random weights are float32 numbers: they are stored as such and widened by the graph, at half the size.
+        Random weights are float32 numbers: they are stored as such and widened by the
+        graph, at half the size.
         """
         keep = (
             tensor.dtype == torch.float32
@@ -481,7 +500,9 @@ class GraphBuilder:
             tensor.detach().cpu().to(torch.float32 if keep else self.dtype).contiguous()
         )
         name = self.array(stored.numpy())
-        return self.cast(name, self.onnx_dtype) if keep else name
+        if keep:
+            return self.cast(name, self.onnx_dtype)
+        return name
 
     def array(self, values: Any) -> str:
         """Add a NumPy array as it is."""
@@ -537,9 +558,13 @@ def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
         features = graph.node(
             "Mul", features, graph.constant(found.blocks.column_weights())
         )
-    parts = [graph.constant(found.constant)] if bool(found.constant.any()) else []
+    if bool(found.constant.any()):
+        parts = [graph.constant(found.constant)]
+    else:
+        parts = []
     if found.units is not None and found.readout is not None:
-        # The gain goes into the class weights, which spares the graph a pass over all activations.
+        # The gain goes into the class weights, which spares the graph a pass over all
+        # activations.
         weights = graph.constant(found.readout * found.units.gain)
         parts.append(
             graph.node("MatMul", _add_units(graph, found.units, features), weights)
@@ -549,11 +574,9 @@ def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
     scores = parts.pop()
     while parts:
         scores = graph.node("Add", scores, parts.pop())
-    return (
-        scores
-        if found.shapes is None
-        else _add_shapes(graph, found.shapes, features, scores)
-    )
+    if found.shapes is None:
+        return scores
+    return _add_shapes(graph, found.shapes, features, scores)
 
 
 def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
@@ -591,7 +614,8 @@ def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
             graph.node("MatMul", turned, graph.constant(first)),
             perm=[0, 2, 1],
         )
-        # As rows of their own: older runtimes join a transposition and a product, and then lack it in double precision.
+        # As rows of their own: older runtimes join a transposition and a product, and
+        # then lack it in double precision.
         turned = graph.node(
             "MatMul", shaped(turned, -1, len(second)), graph.constant(second)
         )
@@ -611,10 +635,12 @@ def _add_shapes(
 ) -> str:
     """Add what the shapes of classes add to linear scores: a quadratic in a few directions.
 
-    With ``p = (z - centre) R`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c + k_c, f_c)``. It is added to
-    the scores of the likeliest classes of a row; the others get the smallest term among these, or 0 if that is larger.
+    With ``p = (z - centre) R`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c
+    + k_c, f_c)``. It is added to the scores of the likeliest classes of a row; the
+    others get the smallest term among these, or 0 if that is larger.
     """
-    sums, means = shapes.shapes, shapes.means
+    sums = shapes.shapes
+    means = shapes.means
     pairs = shapes.quadratics(range(len(means)))
     matrices = torch.stack([matrix for matrix, _ in pairs])
     inner = torch.einsum("cij,cj->ci", matrices, means)
@@ -623,7 +649,8 @@ def _add_shapes(
     )
     inside = graph.node("MatMul", features, graph.constant(sums.basis))
     inside = graph.node("Sub", inside, graph.constant(sums.centre @ sums.basis))
-    # p p^T is symmetric: products of two entries are made once, and stand for both of their places.
+    # p p^T is symmetric: products of two entries are made once, and stand for both of
+    # their places.
     rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
     twice = torch.where(rows == columns, 1.0, 2.0).to(matrices)
     first, second = (
@@ -637,7 +664,8 @@ def _add_shapes(
     )
     terms = graph.node("Add", terms, graph.constant(constant))
     terms = graph.node("Max", terms, graph.constant(shapes.floors))
-    # TopK finds the smallest too: ReduceMin takes its axes in another way from operator set 18 on.
+    # TopK finds the smallest too: ReduceMin takes its axes in another way from operator
+    # set 18 on.
     _, likeliest = graph.top(scores, min(LIKELIEST, len(means)))
     own = graph.node("GatherElements", terms, likeliest, axis=1)
     lowest = graph.node("Min", graph.top(own, 1, largest=False)[0], graph.number(0.0))
@@ -652,13 +680,15 @@ def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
     if operator:
         return graph.node(operator, pre)
     if activation == "cos":
-        # Older versions of onnxruntime have the sine in double precision, but not the cosine.
+        # Older versions of onnxruntime have the sine in double precision, but not the
+        # cosine.
         return graph.node("Sin", graph.node("Add", pre, graph.number(math.pi / 2)))
     if activation == "identity":
         return pre
     if activation != "gelu":
         raise ExportError(f"activation must be one that ONNX has, got {activation!r}")
-    # x (1 + erf(x / sqrt 2)) / 2. onnxruntime has erf in float32 only, which is exact to 1e-7 of x here.
+    # x (1 + erf(x / sqrt 2)) / 2. onnxruntime has erf in float32 only, which is exact
+    # to 1e-7 of x here.
     single = graph._onnx.TensorProto.FLOAT
     inner = graph.cast(
         graph.node("Mul", pre, graph.number(1.0 / math.sqrt(2.0))), single

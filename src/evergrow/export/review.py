@@ -1,7 +1,8 @@
 """Answers in the formats of annotation tools, so that people review them where they label: Label Studio and FiftyOne.
 
-Label Studio imports a list of tasks with predictions in them (https://labelstud.io/guide/predictions); what was
-reviewed and exported there can be learned as it is. FiftyOne loads the labels file of a
+Label Studio imports a list of tasks with predictions in them
+(https://labelstud.io/guide/predictions); what was reviewed and exported there can be
+learned as it is. FiftyOne loads the labels file of a
 ``FiftyOneImageClassificationDataset``.
 """
 
@@ -74,8 +75,8 @@ def label_studio_tasks(
     version : str
         What to call the model: reviewers see it, and tasks can be filtered by it.
     root : path-like
-        The folder that Label Studio serves files from (``LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT``); images must be
-        below it.
+        The folder that Label Studio serves files from
+        (``LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT``); images must be below it.
 
     Raises
     ------
@@ -95,7 +96,10 @@ def label_studio_tasks(
     _check_kind(kind)
     tasks = []
     for row, answer, novelty in _rows(answers):
-        sample = _served(samples[row], root) if kind == "image" else samples[row]
+        if kind == "image":
+            sample = _served(samples[row], root)
+        else:
+            sample = samples[row]
         task: dict[str, Any] = {"data": {kind: sample, **novelty}}
         if answer is not None:
             result: dict[str, Any] = {
@@ -119,7 +123,8 @@ def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
     answers : Answers
         What a learner answered.
     samples : sequence of str
-        Paths of the images. FiftyOne finds them wherever they are, so that no folder of data is needed beside the file.
+        Paths of the images. FiftyOne finds them wherever they are, so that no folder of
+        data is needed beside the file.
 
     Examples
     --------
@@ -138,7 +143,10 @@ def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
         if answer is not None:
             sure = answers.measure == "probability"
             label = {"label": answer[0], **({"confidence": answer[1]} if sure else {})}
-            attributes = novelty if sure else {"score": answer[1], **novelty}
+            if sure:
+                attributes = novelty
+            else:
+                attributes = {"score": answer[1], **novelty}
             label |= {"attributes": attributes} if attributes else {}
         labels[str(_file(samples[row]))] = label
     return {"classes": [str(name) for name in answers.classes], "labels": labels}
@@ -152,11 +160,10 @@ def _rows(
         zip(answers.rows.tolist(), answers.ranked(1)[:, 0], strict=True)
     ):
         known = answers.unknown is None or not answers.unknown[place]
-        novelty = (
-            {}
-            if answers.novelty is None
-            else {"novelty": float(answers.novelty[place])}
-        )
+        if answers.novelty is None:
+            novelty = {}
+        else:
+            novelty = {"novelty": float(answers.novelty[place])}
         yield (
             row,
             (str(answers.classes[top]), float(answers.values[place, top]))

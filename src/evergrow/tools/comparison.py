@@ -53,7 +53,8 @@ class Comparison:
     counts : dict of str to (int, int)
         Samples learned of classes that both know, where the number differs.
     names : dict of str to str
-        Names that classes of the first have in the second, where it came of the first by renaming or merging.
+        Names that classes of the first have in the second, where it came of the first
+        by renaming or merging.
     results : pair of Evaluation or None
         How both did on data; answers of the first are under the names of the second.
     changed : tuple of ChangedAnswer
@@ -117,7 +118,8 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     Raises
     ------
     InputError
-        If one takes images and the other texts or features, and there are data to ask about.
+        If one takes images and the other texts or features, and there are data to ask
+        about.
 
     Examples
     --------
@@ -130,9 +132,11 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     >>> found.second_only, found.counts
     (('rook',), {'owl': (5, 10)})
     """
-    known, theirs = first.samples_by_name_, second.samples_by_name_
+    known = first.samples_by_name_
+    theirs = second.samples_by_name_
     names = {}
-    history, before = second.history_, first.history_
+    history = second.history_
+    before = first.history_
     if [(change.what, change.when) for change in before] == [
         (c.what, c.when) for c in history[: len(before)]
     ]:
@@ -168,10 +172,8 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     X = [part.X[np.searchsorted(part.rows, both)] for part in encoded]
     # Data may still have the names that classes had in the first.
     former = {old: new for old, new in names.items() if old not in theirs}
-    labels, items = (
-        _translated(samples.required_labels()[both], former),
-        samples.names(),
-    )
+    labels = _translated(samples.required_labels()[both], former)
+    items = samples.names()
     answers = _translated(first._answers_to(X[0]), names), second._answers_to(X[1])
     results = tuple(
         evaluate_predictions(labels, said, sorted(known))
@@ -189,7 +191,7 @@ def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[n
     return np.array([names.get(name, name) for name in labels.tolist()], dtype=np.str_)
 
 
-# -- before and after a change -----------------------------------------------------------------------------------
+# -- before and after a change ---------------------------------------------------------
 
 
 @contextmanager
@@ -203,7 +205,8 @@ def measured_change(
     learner : Learner
         To be changed in the block, by one change.
     data : path-like, RawSet, FeatureSet or (items, labels), optional
-        Labelled data, of sources with two parts the test part. Without them nothing is tested.
+        Labelled data, of sources with two parts the test part. Without them nothing is
+        tested.
     options : DataOptions, optional
         Columns of a table and depth of class folders in the data.
 
@@ -221,23 +224,27 @@ def measured_change(
     >>> tested.before, tested.after > 0.9
     (None, True)
     """
-    start, rows = learner._snapshot, None
+    start = learner._snapshot
+    rows = None
     if data is not None:  # errors come before the work
         samples = read_labelled(
             data, "test", None if start is None else learner._encoder.kind, options
         )
-        rows = None if start is None else _test_rows(learner, samples)
-    before = (
-        None
-        if rows is None or start is None or start.is_empty
-        else _measured(learner, rows)
-    )
+        rows = None
+        if start is not None:
+            rows = _test_rows(learner, samples)
+    before = None
+    if not (rows is None or start is None or start.is_empty):
+        before = _measured(learner, rows)
     yield
     if data is None or learner._snapshot is start:
         return
     rows = rows or _test_rows(learner, samples)
     after = _measured(learner, rows)
-    recalls = {} if before is None else before.recalls()
+    if before is None:
+        recalls = {}
+    else:
+        recalls = before.recalls()
     fell = {
         name: (recalls[name], now)
         for name, now in after.recalls().items()

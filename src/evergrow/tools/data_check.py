@@ -19,14 +19,15 @@ from evergrow.data.items import Items, Samples
 
 SIMILAR = {"image": 0.88, "text": 0.95, "features": 0.99}
 """Cosine of the features from which on two samples count as nearly the same. On the training images of 20 species of
-birds the most similar two have 0.86 under EfficientNet-Lite0; saved anew, halved, mirrored or cropped they keep 0.87 to
-0.99 with themselves."""
+birds the most similar two have 0.86 under EfficientNet-Lite0; saved anew, halved,
+mirrored or cropped they keep 0.87 to 0.99 with themselves."""
 
 MOST_COMPARED = 50_000
 """Training or test samples that are compared by features; of more, so many are taken at equal distances."""
 
 NEIGHBOURS = 5
-_AGREEING = 3  # neighbours of one other class, and none of its own, that make a sample look misplaced
+# Neighbours of one other class, and none of its own, that make a sample look misplaced
+_AGREEING = 3
 _JUDGED = 4  # samples that a class must have for that
 
 FindingKind = Literal["two labels", "training and test", "misplaced"]
@@ -39,10 +40,12 @@ class Finding:
     Parameters
     ----------
     kind : {"two labels", "training and test", "misplaced"}
-        What is wrong: one sample under two labels, one in training and test, or a sample whose nearest neighbours all
-        belong to other classes; then the second is the nearest of the class that most of them have.
+        What is wrong: one sample under two labels, one in training and test, or a
+        sample whose nearest neighbours all belong to other classes; then the second is
+        the nearest of the class that most of them have.
     rows, names, labels, parts : tuple of two
-        Rows of both, training samples before test samples, and their names, classes and parts.
+        Rows of both, training samples before test samples, and their names, classes and
+        parts.
     similarity : float
         Cosine of their features; 1 for the same content.
     exact : bool
@@ -69,7 +72,8 @@ class DataCheck:
     n_samples, n_test : int
         Samples that were checked, and how many of them are test samples.
     repeated : int
-        Samples whose content comes again under the same label in the same part, which only weighs double.
+        Samples whose content comes again under the same label in the same part, which
+        only weighs double.
     backbone : str
         What computed the features; empty where content alone was compared.
     unread : tuple of str
@@ -116,8 +120,8 @@ def check_samples(
     test : Samples, optional
         Test samples.
     encode : callable, optional
-        From items to features and the rows that could be read; without it content alone is compared, and feature
-        vectors are compared as they are.
+        From items to features and the rows that could be read; without it content alone
+        is compared, and feature vectors are compared as they are.
     backbone : str
         Name of what encodes, for the report.
 
@@ -131,11 +135,14 @@ def check_samples(
     >>> [(finding.kind, finding.labels, finding.exact) for finding in found.findings]
     [('two labels', ('spam', 'ham'), True)]
     """
-    parts: tuple[Samples, ...] = (train,) if test is None else (train, test)
-    if len({part.kind for part in parts}) > 1:
-        raise InputError(
-            f"test must hold {train.kind} samples like the training part, got {parts[1].kind}"
-        )
+    parts = [train]
+    if test is not None:
+        parts.append(test)
+        if test.kind != train.kind:
+            raise InputError(
+                f"test must hold {train.kind} samples like the training part, got "
+                f"{test.kind}"
+            )
     labels = [label for part in parts for label in part.required_labels().tolist()]
     names = [name for part in parts for name in part.names()]
     found: dict[tuple[int, ...], Finding] = {}
@@ -225,11 +232,10 @@ def _contents(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[int]]:
 def _content(samples: Samples, row: int) -> str:
     """Return a hash of the content of a sample; texts are compared without case, blanks and forms of letters."""
     digest = hashlib.blake2b(digest_size=16)
-    raw = (
-        samples.features[row]
-        if samples.features is not None
-        else samples.raw_items().raw(row)
-    )
+    if samples.features is not None:
+        raw = samples.features[row]
+    else:
+        raw = samples.raw_items().raw(row)
     if isinstance(raw, str) and samples.kind == "text":
         digest.update(
             " ".join(unicodedata.normalize("NFKC", raw).casefold().split()).encode(
@@ -253,7 +259,10 @@ def _vectors(
     parts: tuple[Samples, ...], encode: Encode | None, notes: list[str]
 ) -> tuple[NDArray[Any], NDArray[np.int64], set[int]]:
     """Return features, the rows that they belong to, and the rows that could not be read."""
-    blocks, rows, start, asked = [], [], 0, set()
+    blocks = []
+    rows = []
+    start = 0
+    asked = set()
     for part in parts:
         chosen: NDArray[np.int64] = np.arange(len(part))
         if len(part) > MOST_COMPARED:

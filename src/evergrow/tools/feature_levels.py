@@ -85,7 +85,8 @@ def try_levels(
     Returns
     -------
     list of LevelTrial
-        The cheapest first; a level that is the same as the one before it is left out, as for texts.
+        The cheapest first; a level that is the same as the one before it is left out,
+        as for texts.
 
     Raises
     ------
@@ -96,7 +97,8 @@ def try_levels(
         raise InputError(
             "Levels are of features of images and texts; these are feature vectors already."
         )
-    labels, items = samples.required_labels(), samples.raw_items()
+    labels = samples.required_labels()
+    items = samples.raw_items()
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     usable = np.flatnonzero(counts[codes] >= _FOLDS)
     if len(np.unique(codes[usable])) < 2:
@@ -104,7 +106,10 @@ def try_levels(
             f"Two classes with {_FOLDS} samples each are needed to try levels; there are fewer."
         )
     if isinstance(backbone, str):
-        name = best_backbone(items.kind).name if backbone == "auto" else backbone
+        if backbone == "auto":
+            name = best_backbone(items.kind).name
+        else:
+            name = backbone
         backbone = create_backbone(name, device=device)
     shuffled = usable[
         torch.randperm(len(usable), generator=generator(seed, "levels")).numpy()
@@ -119,7 +124,9 @@ def try_levels(
     rows = _drawn(
         shuffled, codes, max(_FOLDS * 2, min(_MOST, int(budget / (_PASSES * each))))
     )
-    side = median_side(items) if items.kind == "image" else None
+    side = None
+    if items.kind == "image":
+        side = median_side(items)
     trials: list[LevelTrial] = []
     for level in LEVELS:
         try:
@@ -131,7 +138,8 @@ def try_levels(
             continue
         found = encode(network, items.take(rows), cache=False, on_error="skip")
         right = _held_out(found.X, codes[rows][found.rows], blocks.widths)
-        share, n = float(right.mean()), len(right)
+        share = float(right.mean())
+        n = len(right)
         error = float(np.sqrt(max(share * (1 - share), 1 / n / 4) / n))
         kinds = len(np.unique(codes[rows]))
         trials.append(

@@ -49,11 +49,9 @@ def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(
     name: str,
 ) -> None:
     model = vit()
-    archive, refused, images = (
-        to_archive(made(name, vit()).saved()),
-        0,
-        torch.zeros(1, 3, 16, 16),
-    )
+    archive = to_archive(made(name, vit()).saved())
+    refused = 0
+    images = torch.zeros(1, 3, 16, 16)
     with torch.no_grad():
         before = model(images)
     for what, wrong in altered(archive):

@@ -12,7 +12,8 @@ from evergrow.adapt.tuners import UnsupportedModelError, create_tuner
 def test_vit_is_scaled_after_eight_kinds_of_layers(make_model, images, shaken) -> None:
     model = make_model("vit_small_patch14_reg4_dinov2", init_values=0.3)
     tuner = shaken(create_tuner("ssf", model))
-    state, w = tuner.state_dict(), model.state_dict()
+    state = tuner.state_dict()
+    w = model.state_dict()
 
     def ssf(x, name):
         return x * state[f"layers.{name}.gamma"] + state[f"layers.{name}.beta"]
@@ -55,7 +56,8 @@ def test_vit_is_scaled_after_eight_kinds_of_layers(make_model, images, shaken) -
 def test_starts_near_the_base_model() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 20_000))
     state = create_tuner("ssf", model).state_dict()
-    gamma, beta = state["layers.0.gamma"], state["layers.0.beta"]
+    gamma = state["layers.0.gamma"]
+    beta = state["layers.0.beta"]
     for value, mean in ((gamma, 1.0), (beta, 0.0)):
         assert value.mean() == pytest.approx(mean, abs=1e-3)
         assert value.std() == pytest.approx(0.02, rel=0.05)
@@ -64,10 +66,8 @@ def test_starts_near_the_base_model() -> None:
 
 def test_norms_with_an_activation_are_scaled_before_it(shaken) -> None:
     layers = pytest.importorskip("timm.layers")
-    model, x = (
-        torch.nn.Sequential(layers.BatchNormAct2d(4)).eval(),
-        torch.randn(2, 4, 3, 3),
-    )
+    model = torch.nn.Sequential(layers.BatchNormAct2d(4)).eval()
+    x = torch.randn(2, 4, 3, 3)
     state = shaken(create_tuner("ssf", model)).state_dict()
     gamma, beta = (
         state[f"layers.0.{name}"][:, None, None] for name in ("gamma", "beta")

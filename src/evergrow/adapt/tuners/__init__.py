@@ -1,7 +1,8 @@
 """Tuners: a few parameters that change what a frozen backbone computes.
 
-``create_tuner("adapter", model)`` puts one on an unmodified timm model by hooks; the model keeps its modules, its
-weights and its ``state_dict``. ``tuner.disable()`` gives the base model to the bit, ``tuner.remove()`` for good.
+``create_tuner("adapter", model)`` puts one on an unmodified timm model by hooks; the
+model keeps its modules, its weights and its ``state_dict``. ``tuner.disable()`` gives
+the base model to the bit, ``tuner.remove()`` for good.
 """
 
 from evergrow.adapt.tuners.adapter import AdapterConfig

@@ -31,8 +31,8 @@ class AdapterConfig(TunerConfig):
     Parameters
     ----------
     bottleneck : int
-        Width of the branch, which takes the residual stream after attention, not normalised, and adds to the block's
-        output, past layer scale.
+        Width of the branch, which takes the residual stream after attention, not
+        normalised, and adds to the block's output, past layer scale.
     scale : float
         Factor on the branch's output.
     dropout : float
@@ -66,7 +66,8 @@ class AdapterLayer(nn.Module):
     config : AdapterConfig
         Settings.
     drawer : Drawer
-        Source of the initial ``down``; ``up`` and the biases start at zero, so that the branch starts at nothing.
+        Source of the initial ``down``; ``up`` and the biases start at zero, so that the
+        branch starts at nothing.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class AdapterLayer(nn.Module):
     ) -> None:
         super().__init__()
         like = block.mlp_input.weight
-        width, inner = block.mlp_input.in_features, config.bottleneck
+        width = block.mlp_input.in_features
+        inner = config.bottleneck
         self.config = config
         self.down_weight = drawer.kaiming((inner, width), like, block.name, "down")
         self.down_bias = drawer.zeros((inner,), like)
@@ -85,7 +87,8 @@ class AdapterLayer(nn.Module):
     def branch(self, x: Tensor, training: bool) -> Tensor:
         """Return the branch's output for tokens (B, N, d)."""
         h = torch.relu(linear(x, self.down_weight, self.down_bias))
-        # Masks come from torch's own generator, as those of every dropout in the backbone do.
+        # Masks come from torch's own generator, as those of every dropout in the
+        # backbone do.
         h = dropout(h, self.config.dropout, training and self.training)
         return linear(h, self.up_weight, self.up_bias) * self.config.scale
 
@@ -112,8 +115,9 @@ class AdapterLayer(nn.Module):
 class AdapterTuner(Tuner):
     """Adapters: in every block, beside the MLP, scale * up(dropout(relu(down(x)))).
 
-    Serves vision transformers whose blocks have ``norm2`` and ``mlp``. Post-norm blocks have the stream itself as the
-    MLP's input. See :class:`AdapterConfig` for the settings.
+    Serves vision transformers whose blocks have ``norm2`` and ``mlp``. Post-norm blocks
+    have the stream itself as the MLP's input. See :class:`AdapterConfig` for the
+    settings.
 
     Examples
     --------
@@ -148,7 +152,8 @@ class AdapterTuner(Tuner):
         for block, layer in self._pairs:
             yield block.part("norm2").register_forward_pre_hook(layer.keep_stream)
             yield block.part("mlp").register_forward_pre_hook(layer.keep_stream)
-            # First in line: prompts that another tuner appended are dropped by a later hook of the block.
+            # First in line: prompts that another tuner appended are dropped by a later
+            # hook of the block.
             yield block.module.register_forward_hook(
                 layer.add_to_block, prepend=True, always_call=True
             )

@@ -76,18 +76,19 @@ class ScalePoint:
     def outlet(self) -> nn.Module:
         """The module whose output is scaled: timm's norms with an activation have an empty one before that."""
         inner = getattr(self.layer, "drop", None)
-        return (
-            inner
-            if isinstance(inner, nn.Module) and hasattr(self.layer, "act")
-            else self.layer
-        )
+        if isinstance(inner, nn.Module) and hasattr(self.layer, "act"):
+            return inner
+        return self.layer
 
 
 def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
     """Yield the layers of a model that are scaled, in the model's order, or raise :class:`UnsupportedModelError`."""
-    heads, found = classifier_modules(model), False
+    heads = classifier_modules(model)
+    found = False
     for path, layer in model.named_modules():
-        shape = None if layer in heads else _channels(path, layer)
+        shape = None
+        if layer not in heads:
+            shape = _channels(path, layer)
         if shape is None:
             continue
         parent_path, _, name = path.rpartition(".")
@@ -134,10 +135,8 @@ class ScaleShift(nn.Module):
         like = next((p for p in point.layer.parameters(recurse=False)), torch.empty(0))
         self.gamma = drawer.normal((point.width,), like, 1.0, std, point.name, "gamma")
         self.beta = drawer.normal((point.width,), like, 0.0, std, point.name, "beta")
-        self.dim, self._attention = (
-            point.dim,
-            (point.attention,),
-        )  # in a tuple, or it would be a part of the tuner
+        self.dim = point.dim  # in a tuple, or it would be a part of the tuner
+        self._attention = (point.attention,)
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return x * gamma + beta in the type of x; the arithmetic is in the wider of both types."""
@@ -162,10 +161,11 @@ class ScaleShift(nn.Module):
 class SSFTuner(Tuner):
     """Scale and shift: y = x * gamma + beta, by channel, after every layer that has weights to mix or normalise.
 
-    That is the output of every linear, convolution and normalisation layer except the classifier's. In a vision
-    transformer: patch embedding, ``norm1``, ``qkv``, ``attn.proj``, ``norm2``, ``fc1``, ``fc2`` and the final norm. In
-    a ResNet: every convolution and every batch norm, on shortcuts too; of norms with a built-in activation, what goes
-    into the activation. See :class:`SSFConfig`.
+    That is the output of every linear, convolution and normalisation layer except the
+    classifier's. In a vision transformer: patch embedding, ``norm1``, ``qkv``,
+    ``attn.proj``, ``norm2``, ``fc1``, ``fc2`` and the final norm. In a ResNet: every
+    convolution and every batch norm, on shortcuts too; of norms with a built-in
+    activation, what goes into the activation. See :class:`SSFConfig`.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Tuners: a few parameters on a frozen backbone; the kinds by name, and their files.
 
-:class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings. :class:`Drawer` draws initial
-values.
+:class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings.
+:class:`Drawer` draws initial values.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class UnsupportedModelError(TunerError, TypeError):
 class TunerConfig:
     """The base of all settings of tuners.
 
-    Subclasses declare fields and override :meth:`check`. Lists become tuples, so that settings read from JSON
-    equal the ones that were written.
+    Subclasses declare fields and override :meth:`check`. Lists become tuples, so that
+    settings read from JSON equal the ones that were written.
 
     Examples
     --------
@@ -99,8 +99,9 @@ class TunerConfig:
 class Drawer:
     """Draws the initial parameters of one tuner.
 
-    Every parameter has a stream of its own, so what one block starts with depends neither on which other blocks are
-    tuned nor on the device; nothing touches the global generator.
+    Every parameter has a stream of its own, so what one block starts with depends
+    neither on which other blocks are tuned nor on the device; nothing touches the
+    global generator.
 
     Parameters
     ----------
@@ -109,8 +110,8 @@ class Drawer:
     name : str
         Name of the tuner.
     limit : int, optional
-        How many numbers may be made. A tuner out of a file gets as many as the file holds, so that settings in it
-        cannot ask for more memory than it takes itself.
+        How many numbers may be made. A tuner out of a file gets as many as the file
+        holds, so that settings in it cannot ask for more memory than it takes itself.
 
     Examples
     --------
@@ -183,11 +184,10 @@ class Handle(Protocol):
 def classifier_modules(model: nn.Module) -> set[nn.Module]:
     """Return the modules that turn features into logits; tuners leave them alone."""
     getter = getattr(model, "get_classifier", None)
-    found = (
-        getter()
-        if callable(getter)
-        else [getattr(model, name, None) for name in _HEADS]
-    )
+    if callable(getter):
+        found = getter()
+    else:
+        found = [getattr(model, name, None) for name in _HEADS]
     heads = found if isinstance(found, (tuple, list)) else [found]
     return {
         part for head in heads if isinstance(head, nn.Module) for part in head.modules()
@@ -323,24 +323,28 @@ class SavedTuner:
 class Tuner(nn.Module):
     """Parameters beside a frozen backbone; made by :func:`create_tuner`, already enabled.
 
-    A tuner is a module of its own: ``parameters()``, ``state_dict()``, ``to()``, ``train()`` and ``eval()`` concern
-    its few parameters only, and the backbone's ``state_dict()`` keeps its keys and values while it is tuned. Move the
-    backbone before a tuner is made, or move both. Several tuners may sit on one model; each is switched and removed
-    by itself, in any order, and a disabled one costs nothing. Changes in one place apply in the order of enabling.
+    A tuner is a module of its own: ``parameters()``, ``state_dict()``, ``to()``,
+    ``train()`` and ``eval()`` concern its few parameters only, and the backbone's
+    ``state_dict()`` keeps its keys and values while it is tuned. Move the backbone
+    before a tuner is made, or move both. Several tuners may sit on one model; each is
+    switched and removed by itself, in any order, and a disabled one costs nothing.
+    Changes in one place apply in the order of enabling.
 
-    Subclasses set ``name`` and ``config_class``, make their layers in :meth:`_layers` and put them to work in
-    :meth:`_attach`.
+    Subclasses set ``name`` and ``config_class``, make their layers in :meth:`_layers`
+    and put them to work in :meth:`_attach`.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The backbone. Its parameters stop requiring gradients until the last tuner is removed.
+        The backbone. Its parameters stop requiring gradients until the last tuner is
+        removed.
     config : TunerConfig
         Settings of the kind.
     seed : int
         Seed of the initial parameters.
     limit : int, optional
-        How many initial numbers may be made; see :class:`~evergrow.adapt.tuners.tuner.Drawer`.
+        How many initial numbers may be made; see
+        :class:`~evergrow.adapt.tuners.tuner.Drawer`.
     """
 
     name: ClassVar[str]
@@ -364,8 +368,11 @@ class Tuner(nn.Module):
         super().__init__()
         # A registered module would make the backbone's parameters the tuner's own.
         self.__dict__["model"] = model
-        self.config, self.seed, self.removed = config, seed, False
-        self._limit, self._extra = limit, NOTHING
+        self.config = config
+        self.seed = seed
+        self.removed = False
+        self._limit = limit
+        self._extra = NOTHING
         self._handles: list[Handle] = []
         self.layers = nn.Module()
         self._build(model)
@@ -373,11 +380,10 @@ class Tuner(nn.Module):
         self._frozen = [
             parameter for parameter in model.parameters() if parameter.requires_grad
         ]
-        self._fused = (
-            others[0]._fused
-            if others
-            else [part for part in model.modules() if adds_bias_outside(part)]
-        )
+        if others:
+            self._fused = others[0]._fused
+        else:
+            self._fused = [part for part in model.modules() if adds_bias_outside(part)]
         model.__dict__[_ATTRIBUTE] = [*others, self]
         for parameter in self._frozen:
             parameter.requires_grad_(False)
@@ -388,7 +394,7 @@ class Tuner(nn.Module):
             raise
         self._limit = None  # a tuner may grow later, and then no file asks for it
 
-    # -- for subclasses -------------------------------------------------------------------------------------
+    # -- for subclasses ----------------------------------------------------------------
 
     def _drawer(self) -> Drawer:
         """Return the source of initial values."""
@@ -418,7 +424,7 @@ class Tuner(nn.Module):
             node = node._modules[parent]  # type: ignore[assignment]
         node.add_module(last, layer)
 
-    # -- switching ------------------------------------------------------------------------------------------
+    # -- switching ---------------------------------------------------------------------
 
     @property
     def enabled(self) -> bool:
@@ -468,7 +474,8 @@ class Tuner(nn.Module):
 
     def _switch(self) -> ExitStack:
         """Return a context that restores the tuner's present state at its end."""
-        back, switch = self.enable if self.enabled else self.disable, ExitStack()
+        back = self.enable if self.enabled else self.disable
+        switch = ExitStack()
         switch.callback(lambda: None if self.removed else back())
         return switch
 
@@ -497,7 +504,7 @@ class Tuner(nn.Module):
         for parameter in self._frozen:
             parameter.requires_grad_(True)
 
-    # -- training -------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------
 
     @property
     def n_trainable(self) -> int:
@@ -508,7 +515,7 @@ class Tuner(nn.Module):
             if parameter.requires_grad
         )
 
-    # -- state ----------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------
 
     def saved(self) -> SavedTuner:
         """Return a copy of parameters and settings on the CPU, apart from the model."""
@@ -607,7 +614,8 @@ def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
     Raises
     ------
     FileFormatError
-        If its kind or a setting is not known, or settings, parameters and model do not fit each other.
+        If its kind or a setting is not known, or settings, parameters and model do not
+        fit each other.
     UnsupportedModelError
         If a tuner of the kind cannot serve this architecture.
 
