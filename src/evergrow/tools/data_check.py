@@ -135,9 +135,9 @@ def check_samples(
     >>> [(finding.kind, finding.labels, finding.exact) for finding in found.findings]
     [('two labels', ('spam', 'ham'), True)]
     """
-    parts = [train]
+    parts: tuple[Samples, ...] = (train,)
     if test is not None:
-        parts.append(test)
+        parts = (train, test)
         if test.kind != train.kind:
             raise InputError(
                 f"test must hold {train.kind} samples like the training part, got "
