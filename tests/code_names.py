@@ -13,6 +13,7 @@ import difflib
 import importlib
 import importlib.util
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```$", flags=re.DOTALL | re.MULT
 CHAIN = re.compile(r"^@?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(\(.*\))?(?:[.\[ =].*)?$")
 CLASS_NAME = re.compile(r"\b(?:[A-Za-z_]\w*\.)*[A-Z]+[a-z]\w*\b")
 FILE_NAME = re.compile(r"^[\w.-]+(?:/[\w.-]+)*/?$")
+DIRECTIVE = re.compile(r"^::: ([\w.]+)$", flags=re.MULTILINE)
+SNAKE = re.compile(r"^([A-Za-z]\w*_\w*)(?:=[^=]*)?$")
+ROUTE = re.compile(r"^(?:[A-Z]+ |(?=/api/|\.\.\./))((?:/|\.\.\./)[a-z-]+(?:/[\w{}.-]+)*)$")
+SETTING = re.compile(r"--set ([a-z_]+)=")
 FILE_SUFFIX = re.compile(
     r"\.(csv|evg|html|jpg|json|jsonl|lock|npz|onnx|parquet|py|safetensors|tex|toml|txt)$"
 )
@@ -50,6 +55,45 @@ ALIASES = {"np": "numpy", "pd": "pandas", "F": "torch.nn.functional"}
 LIBRARIES = ("torch", "numpy", "sklearn", "scipy", "timm", "PIL", "pyarrow", "onnx")
 
 ALLOWED = {
+    # Arguments, attributes and functions of other libraries.
+    "check_estimator",
+    "coef_",
+    "create_pr",
+    "cross_val_score",
+    "forward_intermediates",
+    "init_cls",
+    "init_lr",
+    "intercept_",
+    "memory_size",
+    "registered_model_name",
+    "tuned_epoch",
+    # Variables of the environment that other libraries read.
+    "AWS_ACCESS_KEY_ID",
+    "AWS_ENDPOINT_URL",
+    "AWS_PROFILE",
+    "FSSPEC_S3_ANON",
+    "FSSPEC_S3_ENDPOINT_URL",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+    "LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT",
+    # Symbols, and names that are put together: columns of tables, parameters.
+    "A_0",
+    "class_1",
+    "class_2",
+    "nearest_class",
+    "nearest_probability",
+    "options__NAME",
+    "probability_1",
+    "probability_2",
+    # Files that others write: this repository's benchmarks, the Hub, LAMDA-PILOT.
+    "benchmarks/results/latest.json",
+    "data/train-00000-of-00002.parquet",
+    "trainer.py",
+    # Names of other programs and of data sets.
+    "FiftyOneImageClassificationDataset",
+    "ImageNetR",
+    "ONLINE_ITER",
     # Classes of other libraries, which evergrow does not import by name.
     "CalibratedClassifierCV",
     "ColumnTransformer",
@@ -258,7 +302,9 @@ class Code:
         """Return what an absolute name stands for, in the package or in a library."""
         first = dotted.partition(".")[0]
         if first != self.name:
-            return import_name(dotted) or (UNKNOWN if first in self.libraries else None)
+            installed = first in ALIASES or importlib.util.find_spec(first)
+            missing = first in self.libraries and not installed
+            return UNKNOWN if missing else import_name(dotted)
         module = dotted
         while module not in self.trees:
             module = module.rpartition(".")[0]
@@ -488,15 +534,43 @@ class Checker:
         found = []
         for match in FENCE.finditer(text):
             first = text.count("\n", 0, match.start(2)) + 1
-            if match[1] in ("sh", "console", "bash", "text"):
-                found += self.shell(path, match[2], first, match[1] != "sh")
+            if match[1] in ("sh", "console"):
+                found += self.shell(path, match[2], first, match[1] == "console")
+            if match[1] in ("python", "py"):
+                found += self.example(path, match[2], first)
         prose = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
         for match in SPAN.finditer(prose):
             line = prose.count("\n", 0, match.start()) + 1
             found += self.span(path, line, " ".join(match[2].split()), None, ())
+        for match in DIRECTIVE.finditer(prose):
+            if self.code.resolve(match[1]) is None:
+                line = prose.count("\n", 0, match.start()) + 1
+                found.append(self.missing(path, line, match[1]))
         for match in VARIABLE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             found += self.variable(path, line, match[0])
+        return found
+
+    def example(self, path: Path, text: str, first: int) -> list[Finding]:
+        """Check imports, methods of the learner and keywords in a block of Python."""
+        found = []
+        tree = ast.parse(textwrap.dedent(text))
+        known = set(SHORT) - {"data"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                own = node.module.partition(".")[0] == self.code.name
+                for alias in node.names if own else ():
+                    name = f"{node.module}.{alias.name}"
+                    known.add(alias.asname or alias.name)
+                    if self.code.resolve(name) is None:
+                        line = first + node.lineno - 1
+                        found.append(self.missing(path, line, name))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                line = first + node.lineno - 1
+                if name.partition(".")[0] in known and CHAIN.match(name):
+                    found += self.expression(path, line, ast.unparse(node), None, ())
         return found
 
     def shell(self, path: Path, text: str, first: int, prompt: bool) -> list[Finding]:
@@ -583,6 +657,8 @@ class Checker:
         words = text.split()
         if words[0] == "evergrow" and len(words) > 1:
             return self.command(path, line, text)
+        if text in ALLOWED:
+            return []
         if self.file_is_missing(text):
             return [Finding(path, line, text, "no such file")]
         if words[0].startswith("--"):
@@ -601,6 +677,12 @@ class Checker:
         around: tuple[ast.AST, ...],
     ) -> list[Finding]:
         """Check a name, an attribute or a call."""
+        snake = SNAKE.match(text)
+        if snake and snake[1] not in self.words | ALLOWED:
+            return [self.missing(path, line, snake[1])]
+        route = ROUTE.match(text)
+        if route and not self.segments.issuperset(fixed_segments(route[1])):
+            return [Finding(path, line, text, "no such route")]
         match = CHAIN.match(text)
         if match is None:
             return []
@@ -633,7 +715,8 @@ class Checker:
             if any(self.inside(Definition(module, node), first) for node in around):
                 return True
         places = self.code.top_level.get(first, [])
-        return any(isinstance(place.node, ast.Module) for place in places)
+        constant = len(first) > 2 and first.isupper()
+        return any(constant or isinstance(item.node, ast.Module) for item in places)
 
     def keywords(
         self, path: Path, line: int, text: str, name: str, targets: list[Definition]
@@ -643,7 +726,7 @@ class Checker:
             call = ast.parse(text.removeprefix("@"), mode="eval").body
         except SyntaxError:
             return []
-        if not isinstance(call, ast.Call):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != name:
             return []
         known: set[str] = set()
         for target in targets:
@@ -688,8 +771,10 @@ class Checker:
                 return [outside]
         for start in starts:
             ends = [self.code.lookup(item, rest) for item in start]
-            if any(end is not None for end in ends):
-                return [end for end in ends if end is not None]
+            found = [end for end in ends if end is not None]
+            if any(end is not UNKNOWN for end in found) or None not in ends:
+                if found:
+                    return found
         return []
 
     def inside(self, owner: Definition, name: str) -> Definition | None:
@@ -750,18 +835,17 @@ class Checker:
     def flags(
         self, path: Path, line: int, text: str, known: set[str]
     ) -> list[Finding]:
-        """Check the long options of a command line."""
-        return [
-            Finding(
-                path,
-                line,
-                flag,
-                f"no such option in {text!r}",
-                nearest(flag, known),
-            )
-            for flag in FLAG.findall(text)
-            if flag not in known
-        ]
+        """Check the long options of a command line, and the names of its settings."""
+        found = []
+        for flag in FLAG.findall(text):
+            if flag not in known:
+                reason = f"no such option in {text!r}"
+                found.append(Finding(path, line, flag, reason, nearest(flag, known)))
+        for setting in SETTING.findall(text):
+            if setting not in self.code.used:
+                reason = f"no such setting in {text!r}"
+                found.append(Finding(path, line, setting, reason))
+        return found
 
     def variable(self, path: Path, line: int, name: str) -> list[Finding]:
         """Check an environment variable."""
@@ -769,6 +853,28 @@ class Checker:
             return []
         near = nearest(name, self.variables)
         return [Finding(path, line, name, "nothing reads it", near)]
+
+    @cached_property
+    def words(self) -> set[str]:
+        """Identifiers of the code, of its strings, and of experiments."""
+        found = set(self.code.used)
+        texts = [*self.code.literals]
+        for folder in ("experiments", "benchmarks"):
+            for path in (ROOT / folder).glob("*.*"):
+                if path.suffix in (".py", ".toml"):
+                    texts.append(path.read_text(encoding="utf-8"))
+        for text in texts:
+            found.update(re.findall(r"\w+", text))
+        return found
+
+    @cached_property
+    def segments(self) -> set[str]:
+        """Fixed segments of the routes of the service."""
+        found = set()
+        for text in self.code.literals:
+            if re.match(r"^/[\w{}/.-]+$", text):
+                found.update(fixed_segments(text))
+        return found
 
     @cached_property
     def variables(self) -> set[str]:
@@ -785,6 +891,11 @@ class Checker:
 def is_class_name(name: str) -> bool:
     """Return whether a word is a name of code and not of prose: two capitals."""
     return bool(re.match(r"^[A-Z]+[a-z]+\w*[A-Z]\w*$|^[A-Z]{2,}[a-z]\w+$", name))
+
+
+def fixed_segments(route: str) -> set[str]:
+    """Return the segments of a route that are not parameters."""
+    return {part for part in route.split("/") if part.strip(".") and part[0] != "{"}
 
 
 def blank_examples(text: str) -> str:
