@@ -32,9 +32,12 @@ FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```$", flags=re.DOTALL | re.MULT
 CHAIN = re.compile(r"^@?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(\(.*\))?(?:[.\[ =].*)?$")
 CLASS_NAME = re.compile(r"\b(?:[A-Za-z_]\w*\.)*[A-Z]+[a-z]\w*\b")
 FILE_NAME = re.compile(r"^[\w.-]+(?:/[\w.-]+)*/?$")
+DOTTED = re.compile(r"\bevergrow\.\w+(?:\.\w+)+")
 DIRECTIVE = re.compile(r"^::: ([\w.]+)$", flags=re.MULTILINE)
 SNAKE = re.compile(r"^([A-Za-z]\w*_\w*)(?:=[^=]*)?$")
-ROUTE = re.compile(r"^(?:[A-Z]+ |(?=/api/|\.\.\./))((?:/|\.\.\./)[a-z-]+(?:/[\w{}.-]+)*)$")
+ROUTE = re.compile(
+    r"^(?:[A-Z]+ |(?=/api/|\.\.\./))((?:/|\.\.\./)[a-z-]+(?:/[\w{}.-]+)*)$"
+)
 SETTING = re.compile(r"--set ([a-z_]+)=")
 FILE_SUFFIX = re.compile(
     r"\.(csv|evg|html|jpg|json|jsonl|lock|npz|onnx|parquet|py|safetensors|tex|toml|txt)$"
@@ -287,14 +290,22 @@ class Code:
         for tree in self.trees.values():
             docstrings = {id(node) for node, _ in strings(tree)}
             for node in ast.walk(tree):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    if id(node) not in docstrings:
-                        found.add(node.value)
+                if not isinstance(node, ast.Constant) or id(node) in docstrings:
+                    continue
+                if isinstance(node.value, str):
+                    found.add(node.value)
         return found
 
     def nearest(self, name: str) -> str:
         """Return the existing name that is most like this one."""
-        return nearest(name.rpartition(".")[2], self.defined)
+        owner, _, last = name.rpartition(".")
+        owner = SHORT.get(owner, owner).rpartition(".")[2]
+        for place in self.top_level.get(owner, []):
+            if isinstance(place.node, ast.ClassDef):
+                found = nearest(last, class_attributes(place.node))
+                if found:
+                    return f"{owner}.{found}"
+        return nearest(last, self.defined)
 
     # -- one name
 
@@ -337,7 +348,11 @@ class Code:
             return self.class_member(owner, name)
         if isinstance(node, Function):
             decorators = {ast.unparse(item) for item in node.decorator_list}
-            if decorators & {"property", "cached_property", "functools.cached_property"}:
+            if decorators & {
+                "property",
+                "cached_property",
+                "functools.cached_property",
+            }:
                 return self.member(self.typed(node.returns, owner.module), name)
             return UNKNOWN if node.decorator_list else None
         return self.member(self.typed(node, owner.module), name)
@@ -546,10 +561,14 @@ class Checker:
             if self.code.resolve(match[1]) is None:
                 line = prose.count("\n", 0, match.start()) + 1
                 found.append(self.missing(path, line, match[1]))
+        for match in DOTTED.finditer(text):
+            if self.code.resolve(match[0]) is None:
+                line = text.count("\n", 0, match.start()) + 1
+                found.append(self.missing(path, line, match[0]))
         for match in VARIABLE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             found += self.variable(path, line, match[0])
-        return found
+        return list(dict.fromkeys(found))
 
     def example(self, path: Path, text: str, first: int) -> list[Finding]:
         """Check imports, methods of the learner and keywords in a block of Python."""
@@ -711,8 +730,8 @@ class Checker:
         """Return whether a lower-case name before a dot is one of code."""
         if first in SHORT or first in LIBRARIES or first in ALIASES:
             return True
-        if module is not None:
-            if any(self.inside(Definition(module, node), first) for node in around):
+        for node in around if module is not None else ():
+            if self.inside(Definition(module, node), first):
                 return True
         places = self.code.top_level.get(first, [])
         constant = len(first) > 2 and first.isupper()
@@ -772,9 +791,10 @@ class Checker:
         for start in starts:
             ends = [self.code.lookup(item, rest) for item in start]
             found = [end for end in ends if end is not None]
-            if any(end is not UNKNOWN for end in found) or None not in ends:
-                if found:
-                    return found
+            # Of several definitions, one with known attributes decides.
+            decided = any(end is not UNKNOWN for end in found) or None not in ends
+            if found and decided:
+                return found
         return []
 
     def inside(self, owner: Definition, name: str) -> Definition | None:
@@ -804,7 +824,7 @@ class Checker:
 
     def file_is_missing(self, text: str) -> bool:
         """Return whether a span is the path of a file in the repository, without one."""
-        if not FILE_NAME.match(text) or "/" not in text and not text.endswith(".py"):
+        if not FILE_NAME.match(text) or not ("/" in text or text.endswith(".py")):
             return False
         first = text.partition("/")[0]
         room = "/" in text and (PACKAGE / first).is_dir()
@@ -832,9 +852,7 @@ class Checker:
             return [Finding(path, line, f"evergrow {name}", "no such command", near)]
         return self.flags(path, line, text, self.commands[name])
 
-    def flags(
-        self, path: Path, line: int, text: str, known: set[str]
-    ) -> list[Finding]:
+    def flags(self, path: Path, line: int, text: str, known: set[str]) -> list[Finding]:
         """Check the long options of a command line, and the names of its settings."""
         found = []
         for flag in FLAG.findall(text):
@@ -860,9 +878,9 @@ class Checker:
         found = set(self.code.used)
         texts = [*self.code.literals]
         for folder in ("experiments", "benchmarks"):
-            for path in (ROOT / folder).glob("*.*"):
-                if path.suffix in (".py", ".toml"):
-                    texts.append(path.read_text(encoding="utf-8"))
+            for pattern in ("*.py", "*.toml"):
+                for path in (ROOT / folder).glob(pattern):
+                    texts.append(path.read_text(encoding="utf-8"))  # noqa: PERF401
         for text in texts:
             found.update(re.findall(r"\w+", text))
         return found
