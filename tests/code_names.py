@@ -33,6 +33,8 @@ CHAIN = re.compile(r"^@?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(\(.*\))?(?:[.\[ =].
 CLASS_NAME = re.compile(r"\b(?:[A-Za-z_]\w*\.)*[A-Z]+[a-z]\w*\b")
 FILE_NAME = re.compile(r"^[\w.-]+(?:/[\w.-]+)*/?$")
 DOTTED = re.compile(r"\bevergrow\.\w+(?:\.\w+)+")
+EXAMPLE = re.compile(r"^ +(evergrow [a-z-]+ .*)$", flags=re.MULTILINE)
+INDENTED = re.compile(r"^    (evergrow .*)$", flags=re.MULTILINE)
 DIRECTIVE = re.compile(r"^::: ([\w.]+)$", flags=re.MULTILINE)
 SNAKE = re.compile(r"^([A-Za-z]\w*_\w*)(?:=[^=]*)?$")
 ROUTE = re.compile(
@@ -151,25 +153,22 @@ UNKNOWN = Definition("")
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def strings(tree: ast.AST) -> Iterator[tuple[ast.Constant, tuple[ast.AST, ...]]]:
+def strings(tree: ast.Module) -> Iterator[tuple[ast.Constant, tuple[ast.AST, ...]]]:
     """Yield each docstring with the definitions around it, the outermost first."""
 
-    def walk(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[Any]:
-        inner = around
-        if isinstance(node, (ast.ClassDef, *Function)):
-            inner = (*around, node)
-        for child in ast.iter_child_nodes(node):
-            value = getattr(child, "value", None)
-            if (
-                isinstance(child, ast.Expr)
-                and isinstance(value, ast.Constant)
-                and isinstance(value.value, str)
-            ):
-                yield value, inner
+    def walk(body: list[ast.stmt], around: tuple[ast.AST, ...]) -> Iterator[Any]:
+        for node in body:
+            value = getattr(node, "value", None)
+            if isinstance(node, ast.Expr) and isinstance(value, ast.Constant):
+                if isinstance(value.value, str):
+                    yield value, around
+            elif isinstance(node, (ast.ClassDef, *Function)):
+                yield from walk(node.body, (*around, node))
             else:
-                yield from walk(child, inner)
+                for part in ("body", "orelse", "finalbody", "handlers"):
+                    yield from walk(getattr(node, part, []), around)
 
-    yield from walk(tree, ())
+    yield from walk(tree.body, ())
 
 
 def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
@@ -214,6 +213,8 @@ class Code:
         self.members = {
             name: dict(bound_names(tree.body)) for name, tree in self.trees.items()
         }
+        # Nodes of all modules, in one list: walking them anew for each set is slow.
+        self.nodes = [node for tree in self.trees.values() for node in ast.walk(tree)]
         self.classes: dict[ast.AST, dict[str, ast.AST]] = {}
 
     # -- the whole package
@@ -235,65 +236,62 @@ class Code:
     def defined(self) -> set[str]:
         """Names that modules and classes define."""
         found = set(self.top_level)
-        for tree in self.trees.values():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef):
-                    found.update(class_attributes(node))
+        for node in self.nodes:
+            if isinstance(node, ast.ClassDef):
+                found.update(class_attributes(node))
         return found
 
     @cached_property
     def used(self) -> set[str]:
         """Identifiers in the code, including those of other libraries."""
         found = set(dir(builtins))
-        for tree in self.trees.values():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Name):
-                    found.add(node.id)
-                elif isinstance(node, ast.Attribute):
-                    found.add(node.attr)
-                elif isinstance(node, ast.arg):
-                    found.add(node.arg)
-                elif isinstance(node, (ast.ClassDef, *Function)):
-                    found.add(node.name)
-                elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                    found.update(alias.name for alias in node.names)
+        for node in self.nodes:
+            if isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, (ast.ClassDef, *Function)):
+                found.add(node.name)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.update(alias.name for alias in node.names)
         return found
 
     @cached_property
     def called(self) -> set[str]:
         """Names of functions, classes and methods, including those of other libraries."""
         found = set(dir(builtins))
-        for tree in self.trees.values():
-            for node in ast.walk(tree):
-                if isinstance(node, (ast.ClassDef, *Function)):
-                    found.add(node.name)
-                elif isinstance(node, ast.Call):
-                    found.add(ast.unparse(node.func).rpartition(".")[2])
+        for node in self.nodes:
+            if isinstance(node, (ast.ClassDef, *Function)):
+                found.add(node.name)
+            elif isinstance(node, ast.Call):
+                found.add(ast.unparse(node.func).rpartition(".")[2])
         return found
 
     @cached_property
     def libraries(self) -> set[str]:
         """Libraries that the package imports, also where they are not installed."""
         found = set()
-        for tree in self.trees.values():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    found.add(node.module.partition(".")[0])
-                elif isinstance(node, ast.Import):
-                    found.update(alias.name.partition(".")[0] for alias in node.names)
+        for node in self.nodes:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Import):
+                found.update(alias.name.partition(".")[0] for alias in node.names)
         return found
 
     @cached_property
     def literals(self) -> set[str]:
         """String constants of the code, except docstrings."""
+        docstrings = {
+            id(node) for tree in self.trees.values() for node, _ in strings(tree)
+        }
         found = set()
-        for tree in self.trees.values():
-            docstrings = {id(node) for node, _ in strings(tree)}
-            for node in ast.walk(tree):
-                if not isinstance(node, ast.Constant) or id(node) in docstrings:
-                    continue
-                if isinstance(node.value, str):
-                    found.add(node.value)
+        for node in self.nodes:
+            if not isinstance(node, ast.Constant) or id(node) in docstrings:
+                continue
+            if isinstance(node.value, str):
+                found.add(node.value)
         return found
 
     def nearest(self, name: str) -> str:
@@ -549,7 +547,7 @@ class Checker:
         found = []
         for match in FENCE.finditer(text):
             first = text.count("\n", 0, match.start(2)) + 1
-            if match[1] in ("sh", "console"):
+            if match[1] in ("sh", "console", ""):
                 found += self.shell(path, match[2], first, match[1] == "console")
             if match[1] in ("python", "py"):
                 found += self.example(path, match[2], first)
@@ -557,6 +555,9 @@ class Checker:
         for match in SPAN.finditer(prose):
             line = prose.count("\n", 0, match.start()) + 1
             found += self.span(path, line, " ".join(match[2].split()), None, ())
+        for match in INDENTED.finditer(prose):
+            line = prose.count("\n", 0, match.start(1)) + 1
+            found += self.shell(path, match[1], line, prompt=False)
         for match in DIRECTIVE.finditer(prose):
             if self.code.resolve(match[1]) is None:
                 line = prose.count("\n", 0, match.start()) + 1
@@ -616,6 +617,9 @@ class Checker:
                 if not self.exists(match[1], module, around):
                     found.append(self.missing(path, line, match[1]))
             prose = blank_examples(ROLE.sub("", text))
+            for match in EXAMPLE.finditer(text):
+                line = node.lineno + text.count("\n", 0, match.start(1))
+                found += self.shell(path, match[1], line, prompt=False)
             for match in SPAN.finditer(prose):
                 line = node.lineno + prose.count("\n", 0, match.start())
                 span = " ".join(match[2].split())
