@@ -2,7 +2,6 @@
 
 import ast
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -13,12 +12,7 @@ import torch
 import evergrow
 from evergrow.core.errors import DeviceError, ParameterError
 from evergrow.core.registry import Registry
-from evergrow.core.seeding import (
-    borrow_global_generators,
-    derive_seed,
-    generator,
-    resolve_seed,
-)
+from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import (
     resolve_device,
 )
@@ -62,32 +56,6 @@ def test_generator_leaves_the_global_state_alone():
     before = torch.get_rng_state()
     torch.randn(4, generator=generator(0, "x"))
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_global_generators_are_borrowed_by_one_thread_at_a_time():
-    """Two threads that seed torch's global generator would draw from one stream."""
-    entered = threading.Event()
-    disturbed = threading.Event()
-
-    def disturb():
-        entered.wait()
-        with borrow_global_generators():
-            torch.default_generator.manual_seed(8)
-            torch.randn(3)
-            disturbed.set()
-
-    before = torch.get_rng_state()
-    other = threading.Thread(target=disturb)
-    other.start()
-    with borrow_global_generators():
-        torch.default_generator.manual_seed(7)
-        entered.set()
-        assert not disturbed.wait(timeout=0.2)
-        drawn = torch.randn(3)
-    other.join()
-    expected = torch.randn(3, generator=torch.Generator().manual_seed(7))
-    assert torch.equal(drawn, expected)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_global_generators_are_seeded_only_where_they_are_borrowed():
