@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import importlib
 import importlib.util
 import io
 import json
@@ -251,30 +250,6 @@ def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
     assert seen == {"fit", "update", "merge", "spawn", "run"}
 
 
-def test_names_that_pages_import_exist():
-    pages = [
-        *DOCS.rglob("*.md"),
-        DOCS.parent / "README.md",
-        DOCS.parent / "CONTRIBUTING.md",
-    ]
-    pages.remove(DOCS / "releases.md")  # its table has names that are gone
-    found = 0
-    for page in pages:
-        text = page.read_text(encoding="utf-8")
-        imported = re.findall(r"from (evergrow[\w.]*) import ([\w, ]+)", text)
-        dotted = [
-            name.rpartition(".")[::2]
-            for name in re.findall(r"\bevergrow\.\w+(?:\.\w+)+", text)
-        ]
-        for module, names in [*imported, *dotted]:
-            for name in names.replace(" ", "").split(","):
-                there = hasattr(importlib.import_module(module), name)
-                exists = there or importlib.util.find_spec(f"{module}.{name}")
-                assert exists, f"{page.name}: {module}.{name}"
-                found += 1
-    assert found > 20
-
-
 def test_every_page_installs_from_the_clone_and_names_extras_that_exist():
     """The name alone would be looked for on a package index, where there is no release yet."""
     known = set(metadata("evergrow").get_all("Provides-Extra"))
@@ -287,22 +262,6 @@ def test_every_page_installs_from_the_clone_and_names_extras_that_exist():
             for name in group.split(",")
         }
         assert named <= known, page.name
-
-
-def test_files_and_registries_named_for_contributors_exist():
-    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    root = DOCS.parent
-    for name in re.findall(r"`((?:tests|core|cli|docs|head|lab|data)/[\w./]+)`", text):
-        assert (root / name).exists() or (root / "src" / "evergrow" / name).exists(), (
-            name
-        )
-    sources = "".join(
-        path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py")
-    )
-    for name in re.findall(r"`@?(\w+)(?:\.register)?\(", text):
-        assert re.search(
-            rf"^(?:def {name}\(|{name}\b.*=)", sources, flags=re.MULTILINE
-        ), name
 
 
 # -- the notebook of the first hour ------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """Names, devices and seeds that are checked where they come in."""
 
+import ast
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
+import evergrow
 from evergrow.core.errors import DeviceError, ParameterError
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
@@ -53,6 +56,21 @@ def test_generator_leaves_the_global_state_alone():
     before = torch.get_rng_state()
     torch.randn(4, generator=generator(0, "x"))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_global_generators_are_seeded_only_where_they_are_borrowed():
+    """What `core/seeding.py` says of the global random state holds for all modules."""
+    package = Path(evergrow.__file__).parent
+    seeding = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name in ("torch.manual_seed", "torch.random.fork_rng"):
+                seeding.add(path.relative_to(package).as_posix())
+            if name.endswith(("random.seed", "set_rng_state", "random.set_state")):
+                seeding.add(path.relative_to(package).as_posix())
+    # The check of heads seeds all global generators on purpose, and restores them.
+    assert seeding == {"core/seeding.py", "lab/checks/properties.py"}
 
 
 def test_resolve_seed_accepts_what_scikit_learn_does():

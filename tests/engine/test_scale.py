@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,16 @@ def test_tables_on_the_page_are_what_the_parts_give() -> None:
 
     for name in TABLES:
         assert table(name) in PAGE.read_text(encoding="utf-8"), name
+
+
+def test_the_formula_on_the_page_is_the_one_that_is_tested() -> None:
+    from benchmarks.scale import file_bytes
+
+    (formula,) = re.findall(r"takes `([^`]+)` bytes", PAGE.read_text(encoding="utf-8"))
+    factors = formula.replace(",", "").replace(" (", "*(")
+    code = re.sub(r"(?<=[\dW]) (?=[WCd])", "*", factors)
+    sizes = {"W": 10_768, "C": 2000, "d": 768}
+    assert eval(code, sizes) == file_bytes(10_000, 768, 2000)
 
 
 def test_a_file_of_statistics_has_the_bytes_of_the_formula(tmp_path: Path) -> None:

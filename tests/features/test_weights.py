@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from evergrow.features import (
     read_weights,
 )
 from evergrow.features.weight_sources import WantedWeights, find_bundled
+from evergrow.features.weights import seeded_init
 
 NAME = "test_resnet"
 
@@ -331,3 +333,34 @@ def test_the_preprocessing_is_the_one_they_were_trained_for() -> None:
     )
     assert backbone.spec.weights == "bundled"
     assert backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec
+
+
+# -- random weights -----------------------------------------------------------
+
+
+def test_networks_built_by_two_threads_have_the_weights_of_their_seeds() -> None:
+    """A thread that ends first must not restore the generator that another one uses."""
+    with seeded_init(8, "test"):
+        alone = torch.nn.Linear(3, 3).weight
+    begun = threading.Event()
+    joined = threading.Event()
+    ended = threading.Event()
+    built = []
+
+    def build() -> None:
+        begun.wait()
+        with seeded_init(8, "test"):
+            joined.set()
+            ended.wait()
+            built.append(torch.nn.Linear(3, 3).weight)
+
+    before = torch.get_rng_state()
+    thread = threading.Thread(target=build)
+    thread.start()
+    with seeded_init(7, "test"):
+        begun.set()
+        joined.wait(timeout=0.3)
+    ended.set()
+    thread.join()
+    assert torch.equal(built[0], alone)
+    assert torch.equal(torch.get_rng_state(), before)

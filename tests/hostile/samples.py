@@ -15,9 +15,6 @@ from evergrow.core.record import write_record
 from evergrow.head import HEADS as CLASSES_OF
 from evergrow.tools.comparison import measured_change
 
-ADAPTATION = {"tuner": "ssf", "train": {"epochs": 4, "lr": 0.1, "batch_size": 8}}
-"""How the interrupted training of a learner is set up, in plain values."""
-
 CLASSES = np.array(["ant", "bee", "cat", "dog"])
 SMALL = {"n_units": 9}
 

@@ -21,7 +21,7 @@ from evergrow.adapt.settings import Precision, TrainConfig
 from evergrow.adapt.training_images import TrainingImages
 from evergrow.core.errors import NumericalError, ParameterError
 from evergrow.core.progress import Meter, meter
-from evergrow.core.seeding import derive_seed
+from evergrow.core.seeding import borrow_global_generators, derive_seed
 from evergrow.core.validation import synchronize
 from evergrow.data.items import Items
 from evergrow.features.preprocess import Preprocessing
@@ -80,12 +80,18 @@ def train(
     """Train some parameters of a network on labelled images.
 
     The order of the images, their crops and the dropout of an epoch come from
-    generators named after seed, purpose and epoch. They depend on nothing else: not on
-    workers, and not on earlier epochs. Training mode is on for the time of the call,
-    except in batch normalisations, which use their stored statistics; so any batch will
-    do, down to a single image, and the global random state is as before. A loss or a
-    parameter that is not finite takes the epoch back; it is tried once more in float32,
-    and if that is what it ran in, the call fails.
+    generators named after seed, purpose and epoch. They depend neither on workers nor
+    on earlier epochs. Dropout draws from torch's global generators, which are seeded
+    for the call and restored at its end (see
+    :func:`~evergrow.core.seeding.borrow_global_generators`).
+
+    The network is in training mode during the call, except for its batch
+    normalisations, which use their stored statistics. Any batch size works, down to a
+    single image.
+
+    Each epoch ends with a check of the loss and of all trained parameters. If one is
+    NaN or infinite, the call raises :class:`TrainingError`; the trained parameters are
+    then unusable.
 
     Parameters
     ----------
@@ -220,9 +226,7 @@ class _Run:
             meter("training", self.config.epochs * steps, enabled=show) as tick,
             training_mode(self.model),
             _dropping(self.model, self.config.drop_path),
-            torch.random.fork_rng(
-                devices=[self.device] if self.device.type == "cuda" else []
-            ),
+            borrow_global_generators(self.device),
             torch.inference_mode(False),
             torch.enable_grad(),
         ):

@@ -1,13 +1,20 @@
 """Randomness by name: every draw comes from a generator derived from (seed, purpose).
 
-Nothing in evergrow touches the global random state of torch, numpy or Python, and no stream depends on
-how much another one was used.
+No stream depends on how much another one was used. evergrow does not use the global
+random state of numpy and Python. Two operations need the global state of torch, because
+other libraries draw from it: building a network, and dropout during training. They seed
+it by name and restore it at the end, one operation at a time
+(:func:`borrow_global_generators`). Code in another thread that draws from torch's
+global generator meanwhile sees the named stream.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
 RandomState = int | np.integer | np.random.RandomState | np.random.Generator | None
 
 _SEED_BITS = 63
+_GLOBAL_GENERATORS = threading.RLock()
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
@@ -69,6 +77,38 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     import torch  # here, so that data can be read and split before it is there
 
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
+
+
+@contextlib.contextmanager
+def borrow_global_generators(device: torch.device | None = None) -> Iterator[None]:
+    """Restore torch's global generators after the block, and keep other users out.
+
+    A second thread that enters waits until the first one has left. Without this, it
+    would seed the generator that the first one is drawing from.
+
+    Parameters
+    ----------
+    device : torch.device, optional
+        A GPU whose generator is restored, too. The CPU's always is.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.core.seeding import borrow_global_generators
+    >>> before = torch.get_rng_state()
+    >>> with borrow_global_generators():
+    ...     _ = torch.default_generator.manual_seed(7)
+    ...     weights = torch.randn(3)
+    >>> bool((torch.get_rng_state() == before).all())
+    True
+    """
+    import torch
+
+    devices = []
+    if device is not None and device.type == "cuda":
+        devices.append(device)
+    with _GLOBAL_GENERATORS, torch.random.fork_rng(devices=devices):
+        yield
 
 
 def resolve_seed(random_state: RandomState) -> int:

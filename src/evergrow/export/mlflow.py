@@ -45,8 +45,8 @@ def save_model(learner: Learner, path: str | os.PathLike[str], **settings: Any) 
     path : path-like
         Folder to make.
     **settings
-        For ``mlflow.pyfunc.save_model``. Unless given, ``pip_requirements`` are this
-        evergrow and what a model of the kind needs.
+        Settings of ``mlflow.pyfunc.save_model``. By default ``pip_requirements`` lists
+        this version of evergrow and the packages that the model needs.
     """
     with _described(learner) as described:
         _mlflow("mlflow.pyfunc").save_model(

@@ -92,7 +92,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
         The backbone. What its weights are counts, not where they came from; its recipe does not count, since every
         chunk keeps its blocks apart.
     policy : str
-        Precision asked for, and what decodes (:attr:`evergrow.features.EncodeConfig.policy`).
+        Requested precision (:attr:`evergrow.features.EncodeConfig.precision`).
 
     Examples
     --------

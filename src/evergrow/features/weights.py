@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from evergrow.core.errors import WeightsError
-from evergrow.core.seeding import derive_seed
+from evergrow.core.seeding import borrow_global_generators, derive_seed
 from evergrow.features.weight_sources import WEIGHT_SUFFIXES
 
 Tensors = dict[str, Tensor]
@@ -268,8 +268,11 @@ def _efficientnet_names(tensors: Tensors, names: list[str]) -> Tensors:
 
 @contextlib.contextmanager
 def seeded_init(seed: int, *purpose: str) -> Iterator[None]:
-    """Let libraries that draw from torch's global generator draw from a named stream; it is put back afterwards."""
-    with torch.random.fork_rng(devices=[]):
+    """Seed torch's global CPU generator by name during the block, then restore it.
+
+    Libraries draw the initial weights of a network from this generator.
+    """
+    with borrow_global_generators():
         torch.default_generator.manual_seed(derive_seed(seed, *purpose))
         yield
 

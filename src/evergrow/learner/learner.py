@@ -362,7 +362,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
+        data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
             Folders, tables and files as :func:`evergrow.data.load_data` takes them; items with labels, as one pair
             or with the labels in ``y``: paths, PIL images, uint8 arrays, texts or a matrix of features; or samples that
             come one after the other, as pairs or batches of pairs: a generator, a torch dataset or loader. Of sources
@@ -459,7 +459,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
+        data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
             As for :meth:`fit`. No earlier data is needed.
         y : array-like of shape (n,), optional
             Labels of ``data``, of the kind that was learned before.
@@ -609,7 +609,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
+        data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
             Samples with the labels they were learned with; of sources with two parts the training part.
         y : array-like of shape (n,), optional
             Labels of ``data``.
@@ -702,7 +702,7 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet, (items, labels) or items
+        data : path-like, Dataset, FeatureSet, (items, labels) or items
             The samples. Of data with labels those of class ``source`` are moved, of data without all.
         source : str
             The class they were learned as; it is gone if none remains.
@@ -961,12 +961,12 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        data : path-like, RawSet, FeatureSet, (items, labels), items, iterator, Dataset or DataLoader
+        data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
             Labelled data; of sources with two parts the test part. Samples of classes that the model does not know are
             counted apart and serve as unknown ones. Labels are compared by their names, whatever their kind.
         y : array-like of shape (n,), optional
             Labels of ``data``.
-        unknown : path-like, RawSet, FeatureSet, (items, labels) or items, optional
+        unknown : path-like, Dataset, FeatureSet, (items, labels) or items, optional
             More things that the model does not know; of labelled data only classes that were not learned count.
         false_alarm : float
             Share of false alarms that the threshold is for.

@@ -112,7 +112,7 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     ----------
     first, second : Learner
         Of the same kind of samples.
-    data : path-like, RawSet, FeatureSet or (items, labels), optional
+    data : path-like, Dataset, FeatureSet or (items, labels), optional
         Labelled data to ask both about; of sources with two parts the test part.
 
     Raises
@@ -204,9 +204,8 @@ def measured_change(
     ----------
     learner : Learner
         To be changed in the block, by one change.
-    data : path-like, RawSet, FeatureSet or (items, labels), optional
-        Labelled data, of sources with two parts the test part. Without them nothing is
-        tested.
+    data : path-like, Dataset, FeatureSet or (items, labels), optional
+        Labelled data, of sources with two parts the test part. Without them nothing is tested.
     options : DataOptions, optional
         Columns of a table and depth of class folders in the data.
 

@@ -1,8 +1,8 @@
 """Tuners: a few parameters that change what a frozen backbone computes.
 
 ``create_tuner("adapter", model)`` puts one on an unmodified timm model by hooks; the
-model keeps its modules, its weights and its ``state_dict``. ``tuner.disable()`` gives
-the base model to the bit, ``tuner.remove()`` for good.
+model keeps its modules, its weights and its ``state_dict``. A disabled or removed tuner
+leaves the outputs of the base model unchanged, bit for bit.
 """
 
 from evergrow.adapt.tuners.adapter import AdapterConfig

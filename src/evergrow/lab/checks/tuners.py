@@ -27,7 +27,7 @@ from evergrow.adapt.tuners.tuner import SavedTuner
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.record import read_record, write_record
 from evergrow.core.registry import Registry
-from evergrow.core.seeding import generator
+from evergrow.core.seeding import borrow_global_generators, generator
 from evergrow.features import hash_weights
 from evergrow.lab.checks.inputs import require_raises
 from evergrow.lab.checks.properties import require
@@ -48,10 +48,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def _timm(name: str, **options: Any) -> nn.Module:
     import timm
 
-    # timm draws initial weights from the global generator; the caller's is left as it
-    # was.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    # timm draws initial weights from the global generator.
+    with borrow_global_generators():
+        torch.default_generator.manual_seed(0)
         model: nn.Module = timm.create_model(name, **options)
     return model.eval()
 
@@ -312,8 +311,8 @@ def training_leaves_the_backbone_alone(setup: Setup) -> None:
     digest = hash_weights(model)
     before = [p.detach().clone() for p in tuner.parameters()]
     optimizer = torch.optim.SGD(tuner.parameters(), lr=0.1, momentum=0.9)
-    with torch.random.fork_rng(devices=[]), training_mode(model):
-        torch.manual_seed(0)
+    with borrow_global_generators(), training_mode(model):
+        torch.default_generator.manual_seed(0)
         modes = [part.training for part in model.modules()]
         for _ in range(2):
             optimizer.zero_grad()

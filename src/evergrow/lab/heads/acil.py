@@ -27,8 +27,8 @@ class ACILClassifier(_AnalyticBuffer):
 
     A random buffer ``h = ReLU(z W)`` and ridge regression by the recursion on the
     inverse autocorrelation matrix, in float64 as in the authors' repository
-    (Analytic-continual-learning). The recursion is exactly joint ridge regression, so
-    evergrow keeps whichever form of the statistics is cheapest. The backbone is taken
+    (Analytic-continual-learning). The recursion is exactly joint ridge regression,
+    so evergrow keeps whichever form of the statistics is cheapest. The backbone is taken
     as it is; the original's base training is not part of a head.
 
     Parameters
