@@ -32,8 +32,8 @@ from evergrow.core.errors import (
 from evergrow.core.files import locked
 from evergrow.data import Samples, Shard
 from evergrow.data.arrays import ArraySource
-from evergrow.engine import LocalEngine, fitting, worker_tasks
-from evergrow.engine.job import read_job
+from evergrow.engine import LocalEngine, shard_merge, worker_tasks
+from evergrow.engine.job import JobReport, read_job
 from evergrow.engine.runners import LocalRunner, ShardError
 
 
@@ -109,7 +109,7 @@ def test_the_result_is_the_same_to_the_last_bit_in_any_order(
 
 
 def test_rounds_leave_the_sum_as_it_is(data, fifteen, monkeypatch) -> None:
-    monkeypatch.setattr(fitting.ShardMerge.__init__, "__defaults__", (4,))
+    monkeypatch.setattr(shard_merge.ShardMerge.__init__, "__defaults__", (4,))
     assert (scores(learned(data, shard_rows=20)) == fifteen).all()
 
 
@@ -256,7 +256,7 @@ def test_a_first_file_swapped_while_the_job_runs_is_noticed(
         four.write_bytes(three.read_bytes())
 
     job = tmp_path / "job"
-    monkeypatch.setattr("evergrow.engine.fitting._check_counted", swap)
+    monkeypatch.setattr("evergrow.engine.fitting._check_counts", swap)
     with pytest.raises(
         EngineError, match=r"-000004\.evg is gone, damaged or of another shard"
     ):
@@ -381,8 +381,8 @@ def test_few_rows_of_wide_layers_keep_the_form_of_a_plain_fit(
 
 def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
-        fitting.JobReport,
-        "see",
+        JobReport,
+        "add",
         lambda self, outcome: self.shards.update({"0": outcome.report}),
     )
     with pytest.raises(EngineError, match="every sample must be counted once"):
@@ -406,7 +406,7 @@ def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
 
 def test_what_an_engine_cannot_take_is_refused(data: Path, tmp_path: Path) -> None:
     X, y = points()
-    with pytest.raises(InputError, match="must be the address of data or a source"):
+    with pytest.raises(InputError, match="must be an address or a Source"):
         learner().fit(X, engine=LocalEngine())
     with pytest.raises(ParameterError, match="y must be left out with an engine"):
         learner().fit(X, y, engine=LocalEngine())
@@ -424,6 +424,6 @@ def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> No
         ),
     )
     with pytest.raises(
-        EngineError, match="of one width, got 10 in shard 0 and 9 in shard 4"
+        EngineError, match="the same number of features, got 10 in shard 0 and 9 in shard 4"
     ):
         learned(parts, shard_rows=50)

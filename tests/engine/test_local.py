@@ -228,7 +228,7 @@ def test_interrupting_ends_the_workers(data: Path, tmp_path: Path, monkeypatch) 
     def see(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evergrow.engine.job.JobReport.see", see)
+    monkeypatch.setattr("evergrow.engine.job.JobReport.add", see)
     with pytest.raises(KeyboardInterrupt):
         learner().fit(
             data, engine=LocalEngine(workers=2, **SMALL, folder=tmp_path / "job")

@@ -17,8 +17,8 @@ from evergrow.core.errors import (
 )
 from evergrow.data import read
 from evergrow.engine import LocalEngine
-from evergrow.engine.fitting import FAN_IN, merge_tree
 from evergrow.engine.job import Job, begin_job, plan, read_job
+from evergrow.engine.shard_merge import FAN_IN, merge_tree
 
 
 def test_shards_cover_all_rows_once(data: Path) -> None:
@@ -90,13 +90,13 @@ def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"identity": "0"}, "key is not that"),
+        ({"identity": "0"}, "its key does not match"),
         ({"shards": []}, "no shards"),
         ({"first": [5, 4]}, "not ascending"),
         ({"first": [100_000]}, "not ascending"),
         ({"kind": "sound"}, "'kind'"),
         ({"shards": [{"number": 0, "rows": -1, "size": 0}]}, "'rows'"),
-        ({"shard_rows": 71}, "key is not that"),
+        ({"shard_rows": 71}, "its key does not match"),
     ],
 )
 def test_a_manifest_from_a_stranger_is_checked(
@@ -113,7 +113,7 @@ def test_a_manifest_from_a_stranger_is_checked(
 def test_a_job_that_is_damaged_altered_or_not_there_is_refused(
     data: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineError, match="is no folder of a job"):
+    with pytest.raises(EngineError, match="is not the folder of a job"):
         read_job(tmp_path)
     begin_job(Job(tmp_path, plan(read(data)), "fit", {"on_error": "raise"}))
     body = (tmp_path / "job.json").read_text()

@@ -226,7 +226,7 @@ def test_a_driver_that_was_killed_goes_on_from_there(
 def test_another_version_on_a_node_is_said_before_any_work(
     cluster: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evergrow.engine.fitting.versions", lambda: {"torch": "0.1"})
+    monkeypatch.setattr("evergrow.engine.job_steps.versions", lambda: {"torch": "0.1"})
     with pytest.raises(
         EngineError,
         match=r"^node \S+: versions must be {'torch': '0.1'} as where the job was begun",
