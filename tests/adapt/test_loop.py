@@ -148,7 +148,7 @@ def test_a_training_is_what_a_plain_loop_does(care: dict[str, float]) -> None:
         for epoch in range(3):
             torch.manual_seed(derive_seed(5, "train", "dropout", epoch))
             for (x, codes), share in zip(
-                source.epoch(epoch), source.shares(epoch), strict=True
+                source.epoch(epoch), source.mixup_fractions(epoch), strict=True
             ):
                 assert (share == 1) == (not care)
                 targets = torch.nn.functional.one_hot(codes, 3) * share

@@ -27,7 +27,7 @@ from evergrow.core.errors import InputError
 mlflow = pytest.importorskip("mlflow.pyfunc")
 pandas = pytest.importorskip("pandas")
 
-from evergrow.export.mlflow import answered, log_model, save_model  # noqa: E402
+from evergrow.export.mlflow import log_model, predict_frame, save_model  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -117,11 +117,13 @@ def test_images_come_as_bytes_and_never_as_paths(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(png(0))
     for bad in (str(tmp_path / "secret.png"), "/etc/passwd", 3):
         with pytest.raises(InputError, match="must be the bytes of an image file"):
-            answered(learner, pandas.DataFrame({"image": [bad]}))
+            predict_frame(learner, pandas.DataFrame({"image": [bad]}))
     encoded = pandas.DataFrame({"image": [base64.b64encode(png(0)).decode()]})
-    assert answered(learner, encoded)["class"].tolist() == found["class"].tolist()[:1]
+    assert (
+        predict_frame(learner, encoded)["class"].tolist() == found["class"].tolist()[:1]
+    )
     with pytest.raises(InputError, match="a column 'image'"):
-        answered(learner, pandas.DataFrame({"path": ["x"]}))
+        predict_frame(learner, pandas.DataFrame({"path": ["x"]}))
 
 
 # -- served ----------------------------------------------------------------------------

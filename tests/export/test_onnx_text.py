@@ -268,7 +268,7 @@ def test_tokenizers_that_cannot_go_alone_are_refused(
         patch.setattr(backbone.module, kept.__name__, shouting)
         refused(
             backbone,
-            "must give the same tokens alone as in its library to be exported, got other inp",
+            "must give the same tokens without its library to be exported, got other inp",
             tmp_path,
         )
     monkeypatch.setattr(type(backbone.module.tokenizer), "backend_tokenizer", None)
