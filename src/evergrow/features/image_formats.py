@@ -62,8 +62,9 @@ _FOREIGN = (
 
 # Units of work, where one unit is one pixel in one scan of a JPEG (about 3 ns).
 _UNITS_PER_BYTE = {"JPEG": 8, "MPO": 8, "PNG": 8, "WEBP": 24, "GIF": 8, "HEIF": 24}
+_UNITS_PER_PIXEL = {"PNG": 2, "WEBP": 4, "GIF": 2, "HEIF": 2}
 # Decoders that Pillow has written in Python, for 8 and 16 bits.
-_UNITS_IN_PYTHON = 250
+_UNITS_IN_PYTHON = 400
 _DEEP_UNITS_IN_PYTHON = 800
 
 _MAX_JPEG_SEGMENTS = 2000  # before the first scan
@@ -376,21 +377,25 @@ def decoding_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
     try:
         size = file.seek(0, io.SEEK_END)
         pixels = image.width * image.height
-        work = pixels + _UNITS_PER_BYTE.get(image.format or "", 0) * size
-        if image.format in ("JPEG", "MPO"):
+        kind = image.format or ""
+        work = pixels * _UNITS_PER_PIXEL.get(kind, 1)
+        work += size * _UNITS_PER_BYTE.get(kind, 0)
+        if image.mode.startswith(("I", "F")):
+            work += 2 * pixels  # grey levels are scaled
+        if kind in ("JPEG", "MPO"):
             file.seek(0)
             work += _jpeg_work(file.read(), pixels, max_pixels * WORK_PER_PIXEL)
-        elif image.format == "TIFF":
+        elif kind == "TIFF":
             work += _tiff_work(image, file, max_pixels)
-        elif image.format in ("PPM", "BMP"):
+        elif kind in ("PPM", "BMP"):
             work = pixels * _units_per_pixel(image)
     finally:
         file.seek(position)
     if work > max_pixels * WORK_PER_PIXEL:
         raise ImageError(
-            f"image must be decoded with the work of at most {WORK_PER_PIXEL} passes "
-            f"over {max_pixels:,} pixels, got {work / max_pixels:,.0f}; save it as a "
-            "smaller JPEG or PNG, not progressive"
+            f"image must take at most {WORK_PER_PIXEL} passes over {max_pixels:,} "
+            f"pixels to decode, got {work / max_pixels:,.0f}; make it smaller, or save "
+            "it as a PNG or a JPEG that is not progressive"
         )
     return work
 

@@ -49,7 +49,7 @@ MAX_PIXELS = 178_956_970
 ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
 
-_QUICK_WORK = 80_000_000  # units of decoding_work: about a quarter of a second
+_QUICK_WORK = 60_000_000  # units of decoding_work: about a quarter of a second
 _BAND = 2**20  # pixels that are scaled at once
 _ORIENTATION = 0x0112  # tag of EXIF data
 _TURNS = {  # by orientation: PIL.Image.Transpose, without importing PIL
