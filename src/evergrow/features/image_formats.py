@@ -65,7 +65,7 @@ _UNITS_PER_BYTE = {"JPEG": 8, "MPO": 8, "PNG": 8, "WEBP": 24, "GIF": 8, "HEIF": 
 _UNITS_PER_PIXEL = {"PNG": 2, "WEBP": 4, "GIF": 2, "HEIF": 2}
 # Decoders that Pillow has written in Python, for 8 and 16 bits.
 _UNITS_IN_PYTHON = 400
-_DEEP_UNITS_IN_PYTHON = 800
+_DEEP_UNITS_IN_PYTHON = 1200
 
 _MAX_JPEG_SEGMENTS = 2000  # before the first scan
 _MAX_JPEG_PADDING = 65_536  # bytes outside of segments before the first scan

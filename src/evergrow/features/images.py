@@ -329,7 +329,10 @@ def _scaled_to_bytes(image: Image) -> Image:
     scaled = np.empty((image.height, image.width), dtype=np.uint8)
     for band in bands:
         levels = np.asarray(image.crop(band)).astype(np.float64)
-        scaled[band[1] : band[3]] = np.rint((levels - low) / span * 255)
+        levels -= low
+        levels /= span
+        levels *= 255
+        scaled[band[1] : band[3]] = np.rint(levels, out=levels)
     return Image.fromarray(scaled)
 
 
