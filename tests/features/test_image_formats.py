@@ -375,3 +375,94 @@ def test_quick_images_are_told_from_headers() -> None:
     file = io.BytesIO(small)
     with open_image(file, "a.jpg") as image:
         assert 250_000 <= decoding_work(image, file, SERVED) < 1_000_000
+
+
+# -- HEIC ------------------------------------------------------------------------------------
+
+
+def box(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(body), kind) + body
+
+
+def full(kind: bytes, body: bytes, version: int = 0) -> bytes:
+    return box(kind, struct.pack(">I", version << 24) + body)
+
+
+def heic_grid(rows: int, columns: int, side: int, tile: int = 256) -> bytes:
+    """Return a HEIC file of a grid that repeats one tile."""
+    heif = pytest.importorskip("pillow_heif", reason="needs HEIC: pillow-heif")
+    buffer = io.BytesIO()
+    heif.from_pillow(Image.new("RGB", (tile, tile), "red")).save(buffer, quality=50)
+    plain = buffer.getvalue()
+    parts = {}
+    for kind in (b"hvcC", b"mdat"):
+        start = plain.index(kind) - 4
+        (length,) = struct.unpack_from(">I", plain, start)
+        parts[kind] = plain[start : start + length]
+    layout = struct.pack(">BBBBII", 0, 1, rows - 1, columns - 1, side, side)
+    n_parts = rows * columns
+    names = [
+        full(b"infe", struct.pack(">HH4sB", item, 0, kind, 0), 2)
+        for item, kind in ((1, b"hvc1"), (2, b"grid"))
+    ]
+    sizes = [full(b"ispe", struct.pack(">II", n, n)) for n in (tile, side)]
+    links = struct.pack(">I", 2) + struct.pack(">HBBB", 1, 2, 0x81, 2)
+    links += struct.pack(">HBB", 2, 1, 3)
+    refs = struct.pack(">HH", 2, n_parts) + struct.pack(">H", 1) * n_parts
+    first = box(b"ftyp", b"heic\0\0\0\0mif1heic")
+
+    def meta(position: int) -> bytes:
+        data_size = len(parts[b"mdat"]) - 8
+        places = struct.pack(">BBH", 0x44, 0x40, 2)
+        places += struct.pack(">HHHIHII", 1, 0, 0, 0, 1, position, data_size)
+        places += struct.pack(">HHHIHII", 2, 1, 0, 0, 1, 0, len(layout))
+        return full(
+            b"meta",
+            full(b"hdlr", bytes(4) + b"pict" + bytes(13))
+            + full(b"pitm", struct.pack(">H", 2))
+            + full(b"iinf", struct.pack(">H", 2) + b"".join(names))
+            + box(
+                b"iprp",
+                box(b"ipco", parts[b"hvcC"] + b"".join(sizes)) + full(b"ipma", links),
+            )
+            + full(b"iref", box(b"dimg", refs))
+            + box(b"idat", layout)
+            + full(b"iloc", places, 1),
+        )
+
+    position = len(first) + len(meta(0)) + 8
+    return first + meta(position) + parts[b"mdat"]
+
+
+def test_a_grid_of_tiles_is_read() -> None:
+    image = decode_image(heic_grid(2, 2, 512))
+    assert image.size == (512, 512)
+    assert image.getpixel((400, 400))[0] > 200
+
+
+def test_tiles_beyond_the_size_of_a_heic_image_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A grid of 256 tiles of 17 megapixels, shown as 64 x 64, took 51 s from 11 kB."""
+    data = heic_grid(16, 16, 64, tile=2048)
+    never_decoded(monkeypatch)
+    with pytest.raises(ImageError, match="passes"):
+        decode_image(data, max_pixels=SERVED)
+
+
+@pytest.mark.parametrize("extra", ["boxes", "bytes"])
+def test_metadata_of_heic_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, extra: str
+) -> None:
+    plain = heic_grid(1, 1, 256)
+    start = plain.index(b"meta") - 4
+    (length,) = struct.unpack_from(">I", plain, start)
+    more = box(b"free", b"") * 30_000
+    if extra == "bytes":
+        more = box(b"free", bytes(5_000_000))
+    meta = box(b"meta", plain[start + 8 : start + length] + more)
+    file = io.BytesIO(plain[:start] + meta + plain[start + length :])
+    image = Image.new("RGB", (256, 256))
+    image.format = "HEIF"  # some versions of libheif open such a file
+    with pytest.raises(ImageError, match="must have at most"):
+        decoding_work(image, file, SERVED)

@@ -13,6 +13,7 @@ import io
 import re
 import struct
 import warnings
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -73,6 +74,8 @@ _MAX_PNG_ANCILLARY = 1000
 _MAX_GIF_BLOCKS = 20_000  # before the first frame
 _MAX_TIFF_ENTRIES = 4096
 _MAX_TIFF_VALUES = 200_000  # of an entry: a palette has 196,608
+_MAX_HEIF_META = 4 * 2**20  # bytes
+_MAX_HEIF_BOXES = 20_000
 _TIFF_BYTE_TYPES = (1, 2, 6, 7)
 _TIFF_JPEG = 7
 _TIFF_COMPRESSIONS = {
@@ -385,6 +388,8 @@ def decoding_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
         if kind in ("JPEG", "MPO"):
             file.seek(0)
             work += _jpeg_work(file.read(), pixels, max_pixels * WORK_PER_PIXEL)
+        elif kind == _HEIF:
+            work += _UNITS_PER_PIXEL[_HEIF] * _heif_pixels(file, size)
         elif kind == "TIFF":
             work += _tiff_work(image, file, max_pixels)
         elif kind in ("PPM", "BMP"):
@@ -432,6 +437,142 @@ def _count_scans(data: bytes, position: int, most: int) -> int:
         (length,) = struct.unpack_from(">H", data, position + 2)
         position += 2 + length
     return scans
+
+
+@dataclass
+class _HeifItems:
+    """What the metadata of a HEIC file says about the images in it."""
+
+    sizes: list[int] = field(default_factory=list)  # pixels by property, others 0
+    properties: dict[int, list[int]] = field(default_factory=dict)  # by item
+    parts: dict[int, list[int]] = field(default_factory=dict)  # by derived item
+    boxes: int = 0
+
+    def pixels(self, item: int, known: dict[int, int]) -> int:
+        """Return the pixels that are decoded for an item: all tiles of a grid."""
+        if item in known:
+            return known[item]
+        known[item] = 0  # an item that is part of itself is refused by the decoder
+        own = [
+            self.sizes[index - 1]
+            for index in self.properties.get(item, ())
+            if 0 < index <= len(self.sizes)
+        ]
+        total = max(own, default=0) or max(self.sizes, default=0)
+        if item in self.parts:
+            total = sum(self.pixels(part, known) for part in self.parts[item])
+        known[item] = total
+        return total
+
+
+def _heif_pixels(file: BinaryIO, size: int) -> int:
+    """Return the largest number of pixels that are decoded for an image.
+
+    A grid may have more or larger tiles than its size needs, and repeat a tile.
+    """
+    items = _HeifItems()
+    position = 0
+    try:
+        while position + 8 <= size:
+            head = _read_at(file, position, 16)
+            length, kind = struct.unpack_from(">I4s", head)
+            start = 8
+            if length == 1:
+                (length,) = struct.unpack_from(">Q", head, 8)
+                start = 16
+            if length == 0:
+                length = size - position
+            if kind == b"meta":
+                if length > _MAX_HEIF_META:
+                    raise ImageError(
+                        f"the metadata of a HEIC file must have at most "
+                        f"{_MAX_HEIF_META:,} bytes, got {length:,}"
+                    )
+                body = _read_at(file, position + start + 4, length - start - 4)
+                _read_heif_boxes(memoryview(body), items)
+            if length < 8:
+                break
+            position += length
+        known: dict[int, int] = {}
+        return max((items.pixels(item, known) for item in items.parts), default=0)
+    except (struct.error, IndexError, RecursionError) as error:
+        raise ImageError("the metadata of the HEIC file is damaged") from error
+
+
+def _read_heif_boxes(data: memoryview, items: _HeifItems) -> None:
+    """Collect sizes of images, and which images are made of which others."""
+    position = 0
+    while position + 8 <= len(data):
+        items.boxes += 1
+        if items.boxes > _MAX_HEIF_BOXES:
+            raise ImageError(
+                f"a HEIC file must have at most {_MAX_HEIF_BOXES:,} boxes of metadata"
+            )
+        length, kind = struct.unpack_from(">I4s", data, position)
+        start = 8
+        if length == 1:
+            (length,) = struct.unpack_from(">Q", data, position + 8)
+            start = 16
+        if length == 0:
+            length = len(data) - position
+        if length < start:
+            raise ImageError("the metadata of the HEIC file is damaged")
+        body = data[position + start : position + length]
+        if kind == b"iprp":
+            _read_heif_boxes(body, items)
+        elif kind == b"ipco":
+            items.sizes = _heif_sizes(body)
+        elif kind == b"ipma":
+            _read_heif_associations(body, items)
+        elif kind == b"iref":
+            _read_heif_references(body, items)
+        position += length
+
+
+def _heif_sizes(data: memoryview) -> list[int]:
+    """Return the pixels of each property, 0 for one that is not a size."""
+    sizes = []
+    position = 0
+    while position + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, position)
+        pixels = 0
+        if kind == b"ispe":
+            width, height = struct.unpack_from(">II", data, position + 12)
+            pixels = width * height
+        sizes.append(pixels)
+        position += max(8, length)
+    return sizes
+
+
+def _read_heif_associations(data: memoryview, items: _HeifItems) -> None:
+    version = data[0]
+    is_wide = data[3] & 1
+    (entries,) = struct.unpack_from(">I", data, 4)
+    position = 8
+    for _ in range(entries):
+        item_format = ">I" if version else ">H"
+        (item,) = struct.unpack_from(item_format, data, position)
+        position += struct.calcsize(item_format)
+        (count,) = struct.unpack_from(">B", data, position)
+        index_format = f">{count}{'H' if is_wide else 'B'}"
+        indices = struct.unpack_from(index_format, data, position + 1)
+        position += 1 + struct.calcsize(index_format)
+        without_flag = 0x7FFF if is_wide else 0x7F
+        properties = items.properties.setdefault(item, [])
+        properties.extend(index & without_flag for index in indices)
+
+
+def _read_heif_references(data: memoryview, items: _HeifItems) -> None:
+    number = "I" if data[:1] == b"\1" else "H"
+    position = 4
+    while position + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, position)
+        if kind == b"dimg":
+            item, count = struct.unpack_from(f">{number}H", data, position + 8)
+            start = position + 8 + struct.calcsize(f">{number}H")
+            parts = struct.unpack_from(f">{count}{number}", data, start)
+            items.parts.setdefault(item, []).extend(parts)
+        position += max(8, length)
 
 
 def _tiff_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
