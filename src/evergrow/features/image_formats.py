@@ -632,8 +632,9 @@ def _tiff_jpeg_work(tags: object, file: BinaryIO, pixels: int) -> int:
 
 def _units_per_pixel(image: Image) -> int:
     """Return the work per pixel of a PPM or BMP: Pillow decodes some in Python."""
-    decoder = image.tile[0][0]
-    options = image.tile[0][3]
+    tile = image.tile[0]  # type: ignore[attr-defined]
+    decoder = tile[0]
+    options = tile[3]
     if decoder == "raw":
         return 1
     if decoder == "ppm" and options[1] > 255:

@@ -30,7 +30,11 @@ from evergrow.core.errors import ImageError, InputError
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
 from evergrow.data.items import Items, has_plugin, plugin_of, unread_format
-from evergrow.features.image_formats import decoding_work, open_image
+from evergrow.features.image_formats import (
+    WORK_PER_PIXEL,
+    decoding_work,
+    open_image,
+)
 from evergrow.features.preprocess import Preprocessing
 
 if TYPE_CHECKING:
@@ -50,16 +54,17 @@ ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
 
 _QUICK_WORK = 60_000_000  # units of decoding_work: about a quarter of a second
+_RAW_UNITS_PER_PIXEL = 32
 _BAND = 2**20  # pixels that are scaled at once
 _ORIENTATION = 0x0112  # tag of EXIF data
-_TURNS = {  # by orientation: PIL.Image.Transpose, without importing PIL
-    2: 0,  # FLIP_LEFT_RIGHT
-    3: 3,  # ROTATE_180
-    4: 1,  # FLIP_TOP_BOTTOM
-    5: 5,  # TRANSPOSE
-    6: 4,  # ROTATE_270
-    7: 6,  # TRANSVERSE
-    8: 2,  # ROTATE_90
+_TURNS = {  # names of PIL.Image.Transpose by orientation
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
 }
 
 _LOOKED_AT = 64  # images whose sizes decide which view is taken
@@ -254,7 +259,9 @@ def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
             opened if isinstance(opened, io.BytesIO) else os.fspath(opened)
         ) as raw,
     ):
-        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, max_pixels)
+        # Developing takes 32 times as long as a pass over a JPEG.
+        most = max(1, max_pixels * WORK_PER_PIXEL // _RAW_UNITS_PER_PIXEL)
+        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, most)
         return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
 
 
@@ -270,13 +277,15 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 def _to_rgb(image: Image) -> Image:
     """Return an image in RGB, turned as its EXIF data says, without any metadata."""
+    from PIL.Image import Transpose
+
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:  # a damaged EXIF block says nothing about the pixels
         orientation = None
     converted = _converted(image)
     if orientation in _TURNS:
-        converted = converted.transpose(_TURNS[orientation])
+        converted = converted.transpose(Transpose[_TURNS[orientation]])
     elif converted is image:
         converted = image.copy()
     converted.info = {}
