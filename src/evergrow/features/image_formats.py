@@ -15,7 +15,7 @@ import struct
 import warnings
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from evergrow.core.errors import ImageError
 from evergrow.data.items import has_plugin
@@ -563,7 +563,7 @@ def _read_heif_associations(data: memoryview, items: _HeifItems) -> None:
 
 
 def _read_heif_references(data: memoryview, items: _HeifItems) -> None:
-    number = "I" if data[:1] == b"\1" else "H"
+    number = "I" if data[0] == 1 else "H"
     position = 4
     while position + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, position)
@@ -598,7 +598,7 @@ def _tiff_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
             f"image must have at most {max_pixels:,} pixels in whole tiles, got "
             f"{width} x {height} = {pixels:,}; make it smaller"
         )
-    bits = max(tags.get(258, (1,)))
+    bits = int(max(tags.get(258, (1,))))
     decoded = pixels * bits * int(tags.get(277, 1)) // 8
     if decoded > max_pixels * _BYTES_PER_PIXEL:
         raise ImageError(
@@ -610,11 +610,10 @@ def _tiff_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
     return decoded
 
 
-def _tiff_jpeg_work(tags: object, file: BinaryIO, pixels: int) -> int:
+def _tiff_jpeg_work(tags: Any, file: BinaryIO, pixels: int) -> int:
     """Return scans times pixels over all strips or tiles."""
-    get = tags.get  # type: ignore[attr-defined]
-    offsets = get(324) or get(273) or ()
-    sizes = get(325) or get(279) or ()
+    offsets: tuple[int, ...] = tags.get(324) or tags.get(273) or ()
+    sizes: tuple[int, ...] = tags.get(325) or tags.get(279) or ()
     size = file.seek(0, io.SEEK_END)
     if len(sizes) != len(offsets):
         return _read_at(file, 0, size).count(_START_OF_SCAN) * pixels
