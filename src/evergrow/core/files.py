@@ -132,13 +132,18 @@ def atomic_path(
     # A folder, since libraries that write files may put temporary ones of their own beside them.
     with partial_folder(target.parent, target.name) as folder:
         temporary = folder / target.name
-        temporary.touch(0o600)
+        # The system applies the umask to a new file. Python reads the umask only by
+        # changing it for all threads. Nobody else can enter the folder meanwhile.
+        temporary.touch(0o666)
+        new_mode = stat.S_IMODE(temporary.stat().st_mode)
+        temporary.chmod(0o600)
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        _take_access(
-            temporary, target if like is None or target.exists() else Path(like)
-        )
+        model = target
+        if like is not None and not target.exists():
+            model = Path(like)
+        _take_access(temporary, model, new_mode)
         os.replace(temporary, target)
     _sync_folder(target.parent)
 
@@ -208,12 +213,10 @@ def take_owner(path: Path, like: Path) -> bool:
     return os.stat(path).st_gid == wanted.st_gid
 
 
-def _take_access(path: Path, like: Path) -> None:
-    """Give a file the owner and the mode of another; where that does not exist, what the umask gives new files."""
+def _take_access(path: Path, like: Path, new_mode: int) -> None:
+    """Copy owner and mode of ``like``; give ``new_mode`` if it does not exist."""
     if not like.exists():
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(path, 0o666 & ~mask)
+        os.chmod(path, new_mode)
         return
     mode = stat.S_IMODE(like.stat().st_mode) & 0o777
     same_group = take_owner(path, like)

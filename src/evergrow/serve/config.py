@@ -94,7 +94,7 @@ class Limits:
     body_seconds: float = 20.0
     lock_seconds: float = 10.0
     kept_images: int = 500
-    kept_bytes: int = 64 * MIB
+    kept_bytes: int = 128 * MIB
     open_models: int = 32
 
     def __post_init__(self) -> None:

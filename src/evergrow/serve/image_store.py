@@ -1,7 +1,8 @@
 """Test images and the review queue of a model, kept on the server where its owner wants that: then all see the same.
 
 The folder ``model.evg.kept`` beside the model is the switch: without it nothing is kept. Each image is one file in it,
-a line of JSON and then the image without its metadata, so that it is whole or not there. It goes with the model.
+a line of JSON and then the pixels as lossless WebP or PNG, so that it is whole or not there. Every image is encoded
+anew: no metadata is kept, and answers stay the same. The folder goes with the model.
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ async def evaluate_kept(
 
 @router.get("/{k:uuid}", response_class=Response, responses={200: {"content": BINARY}})
 def read_kept(kept: KeptDep, k: UUID) -> Response:
-    """Return an image: as it was sent, or without its metadata as a JPEG."""
+    """Return an image: the pixels that were sent, without metadata, as WebP or PNG."""
     return Response(
         kept.find(k)[1], media_type=FILE, headers={"Content-Disposition": "attachment"}
     )

@@ -17,6 +17,7 @@ from evergrow.serve.config import Limits, is_loopback
 from evergrow.serve.monitoring import log
 from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
 from evergrow.serve.service import Service
+from evergrow.serve.turns import CALLER
 
 _GUARDED = (
     "/api/",
@@ -343,6 +344,7 @@ class ServiceMiddleware:
                 detail = "this token has the role read; changes need a token with the role teach"
                 raise Problem(403, detail, "ReadToken")
             scope["state"]["token"] = caller = holder.name
+        CALLER.set(caller)
         if not self._rate.allows(caller):
             raise Problem(
                 429,
