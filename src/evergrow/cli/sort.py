@@ -107,6 +107,9 @@ def sort_command(
         run.device, run.cache, run.weights, run.as_json, on_error="skip"
     )
     learner = load_model(model, how)
+    path = into / TABLE
+    earlier = read_table(path) if os.path.lexists(path) else []
+    resumed, waiting = split_planned(earlier, folder)
     note_rough(learner)
     settings: dict[str, Any] = {
         "unknown": unknown,
@@ -117,9 +120,6 @@ def sort_command(
         note_line(
             "the model has too few samples to tell what it never learned: nothing is called unknown"
         )
-    path = into / TABLE
-    earlier = read_table(path) if os.path.lexists(path) else []
-    resumed, waiting = split_planned(earlier, folder)
     if chosen:
         rows = sort_folder(
             learner,
