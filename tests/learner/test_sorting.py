@@ -799,6 +799,45 @@ def test_a_killed_undo_can_be_repeated_until_nothing_is_left(
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("how", HOWS)
+def test_nothing_is_sorted_between_the_halves_of_an_undo(
+    photos: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_midway(*arguments: Any) -> str:
+        rows.append(arguments)
+        if len(rows) > 3:
+            disk_full()
+        return undo_row(*arguments)
+
+    before = tree(tmp_path)
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, how)
+    rows: list[Any] = []
+    undo_row = sorting._undo_row
+    with monkeypatch.context() as patch:
+        patch.setattr(sorting, "_undo_row", stop_midway)
+        with pytest.raises(PathError):
+            undo_sort(out / TABLE)
+    stopped = tree(tmp_path)
+    with pytest.raises(InputError, match="undo it again before sorting"):
+        sort_folder(Reader(), photos, out, how)
+    with pytest.raises(InputError, match="undo it again before sorting"):
+        plan_sort(Reader(), photos, out, earlier=read_table(out / TABLE))
+    assert tree(tmp_path) == stopped
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+def test_what_an_undo_kept_can_be_sorted_again(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "copy")
+    (out / "cat/1.png").write_text("changed")
+    (kept,) = undo_sort(out / TABLE)
+    assert kept.state == "done"
+    rows = sort_folder(Reader(), photos, out, "copy")
+    assert {row.place for row in rows} == {*SORTED, ""} - {"cat/1.png"}
+
+
 # -- names ------------------------------------------------------------------------------------------------------
 
 FILE_NAMES = [

@@ -202,7 +202,7 @@ def _undone(path: Path, run: options.RunOptions) -> Answer:
     from evergrow.learner.sorting import read_table, undo_sort
 
     rows = read_table(path) if os.path.lexists(path) else []
-    n_done = sum(row.state == "done" for row in rows)
+    n_done = sum(row.state in ("done", "undoing") for row in rows)
     kept = undo_sort(path, progress=bool(run.encoding()["progress"]))
     n_undone = n_done - sum(row.state == "done" for row in kept)
     cautions = []

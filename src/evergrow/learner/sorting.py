@@ -86,8 +86,8 @@ class SortedFile:
         Where it went, from the folder of the table; empty where it stays.
     how : {"move", "copy", "link", ""}
         How it got there.
-    state : {"planned", "done", "left"}
-        Whether it is there.
+    state : {"planned", "done", "left", "undoing"}
+        Whether it is there. While an undo runs, what was done is "undoing".
     size : int
         Bytes of the file.
     note : str
@@ -101,7 +101,7 @@ class SortedFile:
     probability: float | None = None
     place: str = ""
     how: Literal["move", "copy", "link", ""] = ""
-    state: Literal["planned", "done", "left"] = "left"
+    state: Literal["planned", "done", "left", "undoing"] = "left"
     size: int = 0
     note: str = ""
     folder: str = ""
@@ -147,6 +147,7 @@ def plan_sort(
         One row for every image, those that stay with the reason.
     """
     root, target = _checked(learner, folder, out, unknown)
+    _check_no_undo(earlier, target)
     done = {
         (row.file, row.size)
         for row in earlier
@@ -243,6 +244,14 @@ def _checked(
             "Sorting needs a model of images that gives probabilities, such as 'evergrow fit' makes."
         )
     return root, target
+
+
+def _check_no_undo(earlier: Iterable[SortedFile], out: Path) -> None:
+    """Refuse to sort between the two halves of an undo: files would be there twice."""
+    if any(row.state == "undoing" for row in earlier):
+        raise InputError(
+            f"An undo of {out / TABLE} was interrupted; undo it again before sorting."
+        )
 
 
 def _images(root: Path, out: Path) -> dict[str, int]:
@@ -352,6 +361,7 @@ def sort_folder(
         remove_leftovers(target, f".{TABLE}.*")
         table = target / TABLE
         earlier = read_table(table) if os.path.lexists(table) else []
+        _check_no_undo(earlier, target)
         resumed, waiting = split_planned(earlier, root)
         _remove_partial_copies(target / row.group for row in resumed)
         completed = _carried_out(resumed, target, progress)
@@ -491,8 +501,8 @@ def undo_sort(
     _check_table_exists(table)
     kept: list[SortedFile] = []
     with locked(out):
-        rows = read_table(path)
         remove_leftovers(out, f".{TABLE}.*")
+        rows = _rows_to_undo(path)
         _remove_partial_copies(out / row.group for row in rows if row.place)
         _remove_partial_copies(
             Path(row.file).parent for row in rows if row.how == "move"
@@ -515,6 +525,19 @@ def undo_sort(
             path.unlink()
     _remove_if_empty(out)
     return kept
+
+
+def _rows_to_undo(path: Path) -> list[SortedFile]:
+    """Return the rows of a table, and note in it that their undo has begun."""
+    rows: list[SortedFile] = []
+    noted: list[SortedFile] = []
+    for row in read_table(path):
+        is_done = row.state in ("done", "undoing")
+        rows.append(replace(row, state="done") if is_done else row)
+        noted.append(replace(row, state="undoing") if is_done else row)
+    with suppress(OSError):  # a full disk must not prevent what makes room
+        write_table(path, noted)
+    return rows
 
 
 def _only_leftovers(out: Path) -> bool:
