@@ -138,7 +138,8 @@ def sort_command(
         done = ""
         if resumed:
             said.append(
-                f"{plural(len(resumed), 'file')} of an interrupted sort will be completed first"
+                f"{plural(len(resumed), 'file')} of an interrupted sort will be "
+                "completed first"
             )
     if waiting:
         other = waiting[0].folder

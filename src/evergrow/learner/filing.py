@@ -8,6 +8,7 @@ import shutil
 import stat
 import unicodedata
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,9 @@ _DEVICES = {
 _LONGEST_NAME = 80  # characters, of four bytes at most where a file system counts 255 bytes, with room for a number
 _NAME_BYTES = 255  # of a name of a file
 _PARTIAL = "evergrow-sort"
+SCRATCH_PATTERN = rf"\.{_PARTIAL}\..*\.part"
+"""Names of scratch folders."""
+
 _COMPARED = 2**20  # bytes of two files compared at a time
 
 
@@ -134,7 +138,7 @@ def own_folder(root: Path, *parts: str, make: bool = True) -> Path:
     return place
 
 
-def put_file(source: Path, target: Path, how: How) -> None:
+def put_file(source: Path, target: Path, how: How, scratch: Path | None = None) -> None:
     """Move, copy or link a file to a free path.
 
     The call can be repeated after a kill at any moment. A target that holds a copy of
@@ -146,6 +150,9 @@ def put_file(source: Path, target: Path, how: How) -> None:
         Where the file is, and where it goes. They may be on different file systems.
     how : {"move", "copy", "link"}
         What to do.
+    scratch : Path, optional
+        A folder of this process for half-written copies, from :func:`scratch_folder`.
+        Without one on the file system of the target, each copy makes its own.
 
     Raises
     ------
@@ -164,7 +171,7 @@ def put_file(source: Path, target: Path, how: How) -> None:
         return
     linked = how == "move" and not reached and _linked(source, target)
     if not (reached or linked):
-        _copy(source, target)
+        _copy(source, target, scratch)
     if how == "move":
         if not linked:  # two file systems: only a flush brings their changes in order
             _flush_folder(target.parent)
@@ -204,31 +211,40 @@ def _linked(source: Path, target: Path) -> bool:
     return True
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, scratch: Path | None) -> None:
     """Write a copy that appears whole, with the times and the mode of the original.
 
-    It is written beside the target, since a rename cannot cross file systems.
+    It is written on the file system of the target, since a rename cannot cross two.
     """
     if os.path.lexists(target):
         raise FileExistsError(
             errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
         )
-    with partial_folder(target.parent, _PARTIAL) as folder:
-        temporary = folder / "copy"
+    with ExitStack() as stack:
+        device = os.stat(target.parent).st_dev
+        if scratch is None or os.stat(scratch).st_dev != device:
+            scratch = stack.enter_context(scratch_folder(target.parent))
+        temporary = scratch / "copy"
+        temporary.unlink(missing_ok=True)
         shutil.copy2(source, temporary, follow_symlinks=False)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        if _linked(temporary, target):
-            return
-        if os.path.lexists(target):
-            raise FileExistsError(
-                errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
-            )
-        os.rename(temporary, target)
+        if not _linked(temporary, target):
+            if os.path.lexists(target):
+                raise FileExistsError(
+                    errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
+                )
+            os.rename(temporary, target)
+        temporary.unlink(missing_ok=True)
+
+
+def scratch_folder(parent: Path) -> AbstractContextManager[Path]:
+    """Return a context with a hidden folder for copies, removed at its end."""
+    return partial_folder(parent, _PARTIAL)
 
 
 def remove_partial_copies(folder: Path) -> None:
-    """Remove what a killed :func:`put_file` left half-written beside its target."""
+    """Remove the scratch folders of killed processes."""
     remove_leftovers(folder, f".{_PARTIAL}.*")
 
 

@@ -2,8 +2,9 @@
 
 The table ``OUT/sorted.csv`` is written before the first file is put anywhere, with every file and where it goes, and
 again at the end. After a kill at any moment the table and the folders tell what is left to do. Nothing is overwritten,
-no link is followed, and what cannot be read stays where it is. A file is removed only while a second directory entry
-with the same content exists.
+no link is followed, and what cannot be read stays where it is.
+
+A file is removed only while a second directory entry with the same content exists.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from evergrow.data.items import IMAGE_SUFFIXES, Images, is_image, plugin_of
 from evergrow.data.storage import Tree
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.filing import (
+    SCRATCH_PATTERN,
     How,
     folder_name,
     folder_names,
@@ -49,6 +51,7 @@ from evergrow.learner.filing import (
     remove_partial_copies,
     same_entry,
     same_name,
+    scratch_folder,
 )
 from evergrow.learner.learner import Learner
 
@@ -311,8 +314,8 @@ def sort_folder(
 ) -> list[SortedFile]:
     """Sort the images of a folder, after completing what an earlier call was interrupted in.
 
-    An interrupted sort of another folder into ``out`` is not completed. Its rows stay in
-    the table until that folder is sorted again, or all is undone.
+    An interrupted sort of another folder into ``out`` is not completed. Its rows stay
+    in the table until that folder is sorted again, or all is undone.
 
     Parameters
     ----------
@@ -334,6 +337,10 @@ def sort_folder(
     ------
     BusyError
         If another process sorts into the same folder.
+    FileFormatError
+        If the table there is damaged.
+    InputError
+        If an undo was interrupted there, or a folder cannot be used.
     PathError
         If the disk is full; the same call goes on from there.
 
@@ -363,6 +370,7 @@ def sort_folder(
         earlier = read_table(table) if os.path.lexists(table) else []
         _check_no_undo(earlier, target)
         resumed, waiting = split_planned(earlier, root)
+        remove_partial_copies(target)
         _remove_partial_copies(target / row.group for row in resumed)
         completed = _carried_out(resumed, target, progress)
         done = [row for row in (*earlier, *completed) if row.state == "done"]
@@ -395,11 +403,14 @@ def _carried_out(
 ) -> list[SortedFile]:
     """Put files where they belong, and return the rows with what came of it."""
     rows: list[SortedFile] = []
+    if not planned:
+        return rows
     try:
-        for row in _with_progress("sorting", planned, progress):
-            reason = _put(row, out)
-            left = replace(row, place="", how="", state="left", note=reason)
-            rows.append(left if reason else replace(row, state="done"))
+        with scratch_folder(out) as scratch:
+            for row in _with_progress("sorting", planned, progress):
+                reason = _put(row, out, scratch)
+                left = replace(row, place="", how="", state="left", note=reason)
+                rows.append(left if reason else replace(row, state="done"))
     except OSError as error:
         raise PathError(
             f"{error.strerror or error}: {len(rows)} of {len(planned)} files are sorted, the others are where they "
@@ -430,7 +441,7 @@ def _behind_link(folder: Path) -> bool:
     return os.path.realpath(folder) != str(folder)
 
 
-def _put(row: SortedFile, out: Path) -> str:
+def _put(row: SortedFile, out: Path, scratch: Path) -> str:
     """Do what a row says, unless it is done already, and return why it cannot be done."""
     source = Path(row.file)
     target = own_folder(out, row.group) / posixpath.basename(row.place)
@@ -444,7 +455,7 @@ def _put(row: SortedFile, out: Path) -> str:
             return "a link is on the way to it: links are not followed"
         if reason := odd_file(source):
             return reason
-        put_file(source, target, how)
+        put_file(source, target, how, scratch)
     except OSError as error:
         return _reason(error, target)
     return ""
@@ -493,9 +504,10 @@ def undo_sort(
         os.path.basename(table),
     )
     out = path.parent
-    if _only_leftovers(out):  # killed after the table was removed
+    if _only_leftovers(out):  # killed before the table was there, or after
         with locked(out):
             remove_leftovers(out, f".{TABLE}.*")
+            remove_partial_copies(out)
         _remove_if_empty(out)
         return []
     _check_table_exists(table)
@@ -503,6 +515,7 @@ def undo_sort(
     with locked(out):
         remove_leftovers(out, f".{TABLE}.*")
         rows = _rows_to_undo(path)
+        remove_partial_copies(out)
         _remove_partial_copies(out / row.group for row in rows if row.place)
         _remove_partial_copies(
             Path(row.file).parent for row in rows if row.how == "move"
@@ -541,12 +554,12 @@ def _rows_to_undo(path: Path) -> list[SortedFile]:
 
 
 def _only_leftovers(out: Path) -> bool:
-    """Return whether a folder holds only what an undo leaves that was killed at its end."""
+    """Return whether a folder holds only what a killed sort or undo leaves behind."""
     try:
         names = os.listdir(out)
     except OSError:
         return False
-    leftover = re.compile(rf"\.lock|\.{re.escape(TABLE)}\..*\.part")
+    leftover = re.compile(rf"\.lock|\.{re.escape(TABLE)}\..*\.part|{SCRATCH_PATTERN}")
     return bool(names) and all(map(leftover.fullmatch, names))
 
 
@@ -629,7 +642,8 @@ def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
 def _check_table_exists(path: str | os.PathLike[str]) -> None:
     if not os.path.isfile(path) or os.path.islink(path):
         raise DatasetNotFoundError(
-            f"No table {os.fspath(path)!r} here; {TABLE} lies in the folder of sorted files."
+            f"No table {os.fspath(path)!r} here; {TABLE} lies in the folder of sorted "
+            "files."
         )
 
 
