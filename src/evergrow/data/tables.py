@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import posixpath
 from collections import Counter
@@ -12,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.data.folders import has_train_test, is_hidden, partner_name, training_file
 from evergrow.data.items import Dataset, Items, Texts, integers, listed
@@ -396,34 +395,23 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
 def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
     header: list[str] = []
-    # Not pyarrow.csv: a message needs the line, and texts go over several.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    before = csv.field_size_limit(
-        2**31 - 1
-    )  # texts may be long; the limit belongs to the whole process
-    try:
-        for cells in reader:
-            if not cells or cells == [""]:
-                continue
-            if not header:
-                header = [cell.strip() for cell in cells]
-                if len(set(header)) != len(header):
-                    raise FileFormatError(
-                        f"{title} must have every column once, got {listed(header, most=8)}"
-                    )
-            elif len(cells) != len(header):
+    # Not pyarrow.csv: messages need the line number, and cells may hold line ends.
+    for line, cells in read_csv_rows(text, title, separator):
+        if not cells or cells == [""]:
+            continue
+        if not header:
+            header = [cell.strip() for cell in cells]
+            if len(set(header)) != len(header):
                 raise FileFormatError(
-                    f"{title} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
-                    "texts with separators in them need quotes"
+                    f"{title} must have every column once, got {listed(header, most=8)}"
                 )
-            else:
-                rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
-    except csv.Error as error:
-        raise FileFormatError(
-            f"{title} line {reader.line_num} must be a row of cells: {error}"
-        ) from error
-    finally:
-        csv.field_size_limit(before)
+        elif len(cells) != len(header):
+            raise FileFormatError(
+                f"{title} line {line} must have {len(header)} cells, got "
+                f"{len(cells)}; texts with separators in them need quotes"
+            )
+        else:
+            rows.append((line, dict(zip(header, cells, strict=True))))
     return header, rows
 
 

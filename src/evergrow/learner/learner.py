@@ -889,18 +889,20 @@ class Learner(Estimator):
             ~(self.novelty_score(items) <= threshold)
         )  # what is no number is not known
 
-    def features(self, items: Any) -> Features:
+    def features(self, items: Any, *, on_error: OnError | None = None) -> Features:
         """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
 
         Parameters
         ----------
         items : object
             As for :meth:`predict`.
+        on_error : {"raise", "skip"}, optional
+            As for :meth:`ask`.
         """
         from evergrow.features.encoding import Features
 
         self._state()
-        parts = list(self._features_of(items))
+        parts = list(self._features_of(items, on_error=on_error))
         if len(parts) == 1:
             return parts[0]
         starts = np.cumsum([0, *(len(part) + len(part.failures) for part in parts)])
@@ -910,7 +912,13 @@ class Learner(Estimator):
         failures = tuple(failure for part in parts for failure in part.failures)
         return Features(np.concatenate([part.X for part in parts]), rows, failures)
 
-    def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
+    def ask(
+        self,
+        items: Any,
+        *,
+        false_alarm: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Answers:
         """Return everything about items at once; each goes through the backbone once.
 
         Parameters
@@ -919,13 +927,17 @@ class Learner(Estimator):
             As for :meth:`predict`.
         false_alarm : float, optional
             Share of known things that may be called unknown; None asks nothing about that.
+        on_error : {"raise", "skip"}, optional
+            Whether an image that cannot be read raises an error or is left out. By
+            default the extraction settings of the learner decide.
 
         Returns
         -------
         Answers
         """
         threshold = None if false_alarm is None else self.threshold(false_alarm)
-        now, features = self._taught(), self.features(items)
+        now = self._taught()
+        features = self.features(items, on_error=on_error)
         able, names = hasattr(now.head, "predict_proba"), now.classes
         values = (
             self._probabilities(features.X)
