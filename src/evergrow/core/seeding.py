@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 RandomState = int | np.integer | np.random.RandomState | np.random.Generator | None
 
 _SEED_BITS = 63
+_LEAST_SEED = -(2**63)
+_LARGEST_SEED = 2**64  # what model files store
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
@@ -74,7 +76,7 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 def resolve_seed(random_state: RandomState) -> int:
     """Turn scikit-learn's ``random_state`` into one integer seed.
 
-    An integer is itself; a numpy generator is drawn from once; None asks the operating system.
+    An integer is returned as it is; a numpy generator is drawn from once; None asks the operating system.
 
     Examples
     --------
@@ -91,6 +93,10 @@ def resolve_seed(random_state: RandomState) -> int:
     if isinstance(random_state, (int, np.integer)) and not isinstance(
         random_state, bool
     ):
+        if not _LEAST_SEED <= random_state <= _LARGEST_SEED:
+            raise ParameterError(
+                f"random_state must be between -2**63 and 2**64, got {random_state}"
+            )
         return int(random_state)
     raise ParameterError(
         f"random_state must be None, an integer or a numpy random generator, got {type(random_state).__name__}"

@@ -79,7 +79,7 @@ def suggest(
     check_number("n", n, low=1, integer=True)
     check_number("unknown_share", unknown_share, low=0, high=1)
     head: Any = learner._able("novelty_score")
-    found = learner.features(data)
+    found = learner.encode(data)
     if len(head.classes_) < 2:
         raise InputError(
             "the model knows one class, so that no answer is doubtful: teach it a second one first"
@@ -111,7 +111,7 @@ def suggest(
     held = (
         np.zeros((0, 0))
         if learned is None
-        else head.whitened(learner.features(learned).X).astype(np.float32)
+        else head.whitened(learner.encode(learned).X).astype(np.float32)
     )
     for order, picked, most in (
         (doubtful, chosen[0], n - taken),
@@ -173,7 +173,7 @@ def group_unknown(
 ) -> Groups:
     """Return what :meth:`evergrow.Learner.group_unknown` does."""
     head: Any = learner._able("novelty_score")
-    found = learner.features(data)
+    found = learner.encode(data)
     if n_groups is not None:
         check_number("n_groups", n_groups, low=1, integer=True)
     strange = head.novelty_score(found.X) > learner.threshold(false_alarm)
