@@ -48,7 +48,15 @@ from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import NoveltyStandard
-from evergrow.head.readout import READOUTS, Choice, FoldOuts, SolvedCache
+from evergrow.head.readout import (
+    READOUTS,
+    Choice,
+    FoldOuts,
+    Locked,
+    SolvedCache,
+    SolvedChoice,
+    solved_once,
+)
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
 GCV_FLOOR = 1e-6
@@ -85,11 +93,55 @@ class Learned:
 
 def _solution_of(solved: SolvedCache) -> Solution | None:
     """Return what a file keeps of what was solved; a calibrated temperature is no matter of the statistics."""
-    return (
-        None
-        if solved.solution is None
-        else Solution(solved.solution, solved.warmth, solved.choice)
-    )
+    found = solved.known_solution()
+    return None if found is None else Solution(*found)
+
+
+class Blend(Locked):
+    """Labelled samples and guesses together; their sums are added at the first question.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The labelled samples.
+    guesses : Guesses
+        The guesses.
+    before : SolvedCache
+        Its choices are where the search for new ones begins.
+    fixed : float or None
+        The ridge; None where it is chosen from the statistics.
+    """
+
+    def __init__(
+        self,
+        model: RidgeModel,
+        guesses: Guesses,
+        before: SolvedCache,
+        fixed: float | None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.guesses = guesses
+        self.kind = before.kind
+        self.fixed = fixed
+        self._known = SolvedChoice(before.choice)
+
+    @solved_once
+    def cache(self) -> SolvedCache:
+        """What answers are solved from."""
+        return SolvedCache(
+            self.guesses.blended(self.model),
+            self.kind,
+            self.fixed,
+            self._known,
+            shape_masses=self.model.masses,
+        )
+
+    def with_cache(self, cache: SolvedCache) -> Blend:
+        """Return the same samples and guesses with another state of their solution."""
+        made = Blend(self.model, self.guesses, cache, self.fixed)
+        vars(made)["cache"] = cache
+        return made
 
 
 @HEADS.register("evergrow")
@@ -163,7 +215,7 @@ class Classifier(IncrementalClassifier):
     _temperature: float | None = None
     _standard: NoveltyStandard | None = None
     _guesses: Guesses | None = None
-    _blend: tuple[RidgeModel, Guesses, SolvedCache] | None = None
+    _blend: Blend | None = None
 
     def __init__(
         self,
@@ -306,13 +358,24 @@ class Classifier(IncrementalClassifier):
         """Make a new model the current one; what was solved for the old one is solved anew when needed."""
         if solved is None:
             before: SolvedCache | None = vars(self).get("_solved")
-            fixed = self._fixed_alpha()
-            solved = (
-                SolvedCache(model, self.readout, fixed)
-                if before is None
-                else before.after(model, fixed)
-            )
-        self._model, self._solved, self._guesses = model, solved, guesses or None
+            if before is None:
+                solved = SolvedCache(model, self.readout, self._fixed_alpha())
+            else:
+                solved = before.after(model, self._fixed_alpha())
+        self._model = model
+        self._solved = solved
+        self._set_guesses(guesses)
+
+    def _set_guesses(self, guesses: Guesses | None) -> None:
+        """Let other guesses count in answers, or none."""
+        self._guesses = guesses or None
+        if not guesses:
+            self._blend = None
+            return
+        before = self._solved
+        if self._blend is not None and "cache" in vars(self._blend):
+            before = self._blend.cache
+        self._blend = Blend(self._model, guesses, before, self._fixed_alpha())
 
     # -- rows without labels ------------------------------------------------------------------------------
 
@@ -366,13 +429,14 @@ class Classifier(IncrementalClassifier):
             self.branch(), self._features(X, self.device_), threshold
         )
         if report.used:
-            self._guesses, self._blend = found, None
+            self._blend = None
+            self._set_guesses(found)
         return report
 
     def forget_unlabelled(self) -> Self:
         """Take out all that was learned without labels: the classifier is, bit for bit, one that never saw it."""
         self._require_started()
-        self._guesses, self._blend = None, None
+        self._set_guesses(None)
         return self
 
     @property
@@ -383,22 +447,7 @@ class Classifier(IncrementalClassifier):
     @property
     def _answering(self) -> SolvedCache:
         """What answers are solved from: the labelled samples, with the guesses where there are some."""
-        if self._guesses is None:
-            return self._solved
-        model, guesses = self._model, self._guesses
-        if (
-            self._blend is None
-            or self._blend[0] is not model
-            or self._blend[1] is not guesses
-        ):
-            before = self._solved if self._blend is None else self._blend[2]
-            cache = before.after(guesses.blended(model), self._fixed_alpha())
-            self._blend = (
-                model,
-                guesses,
-                dataclasses.replace(cache, shape_masses=model.masses),
-            )
-        return self._blend[2]
+        return self._solved if self._blend is None else self._blend.cache
 
     # -- answers ------------------------------------------------------------------------------------------
 
@@ -817,13 +866,11 @@ class Classifier(IncrementalClassifier):
     def _regroup(self, change: ClassChange) -> None:
         model, order = self._model.group(change.groups), change.order
         guesses = self._guesses and self._guesses.group(change.groups)
-        self._commit(
-            model,
-            None if order is None else self._solved.reordered(model, order),
-            guesses,
-        )
         if order is None:
-            self._solved.choice = None
+            solved = SolvedCache(model, self.readout, self._fixed_alpha())
+        else:
+            solved = self._solved.reordered(model, order)
+        self._commit(model, solved, guesses)
 
     # -- solving, files, export ---------------------------------------------------------------------------
 
@@ -833,8 +880,8 @@ class Classifier(IncrementalClassifier):
     def _settle(self) -> None:
         self._solved = self._solved.refreshed()
         self._solved.temperature()
-        if self._guesses is not None:
-            self._blend = self._model, self._guesses, self._answering.refreshed()
+        if self._blend is not None:
+            self._blend = self._blend.with_cache(self._answering.refreshed())
             self._answering.temperature()
 
     def _contents(self) -> Learned:
@@ -862,7 +909,7 @@ class Classifier(IncrementalClassifier):
             SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution
         )
         self._commit(model, solved, guesses)
-        if guesses is not None:
+        if self._blend is not None and guesses is not None:
             sums = [
                 (state.n_features, state.n_targets)
                 for state in (guesses.state, model.state)
@@ -871,11 +918,8 @@ class Classifier(IncrementalClassifier):
                 sums[0] == sums[1],
                 "its guesses are of another layer or of other classes",
             )
-            self._blend = (
-                model,
-                guesses,
-                self._adopted(self._answering, learned.guessed),
-            )
+            adopted = self._adopted(self._answering, learned.guessed)
+            self._blend = self._blend.with_cache(adopted)
 
     def _adopted(self, cache: SolvedCache, found: Solution | None) -> SolvedCache:
         """Return the cache of a model of a file with what the file says was solved for it."""
@@ -895,10 +939,15 @@ class Classifier(IncrementalClassifier):
         is_known = choice is None or len(choice.weights) in (0, blocks)
         require(is_known, "its solution has weights of another number of blocks")
         is_fresh = choice is not None and choice.rows == model.rows
-        solved = dataclasses.replace(
-            cache, choice=choice, solution=found.readout, warmth=found.temperature
+        return SolvedCache(
+            model,
+            cache.kind,
+            cache.fixed,
+            SolvedChoice(choice, is_fresh=is_fresh),
+            solution=found.readout,
+            temperature=found.temperature,
+            shape_masses=cache.shape_masses,
         )
-        return dataclasses.replace(solved, is_fresh=is_fresh)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
