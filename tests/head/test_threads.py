@@ -135,7 +135,7 @@ def stress(tmp_path: Path, what: str, amount: int) -> None:
 
 @pytest.mark.slow
 def test_threads_that_are_stopped_at_any_line(tmp_path: Path) -> None:
-    stress(tmp_path, "lines", 60)
+    stress(tmp_path, "lines", 20)
 
 
 @pytest.mark.slow

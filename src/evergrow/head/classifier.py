@@ -155,8 +155,9 @@ class Classifier(IncrementalClassifier):
     Parameters
     ----------
     n_units : int or None
-        Units of the layer; 0 uses the features alone. None takes the layer's own number: by default 3,000, or 24 a
-        feature where that is fewer, but at least 2,048.
+        Units of the layer, at most 65,536; 0 uses the features alone. None takes the
+        layer's own number: by default 3,000, or 24 a feature where that is fewer, but at
+        least 2,048.
     alpha : float or "gcv"
         Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation, again and again as they grow.
     layer : Layer, str, mapping or None
