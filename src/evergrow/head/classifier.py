@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
+from evergrow.core.threads import threads_for
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
@@ -58,6 +60,11 @@ from evergrow.head.readout import (
     solved_once,
 )
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_USUAL_WIDTH = 3000  # columns of a layer whose width is not known yet
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
@@ -142,6 +149,23 @@ class Blend(Locked):
         made = Blend(self.model, self.guesses, cache, self.fixed)
         vars(made)["cache"] = cache
         return made
+
+
+def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
+    """Let a method of the classifier use as many threads as its work deserves.
+
+    The first argument of the method are rows, if it has any.
+    """
+
+    @functools.wraps(method)
+    def limited(*args: P.args, **settings: P.kwargs) -> T:
+        head: Any = args[0]
+        rows: Any = args[1] if len(args) > 1 else ()
+        n_rows = len(rows) if hasattr(rows, "__len__") else 0
+        with threads_for(head._work(n_rows)):
+            return method(*args, **settings)
+
+    return limited
 
 
 @HEADS.register("evergrow")
@@ -303,6 +327,7 @@ class Classifier(IncrementalClassifier):
         ):
             self.__dict__.pop(name, None)
 
+    @_with_threads_for_rows
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
@@ -380,6 +405,7 @@ class Classifier(IncrementalClassifier):
 
     # -- rows without labels ------------------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def learn_unlabelled(
         self, X: Any, *, threshold: float | None = None
     ) -> GuessReport:
@@ -452,6 +478,7 @@ class Classifier(IncrementalClassifier):
 
     # -- answers ------------------------------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def _scores(self, Z: Tensor) -> Tensor:
         readout, model = self._answering.readout(), self._model
         out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
@@ -464,6 +491,7 @@ class Classifier(IncrementalClassifier):
             else shapes.add(model.shapes.rows(model.inputs(Z)), out)
         )
 
+    @_with_threads_for_rows
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return class probabilities: a softmax of the scores at :attr:`temperature_`.
 
@@ -487,6 +515,7 @@ class Classifier(IncrementalClassifier):
         )
 
     @property
+    @_with_threads_for_rows
     def temperature_(self) -> float:
         """Temperature of the softmax: the one given to :meth:`calibrate`, else a guess from the statistics."""
         self._require_fitted()
@@ -534,6 +563,7 @@ class Classifier(IncrementalClassifier):
             self._solved.standard if self._standard is None else self._standard
         ).score(terms)
 
+    @_with_threads_for_rows
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
         """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
 
@@ -552,11 +582,13 @@ class Classifier(IncrementalClassifier):
             self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy()
         )
 
+    @_with_threads_for_rows
     def expected_terms(self) -> NDArray[np.float64]:
         """Return the terms of novelty (256, 6) that the statistics alone expect of known rows."""
         self._require_fitted()
         return self._solved.expected_terms
 
+    @_with_threads_for_rows
     def whitened(self, X: Any) -> NDArray[np.float64]:
         """Return rows about the mean of all, in units of the spread within classes, of length one.
 
@@ -578,6 +610,7 @@ class Classifier(IncrementalClassifier):
 
     # -- calibration --------------------------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def fold_outs(
         self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None
     ) -> FoldOuts:
@@ -708,6 +741,7 @@ class Classifier(IncrementalClassifier):
         )
         return self
 
+    @_with_threads_for_rows
     def merge(self, other: Classifier, base: Classifier | None = None) -> Self:
         """Add everything another learner with the same layer has learned; exact, nothing counted twice.
 
@@ -763,6 +797,7 @@ class Classifier(IncrementalClassifier):
         self.classes_ = classes
         return self
 
+    @_with_threads_for_rows
     def unlearn(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take samples out again that were learned before: the learner then equals one that never saw them.
 
@@ -854,6 +889,7 @@ class Classifier(IncrementalClassifier):
         self._commit(model, None, self._guesses and self._guesses.faded(float(factor)))
         return self
 
+    @_with_threads_for_rows
     def _keep(self, model: RidgeModel, kept: list[int]) -> None:
         """Go on with some classes of a model."""
         guesses, model = (
@@ -878,6 +914,18 @@ class Classifier(IncrementalClassifier):
     def _solve_order(self) -> float:
         return self._model.state.order
 
+    def _work(self, n_rows: int) -> float:
+        """Return roughly how many operations it takes to learn rows, or to answer them.
+
+        That is n k^2 for n rows and k columns of the statistics, and k^3 to solve.
+        """
+        if "_model" in vars(self):
+            order = float(self._model.state.order)
+        else:
+            order = min(float(n_rows), float(self.n_units or _USUAL_WIDTH))
+        return (n_rows + order) * order**2
+
+    @_with_threads_for_rows
     def _settle(self) -> None:
         self._solved = self._solved.refreshed()
         self._solved.temperature()
