@@ -10,6 +10,7 @@ import torch
 from tests.head.models import small
 
 from evergrow import Classifier
+from evergrow.head.readout import SolvedCache, SolvedChoice
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_answers_without_settling_are_those_of_the_last_choice(data):
     followed = model.class_scores(X[:20])
     assert model._solved.choice == choice
     fresh = small().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
-    fresh._solved.choice = choice
+    fresh._solved = SolvedCache(fresh._model, "denoised", None, SolvedChoice(choice))
     np.testing.assert_allclose(
         followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8
     )

@@ -15,7 +15,7 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.head import readout as solved
 from evergrow.head.linalg.scatter import SolvedScatter
 from evergrow.head.novelty import TEMPERATURES
-from evergrow.head.readout import mean_log_losses
+from evergrow.head.readout import SolvedCache, SolvedChoice, mean_log_losses
 from evergrow.learner.calibration import best_temperature
 
 Data = tuple[np.ndarray, np.ndarray]
@@ -37,7 +37,8 @@ def without(model: Classifier, X: np.ndarray, y: np.ndarray) -> Classifier:
     rest = model.spawn().partial_fit(X, y)
     model.predict(X[:1])
     assert model._solved.choice is not None
-    rest._solved.choice = dataclasses.replace(model._solved.choice, rows=len(y))
+    choice = dataclasses.replace(model._solved.choice, rows=len(y))
+    rest._solved = SolvedCache(rest._model, "denoised", None, SolvedChoice(choice))
     return rest
 
 

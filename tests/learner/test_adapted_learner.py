@@ -75,7 +75,7 @@ def fitted(first: Part) -> Learner:
 
 def same_answers(one: Learner, other: Learner, items: Any) -> bool:
     """Compare features to the bit and scores to what a solution loses on its way through a file."""
-    equal = np.array_equal(one.features(items).X, other.features(items).X)
+    equal = np.array_equal(one.encode(items).X, other.encode(items).X)
     scores = one.decision_function(items), other.decision_function(items)
     return equal and np.allclose(*scores, rtol=1e-9, atol=0)
 
@@ -104,7 +104,7 @@ def test_it_is_the_adapted_classifier_made_by_hand(
         for items, _ in (first, later)
     ]
     assert learner.backbone_().spec == hand.backbone_.spec
-    assert np.array_equal(learner.features(later[0]).X, X[1])
+    assert np.array_equal(learner.encode(later[0]).X, X[1])
     head = (
         Classifier(n_units=20, random_state=0)
         .fit(X[0], first[1])

@@ -231,7 +231,7 @@ def test_a_stream_teaches_and_asks_the_same(data: Any, name: str) -> None:
         == at_once.evaluate(X, y).accuracy
     )
     assert learner.score(streams(X, y)[name]) == at_once.score(X, y)
-    assert np.asarray(learner.features(streams(X, y)[name])).shape == X.shape
+    assert np.asarray(learner.encode(streams(X, y)[name])).shape == X.shape
     assert len(learner.history_) == 1
     learner.unlearn(streams(X[:60], y[:60])[name])
     assert sum(learner.n_samples_.values()) == len(y) - 60

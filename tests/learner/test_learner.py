@@ -324,7 +324,7 @@ def test_a_broken_image_half_way_changes_nothing(tmp_path: Path) -> None:
     ):  # answers would no longer be in the order of the items
         learner.predict(new)
     with pytest.warns(DataWarning, match="left out"):
-        found = learner.features(new)
+        found = learner.encode(new)
     assert len(found.X) == 9
     assert found.failures[0][0] == "pink/4.png"
     assert learner.predict(found.X).shape == (9,)
@@ -344,7 +344,7 @@ def test_images_in_memory_and_on_disk_are_the_same(tmp_path: Path) -> None:
     on_disk = learner.decision_function(folder)
     assert np.allclose(learner.decision_function(pixels), on_disk)
     assert np.allclose(learner.decision_function(np.stack(pixels)), on_disk)
-    assert np.allclose(learner.decision_function(learner.features(folder).X), on_disk)
+    assert np.allclose(learner.decision_function(learner.encode(folder).X), on_disk)
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -639,7 +639,7 @@ def test_the_backbone_is_loaded_only_for_images(tmp_path: Path) -> None:
         Colours(),
     )
     learner = Learner(module, options={"n_units": 20}, cache=False).fit(folder)
-    X, scores = learner.features(folder).X, learner.decision_function(folder)
+    X, scores = learner.encode(folder).X, learner.decision_function(folder)
     learner.save(tmp_path / "m.evg")
     alone = Learner.load(
         tmp_path / "m.evg", cache=False
@@ -694,7 +694,7 @@ def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:
     np.testing.assert_array_equal(found.novelty, fitted.novelty_score(X))
     np.testing.assert_array_equal(found.unknown, fitted.is_unknown(X))
     assert fitted.ask(X).unknown is None
-    features = fitted.features(X)
+    features = fitted.encode(X)
     np.testing.assert_array_equal(fitted.predict(features), fitted.predict(X))
     scores = Learner(None, method="simplecil").fit(part(blobs, 0, 1)).ask(X)
     assert (scores.measure, scores.values.shape) == ("score", (20, 2))

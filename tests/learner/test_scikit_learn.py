@@ -98,7 +98,7 @@ def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> 
     for verb, *labels in (
         ("predict",),
         ("ask",),
-        ("features",),
+        ("encode",),
         ("evaluate", y),
         ("partial_fit", y),
     ):

@@ -13,6 +13,7 @@ from evergrow.cli.console import Answer
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
+from evergrow.core.validation import LARGEST_WIDTH
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
@@ -29,7 +30,7 @@ def fit_command(
     epochs: options.Rare[int | None] = None,
     features: options.Recipe = "auto",
     preset: options.Rare[str] = "timm",
-    units: Annotated[int | None, typer.Option(min=0)] = None,
+    units: Annotated[int | None, typer.Option(min=0, max=LARGEST_WIDTH)] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     holdout: float = 0.0,
     test: options.TestData = None,

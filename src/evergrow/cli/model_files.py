@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evergrow.cli.console import Answer, listed, note_line, percent, plural
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import RUN, RunOptions
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import ParameterError, PathError
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -158,6 +158,16 @@ def check_target(
         )
     if path.exists() and not force:
         raise ParameterError(f"{path} exists: {existing}.")
+    from evergrow.core.files import check_replaceable, check_writable_folder, real_path
+
+    try:
+        target = real_path(path)  # a link is followed when the file is written
+        check_replaceable(target)
+        check_writable_folder(target.parent)
+    except PathError as error:
+        raise PathError(
+            f"{path} cannot be written: {error}. Nothing was done; name another file for {name}."
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -95,6 +95,35 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
         )
 
 
+def check_writable_folder(folder: str | os.PathLike[str]) -> None:
+    """Raise :class:`PathError` unless files can be made in a folder.
+
+    Nothing is written. The answer is that of the system for the user of this process: an
+    administrator may write nearly everywhere but on a read-only file system.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from evergrow.core.files import check_writable_folder
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     check_writable_folder(folder)
+    >>> check_writable_folder("/nowhere")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.PathError: there is no folder '/nowhere'
+    """
+    name = os.fspath(folder)
+    if not os.path.isdir(folder):
+        raise PathError(f"there is no folder {name!r}")
+    is_allowed = os.access(
+        folder,
+        os.W_OK | os.X_OK,
+        effective_ids=os.access in os.supports_effective_ids,
+    )
+    if not is_allowed:
+        raise PathError(f"you may not write to the folder {name!r}")
+
+
 @contextmanager
 def atomic_path(
     path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
+from evergrow.core.threads import threads_for
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
@@ -53,8 +55,21 @@ from evergrow.head.pseudo_labels import (
     merge_pseudo_labels,
     pseudo_label_rows,
 )
-from evergrow.head.readout import READOUTS, Choice, HeldOutScores, SolvedCache
+from evergrow.head.readout import (
+    READOUTS,
+    Choice,
+    HeldOutScores,
+    Locked,
+    SolvedCache,
+    SolvedChoice,
+    solved_once,
+)
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_USUAL_WIDTH = 3000  # columns of a layer whose width is not known yet
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
@@ -90,11 +105,72 @@ class Learned:
 
 def _solution_of(solved: SolvedCache) -> Solution | None:
     """Return what a file keeps of what was solved; a calibrated temperature is no matter of the statistics."""
-    return (
-        None
-        if solved.solution is None
-        else Solution(solved.solution, solved.known_temperature, solved.choice)
-    )
+    found = solved.known_solution()
+    return None if found is None else Solution(*found)
+
+
+class Blend(Locked):
+    """Labelled samples and guesses together; their sums are added at the first question.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The labelled samples.
+    guesses : PseudoLabels
+        The guesses.
+    before : SolvedCache
+        Its choices are where the search for new ones begins.
+    fixed : float or None
+        The ridge; None where it is chosen from the statistics.
+    """
+
+    def __init__(
+        self,
+        model: RidgeModel,
+        guesses: PseudoLabels,
+        before: SolvedCache,
+        fixed: float | None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.guesses = guesses
+        self.kind = before.kind
+        self.fixed = fixed
+        self._known = SolvedChoice(before.choice)
+
+    @solved_once
+    def cache(self) -> SolvedCache:
+        """What answers are solved from."""
+        return SolvedCache(
+            self.guesses.blended(self.model),
+            self.kind,
+            self.fixed,
+            self._known,
+            shape_masses=self.model.masses,
+        )
+
+    def with_cache(self, cache: SolvedCache) -> Blend:
+        """Return the same samples and guesses with another state of their solution."""
+        made = Blend(self.model, self.guesses, cache, self.fixed)
+        vars(made)["cache"] = cache
+        return made
+
+
+def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
+    """Let a method of the classifier use as many threads as its work deserves.
+
+    The first argument of the method are rows, if it has any.
+    """
+
+    @functools.wraps(method)
+    def limited(*args: P.args, **settings: P.kwargs) -> T:
+        head: Any = args[0]
+        rows: Any = args[1] if len(args) > 1 else ()
+        n_rows = len(rows) if hasattr(rows, "__len__") else 0
+        with threads_for(head._work(n_rows)):
+            return method(*args, **settings)
+
+    return limited
 
 
 @HEADS.register("evergrow")
@@ -108,8 +184,9 @@ class Classifier(IncrementalClassifier):
     Parameters
     ----------
     n_units : int or None
-        Units of the layer; 0 uses the features alone. None takes the layer's own number: by default 3,000, or 24 a
-        feature where that is fewer, but at least 2,048.
+        Units of the layer, at most 65,536; 0 uses the features alone. None takes the
+        layer's own number: by default 3,000, or 24 a feature where that is fewer, but at
+        least 2,048.
     alpha : float or "gcv"
         Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation, again and again as they grow.
     layer : Layer, str, mapping or None
@@ -168,7 +245,7 @@ class Classifier(IncrementalClassifier):
     _temperature: float | None = None
     _standard: NoveltyStandard | None = None
     _guesses: PseudoLabels | None = None
-    _blend: tuple[RidgeModel, PseudoLabels, SolvedCache] | None = None
+    _blend: Blend | None = None
 
     def __init__(
         self,
@@ -255,6 +332,7 @@ class Classifier(IncrementalClassifier):
         ):
             self.__dict__.pop(name, None)
 
+    @_with_threads_for_rows
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
@@ -314,16 +392,28 @@ class Classifier(IncrementalClassifier):
         """Make a new model the current one; what was solved for the old one is solved anew when needed."""
         if solved is None:
             before: SolvedCache | None = vars(self).get("_solved")
-            fixed = self._fixed_alpha()
-            solved = (
-                SolvedCache(model, self.readout, fixed)
-                if before is None
-                else before.after(model, fixed)
-            )
-        self._model, self._solved, self._guesses = model, solved, guesses or None
+            if before is None:
+                solved = SolvedCache(model, self.readout, self._fixed_alpha())
+            else:
+                solved = before.after(model, self._fixed_alpha())
+        self._model = model
+        self._solved = solved
+        self._set_guesses(guesses)
+
+    def _set_guesses(self, guesses: PseudoLabels | None) -> None:
+        """Let other guesses count in answers, or none."""
+        self._guesses = guesses or None
+        if not guesses:
+            self._blend = None
+            return
+        before = self._solved
+        if self._blend is not None and "cache" in vars(self._blend):
+            before = self._blend.cache
+        self._blend = Blend(self._model, guesses, before, self._fixed_alpha())
 
     # -- rows without labels ------------------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def learn_unlabelled(
         self, X: Any, *, threshold: float | None = None
     ) -> PseudoLabelReport:
@@ -374,13 +464,14 @@ class Classifier(IncrementalClassifier):
             self.branch(), self._features(X, self.device_), threshold
         )
         if report.used:
-            self._guesses, self._blend = found, None
+            self._blend = None
+            self._set_guesses(found)
         return report
 
     def forget_unlabelled(self) -> Self:
         """Take out all that was learned without labels: the classifier is, bit for bit, one that never saw it."""
         self._require_started()
-        self._guesses, self._blend = None, None
+        self._set_guesses(None)
         return self
 
     @property
@@ -391,25 +482,11 @@ class Classifier(IncrementalClassifier):
     @property
     def _answering(self) -> SolvedCache:
         """What answers are solved from: the labelled samples, with the guesses where there are some."""
-        if self._guesses is None:
-            return self._solved
-        model, guesses = self._model, self._guesses
-        if (
-            self._blend is None
-            or self._blend[0] is not model
-            or self._blend[1] is not guesses
-        ):
-            before = self._solved if self._blend is None else self._blend[2]
-            cache = before.after(guesses.blended(model), self._fixed_alpha())
-            self._blend = (
-                model,
-                guesses,
-                dataclasses.replace(cache, shape_masses=model.masses),
-            )
-        return self._blend[2]
+        return self._solved if self._blend is None else self._blend.cache
 
     # -- answers ------------------------------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def _scores(self, Z: Tensor) -> Tensor:
         readout, model = self._answering.readout(), self._model
         out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
@@ -422,6 +499,7 @@ class Classifier(IncrementalClassifier):
             else shapes.add(model.shapes.rows(model.inputs(Z)), out)
         )
 
+    @_with_threads_for_rows
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return class probabilities: a softmax of the scores at :attr:`temperature_`.
 
@@ -445,6 +523,7 @@ class Classifier(IncrementalClassifier):
         )
 
     @property
+    @_with_threads_for_rows
     def temperature_(self) -> float:
         """Temperature of the softmax: the one given to :meth:`calibrate`, else a guess from the statistics."""
         self._require_fitted()
@@ -492,6 +571,7 @@ class Classifier(IncrementalClassifier):
             self._solved.standard if self._standard is None else self._standard
         ).score(terms)
 
+    @_with_threads_for_rows
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
         """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
 
@@ -510,6 +590,7 @@ class Classifier(IncrementalClassifier):
             self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy()
         )
 
+    @_with_threads_for_rows
     def expected_terms(self) -> NDArray[np.float64]:
         """Return the terms of novelty (256, 6) that the statistics alone expect of known rows."""
         self._require_fitted()
@@ -527,6 +608,7 @@ class Classifier(IncrementalClassifier):
         inputs = self._model.inputs(self._features(X, self.device_))
         return np.asarray(inputs.cpu().numpy())
 
+    @_with_threads_for_rows
     def whitened(self, X: Any) -> NDArray[np.float64]:
         """Return rows about the mean of all, in units of the spread within classes, of length one.
 
@@ -548,6 +630,7 @@ class Classifier(IncrementalClassifier):
 
     # -- calibration --------------------------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def held_out_scores(
         self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None
     ) -> HeldOutScores:
@@ -680,6 +763,7 @@ class Classifier(IncrementalClassifier):
         )
         return self
 
+    @_with_threads_for_rows
     def merge(self, other: Classifier, base: Classifier | None = None) -> Self:
         """Add everything another learner with the same layer has learned; exact, nothing counted twice.
 
@@ -735,6 +819,7 @@ class Classifier(IncrementalClassifier):
         self.classes_ = classes
         return self
 
+    @_with_threads_for_rows
     def unlearn(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take samples out again that were learned before: the learner then equals one that never saw them.
 
@@ -826,6 +911,7 @@ class Classifier(IncrementalClassifier):
         self._commit(model, None, self._guesses and self._guesses.faded(float(factor)))
         return self
 
+    @_with_threads_for_rows
     def _keep(self, model: RidgeModel, kept: list[int]) -> None:
         """Go on with some classes of a model."""
         guesses, model = (
@@ -839,24 +925,34 @@ class Classifier(IncrementalClassifier):
     def _regroup(self, change: ClassChange) -> None:
         model, order = self._model.group(change.groups), change.order
         guesses = self._guesses and self._guesses.group(change.groups)
-        self._commit(
-            model,
-            None if order is None else self._solved.reordered(model, order),
-            guesses,
-        )
         if order is None:
-            self._solved.choice = None
+            solved = SolvedCache(model, self.readout, self._fixed_alpha())
+        else:
+            solved = self._solved.reordered(model, order)
+        self._commit(model, solved, guesses)
 
     # -- solving, files, export ---------------------------------------------------------------------------
 
     def _solve_order(self) -> float:
         return self._model.state.order
 
+    def _work(self, n_rows: int) -> float:
+        """Return roughly how many operations it takes to learn rows, or to answer them.
+
+        That is n k^2 for n rows and k columns of the statistics, and k^3 to solve.
+        """
+        if "_model" in vars(self):
+            order = float(self._model.state.order)
+        else:
+            order = min(float(n_rows), float(self.n_units or _USUAL_WIDTH))
+        return (n_rows + order) * order**2
+
+    @_with_threads_for_rows
     def _settle(self) -> None:
         self._solved = self._solved.refreshed()
         self._solved.temperature()
-        if self._guesses is not None:
-            self._blend = self._model, self._guesses, self._answering.refreshed()
+        if self._blend is not None:
+            self._blend = self._blend.with_cache(self._answering.refreshed())
             self._answering.temperature()
 
     def _contents(self) -> Learned:
@@ -884,7 +980,7 @@ class Classifier(IncrementalClassifier):
             SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution
         )
         self._commit(model, solved, guesses)
-        if guesses is not None:
+        if self._blend is not None and guesses is not None:
             sums = [
                 (state.n_features, state.n_targets)
                 for state in (guesses.state, model.state)
@@ -893,11 +989,8 @@ class Classifier(IncrementalClassifier):
                 sums[0] == sums[1],
                 "its guesses are of another layer or of other classes",
             )
-            self._blend = (
-                model,
-                guesses,
-                self._adopted(self._answering, learned.guessed),
-            )
+            adopted = self._adopted(self._answering, learned.guessed)
+            self._blend = self._blend.with_cache(adopted)
 
     def _adopted(self, cache: SolvedCache, found: Solution | None) -> SolvedCache:
         """Return the cache of a model of a file with what the file says was solved for it."""
@@ -917,13 +1010,15 @@ class Classifier(IncrementalClassifier):
         is_known = choice is None or len(choice.weights) in (0, blocks)
         require(is_known, "its solution has weights of another number of blocks")
         is_fresh = choice is not None and choice.rows == model.rows
-        solved = dataclasses.replace(
-            cache,
-            choice=choice,
+        return SolvedCache(
+            model,
+            cache.kind,
+            cache.fixed,
+            SolvedChoice(choice, is_fresh=is_fresh),
             solution=found.readout,
-            known_temperature=found.temperature,
+            temperature=found.temperature,
+            shape_masses=cache.shape_masses,
         )
-        return dataclasses.replace(solved, is_fresh=is_fresh)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""

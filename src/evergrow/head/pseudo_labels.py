@@ -304,7 +304,8 @@ def pseudo_label_rows(
     rest = (
         PseudoLabels.none(model) if head._guesses is None else head._guesses
     ).without(model, rows)
-    head._guesses, counts = rest or None, model.counts.to(Z)
+    head._set_guesses(rest)
+    counts = model.counts.to(Z)
     codes = first[:0]
     for turn in range(PASSES if len(rows) else 0):
         scores = torch.from_numpy(head.class_scores(rows)).to(Z)
@@ -318,7 +319,7 @@ def pseudo_label_rows(
             blend = head._answering
             kept = _looks_known(blend, blend.standard, rows, None)
             rows, codes, weights = rows[kept], codes[kept], weights[kept]
-        head._guesses = rest.added(model, rows, codes, weights)
+        head._set_guesses(rest.added(model, rows, codes, weights))
     classes = dict(Counter(head.classes_[codes.cpu().numpy()].tolist()).most_common())
     report = PseudoLabelReport(
         len(rows), len(first) - len(rows), len(Z) - len(first), classes

@@ -12,15 +12,17 @@ stay. Nothing of the order of the layer is factored: the solved scatter follows 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import Self
 
 from evergrow.core.record import Between, record
 from evergrow.core.seeding import generator
@@ -42,6 +44,8 @@ from evergrow.head.linalg.scatter import (
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import TEMPERATURES, NoveltyStandard
 from evergrow.head.ridge_model import RidgeModel, row_energy
+
+T = TypeVar("T")
 
 READOUTS = ("denoised", "ridge")
 
@@ -503,12 +507,94 @@ def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
 # -- what was worked out ------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class SolvedCache:
+class solved_once(Generic[T]):  # noqa: N801 (used like a property)
+    """An attribute that is computed at its first use, by one thread, and does not change afterwards.
+
+    Like :func:`functools.cached_property`, but the lock ``_lock`` of the instance is
+    held meanwhile. The lock must be reentrant if one such attribute needs another.
+
+    Examples
+    --------
+    >>> import threading
+    >>> from evergrow.head.readout import solved_once
+    >>> class Square:
+    ...     def __init__(self, side):
+    ...         self.side = side
+    ...         self._lock = threading.RLock()
+    ...     @solved_once
+    ...     def area(self):
+    ...         return self.side**2
+    >>> Square(3).area
+    9
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: Any, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        values = vars(instance)
+        with instance._lock:
+            if self._name not in values:
+                values[self._name] = self._compute(instance)
+            found: T = values[self._name]
+        return found
+
+
+class Locked:
+    """An object with a lock of its own; a copy of it, also in another process, gets another lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedChoice:
+    """Settings chosen from the statistics, and the class means solved at them.
+
+    Parameters
+    ----------
+    choice : Choice or None
+        The settings; None while nothing was chosen.
+    scatter : SolvedScatter or None
+        The class means solved at them; None while they are not solved.
+    stats : RidgeStatistics or None
+        The statistics with the coordinates of ``scatter``.
+    is_fresh : bool
+        Whether ridge and strength were chosen for just these statistics.
+    """
+
+    choice: Choice | None = None
+    scatter: SolvedScatter | None = None
+    stats: RidgeStatistics | None = None
+    is_fresh: bool = False
+
+
+class SolvedCache(Locked):
     """Class weights, temperature and terms of novelty of a model, each worked out when first asked for.
 
     A few rows more or less are followed rather than solved anew, and what was chosen from the statistics (ridge,
     weights of blocks, strength of the prior of shapes) is chosen anew when the number of rows has changed by a quarter.
+
+    Threads may share it: every result is computed once, under a lock, and does not change afterwards.
 
     Parameters
     ----------
@@ -518,29 +604,51 @@ class SolvedCache:
         How class scores are solved for.
     fixed : float or None
         The ridge; None where it is chosen from the statistics.
-    choice : Choice, optional
-        What was chosen before the last change.
-    known_scatter : tuple of SolvedScatter and RidgeStatistics, optional
-        The class means solved at that choice, and the statistics with their coordinates.
+    known : SolvedChoice, optional
+        What was chosen before the last change, and the class means solved at that choice where they are known.
     solution : Readout, optional
-        The linear class scores.
-    known_temperature : float, optional
-        The temperature that the statistics suggest.
-    is_fresh : bool
-        Whether ridge and strength were chosen for just these statistics.
+        The linear class scores, where they are known.
+    temperature : float, optional
+        The temperature that the statistics suggest, where it is known.
     shape_masses : Tensor of shape (C,), optional
         Weight behind the shapes of classes, where that is not the model's.
     """
 
-    model: RidgeModel
-    kind: str
-    fixed: float | None
-    choice: Choice | None = None
-    known_scatter: tuple[SolvedScatter, RidgeStatistics] | None = None
-    solution: Readout | None = None
-    known_temperature: float | None = None
-    is_fresh: bool = False
-    shape_masses: Tensor | None = None
+    def __init__(
+        self,
+        model: RidgeModel,
+        kind: str,
+        fixed: float | None,
+        known: SolvedChoice | None = None,
+        *,
+        solution: Readout | None = None,
+        temperature: float | None = None,
+        shape_masses: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.kind = kind
+        self.fixed = fixed
+        self.shape_masses = shape_masses
+        # Replaced as a whole: with the final one, what it began with can be freed.
+        self._known = SolvedChoice() if known is None else known
+        self._is_chosen = False
+        if solution is not None:
+            vars(self)["_solution"] = solution, temperature
+
+    @property
+    def choice(self) -> Choice | None:
+        """What was chosen for these statistics, or before the last change; None where nothing was."""
+        return self._known.choice
+
+    def known_solution(self) -> tuple[Readout, float | None, Choice | None] | None:
+        """Return class scores, temperature and choice as far as they are solved; None without class scores."""
+        if "_solution" not in vars(self):
+            return None
+        readout, temperature = self._solution
+        if temperature is None:
+            temperature = vars(self).get("_temperature")
+        return readout, temperature, self.choice
 
     # -- the next one -----------------------------------------------------------------------------------------
 
@@ -552,8 +660,9 @@ class SolvedCache:
     ) -> SolvedCache:
         """Return the cache of another model, which begins where this one's choices ended."""
         # A solution that was followed is in the coordinates of the features.
-        known = None if scatter is None else (scatter, model.state)
-        return SolvedCache(model, self.kind, fixed, self.choice, known)
+        stats = None if scatter is None else model.state
+        known = SolvedChoice(self.choice, scatter, stats)
+        return SolvedCache(model, self.kind, fixed, known)
 
     def followed(
         self,
@@ -578,103 +687,143 @@ class SolvedCache:
         weights : Tensor of shape (n,) or None
             What the rows count for, where that is not one.
         """
-        scatter = None
+        known = self._known
         if (
-            self.known_scatter is not None
-            and self.choice is not None
-            and model.state.basis is None
+            known.choice is None
+            or known.scatter is None
+            or known.stats is None
+            or known.stats.basis is not None
+            or model.state.basis is not None
+            or len(known.scatter.signs) + len(codes) > MAX_CORRECTIONS
         ):
-            before, stats = self.known_scatter
-            if (
-                stats.basis is None
-                and len(before.signs) + len(codes) <= MAX_CORRECTIONS
-            ):
-                H = weighted_rows(model, self.choice.weights, Z)
-                old = before if groups is None else before.group(groups)
-                scatter = old.follow(H, codes, weights, -1 if groups is None else 1)
-        return self.after(model, self.fixed, scatter)
+            return self.after(model, self.fixed)
+        H = weighted_rows(model, known.choice.weights, Z)
+        if groups is None:
+            scatter = known.scatter.follow(H, codes, weights, sign=-1)
+        else:
+            scatter = known.scatter.group(groups).follow(H, codes, weights)
+        known = SolvedChoice(known.choice, scatter, model.state)
+        return SolvedCache(model, self.kind, self.fixed, known)
 
     def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
         """Return the cache of the same statistics with classes in another order; nothing large is solved again."""
-        solution, known = self.solution, None
-        if solution is not None:
+        solution: Readout | None = None
+        temperature: float | None = None
+        if (found := self.known_solution()) is not None:
+            readout, temperature, _ = found
             solution = replace(
-                solution,
-                weights=solution.weights[:, order],
-                offset=solution.offset[order],
+                readout, weights=readout.weights[:, order], offset=readout.offset[order]
             )
-        if self.known_scatter is not None and self.known_scatter[1].basis is None:
-            known = self.known_scatter[0].group([[old] for old in order]), model.state
-        made = replace(self, model=model, solution=solution, known_scatter=known)
+        known = self._known
+        if (
+            known.scatter is None
+            or known.stats is None
+            or known.stats.basis is not None
+        ):
+            known = replace(known, scatter=None, stats=None)
+        else:
+            scatter = known.scatter.group([[old] for old in order])
+            known = replace(known, scatter=scatter, stats=model.state)
+        made = SolvedCache(
+            model,
+            self.kind,
+            self.fixed,
+            known,
+            solution=solution,
+            temperature=temperature,
+            shape_masses=self.shape_masses,
+        )
         if "expected_terms" in vars(self):
-            made.expected_terms = self.expected_terms
+            vars(made)["expected_terms"] = self.expected_terms
         return made
 
     def refreshed(self) -> SolvedCache:
         """Return a cache in which everything is chosen for just these statistics."""
-        if self.choice is None or self.is_fresh:
+        known = self._known
+        if known.choice is None or known.is_fresh:
             return self
-        choice = replace(self.choice, rows=0)
         return SolvedCache(
-            self.model, self.kind, self.fixed, choice, shape_masses=self.shape_masses
+            self.model,
+            self.kind,
+            self.fixed,
+            SolvedChoice(replace(known.choice, rows=0)),
+            shape_masses=self.shape_masses,
         )
 
     # -- answers ----------------------------------------------------------------------------------------------
 
     def readout(self) -> Readout:
         """Return the linear class scores."""
-        model = self.model
-        if self.solution is None and self.kind == "ridge":
-            self.solution = solve_ridge(model, self.fixed)
-        elif self.solution is None:
-            choice, scatter, stats = self.scatter()
-            estimates, scale = (
-                scatter.estimate_means(),
-                column_scale(model, choice.weights),
-            )
-            self.known_temperature = 1.0 + UNCALIBRATED * estimates.spread
-            lifted = stats.lift(estimates.weights)
-            lifted = lifted if scale is None else scale[:, None] * lifted
-            self.solution = Readout(
-                lifted, estimates.offset, choice.alpha, scatter.factor.jitter
-            )
-        return self.solution
+        return self._solution[0]
+
+    @solved_once
+    def _solution(self) -> tuple[Readout, float | None]:
+        """The linear class scores, and the temperature where it comes with them."""
+        if self.kind == "ridge":
+            return solve_ridge(self.model, self.fixed), None
+        choice, scatter, stats = self.scatter()
+        estimates = scatter.estimate_means()
+        lifted = stats.lift(estimates.weights)
+        scale = column_scale(self.model, choice.weights)
+        if scale is not None:
+            lifted = scale[:, None] * lifted
+        readout = Readout(lifted, estimates.offset, choice.alpha, scatter.factor.jitter)
+        return readout, 1.0 + UNCALIBRATED * estimates.spread
 
     def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:
         """Return what was chosen, the class means solved at it, and the statistics with their coordinates."""
-        geometry, denoised = None, self.kind == "denoised"
+        if not self._is_chosen:
+            with self._lock:
+                if not self._is_chosen:
+                    self._solve_scatter()
+        known = self._known
+        if known.choice is None or known.scatter is None or known.stats is None:
+            raise AssertionError("the class means must be solved by now")
+        return known.choice, known.scatter, known.stats
+
+    def _solve_scatter(self) -> None:
+        """Choose settings for the statistics and solve for the class means; the caller holds the lock."""
         # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.
-        fixed, choice = self.fixed if denoised else None, self.choice
-        if (
-            choice is None
-            or not choice.holds(self.model.rows)
-            or fixed not in (None, choice.alpha)
-        ):
-            weights = choose_weights(self.model, choice) if denoised else ()
-            geometry = ClassGeometry.of(
-                weighted_statistics(self.model, weights), self.model.masses
-            )
+        is_denoised = self.kind == "denoised"
+        fixed = self.fixed if is_denoised else None
+        known = self._known
+        geometry: ClassGeometry | None = None
+        choice = known.choice
+        holds = (
+            choice is not None
+            and choice.holds(self.model.rows)
+            and fixed in (None, choice.alpha)
+        )
+        if choice is None or not holds:
+            weights = choose_weights(self.model, choice) if is_denoised else ()
+            geometry = self._geometry(weights)
+            scatter = known.scatter
             if choice is None or choice.weights != weights:
-                self.known_scatter = None
-            choice = self.choice = self._choose(
-                geometry, fixed, None if choice is None else choice.step, weights
-            )
-            if (
-                self.known_scatter is not None
-                and self.known_scatter[0].alpha != choice.alpha
-            ):
-                self.known_scatter = None
-            self.is_fresh = self.known_scatter is None
-        if self.known_scatter is None:
+                scatter = None
+                self._known = known = replace(known, scatter=None, stats=None)
+            step = None if choice is None else choice.step
+            choice = self._choose(geometry, fixed, step, weights, scatter)
+            if scatter is not None and scatter.alpha != choice.alpha:
+                scatter = None
+                # Free the old factor before the new one is made.
+                self._known = known = replace(known, scatter=None, stats=None)
+            known = replace(known, choice=choice, is_fresh=scatter is None)
+        if known.scatter is None:
             if geometry is None:
-                geometry = ClassGeometry.of(
-                    weighted_statistics(self.model, choice.weights), self.model.masses
-                )
-            stats = (
-                geometry.stats if geometry.stats.basis is not None else self.model.state
-            )  # one Gram matrix is held
-            self.known_scatter = SolvedScatter.of(geometry, choice.alpha), stats
-        return choice, *self.known_scatter
+                geometry = self._geometry(choice.weights)
+            # One Gram matrix is held.
+            stats = self.model.state
+            if geometry.stats.basis is not None:
+                stats = geometry.stats
+            scatter = SolvedScatter.of(geometry, choice.alpha)
+            known = replace(known, scatter=scatter, stats=stats)
+        self._known = known
+        self._is_chosen = True  # last, for threads that do not hold the lock
+
+    def _geometry(self, weights: tuple[float, ...]) -> ClassGeometry:
+        """Return class means and scatter with the weights of blocks."""
+        stats = weighted_statistics(self.model, weights)
+        return ClassGeometry.of(stats, self.model.masses)
 
     def _choose(
         self,
@@ -682,6 +831,7 @@ class SolvedCache:
         alpha: float | None,
         start: int | None,
         weights: tuple[float, ...],
+        scatter: SolvedScatter | None,
     ) -> Choice:
         """Choose the ridge, unless it is given, and the strength of the prior of shapes."""
         model, step = self.model, 0
@@ -690,15 +840,16 @@ class SolvedCache:
             energy = row_energy(geometry.stats, model.masses, rows)
             whole = float(geometry.stats.gram.diagonal().sum()) / rows
             # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
-            known = None if self.known_scatter is None else self.known_scatter[0]
             alpha, step = choose_ridge(
-                geometry, energy if energy > 1e-10 * whole else whole, start, known
+                geometry, energy if energy > 1e-10 * whole else whole, start, scatter
             )
-        masses = model.masses if self.shape_masses is None else self.shape_masses
-        strength = (
-            1.0 if model.shapes is None else ShapeScores(model.shapes, masses).strength
-        )
+        strength = 1.0
+        if model.shapes is not None:
+            strength = ShapeScores(model.shapes, self._shape_masses()).strength
         return Choice(alpha, step, strength, model.rows, weights)
+
+    def _shape_masses(self) -> Tensor:
+        return self.model.masses if self.shape_masses is None else self.shape_masses
 
     def project(self, Z: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return features (n, d) in the coordinates of the statistics (n, k), and their energy (n,) outside."""
@@ -722,28 +873,29 @@ class SolvedCache:
         # Rows too large to be squared are as unknown as can be.
         return torch.nan_to_num(found, nan=torch.inf)
 
-    @cached_property
+    @solved_once
     def shapes(self) -> ShapeScores | None:
         """What the shapes of classes add to the scores; None where no shapes are kept."""
         if self.model.shapes is None or self.kind == "ridge":
             return None
         self.readout()
         strength = 1.0 if self.choice is None else self.choice.strength
-        masses = self.model.masses if self.shape_masses is None else self.shape_masses
-        return ShapeScores(self.model.shapes, masses, strength)
+        return ShapeScores(self.model.shapes, self._shape_masses(), strength)
 
     def temperature(self) -> float:
         """Return a temperature for probabilities, guessed from the statistics."""
-        readout = self.readout()
-        if self.known_temperature is None and self.kind == "ridge":
-            self.known_temperature = ridge_temperature(self.model, readout)
-        elif self.known_temperature is None:
-            self.known_temperature = (
-                1.0 + UNCALIBRATED * self.scatter()[1].estimate_means().spread
-            )
-        return self.known_temperature
+        return self._temperature
 
-    @cached_property
+    @solved_once
+    def _temperature(self) -> float:
+        readout, temperature = self._solution
+        if temperature is not None:
+            return temperature
+        if self.kind == "ridge":
+            return ridge_temperature(self.model, readout)
+        return 1.0 + UNCALIBRATED * self.scatter()[1].estimate_means().spread
+
+    @solved_once
     def terms(self) -> NoveltyTerms:
         """What novelty is weighed from."""
         return NoveltyTerms.of(self.scatter()[1], self._gram)
@@ -757,13 +909,13 @@ class SolvedCache:
             gram, H.T, H if weights is None else weights[:, None] * H, alpha=-1.0
         )
 
-    @cached_property
+    @solved_once
     def standard(self) -> NoveltyStandard:
         """How terms become a score where nothing was calibrated: by what the statistics say of known rows."""
         terms = self.expected_terms
         return NoveltyStandard.of(terms.mean(axis=0), terms.T @ terms / len(terms))
 
-    @cached_property
+    @solved_once
     def expected_terms(self) -> NDArray[np.float64]:
         """Terms of rows drawn as the statistics say known ones are."""
         return np.asarray(self.terms.expected_rows().cpu().numpy())

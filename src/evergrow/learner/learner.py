@@ -24,6 +24,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.estimator import Estimator
 from evergrow.core.record import to_archive
+from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import inputs
 from evergrow.data.items import Samples, concat_items
@@ -60,10 +61,6 @@ if TYPE_CHECKING:
     from evergrow.learner.calibration import Calibration
 
 
-_KEPT_AS = {"features": "recipe"}
-"""Arguments that are kept under another name: the method of that name gives feature vectors."""
-
-
 class Learner(Estimator):
     """A classifier for images, texts or feature vectors that keeps learning new classes.
 
@@ -97,8 +94,10 @@ class Learner(Estimator):
         For :func:`evergrow.features.create_backbone`.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-    random_state : int
-        Seed of the head and of the adaptation.
+    random_state : int, numpy generator or None
+        Seed of the head, the adaptation and the calibration. The first ``fit`` or ``begin`` draws one number from a
+        generator; None draws it from the operating system. The model file stores that number, and a loaded learner has
+        it as ``random_state``.
     cache : None, False or path-like
         Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
     extract : EncodeConfig or dict, optional
@@ -134,6 +133,15 @@ class Learner(Estimator):
     True
     """
 
+    _begun: Encoder | None = None
+    """The encoder; set by `begin` or the first fit, or rebuilt from the snapshot."""
+    _snapshot: Snapshot | None = None
+    _source: tuple[Any, str] = (None, "the archive")
+    """Device and name of what was loaded."""
+    _drawn_seed: tuple[Any, int] | None = None
+    """A `random_state` that is no integer, and the seed drawn from it."""
+    origin_: tuple[Path, str] | None = None
+
     def __init__(
         self,
         backbone: Any = "auto",
@@ -152,7 +160,7 @@ class Learner(Estimator):
         self.backbone = backbone
         self.method = method
         self.adapt = adapt
-        self.recipe = features  # the method of that name gives feature vectors
+        self.features = features
         self.options = options
         self.weights = weights
         self.preset = preset
@@ -160,15 +168,6 @@ class Learner(Estimator):
         self.random_state = random_state
         self.cache = cache
         self.extract = extract
-        self._begun: Encoder | None = (
-            None  # there from begin or the first fit on, or made of what is known
-        )
-        self._snapshot: Snapshot | None = None
-        self._source: tuple[Any, str] = (
-            None,
-            "the archive",
-        )  # device and name of what was loaded
-        self.origin_: tuple[Path, str] | None = None
 
     # -- what is known ---------------------------------------------------------------------------------------
 
@@ -400,17 +399,18 @@ class Learner(Estimator):
         return self._fit(data, y, sample_weight)
 
     def _fit(self, data: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
+        begun = None
+        if self._snapshot is not None and self._snapshot.is_empty:
+            begun = self._snapshot
+        if begun is None:
+            self._drawn_seed = None  # a new fit draws a new number from a generator
         head = self._new_head()  # wrong options are refused before anything is read
+        seed = self._seed()
         config = None
         if self.adapt is not None:  # what trains takes time to import
             from evergrow.adapt.fsa import adaptation_config
 
             config = adaptation_config(self.adapt)
-        begun = (
-            self._snapshot
-            if self._snapshot is not None and self._snapshot.is_empty
-            else None
-        )
         encoder = self._open_encoder() if begun is None else self._encoder
         chunks = iter(
             inputs.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
@@ -430,8 +430,12 @@ class Learner(Estimator):
         if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = encoder.begun(first)
         if config is not None:
-            encoder, first = encoder.adapted(first, config, seed=self._seed())
-        blank = begun or self._blank(encoder)
+            encoder, first = encoder.adapted(first, config, seed=seed)
+        if begun is None:
+            blank = self._blank(encoder)
+        else:
+            # Parameters may have changed since `begin`: the file must describe the head.
+            blank = dataclasses.replace(begun, recipe=self._recipe(), seed=seed)
         if encoder.spec is None:  # else its description says which blocks there are
             blank = dataclasses.replace(
                 blank, columns=first.columns, widths=encoder.widths
@@ -439,9 +443,7 @@ class Learner(Estimator):
         blocks = self._blocks(
             itertools.chain([first], chunks), (encoder, blank), classes
         )
-        now = learn(
-            blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit"
-        )
+        now = learn(blank, with_widths(head, encoder.widths), blocks, seed, "fit")
         self._begun, self._snapshot = encoder, now
         return self
 
@@ -505,7 +507,7 @@ class Learner(Estimator):
         blocks = self._blocks(chunks, classes=classes)
         known = frozenset() if again else learned_data(now.history)
         self._snapshot = learn(
-            now, now.head.branch(), blocks, self._seed(), "update", known
+            now, now.head.branch(), blocks, now.seed, "update", known
         )
         return self
 
@@ -749,9 +751,12 @@ class Learner(Estimator):
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
-        blank = self._blank(self._encoder)
         child._snapshot = dataclasses.replace(
-            blank, head=head, label_kind=now.label_kind, columns=now.columns
+            self._blank(self._encoder),
+            head=head,
+            label_kind=now.label_kind,
+            columns=now.columns,
+            seed=now.seed,
         )
         return child
 
@@ -889,7 +894,7 @@ class Learner(Estimator):
             ~(self.novelty_score(items) <= threshold)
         )  # what is no number is not known
 
-    def features(self, items: Any, *, on_error: OnError | None = None) -> Features:
+    def encode(self, items: Any, *, on_error: OnError | None = None) -> Features:
         """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
 
         Parameters
@@ -937,7 +942,7 @@ class Learner(Estimator):
         """
         threshold = None if false_alarm is None else self.threshold(false_alarm)
         now = self._taught()
-        features = self.features(items, on_error=on_error)
+        features = self.encode(items, on_error=on_error)
         able, names = hasattr(now.head, "predict_proba"), now.classes
         values = (
             self._probabilities(features.X)
@@ -1167,6 +1172,7 @@ class Learner(Estimator):
             options=dict(now.recipe.options) or None,
             weights=weights,
             device="auto" if device is None else device,
+            random_state=now.seed,
             cache=cache,
             extract=extract,
         )
@@ -1175,13 +1181,6 @@ class Learner(Estimator):
         return learner
 
     # -- arguments ---------------------------------------------------------------------------------------------
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the constructor's arguments by name."""
-        return {
-            name: getattr(self, _KEPT_AS.get(name, name))
-            for name in self._param_names()
-        }
 
     def set_params(self, **params: Any) -> Self:
         """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused.
@@ -1208,33 +1207,34 @@ class Learner(Estimator):
                 **{name.removeprefix("options__"): single[name] for name in single},
             }
         for name, value in params.items():
-            setattr(self, _KEPT_AS.get(name, name), value)
+            setattr(self, name, value)
         return self
 
     # -- making parts ------------------------------------------------------------------------------------------
 
     def _new_head(self) -> IncrementalClassifier:
-        return self._recipe().create(device=self.device, random_state=self.random_state)
+        return self._recipe().create(device=self.device, random_state=self._seed())
 
     def _recipe(self) -> HeadRecipe:
         return HeadRecipe(self.method, {} if self.options is None else self.options)
 
     def _seed(self) -> int:
+        """Return the seed of the next fit; draw from a generator once per fit."""
         state = self.random_state
-        return (
-            int(state)
-            if isinstance(state, (int, np.integer)) and not isinstance(state, bool)
-            else 0
-        )
+        if isinstance(state, (int, np.integer)):
+            return resolve_seed(state)
+        if self._drawn_seed is None or self._drawn_seed[0] is not state:
+            self._drawn_seed = (state, resolve_seed(state))
+        return self._drawn_seed[1]
 
     def _open_encoder(self) -> Encoder:
-        check_recipe(self.recipe, "features")
+        check_recipe(self.features, "features")
         return Encoder(
             self.backbone,
             self.weights,
             self.preset,
             self.device,
-            self.recipe,
+            self.features,
             "final" if self.method == "scl-mgsm" else "auto",
             encode_config(self.extract, self.cache),
         )

@@ -520,6 +520,7 @@ def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
                 f"No folder {str(model.parent)!r} to write a model to."
             )
         files.check_replaceable(model)
+        files.check_writable_folder(model.parent)
     except PathError as error:
         raise ModelWriteError(f"The model cannot be written: {error}") from error
     if model.exists() and not os.access(model, os.W_OK):

@@ -252,7 +252,7 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
     calibration = before_new_classes(now.calibration, now.head, sample, now.counts)
     counts = summed(now.counts, more.counts)
     head = now.head.branch().merge(more.head).settle(cheap_only=True)
-    calibration = calibrated(calibration, head, sample, counts, learner._seed())
+    calibration = calibrated(calibration, head, sample, counts, now.seed)
     record = _record(more, sample)
     learner._snapshot = learned(
         now, "update", *record, counts, head=head, calibration=calibration

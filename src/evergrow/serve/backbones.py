@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, UnknownNameError
 from evergrow.core.registry import nearest
+from evergrow.core.threads import limit_threads
 from evergrow.data.items import Kind
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone, create_backbone
@@ -50,7 +51,7 @@ def cores() -> int:
 
 
 def limit_torch(n: int) -> None:
-    """Let torch use so many threads in the calling thread; others, and those that begin later, keep theirs.
+    """Set torch's thread count for the calling thread only.
 
     Parameters
     ----------
@@ -70,18 +71,8 @@ def limit_torch(n: int) -> None:
     >>> seen, torch.get_num_threads() == before
     ([1], True)
     """
-    usual = cores()
-    if (
-        torch.get_num_threads() == n
-    ):  # a thread that was never asked takes the number that was set last
-        return
-    torch.set_num_threads(n)
-    if (
-        n != usual
-    ):  # threads that begin later get the number that was set last, so another thread sets it again
-        passing = threading.Thread(target=torch.set_num_threads, args=(usual,))
-        passing.start()
-        passing.join()
+    cores()  # the number that torch began with, before this thread has another
+    limit_threads(n)
 
 
 # -- one backbone -----------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def group_unknown(
     if n_groups is not None:
         check_number("n_groups", n_groups, low=1, integer=True)
     head: Any = learner.head_
-    features = learner.features(data)
+    features = learner.encode(data)
     threshold = learner.calibration_.threshold(false_alarm)
     is_novel = head.novelty_score(features.X) > threshold
     rows = np.flatnonzero(is_novel)

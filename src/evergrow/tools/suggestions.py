@@ -100,7 +100,7 @@ def suggest(
             "The model has one class, so no prediction is uncertain. "
             "Add a second class first."
         )
-    features = learner.features(data)
+    features = learner.encode(data)
     margins = _class_margins(head, features.X)
     novelty = head.novelty_score(features.X)
     is_novel = np.zeros(len(margins), dtype=bool)
@@ -117,7 +117,7 @@ def suggest(
 
     labelled_features = None
     if labelled is not None:
-        labelled_features = learner.features(labelled).X
+        labelled_features = learner.encode(labelled).X
     duplicates = _DuplicateFilter(head, labelled_features)
     uncertain = duplicates.take(features.X, uncertain_rows, n - n_novel)
     novel = duplicates.take(features.X, novel_rows, n_novel)

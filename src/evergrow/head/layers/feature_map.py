@@ -22,7 +22,7 @@ from typing_extensions import Self
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.record import Between, Spec, record, require, to_values
 from evergrow.core.registry import Registry
-from evergrow.core.validation import check_number, from_mapping
+from evergrow.core.validation import LARGEST_WIDTH, check_number, from_mapping
 
 CHUNK_BYTES = 256 * 2**20
 """The largest matrix of activations that is ever held at once, unless a caller states another bound."""
@@ -494,7 +494,9 @@ class Layer(ABC):
 
     def __post_init__(self) -> None:
         if self.n_units is not None:
-            check_number("n_units", self.n_units, low=0, integer=True)
+            check_number(
+                "n_units", self.n_units, low=0, high=LARGEST_WIDTH, integer=True
+            )
 
     @abstractmethod
     def draw(

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_number
+from evergrow.core.validation import LARGEST_WIDTH, check_number
 from evergrow.head.layers.feature_map import LAYERS, FeatureMap, Layer, centred_rms
 
 FOURIER_BANDWIDTH = 0.5
@@ -62,7 +62,7 @@ class FourierMap(FeatureMap):
     """
 
     features: Annotated[int, Between(1, 2**31)]
-    width: Annotated[int, Between(1, 2**31)]
+    width: Annotated[int, Between(1, LARGEST_WIDTH)]
     seed: Annotated[int, Between(-(2**63), 2**64)]
     bandwidth: Annotated[float, Between(above=0.0)]
 

@@ -31,10 +31,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import ConstructionError, ConstructionWarning, LabelError
+from evergrow.core.errors import (
+    ConstructionError,
+    ConstructionWarning,
+    LabelError,
+    ParameterError,
+)
 from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import (
+    LARGEST_WIDTH,
+    MOST_ROUNDS,
+    check_choice,
+    check_number,
+)
 from evergrow.head.layers.feature_map import (
     ACTIVATIONS,
     LAYERS,
@@ -58,6 +68,9 @@ AUTO_SPREADS = (0.3, 3.0)
 NAMED_SCALES = ("paper", "auto")
 
 Scales = str | Sequence[float]
+
+MOST_SCALES = 100
+"""Largest number of scales; each is tried with every candidate of a round."""
 
 CONSTRUCTION_ALPHA = 0.01
 """The paper's ridge, used to grow the layer where none is given."""
@@ -122,8 +135,13 @@ class GuidedLayer(Layer):
     criterion: str = "exact"
 
     def __post_init__(self) -> None:
-        for name in ("max_units", "block_size", "n_candidates"):
-            check_number(name, getattr(self, name), low=1, integer=True)
+        for name in ("max_units", "block_size"):
+            check_number(
+                name, getattr(self, name), low=1, high=LARGEST_WIDTH, integer=True
+            )
+        check_number(
+            "n_candidates", self.n_candidates, low=1, high=MOST_ROUNDS, integer=True
+        )
         if self.n_units is not None:
             check_number(
                 "n_units", self.n_units, low=0, high=self.max_units, integer=True
@@ -471,7 +489,12 @@ def check_scales(scales: Scales) -> None:
     ):
         check_choice("scales, where they are no numbers,", scales, NAMED_SCALES)
         return
-    for value in scales:
+    values = list(scales)
+    if len(values) > MOST_SCALES:
+        raise ParameterError(
+            f"scales must be at most {MOST_SCALES} numbers, got {len(values)}"
+        )
+    for value in values:
         check_number("every scale", value, low=0.0, low_open=True)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError
+from evergrow.core.threads import threads_for
 
 # Rungs of the jitter ladder, in units of machine epsilon times the mean of the diagonal.
 _LADDER = (0.0, 1e1, 1e3, 1e5, 1e7)
@@ -155,13 +156,12 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     >>> values.tolist()
     [1.0, 2.0]
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if matrix.shape[0] < _THREADED_FROM else threads)
+    n = matrix.shape[0]
     try:
-        return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
+        with threads_for(0.0 if n < _THREADED_FROM else float(n) ** 3):
+            return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise NumericalError(
-            f"a matrix must have eigenvalues that can be computed, got one that is ill-conditioned: {error}"
+            "a matrix must have eigenvalues that can be computed, got one that is "
+            f"ill-conditioned: {error}"
         ) from error
-    finally:
-        torch.set_num_threads(threads)
