@@ -49,6 +49,10 @@ class Limits:
         Files in a zip.
     zip_bytes : int
         Size of all files in a zip once they are unpacked.
+    unpacked_bytes : int
+        Memory for unpacked images of all jobs and for samples of all requests that
+        take more memory than their bodies. Jobs wait for their share; requests are
+        answered with 503.
     batch : int
         Samples that go through a backbone together.
     queue : int
@@ -83,6 +87,7 @@ class Limits:
     text_characters: int = 20_000
     zip_entries: int = 50_000
     zip_bytes: int = 4096 * MIB
+    unpacked_bytes: int = 512 * MIB
     batch: int = 32
     queue: int = 2048
     writers: int = 64

@@ -226,17 +226,18 @@ async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
 
 @router.get("/evaluation", response_model=KeptEvaluation)
 async def evaluate_kept(
-    kept: KeptDep, false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05
+    kept: KeptDep,
+    request: Request,
+    false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05,
 ) -> Response:
     """Compare answers about the kept test images with their classes: the same figures for everybody."""
     kept.require_on()
-    ids = [
-        image.id
-        for image in (await asyncio.to_thread(kept.record)).images
-        if image.set == "test"
-    ]
-    if not ids:
+    record = await asyncio.to_thread(kept.record)
+    images = [image for image in record.images if image.set == "test"]
+    if not images:
         raise InputError("no test images of this model are kept on the server yet")
+    request.state.hold_memory(sum(image.bytes for image in images))
+    ids = [image.id for image in images]
     tests = await asyncio.to_thread(lambda: [kept.find(UUID(known)) for known in ids])
     samples = SentSamples(images=[(image.name, data) for image, data in tests])
     labels = [image.label or "" for image, _ in tests]

@@ -8,11 +8,13 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evergrow.serve.budget import MemoryBudget
 from evergrow.serve.config import Limits, is_loopback
 from evergrow.serve.monitoring import log
 from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
@@ -136,6 +138,7 @@ class _Exchange:
         self.started, self.status, self.size = time.perf_counter(), 0, 0
         self.client = str((scope.get("client") or ("",))[0])
         self.refused, self._complete = True, False
+        self.held = 0  # bytes of the memory budget
         path = scope["path"]
         if path.endswith(("/jobs", "/api/v1/models/upload")):
             self._largest = limits.upload_bytes
@@ -145,6 +148,11 @@ class _Exchange:
             self._largest = limits.body_bytes
         else:
             self._largest = limits.json_bytes
+
+    def hold_memory(self, budget: MemoryBudget, n: int) -> None:
+        """Take bytes of the memory budget until the end of the request."""
+        budget.take(n)
+        self.held += n
 
     def check_size(self, size: int) -> None:
         """Raise the problem 413 if the body is larger than it may be."""
@@ -235,7 +243,10 @@ class ServiceMiddleware:
             _Exchange(scope, receive, send, self._config.limits, self._count),
             None,
         )
-        scope.setdefault("state", {})["request_id"] = exchange.id
+        memory = self._service.memory
+        state = scope.setdefault("state", {})
+        state["request_id"] = exchange.id
+        state["hold_memory"] = partial(exchange.hold_memory, memory)
         try:
             self._check(exchange)
             exchange.refused = False
@@ -252,6 +263,7 @@ class ServiceMiddleware:
             await response(scope, receive, exchange.send)
         finally:
             self._received -= exchange.size
+            memory.release(exchange.held)
             self._record(exchange, failure)
 
     def _count(self, n: int) -> None:

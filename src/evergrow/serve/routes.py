@@ -117,9 +117,7 @@ async def upload_model(
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     with partial_folder(service.store.folder, UPLOAD) as folder:
         await receive_file(request, folder / "model", FILE)
-        await asyncio.to_thread(
-            service.store.adopt, name, folder / "model", service.pool.check_offered
-        )
+        await service.adopt(name, folder / "model")
     return await asyncio.to_thread(_described, service, name, response)
 
 
