@@ -93,7 +93,7 @@ def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
     asked = home.phone.post(
         "/api/v1/models/pics/predict", files=files(1, 1, 5), headers=seen
     ).json()
-    assert asked["answers"][0]["label"] == "1"
+    assert asked["answers"][0]["nearest"]["class"] == "1"
     own = {**seen, "Origin": str(home.phone.base_url).rstrip("/")}
     assert (
         home.phone.post(

@@ -338,7 +338,8 @@ def test_many_rows_go_as_a_file(api: Api) -> None:
     np.save(file, X)
     sent = [("rows", ("rows.npy", file.getvalue()))]
     told = api.post("predict", files=sent).json()["answers"]
-    assert [answer["label"] for answer in told] == ["0"] * 900 + ["1"] * 100
+    nearest = [answer["nearest"]["class"] for answer in told]
+    assert nearest == ["0"] * 900 + ["1"] * 100
     swollen = file.getvalue().replace(b"(1000, 6)", b"(1009, 6)")
     pickled = io.BytesIO()
     np.save(pickled, np.asarray([[object]]), allow_pickle=True)

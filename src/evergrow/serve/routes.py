@@ -390,7 +390,10 @@ async def preview(request: Request, service: ServiceDep) -> Response:
 
 
 def predictions(model: OpenModel, answers: Answers, k: int) -> str:
-    """Return answers with the likeliest classes of each sample first, as JSON."""
+    """Return answers as JSON, each with the likeliest classes first.
+
+    An unknown sample has no label, only a nearest class.
+    """
     values, novelty = answers.values, answers.novelty
     found = []
     for row, best in enumerate(answers.ranked(k)):
@@ -408,7 +411,11 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
         unknown = None if answers.unknown is None else bool(answers.unknown[row])
         found.append(
             schemas.SampleAnswer(
-                label=top[0].name, top=top, novelty=strange, unknown=unknown
+                label=None if unknown else top[0].name,
+                nearest=top[0],
+                top=top,
+                novelty=strange,
+                unknown=unknown,
             )
         )
     threshold = None if answers.threshold is None else float(answers.threshold[0])
