@@ -106,6 +106,12 @@ def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
     )  # the computer itself needs no token
 
 
+def test_the_answer_with_a_token_is_not_stored(home: Phone) -> None:
+    answer = home.computer.get("/api/v1/lan")
+    assert "#token=" in answer.json()["address"]
+    assert answer.headers["cache-control"] == "no-store"
+
+
 def test_without_a_token_nobody_gets_in_from_the_network(home: Phone) -> None:
     right = home.scan()["Authorization"]
     for value in ("", "Bearer", f"{right}x", right[:-1], "Bearer " + "x" * 32):

@@ -63,6 +63,10 @@ class Limits:
         Jobs that are open at one moment.
     requests_per_second : float
         Of one token, or one address where there are no tokens.
+    refusals_per_second : float
+        Refused requests of one address, for example with a wrong token or a foreign
+        host; more are answered with 429. Requests with a valid token do not count.
+        Behind a proxy all come from its address.
     connections : int
         Connections at one moment.
     connections_per_address : int
@@ -93,6 +97,7 @@ class Limits:
     writers: int = 64
     jobs: int = 4
     requests_per_second: float = 500.0
+    refusals_per_second: float = 50.0
     connections: int = 512
     connections_per_address: int = 128
     header_seconds: float = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 import time
@@ -30,6 +31,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
 _READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview")
 _CALLERS = 10_000  # that the rate limit remembers
+_STRANGE = ("BadToken", "CrossOrigin", "LongHead", "WrongHost")
+"""Refusals that count for the limit of an address: none of a caller with a token."""
 _SLOWEST = 1024  # bytes of a body in a second
 HEAD_BYTES = 16_384  # of the request line and the headers together
 _LOGGED = 300  # characters of a path in the log
@@ -101,6 +104,30 @@ def host_name(host: str) -> str:
         r"(\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", host.casefold(), re.ASCII
     )
     return found[1].strip("[]") if found else ""
+
+
+def address_group(client: str) -> str:
+    """Return the addresses that count as one caller: an IPv4 address or an IPv6 /64.
+
+    Whoever has one IPv6 address usually has 2**64 of them.
+
+    Examples
+    --------
+    >>> from evergrow.serve.middleware import address_group
+    >>> address_group("192.0.2.7"), address_group("2001:db8::1:2:3:4")
+    ('192.0.2.7', '2001:db8::/64')
+    >>> address_group("::ffff:192.0.2.7"), address_group("fe80::1%eth0")
+    ('192.0.2.7', 'fe80::/64')
+    """
+    try:
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return client
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _is_for_phones(method: str, path: str) -> bool:
@@ -230,6 +257,7 @@ class ServiceMiddleware:
         )
         config = service.config
         self._rate = RateLimit(config.limits.requests_per_second)
+        self._refusals = RateLimit(config.limits.refusals_per_second)
         self._hosts = {name.casefold() for name in config.allowed_hosts}
         self._hosts |= {config.host.strip("[]").casefold()} - {"0.0.0.0", "::"}
         self._received = 0  # bytes of all bodies that are being received or answered
@@ -248,7 +276,7 @@ class ServiceMiddleware:
         state["request_id"] = exchange.id
         state["hold_memory"] = partial(exchange.hold_memory, memory)
         try:
-            self._check(exchange)
+            self._admit(exchange)
             exchange.refused = False
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
@@ -276,6 +304,27 @@ class ServiceMiddleware:
                 retry_after=2,
             )
         self._received += n
+
+    def _admit(self, exchange: _Exchange) -> None:
+        """Raise a problem unless the request may pass.
+
+        An address that was refused too often gets 429 instead of the reason. Requests
+        that may pass are never affected, so nobody is locked out by a stranger who
+        shares the address.
+        """
+        try:
+            self._check(exchange)
+        except Problem as problem:
+            if problem.kind not in _STRANGE:
+                raise
+            if self._refusals.allows(address_group(exchange.client)):
+                raise
+            raise Problem(
+                429,
+                "too many requests from this address were refused: slow down",
+                "TooOften",
+                retry_after=1,
+            ) from problem
 
     def _check(self, exchange: _Exchange) -> None:
         """Raise a problem unless the request may pass."""
@@ -355,6 +404,8 @@ class ServiceMiddleware:
                 detail = "this token has the role read; changes need a token with the role teach"
                 raise Problem(403, detail, "ReadToken")
             scope["state"]["token"] = caller = holder.name
+            if holder.role == "page":  # each phone by itself
+                caller = f"{holder.name} {exchange.client}"
         if not self._rate.allows(caller):
             raise Problem(
                 429,

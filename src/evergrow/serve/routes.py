@@ -6,6 +6,7 @@ import asyncio
 import os
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
@@ -524,10 +525,29 @@ async def forget_unlabelled(
 async def forget(
     change: ChangeDep, asked: schemas.ForgetRequest
 ) -> schemas.ChangeAnswer:
-    """Forget whole classes; no sample is needed."""
-    return await change.edit(
+    """Forget whole classes; no sample is needed.
+
+    Test images of these classes that are kept on the server are removed for good: a
+    rollback brings the classes back, but not their images.
+    """
+    answer = await change.edit(
         "forget", asked, lambda learner: learner.forget_classes(asked.names)
     )
+    if change.model.version.kind == "images":
+        await asyncio.to_thread(_remove_kept_classes, change, asked, answer)
+    return answer
+
+
+def _remove_kept_classes(
+    change: RequestedChange, asked: schemas.ForgetRequest, answer: schemas.ChangeAnswer
+) -> None:
+    """Remove the kept images of classes that a request has made a model forget."""
+    from evergrow.serve.kept import KeptImages  # which imports this module
+
+    with suppress(ModelNotFoundError):  # deleted meanwhile, with its images
+        kept = KeptImages(OpenModel(change.model.name, change.service), change.service)
+        if kept.on:
+            kept.remove_classes(() if answer.replayed else asked.names)
 
 
 @changes.post("/rename")
