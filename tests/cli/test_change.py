@@ -425,5 +425,5 @@ def test_later_commands_find_the_solution_in_the_file(
         assert solved == open_model(target).settle().head_.alpha_
         with monkeypatch.context() as patch:
             patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
-            shell.run("predict", target, later, "--reject-unknown")
+            shell.run("predict", target, later)
             shell.run("evaluate", target, later)

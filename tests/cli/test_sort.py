@@ -33,7 +33,7 @@ def test_it_sorts_as_predict_answers(
     sort = ("sort", image_model, inbox, "--into", OUT, "--min", 0.5)
     told = shell.json(*sort, code=1)
     assert not OUT.exists()
-    asked = ("predict", image_model, inbox, "--on-error", "skip", "--reject-unknown")
+    asked = ("predict", image_model, inbox, "--on-error", "skip")
     answers = {row["item"]: row for row in shell.json(*asked, code=1)["predictions"]}
     expected: dict[str, int] = {}
     for row in answers.values():

@@ -345,3 +345,29 @@ def test_encrypted_and_repeated_members_are_said(tmp_path: Path) -> None:
         data = read_parts(path)
     assert data.train.items.raw(0) == b"later"
     assert len(data.train) == 2
+
+
+def test_a_zip_entry_is_unpacked_in_bounded_pieces_or_left_out(tmp_path: Path) -> None:
+    """Python unpacks bzip2 and LZMA at once: 1 kB that claims 100 bytes took 3 GB."""
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cat/1.png", PNG, zipfile.ZIP_DEFLATED)
+        archive.writestr("cat/2.png", bytes(10**8), zipfile.ZIP_BZIP2)
+        archive.writestr("dog/1.png", PNG)
+        archive.writestr("dog/2.png", bytes(10**6), zipfile.ZIP_LZMA)
+    said = "files neither stored nor deflated: 2"
+    with pytest.warns(DataWarning, match=said):
+        data = read_parts(path)
+    items = data.train.items
+    assert len(items) == 2
+    assert [items.raw(row) for row in range(2)] == [PNG, PNG]
+
+
+@pytest.mark.parametrize("name", ["a/" * 30_000 + "1.png", "a/" + "x" * 5000 + ".png"])
+def test_names_that_no_system_has_are_refused(tmp_path: Path, name: str) -> None:
+    """A directory of 40 MB of them took five seconds to take apart."""
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, PNG)
+    with pytest.raises(FileFormatError, match="4,096 characters and 64 folders"):
+        load_data(path)

@@ -183,15 +183,18 @@ def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
     learner = small().fit(frame, y)
     answers = learner.ask(frame, false_alarm=0.05)
     found = frame.join(answers.to_frame(top=2))
-    assert found["class"].tolist() == learner.predict(X).tolist()
+    assert found["nearest_class"].tolist() == learner.predict(X).tolist()
     np.testing.assert_array_equal(
-        found["probability"], learner.predict_proba(X).max(axis=1)
+        found["nearest_probability"], learner.predict_proba(X).max(axis=1)
     )
     assert {"class_2", "probability_2", "novelty", "threshold", "unknown"} <= set(
         found.columns
     )
     assert (found["unknown"] == learner.is_unknown(X)).all()
-    assert not found.isna().any().any()
+    assert not found.drop(columns=["class", "probability"]).isna().any().any()
+    known = found[~found["unknown"]]
+    assert known["class"].tolist() == known["nearest_class"].tolist()
+    assert (known["probability"] == known["nearest_probability"]).all()
     rows = answers.to_frame("polars")
     assert rows.columns == [
         "row",
@@ -200,8 +203,31 @@ def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
         "novelty",
         "threshold",
         "unknown",
+        "nearest_class",
+        "nearest_probability",
     ]
-    assert rows["class"].to_list() == found["class"].tolist()
+    assert rows["nearest_class"].to_list() == found["nearest_class"].tolist()
+
+
+@pytest.mark.parametrize("kind", [str, int, bool])
+def test_an_unknown_item_has_no_class_in_a_frame(data: Any, kind: Any) -> None:
+    X, y = data
+    labels = [kind(label) for label in (y > 0).astype(int).tolist()]
+    strange = np.concatenate([X[:5], X[:2] + 500])
+    answers = small().fit(X, labels).ask(strange, false_alarm=0.05)
+    found = answers.to_frame(top=2)
+    unknown = found["unknown"].tolist()
+    assert unknown[5:] == [True, True]
+    assert not all(unknown)
+    assert found["class"].isna().tolist() == unknown
+    assert found["probability"].isna().tolist() == unknown
+    known = [row for row in range(7) if not unknown[row]]
+    expected = [labels[row] for row in known]
+    assert found["class"].iloc[known].tolist() == expected
+    assert found["nearest_class"].isin(labels).all()
+    rows = answers.to_frame("polars")
+    assert rows["class"].is_null().to_list() == unknown
+    assert rows["class"].drop_nulls().to_list() == expected
 
 
 def test_kinds_of_labels_and_numbers_of_classes_in_frames(data: Any) -> None:

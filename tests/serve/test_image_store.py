@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 from tests.serve.samples import files, png, rows
 
+from evergrow.learner.modelfile import commit, open_model
+
 KEPT = "/api/v1/models/pics/kept"
 
 
@@ -222,8 +224,78 @@ def test_labels_follow_classes_that_are_renamed(pics: Any) -> None:
     assert sorted(image["label"] for image in kept(pics)) == ["1", "Goldfinch ♀"]
     pics.post("rollback", {}, model="pics")
     assert sorted(image["label"] for image in kept(pics)) == ["0", "1"]
+
+
+def stored(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "pics.evg.kept").glob("[0-9a-f]*"))
+
+
+def test_images_of_a_forgotten_class_are_removed(pics: Any, folder: Path) -> None:
+    """They stayed readable for everybody who may ask the model."""
+    keep(pics, files(0, 2, 5), set="test", label="0")
+    keep(pics, files(1, 1, 5), set="test", label="1")
+    keep(pics, files(0, 1, 6), set="review")
+    keep(pics, files(2, 1, 5), set="test", label="never taught")
+    ids = {image["id"]: image["label"] for image in kept(pics)}
+    pics.post("rename", {"old": "0", "new": "zero"}, model="pics")
+    assert pics.post("forget", {"names": ["zero"]}, model="pics").status_code == 200
+    left = [known for known, label in ids.items() if label != "0"]
+    assert sorted(image["id"] for image in kept(pics)) == sorted(left)
+    assert stored(folder) == sorted(left)
+    for known, label in ids.items():
+        found = pics.client.get(f"{KEPT}/{known}")
+        assert found.status_code == (404 if label == "0" else 200)
+    pics.post("rollback", {}, model="pics")
+    assert "zero" in pics.counts("pics")
+    assert sorted(image["id"] for image in kept(pics)) == sorted(left)
+    keep(pics, files(0, 1, 5), set="test", label="zero")
+    assert len(kept(pics)) == len(left) + 1
+
+
+def test_images_of_a_class_that_a_command_forgot_are_not_readable(
+    pics: Any, serve: Any, folder: Path
+) -> None:
+    keep(pics, files(0, 2, 5), set="test", label="0")
+    keep(pics, files(1, 1, 5), set="test", label="1")
+    ids = {image["id"]: image["label"] for image in kept(pics)}
+    model = open_model(folder / "pics.evg")
+    commit(folder / "pics.evg", model.forget_classes("0"))
+    reader = serve(read_only=True)
+    for api in (reader, pics):
+        for known, label in ids.items():
+            found = api.client.get(f"{KEPT}/{known}")
+            assert found.status_code == (404 if label == "0" else 200)
+        assert [image["label"] for image in kept(api)] == ["1"]
+    assert len(stored(folder)) == 1
+
+
+def test_images_kept_before_a_rollback_go_with_a_class_forgotten_after_it(
+    pics: Any, folder: Path
+) -> None:
+    """The revision of the image is then not below that of the change."""
+    pics.post("teach", model="pics", data={"label": "1"}, files=files(1, 1, 8))
+    keep(pics, files(0, 1, 5), set="test", label="0")
+    pics.post("rollback", {}, model="pics")
     pics.post("forget", {"names": ["0"]}, model="pics")
-    assert pics.client.get(f"{KEPT}/evaluation").json()["unknown_classes"] == {"0": 1}
+    assert stored(folder) == []
+
+
+def test_a_repeated_forget_spares_images_kept_since(pics: Any) -> None:
+    key = {"Idempotency-Key": "once"}
+    forget = {"names": ["0"]}
+    assert pics.post("forget", forget, model="pics", headers=key).is_success
+    pics.post("teach", model="pics", data={"label": "0"}, files=files(0, 2, 9))
+    keep(pics, files(0, 1, 5), set="test", label="0")
+    again = pics.post("forget", forget, model="pics", headers=key).json()
+    assert again["replayed"]
+    assert [image["label"] for image in kept(pics)] == ["0"]
+
+
+def test_kept_images_are_not_stored_by_browsers(pics: Any) -> None:
+    keep(pics, files(0, 1, 5), set="review")
+    (image,) = kept(pics)
+    answer = pics.client.get(f"{KEPT}/{image['id']}")
+    assert answer.headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
     asked = home.phone.post(
         "/api/v1/models/pics/predict", files=files(1, 1, 5), headers=seen
     ).json()
-    assert asked["answers"][0]["label"] == "1"
+    assert asked["answers"][0]["nearest"]["class"] == "1"
     own = {**seen, "Origin": str(home.phone.base_url).rstrip("/")}
     assert (
         home.phone.post(
@@ -104,6 +104,12 @@ def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
     assert (
         home.computer.get("/api/v1/models").status_code == 200
     )  # the computer itself needs no token
+
+
+def test_the_answer_with_a_token_is_not_stored(home: Phone) -> None:
+    answer = home.computer.get("/api/v1/lan")
+    assert "#token=" in answer.json()["address"]
+    assert answer.headers["cache-control"] == "no-store"
 
 
 def test_without_a_token_nobody_gets_in_from_the_network(home: Phone) -> None:

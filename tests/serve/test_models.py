@@ -43,7 +43,7 @@ def test_a_new_model_answers_from_the_first_class_on(api: Any) -> None:
     answers = api.post(
         "predict", {"rows": rows(0, 1, seed=1) + rows(1, 1, seed=1), "k": 1}
     ).json()["answers"]
-    assert [answer["label"] for answer in answers] == ["a", "b"]
+    assert [answer["nearest"]["class"] for answer in answers] == ["a", "b"]
     assert [len(answer["top"]) for answer in answers] == [1, 1]
 
 
@@ -334,7 +334,7 @@ def test_export_is_the_model_as_a_graph(api: Any) -> None:
         )
     )
     said = [
-        answer["label"]
+        answer["nearest"]["class"]
         for answer in api.post("predict", {"rows": X.tolist()}).json()["answers"]
     ]
     assert [str(int(index)) for index in outputs["label_index"]] == said

@@ -36,6 +36,21 @@ def test_answers_are_those_of_the_learner(api: Any, folder: Path) -> None:
     assert told["measure"] == "probability"
 
 
+def test_an_unknown_answer_has_no_label(api: Any) -> None:
+    """It was the name of a class, beside ``"unknown": true``."""
+    api.taught("abc", 8)
+    strange = [[200.0] * 6, [-200.0] * 6]
+    found = api.post("predict", {"rows": rows(0, 3) + strange, "k": 2}).json()
+    answers = found["answers"]
+    assert [answer["unknown"] for answer in answers[3:]] == [True, True]
+    assert [answer["label"] for answer in answers[3:]] == [None, None]
+    assert not all(answer["unknown"] for answer in answers)
+    for answer in answers:
+        assert answer["nearest"] == answer["top"][0]
+        named = None if answer["unknown"] else answer["nearest"]["class"]
+        assert answer["label"] == named
+
+
 def assert_answers(
     told: list[Any], expected: Answers, atol: float, novelty: float
 ) -> None:
@@ -54,10 +69,12 @@ def test_images_and_texts(api: Any) -> None:
     told = api.post(
         "predict", model="pics", data={"k": "1"}, files=files(0, 1, 5) + files(1, 1, 5)
     ).json()
-    assert [answer["label"] for answer in told["answers"]] == ["0", "1"]
+    nearest = [answer["nearest"]["class"] for answer in told["answers"]]
+    assert nearest == ["0", "1"]
     api.taught_texts(LETTERS)
     told = api.post("predict", {"texts": ["zzyyx", "bab"]}, model="words").json()
-    assert [answer["label"] for answer in told["answers"]] == ["xyz", "ab"]
+    nearest = [answer["nearest"]["class"] for answer in told["answers"]]
+    assert nearest == ["xyz", "ab"]
     api.taught_texts(LETTERS, "others")
     assert (
         len(set(api.client.app.state.service.pool._shared.values())) == 2

@@ -29,6 +29,7 @@ from tests.serve.samples import files, rows, zipped
 from evergrow.core.errors import ParameterError
 from evergrow.serve import ServeConfig, create_app, requests
 from evergrow.serve.config import Tokens
+from evergrow.serve.middleware import RateLimit
 
 READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
 POST = b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -262,6 +263,47 @@ def test_too_many_requests(serve: Any) -> None:
     assert 429 in codes
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/api/v1/models", {"Authorization": "Bearer " + "x" * 32}, 401),
+        ("/metrics", {}, 401),
+        ("/", {"Host": "evil.example"}, 421),
+        ("/api/v1/models", {"Origin": "https://evil.example"}, 403),
+        ("/", {"X-Long": "x" * 20_000}, 431),
+    ],
+)
+def test_refused_requests_of_an_address_are_limited_and_valid_tokens_are_not(
+    serve: Any, path: str, headers: dict[str, str], status: int
+) -> None:
+    secret = "0123456789abcdef"
+    api = serve(
+        limits={"refusals_per_second": 5}, tokens=Tokens.parse(f"read {secret}", "t")
+    )
+    right = {"Authorization": f"Bearer {secret}"}
+    answers = []
+    for _ in range(20):
+        answers.append(api.client.get(path, headers=headers))
+        assert api.client.get("/api/v1/models", headers=right).status_code == 200
+        assert api.client.get("/").status_code == 200
+    codes = [answer.status_code for answer in answers]
+    assert codes[:5] == [status] * 5
+    assert set(codes) == {status, 429}
+    limited = next(answer for answer in answers if answer.status_code == 429)
+    assert limited.headers["retry-after"] == "1"
+    assert limited.json()["error"] == "TooOften"
+    changed = api.client.post("/api/v1/models", json={}, headers=right)
+    assert (changed.status_code, changed.json()["error"]) == (403, "ReadToken")
+
+
+def test_the_limit_remembers_a_bounded_number_of_addresses() -> None:
+    limit = RateLimit(1)
+    for number in range(30_000):
+        assert limit.allows(f"address {number}", 0.0)
+    assert len(limit._buckets) == 10_000
+    assert not limit.allows("address 29999", 0.0)
+
+
 def test_no_traceback_leaves(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -338,7 +380,8 @@ def test_many_rows_go_as_a_file(api: Api) -> None:
     np.save(file, X)
     sent = [("rows", ("rows.npy", file.getvalue()))]
     told = api.post("predict", files=sent).json()["answers"]
-    assert [answer["label"] for answer in told] == ["0"] * 900 + ["1"] * 100
+    nearest = [answer["nearest"]["class"] for answer in told]
+    assert nearest == ["0"] * 900 + ["1"] * 100
     swollen = file.getvalue().replace(b"(1000, 6)", b"(1009, 6)")
     pickled = io.BytesIO()
     np.save(pickled, np.asarray([[object]]), allow_pickle=True)

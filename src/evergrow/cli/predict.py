@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, facts, listed, percent, plural, table
+from evergrow.cli.console import (
+    Answer,
+    facts,
+    listed,
+    note_line,
+    percent,
+    plural,
+    table,
+)
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.model_files import (
     check_target,
@@ -47,7 +55,7 @@ def predict_command(
     items: Annotated[list[str] | None, typer.Argument()] = None,
     text: Annotated[list[str] | None, typer.Option("-t")] = None,
     top: Annotated[int, typer.Option("-k", min=1)] = 1,
-    reject_unknown: bool = False,
+    unknown: bool = True,
     false_alarm: options.FalseAlarm = 0.05,
     format: Annotated[
         Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")
@@ -64,7 +72,7 @@ def predict_command(
 
       evergrow predict birds.evg photo.jpg --top 3
 
-      evergrow predict birds.evg photos/ --reject-unknown --format csv --out answers.csv
+      evergrow predict birds.evg photos/ --format csv --out answers.csv
 
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
@@ -87,8 +95,8 @@ def predict_command(
         A text to ask about; repeatable.
     top
         How many classes to show of each.
-    reject_unknown
-        Say so where something belongs to no learned class.
+    unknown
+        Answer "unknown" for samples that belong to no learned class.
     format
         How to write the answers.
     out
@@ -101,7 +109,7 @@ def predict_command(
     asked = list(items or ())
     check_items(asked)
     learner = load_model(model, run)
-    alarm = false_alarm if reject_unknown else None
+    alarm = false_alarm if unknown and _tells_unknown(learner) else None
     if spread.engine is not None:
         spread.refuse(text=text)
         if len(asked) != 1 or asked[0] == STDIN:
@@ -165,6 +173,14 @@ def predict_command(
     return Answer(
         {**values, "out": str(out)}, [line], code=code, done=f"{out} was written"
     )
+
+
+def _tells_unknown(learner: Learner) -> bool:
+    """Return whether a model can tell unknown samples; print a note if it cannot."""
+    if learner.info()["novelty"] is not None:
+        return True
+    note_line("the model cannot tell what it never learned: nothing is called unknown")
+    return False
 
 
 def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, Any]]:
@@ -242,7 +258,11 @@ def _cell(value: Any) -> str:
 
 
 def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
-    """Return a table; of unknown things the nearest class stands apart, since its certainty is not theirs."""
+    """Return a table.
+
+    If a sample is unknown, further columns show its novelty and its nearest class,
+    whose probability is not that of "unknown".
+    """
 
     def shown(entry: dict[str, Any]) -> list[str]:
         value = entry[measure]
@@ -251,7 +271,8 @@ def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
             percent(value) if measure == "probability" else f"{value:.4g}",
         ]
 
-    novelty = ["novelty", "threshold"] if rows and "novelty" in rows[0] else []
+    any_unknown = any(row["class"] is None for row in rows)
+    novelty = ["novelty", "threshold"] if any_unknown else []
     columns = ["item", "class", measure, *novelty, *(["nearest"] if novelty else [])]
     cells = []
     for row in rows:

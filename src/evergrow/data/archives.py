@@ -47,6 +47,10 @@ _OPENERS: dict[bytes, Any] = {
     b"\xfd7": lzma.open,
 }
 _BLOCK = 65536
+_LONGEST_NAME = 4096
+_DEEPEST_NAME = 64
+_BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Methods of compression that :mod:`zipfile` unpacks in pieces of bounded size."""
 _ZIP_END, _ZIP_ENTRY = (
     22,
     46,
@@ -87,8 +91,19 @@ class Member(NamedTuple):
 
 
 def name_inside(title: str, name: str) -> str:
-    """Return the name of a file in an archive in one spelling; names that lead out of it are refused."""
+    """Return the name of a file in an archive in one spelling.
+
+    Raises
+    ------
+    FileFormatError
+        If the name leads out of the archive, or is longer or deeper than any real one.
+    """
     plain = name.replace("\\", "/")
+    if len(plain) > _LONGEST_NAME or plain.count("/") > _DEEPEST_NAME:
+        raise FileFormatError(
+            f"{title} must hold names of at most {_LONGEST_NAME:,} characters and "
+            f"{_DEEPEST_NAME} folders, got {printable(plain[:80])!r}..."
+        )
     if (
         plain.startswith("/")
         or ".." in plain.split("/")
@@ -300,6 +315,8 @@ class DataArchive:
                         self.skipped["links"] += 1
                     elif info.flag_bits & 1:
                         self.skipped["encrypted files"] += 1
+                    elif info.compress_type not in _BOUNDED_METHODS:
+                        self.skipped["files neither stored nor deflated"] += 1
                     elif not info.is_dir():
                         name, tag = (
                             name_inside(self.title, info.filename),

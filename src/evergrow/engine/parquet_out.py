@@ -102,10 +102,11 @@ def write_answers(
 ) -> None:
     """Write answers about samples, in one step.
 
-    Columns: ``name``, ``label`` (the answer; null where it is unknown), ``probability``
-    or ``score``, where novelty was asked for ``unknown``, ``novelty`` and
-    ``threshold``, ``top`` (the likeliest classes with their numbers, where more than
-    one was asked for), and ``true_label`` where it is known.
+    Columns: ``name``; ``label`` (null if the sample is unknown); ``probability`` or
+    ``score``; if novelty was asked for ``nearest`` (the likeliest class of every
+    sample), ``unknown``, ``novelty`` and ``threshold``; if more than one class was
+    asked for ``top`` (the likeliest classes with their numbers); and ``true_label``
+    if it is known.
 
     Parameters
     ----------
@@ -139,6 +140,8 @@ def write_answers(
         "label": arrow.array(classes(ranked[:, 0]), arrow.string(), mask=unknown),
         answers.measure: arrow.array(values[:, 0], arrow.float64(), mask=unknown),
     }
+    if answers.unknown is not None:
+        columns["nearest"] = arrow.array(classes(ranked[:, 0]), arrow.string())
     for column in ("unknown", "novelty", "threshold"):
         if getattr(answers, column) is not None:
             columns[column] = arrow.array(getattr(answers, column))
@@ -188,7 +191,7 @@ def _write(
             row_group_size=rows,
             compression=packing,
             use_dictionary=[
-                name for name in ("label", "true_label") if name in columns
+                name for name in ("label", "nearest", "true_label") if name in columns
             ],
             write_page_checksum=True,
         )

@@ -127,8 +127,9 @@ async def metrics(service: ServiceDep) -> Response:
 
 
 @router_of_service.get("/api/v1/lan")
-async def show_lan(service: ServiceDep) -> LanRecord:
+async def show_lan(service: ServiceDep, response: Response) -> LanRecord:
     """Return the address for a phone, with a token that lives an hour, and its QR code."""
+    response.headers["Cache-Control"] = "no-store"
     if service.lan is None:
         raise Problem(
             404, "the service was started without --lan: no phone gets in", "NoLan"

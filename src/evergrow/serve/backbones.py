@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -108,6 +109,7 @@ class Batcher:
     def __init__(self, backbone: Backbone, limits: Limits, metrics: Metrics) -> None:
         self.backbone = backbone
         self.depth = 0  # samples that wait or are being computed
+        self._preparing = 0  # samples that are being decoded for the queue
         self._limits, self._metrics = limits, metrics
         self._pieces = (
             min(limits.batch, 8 * cores()),
@@ -137,12 +139,30 @@ class Batcher:
     def check_room(self, n: int) -> None:
         """Raise the problem 503 if as many samples wait already as may."""
         if not self.has_room(n):
-            raise Problem(
-                503,
-                "the queue of the service is full: try again later",
-                "QueueFull",
-                retry_after=1,
-            )
+            raise _queue_full()
+
+    @contextmanager
+    def preparing(self, n: int) -> Iterator[None]:
+        """Reserve places in the queue while samples are decoded.
+
+        Without this, any number of requests could hold decoded images while the
+        queue still has room.
+
+        Raises
+        ------
+        Problem
+            503 if the samples that wait and those being decoded leave no room.
+        """
+        with self._guard:
+            taken = self.depth + self._preparing
+            if taken and taken + n > self._limits.queue:
+                raise _queue_full()
+            self._preparing += n
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._preparing -= n
 
     def submit(
         self, samples: Sequence[Prepared], *, alone: bool = False, model: Any = None
@@ -253,6 +273,15 @@ class Batcher:
         return np.concatenate(
             list(map(encode, parts) if crew is None else crew.map(encode, parts))
         )
+
+
+def _queue_full() -> Problem:
+    return Problem(
+        503,
+        "the queue of the service is full: try again later",
+        "QueueFull",
+        retry_after=1,
+    )
 
 
 # -- all of them ------------------------------------------------------------------------------------------------

@@ -49,6 +49,10 @@ class Limits:
         Files in a zip.
     zip_bytes : int
         Size of all files in a zip once they are unpacked.
+    unpacked_bytes : int
+        Memory for unpacked images of all jobs and for samples of all requests that
+        take more memory than their bodies. Jobs wait for their share; requests are
+        answered with 503.
     batch : int
         Samples that go through a backbone together.
     queue : int
@@ -59,6 +63,10 @@ class Limits:
         Jobs that are open at one moment.
     requests_per_second : float
         Of one token, or one address where there are no tokens.
+    refusals_per_second : float
+        Refused requests of one address, for example with a wrong token or a foreign
+        host; more are answered with 429. Requests with a valid token do not count.
+        Behind a proxy all come from its address.
     connections : int
         Connections at one moment.
     connections_per_address : int
@@ -83,11 +91,13 @@ class Limits:
     text_characters: int = 20_000
     zip_entries: int = 50_000
     zip_bytes: int = 4096 * MIB
+    unpacked_bytes: int = 512 * MIB
     batch: int = 32
     queue: int = 2048
     writers: int = 64
     jobs: int = 4
     requests_per_second: float = 500.0
+    refusals_per_second: float = 50.0
     connections: int = 512
     connections_per_address: int = 128
     header_seconds: float = 10.0

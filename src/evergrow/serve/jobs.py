@@ -250,12 +250,20 @@ class Jobs:
     async def _prepare(
         self, backbone: Backbone, archive: DataArchive, name: str
     ) -> Prepared | SkippedImage:
-        """Return an image as the backbone takes it, or why it is left out."""
+        """Return an image as the backbone takes it, or why it is left out.
+
+        The memory of the unpacked file counts towards the budget of the service.
+        """
         shown = printable(name)[:200]
+        size = archive.sizes[name]
+        largest = self.service.limits.body_bytes
+        if size > largest:
+            reason = f"{shown} must have at most {largest:,} bytes, got {size:,}"
+            return SkippedImage(name=shown, reason=reason[:300])
         try:
-            (sample,) = await self.service.prepared(
-                backbone, [(shown, await asyncio.to_thread(archive.read, name))]
-            )
+            async with self.service.memory.hold(size):
+                data = await self.service.unpacked(archive, name)
+                (sample,) = await self.service.prepared(backbone, [(shown, data)])
             return sample
         except (ImageError, FileFormatError) as error:
             reason = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from http.client import HTTPException
 from typing import Annotated, Any, NamedTuple
@@ -12,7 +13,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -190,7 +191,7 @@ async def setup(model: ModelDep, project: dict[str, Any]) -> dict[str, str]:
 
 @router.post("/predict")
 async def predict(
-    model: ModelDep, asked: LabelStudioTasks, service: ServiceDep
+    model: ModelDep, asked: LabelStudioTasks, service: ServiceDep, request: Request
 ) -> dict[str, Any]:
     """Return a class for each task; none where it is unknown, or the model cannot answer yet."""
     version = str(model.version.revision)
@@ -200,9 +201,8 @@ async def predict(
     if asked.tasks and model.version.state == "ready":
         kind = model.version.kind
         names = names_of(asked.label_config, kind)
-        samples = await _samples(
-            service, model, [sample_of(task, kind, names) for task in asked.tasks]
-        )
+        found = [sample_of(task, kind, names) for task in asked.tasks]
+        samples = await _samples(service, model, found, request.state.hold_memory)
         rows = await service.features(model, samples)
         answers = await service.answers(model, rows, FALSE_ALARM)
         places = await service.study(model, rows, suggested)
@@ -236,11 +236,22 @@ def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
     return scores
 
 
-async def _samples(service: Service, model: OpenModel, found: list[str]) -> SentSamples:
-    """Return samples of tasks as the service takes them; images that lie elsewhere are fetched."""
+async def _samples(
+    service: Service,
+    model: OpenModel,
+    found: list[str],
+    hold_memory: Callable[[int], None],
+) -> SentSamples:
+    """Return samples of tasks as the service takes them.
+
+    Images that lie elsewhere are fetched; their memory counts towards the budget of
+    the service.
+    """
     if model.version.kind == "texts":
         return SentSamples(texts=found)
-    files = [
-        await asyncio.to_thread(fetch_image, where, service.config) for where in found
-    ]
+    files: list[bytes] = []
+    for where in found:
+        data = await asyncio.to_thread(fetch_image, where, service.config)
+        hold_memory(len(data))
+        files.append(data)
     return SentSamples(images=[(f"tasks[{i}]", data) for i, data in enumerate(files)])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evergrow.serve.budget import MemoryBudget
 from evergrow.serve.config import Limits, is_loopback
 from evergrow.serve.monitoring import log
 from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
@@ -29,6 +32,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
 _READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview")
 _CALLERS = 10_000  # that the rate limit remembers
+_STRANGE = ("BadToken", "CrossOrigin", "LongHead", "WrongHost")
+"""Refusals that count for the limit of an address: none of a caller with a token."""
 _SLOWEST = 1024  # bytes of a body in a second
 HEAD_BYTES = 16_384  # of the request line and the headers together
 _LOGGED = 300  # characters of a path in the log
@@ -102,6 +107,30 @@ def host_name(host: str) -> str:
     return found[1].strip("[]") if found else ""
 
 
+def address_group(client: str) -> str:
+    """Return the addresses that count as one caller: an IPv4 address or an IPv6 /64.
+
+    Whoever has one IPv6 address usually has 2**64 of them.
+
+    Examples
+    --------
+    >>> from evergrow.serve.middleware import address_group
+    >>> address_group("192.0.2.7"), address_group("2001:db8::1:2:3:4")
+    ('192.0.2.7', '2001:db8::/64')
+    >>> address_group("::ffff:192.0.2.7"), address_group("fe80::1%eth0")
+    ('192.0.2.7', 'fe80::/64')
+    """
+    try:
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return client
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
 def _is_for_phones(method: str, path: str) -> bool:
     """Return whether the page needs this on a phone: all but removing, bringing and sharing whole models."""
     removes = (
@@ -137,6 +166,7 @@ class _Exchange:
         self.started, self.status, self.size = time.perf_counter(), 0, 0
         self.client = str((scope.get("client") or ("",))[0])
         self.refused, self._complete = True, False
+        self.held = 0  # bytes of the memory budget
         path = scope["path"]
         if path.endswith(("/jobs", "/api/v1/models/upload")):
             self._largest = limits.upload_bytes
@@ -146,6 +176,11 @@ class _Exchange:
             self._largest = limits.body_bytes
         else:
             self._largest = limits.json_bytes
+
+    def hold_memory(self, budget: MemoryBudget, n: int) -> None:
+        """Take bytes of the memory budget until the end of the request."""
+        budget.take(n)
+        self.held += n
 
     def check_size(self, size: int) -> None:
         """Raise the problem 413 if the body is larger than it may be."""
@@ -223,6 +258,7 @@ class ServiceMiddleware:
         )
         config = service.config
         self._rate = RateLimit(config.limits.requests_per_second)
+        self._refusals = RateLimit(config.limits.refusals_per_second)
         self._hosts = {name.casefold() for name in config.allowed_hosts}
         self._hosts |= {config.host.strip("[]").casefold()} - {"0.0.0.0", "::"}
         self._received = 0  # bytes of all bodies that are being received or answered
@@ -236,9 +272,12 @@ class ServiceMiddleware:
             _Exchange(scope, receive, send, self._config.limits, self._count),
             None,
         )
-        scope.setdefault("state", {})["request_id"] = exchange.id
+        memory = self._service.memory
+        state = scope.setdefault("state", {})
+        state["request_id"] = exchange.id
+        state["hold_memory"] = partial(exchange.hold_memory, memory)
         try:
-            self._check(exchange)
+            self._admit(exchange)
             exchange.refused = False
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
@@ -253,6 +292,7 @@ class ServiceMiddleware:
             await response(scope, receive, exchange.send)
         finally:
             self._received -= exchange.size
+            memory.release(exchange.held)
             self._record(exchange, failure)
 
     def _count(self, n: int) -> None:
@@ -265,6 +305,27 @@ class ServiceMiddleware:
                 retry_after=2,
             )
         self._received += n
+
+    def _admit(self, exchange: _Exchange) -> None:
+        """Raise a problem unless the request may pass.
+
+        An address that was refused too often gets 429 instead of the reason. Requests
+        that may pass are never affected, so nobody is locked out by a stranger who
+        shares the address.
+        """
+        try:
+            self._check(exchange)
+        except Problem as problem:
+            if problem.kind not in _STRANGE:
+                raise
+            if self._refusals.allows(address_group(exchange.client)):
+                raise
+            raise Problem(
+                429,
+                "too many requests from this address were refused: slow down",
+                "TooOften",
+                retry_after=1,
+            ) from problem
 
     def _check(self, exchange: _Exchange) -> None:
         """Raise a problem unless the request may pass."""
@@ -344,6 +405,8 @@ class ServiceMiddleware:
                 detail = "this token has the role read; changes need a token with the role teach"
                 raise Problem(403, detail, "ReadToken")
             scope["state"]["token"] = caller = holder.name
+            if holder.role == "page":  # each phone by itself
+                caller = f"{holder.name} {exchange.client}"
         CALLER.set(caller)
         if not self._rate.allows(caller):
             raise Problem(

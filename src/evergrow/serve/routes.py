@@ -6,6 +6,7 @@ import asyncio
 import os
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
@@ -118,9 +119,7 @@ async def upload_model(
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     with partial_folder(service.store.folder, UPLOAD) as folder:
         await receive_file(request, folder / "model", FILE)
-        await asyncio.to_thread(
-            service.store.adopt, name, folder / "model", service.pool.check_offered
-        )
+        await service.adopt(name, folder / "model")
     return await asyncio.to_thread(_described, service, name, response)
 
 
@@ -393,7 +392,10 @@ async def preview(request: Request, service: ServiceDep) -> Response:
 
 
 def predictions(model: OpenModel, answers: Answers, k: int) -> str:
-    """Return answers with the likeliest classes of each sample first, as JSON."""
+    """Return answers as JSON, each with the likeliest classes first.
+
+    An unknown sample has no label, only a nearest class.
+    """
     values, novelty = answers.values, answers.novelty
     found = []
     for row, best in enumerate(answers.ranked(k)):
@@ -411,7 +413,11 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
         unknown = None if answers.unknown is None else bool(answers.unknown[row])
         found.append(
             schemas.SampleAnswer(
-                label=top[0].name, top=top, novelty=strange, unknown=unknown
+                label=None if unknown else top[0].name,
+                nearest=top[0],
+                top=top,
+                novelty=strange,
+                unknown=unknown,
             )
         )
     threshold = None if answers.threshold is None else float(answers.threshold[0])
@@ -520,10 +526,29 @@ async def forget_unlabelled(
 async def forget(
     change: ChangeDep, asked: schemas.ForgetRequest
 ) -> schemas.ChangeAnswer:
-    """Forget whole classes; no sample is needed."""
-    return await change.edit(
+    """Forget whole classes; no sample is needed.
+
+    Test images of these classes that are kept on the server are removed for good: a
+    rollback brings the classes back, but not their images.
+    """
+    answer = await change.edit(
         "forget", asked, lambda learner: learner.forget_classes(asked.names)
     )
+    if change.model.version.kind == "images":
+        await asyncio.to_thread(_remove_kept_classes, change, asked, answer)
+    return answer
+
+
+def _remove_kept_classes(
+    change: RequestedChange, asked: schemas.ForgetRequest, answer: schemas.ChangeAnswer
+) -> None:
+    """Remove the kept images of classes that a request has made a model forget."""
+    from evergrow.serve.image_store import KeptImages  # which imports this module
+
+    with suppress(ModelNotFoundError):  # deleted meanwhile, with its images
+        kept = KeptImages(OpenModel(change.model.name, change.service), change.service)
+        if kept.on:
+            kept.remove_classes(() if answer.replayed else asked.names)
 
 
 @changes.post("/rename")

@@ -413,7 +413,12 @@ class LikelyClass(BaseModel):
 class SampleAnswer(BaseModel):
     """The answer about one sample."""
 
-    label: str
+    label: str | None = Field(
+        description="The likeliest class; null if the sample is unknown."
+    )
+    nearest: LikelyClass = Field(
+        description="The likeliest class, also if the sample is unknown."
+    )
     top: list[LikelyClass]
     novelty: float | None
     unknown: bool | None = Field(description="Null where that was never calibrated.")

@@ -17,11 +17,13 @@ from fastapi import Depends, Request
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
+from evergrow.data.archives import DataArchive
 from evergrow.features.base import Backbone
 from evergrow.features.images import decode_image, is_quick_to_decode
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
+from evergrow.serve.budget import MemoryBudget
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.lan import LanAccess
 from evergrow.serve.model_store import ModelStore, Version
@@ -82,8 +84,11 @@ class Service:
             max(4, cores()), "changes", limit_torch, (cores(),)
         )
         self._studies = ThreadPoolExecutor(2, "studies", limit_torch, (1,))
+        self._unpackers = ThreadPoolExecutor(2, "archives", limit_torch, (1,))
+        self.memory = MemoryBudget(config.limits.unpacked_bytes)
         self.store = ModelStore(config, self._writers, self.metrics)
         self._exporting = asyncio.Lock()
+        self._adopting = asyncio.Lock()
         self.lan: LanAccess | None = None
 
     def set_up_threads(self) -> None:
@@ -99,6 +104,7 @@ class Service:
             self._writers,
             self.pool,
             self._studies,
+            self._unpackers,
             self._loaders,
             self._decoders,
             self._slow_decoders,
@@ -125,10 +131,10 @@ class Service:
         if rows is not None:
             return rows
         batcher = await self.batcher(opened)
-        batcher.check_room(len(samples))
-        prepared = samples.texts or await self.prepared(
-            batcher.backbone, samples.images or []
-        )
+        with batcher.preparing(len(samples)):
+            prepared = samples.texts or await self.prepared(
+                batcher.backbone, samples.images or []
+            )
         return await asyncio.wrap_future(batcher.submit(prepared, **settings))
 
     async def answers(
@@ -219,6 +225,21 @@ class Service:
             await asyncio.gather(*work, return_exceptions=True)
             raise
 
+    async def unpacked(self, archive: DataArchive, name: str) -> bytes:
+        """Return a file of an archive, unpacked in a thread for that.
+
+        A caller that is cancelled still waits for the thread, so that it can release
+        its share of the memory budget afterwards.
+        """
+        work = self._unpackers.submit(archive.read, name)
+        reading = asyncio.wrap_future(work)
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            if not work.cancel():
+                await asyncio.gather(reading, return_exceptions=True)
+            raise
+
     async def preview(self, name: str, data: bytes, side: int) -> bytes:
         """Return an image as a JPEG of at most ``side`` pixels on its longer side."""
 
@@ -263,6 +284,21 @@ class Service:
         return found
 
     # -- files --------------------------------------------------------------------------------------------------
+
+    async def adopt(self, name: str, file: Path) -> None:
+        """Make a model of an uploaded file, one at a time: it is checked in memory.
+
+        Parameters
+        ----------
+        name : str
+            Name of the new model.
+        file : Path
+            The file, in the folder of the models.
+        """
+        async with self._adopting:
+            await asyncio.to_thread(
+                self.store.adopt, name, file, self.pool.check_offered
+            )
 
     async def export(self, model: OpenModel, *, head_only: bool) -> bytes:
         """Return the model as an ONNX graph, one at a time: it takes seconds and memory."""

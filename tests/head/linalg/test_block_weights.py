@@ -167,7 +167,7 @@ def few(rows: int, apart: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
 WIDE = (20, 30, 10)
 
 
-def searches(rows: int) -> list[module._Search]:
+def searches(rows: int) -> list[module._WeightSearch]:
     """Return the search for few rows from the rows themselves, and from sums of products of columns."""
     H, Y = few(rows)
     one, counts, centred = (

@@ -170,9 +170,9 @@ def test_against_the_whole_grid(make_classes, classes, width, rows, start, monke
 
 def test_many_classes_take_the_other_way(make_classes, monkeypatch):
     made = make_classes(10, 60, 40)
-    search = module._Search(made.geometry(), 2.0)
+    search = module._RidgeSearch(made.geometry(), 2.0)
     one = search.gcv(-3)
-    other = module._Search(made.geometry(), 2.0)
+    other = module._RidgeSearch(made.geometry(), 2.0)
     other.width = 1  # as if there were more classes than columns
     assert one == pytest.approx(other.gcv(-3), rel=0.02)  # two estimates of a trace
 
@@ -195,7 +195,7 @@ def test_the_form_of_the_same_rows_does_not_matter(make_classes, rows, classes):
     Y = torch.nn.functional.one_hot(made.codes, classes).double()
     compact = RidgeStatistics.create(1100, classes, "compact").update(made.rows, Y)
     searches = [
-        module._Search(geometry, 9.0)
+        module._RidgeSearch(geometry, 9.0)
         for geometry in (made.geometry(), ClassGeometry.of(compact, Y.sum(dim=0)))
     ]
     assert searches[1].signs.shape[0] < searches[0].signs.shape[0] == 1100

@@ -61,7 +61,7 @@ async function askAboutSome(model, part, signal) {
 
 function note(item, answer, measure) {
   Object.assign(item, {
-    done: true, error: "", label: answer.label, unknown: answer.unknown === true,
+    done: true, error: "", label: answer.nearest.class, unknown: answer.unknown === true,
     value: measure === "probability" ? answer.top[0].value : null,
   });
 }
