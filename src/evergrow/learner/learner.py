@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -976,6 +976,7 @@ class Learner(Estimator):
         n_groups: int | None = None,
         known: Any = None,
         false_alarm: float = FALSE_ALARM,
+        unknown: Sequence[int] | NDArray[Any] | None = None,
     ) -> Groups:
         """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class.
 
@@ -990,6 +991,10 @@ class Learner(Estimator):
             chosen so that these fall into their classes. By default samples of ``data`` that look known stand in.
         false_alarm : float
             Share of known things that may be called unknown; the larger, the more samples are in groups.
+        unknown : array-like of int, optional
+            Row indices of the samples to group, for example those that a person
+            marked as unknown. By default, samples whose novelty score is above the
+            threshold for ``false_alarm``.
 
         Returns
         -------
@@ -998,7 +1003,7 @@ class Learner(Estimator):
         """
         from evergrow.learner.suggestions import group_unknown
 
-        return group_unknown(self, data, n_groups, known, false_alarm)
+        return group_unknown(self, data, n_groups, known, false_alarm, unknown)
 
     def drift(
         self, data: Any, y: Any = None, *, false_alarm: float = FALSE_ALARM

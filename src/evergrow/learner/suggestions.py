@@ -6,6 +6,7 @@ tells new classes apart is chosen by how well it groups known samples: the secon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -169,14 +170,23 @@ def _nearness(points: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def group_unknown(
-    learner: Learner, data: Any, n_groups: int | None, known: Any, false_alarm: float
+    learner: Learner,
+    data: Any,
+    n_groups: int | None,
+    known: Any,
+    false_alarm: float,
+    unknown: Sequence[int] | NDArray[Any] | None = None,
 ) -> Groups:
     """Return what :meth:`evergrow.Learner.group_unknown` does."""
     head: Any = learner._able("novelty_score")
     found = learner.features(data)
     if n_groups is not None:
         check_number("n_groups", n_groups, low=1, integer=True)
-    strange = head.novelty_score(found.X) > learner.threshold(false_alarm)
+    if unknown is None:
+        strange = head.novelty_score(found.X) > learner.threshold(false_alarm)
+    else:
+        n_samples = len(found.rows) + len(found.failures)
+        strange = np.isin(found.rows, _checked_indices(unknown, n_samples))
     rows = np.flatnonzero(strange)
     if not len(rows):
         raise InputError(
@@ -196,6 +206,22 @@ def group_unknown(
         metric,
         found.rows[np.flatnonzero(~strange)],
     )
+
+
+def _checked_indices(
+    unknown: Sequence[int] | NDArray[Any], n_samples: int
+) -> NDArray[np.int64]:
+    """Return row indices as an array, or raise if one is not an index of a sample."""
+    indices = np.asarray(unknown)
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+        raise InputError("unknown must be a list of row indices")
+    outside = indices[(indices < 0) | (indices >= n_samples)]
+    if outside.size:
+        raise InputError(
+            f"unknown holds the row index {outside[0]}, but there are {n_samples:,} "
+            "samples"
+        )
+    return indices.astype(np.int64)
 
 
 def _points(head: Any, X: NDArray[Any], metric: str) -> NDArray[np.float32]:
