@@ -17,11 +17,22 @@ export function openWindow(title, content, { wide = false } = {}) {
   }, icon("close"));
   const dialog = make(wide ? "dialog.wide" : "dialog", { aria: { labelledby: "window-title" } },
     make("div.inside", {}, make("header", {}, heading, close), content));
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  closeBeside(dialog);
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
   return dialog;
+}
+
+/** Close a window by a click beside it, but not while something is typed in it, nor at the end of a drag out of it. */
+function closeBeside(dialog) {
+  let began = null;
+  const isTyped = (one) => one.value !== one.defaultValue && !["radio", "checkbox"].includes(one.type);
+  dialog.addEventListener("pointerdown", (event) => { began = event.target; });
+  dialog.addEventListener("click", (event) => {
+    const typed = [...dialog.querySelectorAll("input, textarea")].some(isTyped);
+    if (event.target === dialog && began === dialog && !typed) dialog.close();
+  });
 }
 
 /**

@@ -7,8 +7,11 @@ import { ModelView } from "./modelview.js";
 import { showModels } from "./modelsview.js";
 import { OpenModel } from "./openmodel.js";
 import { showProblem } from "./notice.js";
+import { isLasting } from "./store.js";
 
 const LOOK_AGAIN = 4000; // milliseconds between two looks at whether someone else changed the model
+const MEMORY_ONLY = "This browser does not let this page keep anything (a private window, or blocked site data). "
+  + "Images and corrections here are gone when you close or reload the page.";
 const main = document.getElementById("main");
 const banner = document.getElementById("banner");
 const where = document.getElementById("where");
@@ -67,7 +70,7 @@ function nameInAddress() {
 /** Show what stands in the way of everything: no connection, or no token. */
 function showBanner() {
   const waiting = model?.samples.filter((sample) => sample.waiting && !sample.held).length ?? 0;
-  const state = `${isReachable()} ${tokenWanted} ${waiting} ${model?.stalled?.kind}`;
+  const state = `${isReachable()} ${tokenWanted} ${waiting} ${model?.stalled?.kind} ${isLasting()}`;
   if (banner.dataset.state === state) return; // else a token that is being typed would be lost
   banner.dataset.state = state;
   if (tokenWanted) fill(banner, tokenForm());
@@ -77,7 +80,8 @@ function showBanner() {
     fill(banner, make("p", {}, `The service cannot be reached. Trying again every few seconds.${kept}`));
   } else if (model?.stalled?.kind === "busy") {
     fill(banner, make("p", {}, `${model.stalled.message} Trying again.`));
-  } else fill(banner);
+  } else if (!isLasting()) fill(banner, make("p", {}, MEMORY_ONLY));
+  else fill(banner);
 }
 
 function tokenForm() {
@@ -114,6 +118,7 @@ document.addEventListener("token-wanted", () => {
   tokenWanted = true;
   showBanner();
 });
+document.addEventListener("memory-only", showBanner);
 onReach((now) => {
   showBanner();
   announce(now ? "The service is back" : "The service cannot be reached", { urgent: !now });
