@@ -27,11 +27,12 @@ export function openWindow(title, content, { wide = false } = {}) {
 /** Close a window by a click beside it, but not while something is typed in it, nor at the end of a drag out of it. */
 function closeBeside(dialog) {
   let began = null;
-  const isTyped = (one) => one.value !== one.defaultValue && !["radio", "checkbox"].includes(one.type);
+  const fieldsOf = () => [...dialog.querySelectorAll("input:not([type=radio], [type=checkbox]), textarea")];
+  const before = new Map(fieldsOf().map((one) => [one, one.value]));
+  const isTyped = (one) => one.value !== (before.get(one) ?? "");
   dialog.addEventListener("pointerdown", (event) => { began = event.target; });
   dialog.addEventListener("click", (event) => {
-    const typed = [...dialog.querySelectorAll("input, textarea")].some(isTyped);
-    if (event.target === dialog && began === dialog && !typed) dialog.close();
+    if (event.target === dialog && began === dialog && !fieldsOf().some(isTyped)) dialog.close();
   });
 }
 

@@ -2,7 +2,25 @@
 
 import { tabStorage } from "./storage.js";
 
-const keyOf = (model, field) => `evergrow-draft ${JSON.stringify([model.name, field])}`;
+const keyOf = (name) => `evergrow-drafts ${name}`;
+
+function draftsOf(name) {
+  try {
+    return new Map(JSON.parse(tabStorage.getItem(keyOf(name)) ?? "[]"));
+  } catch { // somebody else wrote there
+    return new Map();
+  }
+}
+
+/** Replace the draft of a field; the empty text removes it. */
+function setDraft(model, field, text) {
+  const drafts = draftsOf(model.name);
+  drafts.delete(field);
+  if (text) drafts.set(field, text);
+  try {
+    tabStorage.setItem(keyOf(model.name), JSON.stringify([...drafts]));
+  } catch { /* there is no room for the text: it stays in the field */ }
+}
 
 /**
  * Keep the text of a field in this tab until the field is emptied.
@@ -11,16 +29,8 @@ const keyOf = (model, field) => `evergrow-draft ${JSON.stringify([model.name, fi
  * @param {string} field - Name of the field, unique within the model.
  */
 export function keepDraft(box, model, field) {
-  box.value = tabStorage.getItem(keyOf(model, field)) ?? "";
+  box.value = draftsOf(model.name).get(field) ?? "";
   box.addEventListener("input", () => setDraft(model, field, box.value));
-}
-
-/** Replace the draft of a field; the empty text removes it. */
-export function setDraft(model, field, text) {
-  try {
-    if (text) tabStorage.setItem(keyOf(model, field), text);
-    else tabStorage.removeItem(keyOf(model, field));
-  } catch { /* the text is longer than the storage has room for: it stays in the field */ }
 }
 
 /** Empty a field after its text was used. */
@@ -31,8 +41,13 @@ export function clearDraft(box, model, field) {
 
 /** Move the draft of one field to another that has none. */
 export function moveDraft(model, from, to) {
-  const text = tabStorage.getItem(keyOf(model, from));
-  if (!text || tabStorage.getItem(keyOf(model, to))) return;
-  setDraft(model, to, text);
+  const drafts = draftsOf(model.name);
+  if (!drafts.has(from) || drafts.has(to)) return;
+  setDraft(model, to, drafts.get(from));
   setDraft(model, from, "");
+}
+
+/** Drop all drafts of a model. */
+export function dropDrafts(name) {
+  tabStorage.removeItem(keyOf(name));
 }

@@ -93,7 +93,12 @@ export class SortSet extends EventTarget {
 
   readSoon() {
     clearTimeout(this.reading);
-    this.reading = setTimeout(() => void this.load().catch(() => {}), SETTLED);
+    this.reading = setTimeout(() => void this.readAll().catch(() => {}), SETTLED);
+  }
+
+  async readAll() {
+    await this.load();
+    await this.model.refresh(); // the other tab may have taught them
   }
 
   restored(record) {
@@ -119,6 +124,7 @@ export class SortSet extends EventTarget {
 
   /** Note that items changed: corrections are written at once, answers soon. */
   changed(items) {
+    if (!items.length) return;
     for (const item of items) this.dirty.add(item);
     clearTimeout(this.timer);
     if (items.some(isCorrection)) void this.flush();
@@ -143,15 +149,20 @@ export class SortSet extends EventTarget {
 
   /** Return what is written next: corrections before anything else. */
   nextPart() {
-    const present = [...this.dirty].filter((item) => !item.gone && !item.taught && this.hasRoomFor(item));
-    if (!present.length) this.dirty.clear();
+    const present = [...this.dirty].filter((item) => !item.gone && !item.taught);
     const corrections = present.filter(isCorrection);
-    return (corrections.length ? corrections : present).slice(0, AT_ONCE);
-  }
-
-  hasRoomFor(item) {
-    if (item.key !== null || isCorrection(item)) return true;
-    return !this.isFull && this.keptBytes + item.image.size <= KEPT_BYTES;
+    if (corrections.length) return corrections.slice(0, AT_ONCE);
+    const part = [];
+    let room = this.isFull ? 0 : KEPT_BYTES - this.keptBytes;
+    for (const item of present) {
+      if (part.length === AT_ONCE) break;
+      const needed = item.key === null ? item.image.size : 0;
+      if (needed && needed > room) continue;
+      room -= needed;
+      part.push(item);
+    }
+    if (!part.length) this.dirty.clear(); // there is no room for what is left
+    return part;
   }
 
   /** Write items; where that fails, each alone, so that one file that cannot be read keeps no other out. */
@@ -222,12 +233,19 @@ export class SortSet extends EventTarget {
 
   /** Note that items were taught: samples are what was taught of each. */
   async taught(items, samples) {
+    items.forEach((item, i) => Object.assign(item, { taught: true, sample: samples[i] }));
+    await this.dropTaught(items);
+  }
+
+  /** Remove items that were taught from the store; they stay on the page until that is closed. */
+  async dropTaught(items) {
     await this.alone(async () => {
-      const stored = items.filter(({ key }) => key !== null);
+      const taught = items.filter((item) => item.taught);
+      const stored = taught.filter(({ key }) => key !== null);
       for (const { image } of stored) await hold(image);
       await dropSorted(stored.map(({ key }) => key));
-      for (const [i, item] of items.entries()) {
-        Object.assign(item, { taught: true, sample: samples[i], key: null });
+      for (const item of taught) {
+        item.key = null;
         this.dirty.delete(item);
         this.refused.delete(item);
       }
@@ -303,7 +321,9 @@ export class SortSet extends EventTarget {
       if (before !== `${item.label}\n${item.moved}\n${item.taught}`) touched.push(item);
       if (item.done && !item.moved && !item.error && !known.has(item.label)) outdated.push(item);
     }
-    if (touched.length) this.changed(touched.filter((item) => !item.taught));
+    this.changed(touched.filter((item) => !item.taught));
+    const again = touched.filter((item) => item.taught && item.key !== null); // after a redo
+    if (again.length) void this.dropTaught(again).catch(() => {});
     return outdated;
   }
 
