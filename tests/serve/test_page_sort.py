@@ -7,8 +7,11 @@ import re
 import zipfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.serve import page_tools as tools
 from tests.serve.page_tools import Visit
 from tests.serve.running import Running
@@ -312,23 +315,50 @@ def test_a_full_store_keeps_corrections_first_and_says_so(
     visit.tab("Sort")
     visit.expect(".sortbar", "Teach 3 corrections")
     assert 3 <= sum(sizes(visit).values()) <= kept + 4
-    page.unroute("**/script/sortset.js")
+    assert visit.complaints == []
+    visit.close()
 
-    session = visit.context.new_cdp_session(page)
-    quota = {"origin": service, "quotaSize": 1}
-    session.send("Storage.overrideQuotaForOrigin", quota)
-    page.reload()
+
+def noise(seed: int) -> bytes:
+    """Return a PNG file of about 300 kB."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (320, 320, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("quota", [1_000, 3_000_000])
+def test_where_the_browser_is_full_nothing_is_lost_silently(
+    browser: Any, service: str, birds: Path, quota: int
+) -> None:
+    name = f"quota {quota}"
+    tools.teach_birds(service, name, birds, [tools.MALLARD, tools.ORIOLE])
+    visit = Visit(browser, service)
+    page = visit.page
+    visit.open(f"#/m/{name}")
     visit.tab("Sort")
-    tools.drop_zip(page, {f"new/{i}.png": png(1, 100 + i) for i in range(3)})
-    visit.expect(".keeping .notice", "No room to keep 3 of")
-    move(visit, "new/1.png", "Other")
-    page.wait_for_timeout(1000)
+    session = visit.context.new_cdp_session(page)
+    session.send(
+        "Storage.overrideQuotaForOrigin", {"origin": service, "quotaSize": quota}
+    )
+    tools.drop_zip(page, {f"{i:02d}.png": noise(i) for i in range(16)})
+    visit.expect(".sortbar", "16 images sorted")
+    visit.expect(".keeping .notice", "of 16 images in this browser: a reload loses")
+    for i in range(13, 16):
+        move(visit, f"{i}.png", "Other")
+    page.wait_for_timeout(2000)
     told = visit.expect(".keeping .notice").inner_text()
-    assert "cannot be kept" in told
-    session.send("Storage.overrideQuotaForOrigin", {"origin": service})
-    visit.expect(".sortbar", "Teach 4 corrections").click()
-    visit.expect("#passing", "Learned 4 corrections")
-    assert tools.counts(service, "full")["Other"] == 4
+    if quota < 10_000:
+        assert "3 corrections cannot be kept" in told
+        visit.shot("sort-full")
+    else:  # there is room for the corrections, at the cost of other images
+        assert "Your corrections are kept" in told
+        page.reload()
+        visit.tab("Sort")
+    visit.expect(".sortbar", "Teach 3 corrections")
+    page.get_by_role("button", name="Teach 3 corrections").click()
+    visit.expect("#passing", "Learned 3 corrections")
+    assert tools.counts(service, name)["Other"] == 3
     assert visit.complaints == []
     visit.close()
 
@@ -579,3 +609,99 @@ def test_the_service_may_restart_in_between(
         assert tools.counts(second.address, "again")["Hummingbird"] == 2
         assert visit.complaints == []
         visit.close()
+
+
+# -- hostile names, and many -----------------------------------------------------------------------------------------
+
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+NAMES = (
+    "<b onclick=alert(1)>&amp;'\".png",
+    "\u202egnp.gnorw.png",
+    "שלום.png",
+    "constructor.png",
+    "__proto__.png",
+    "a\nb\tc.png",
+    "=1+1.png",
+    "very" * 60 + ".png",
+)
+
+
+def test_hostile_names_stay_names_and_are_kept_as_they_are(
+    visit: Visit, service: str, birds: Path
+) -> None:
+    model = "a'b &lt;b&gt; שלום"
+    tools.teach_birds(service, model, birds, [tools.MALLARD, tools.ORIOLE])
+    page = visit.page
+    visit.open(f"#/m/{quote(model)}")
+    visit.tab("Sort")
+    tools.drop_zip(page, {name: png(i % 3, i) for i, name in enumerate(NAMES)})
+    visit.expect(".sortbar", f"{len(NAMES)} images sorted")
+    for i, label in enumerate((EVIL, "constructor", "__proto__", "unknown")):
+        tiles = page.locator(".tile-image:not(.corrected)")
+        tiles.first.focus()
+        page.keyboard.press("m")
+        page.locator("dialog input").fill(label)
+        page.keyboard.press("Enter")
+        page.locator(".tile-image.corrected").nth(i).wait_for()
+    before = sizes(visit)
+    titles = set(
+        page.locator(".tile-image").evaluate_all("all => all.map((one) => one.title)")
+    )
+    assert titles == set(NAMES)
+    saved_soon(visit, len(NAMES))
+    page.reload()
+    visit.tab("Sort")
+    visit.expect(".sortbar", "Teach 4 corrections")
+    assert sizes(visit) == before
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    visit.shot("sort-hostile")
+    page.get_by_role("button", name="Teach 4 corrections").click()
+    visit.expect("#passing", "Learned 4 corrections")
+    renamed = {"old": "constructor", "new": "toString"}
+    tools.ask(service, f"/models/{quote(model)}/rename", renamed)
+    group(visit, "class:toString").locator(".corrected").wait_for()
+    for _ in range(2):
+        revision = tools.ask(service, f"/models/{quote(model)}")["revision"]
+        page.click("#undo")
+        visit.page.wait_for_function(
+            "() => document.querySelector('#passing').classList.contains('shown')"
+        )
+        page.wait_for_timeout(1000)
+        assert revision
+    group(visit, "class:__proto__").wait_for(state="detached")
+    assert shown_classes(visit) == {tools.MALLARD, tools.ORIOLE}
+    assert page.title() == f"{model} · evergrow"
+    assert page.locator("main script, main img[src=x]").count() == 0
+    assert (
+        page.evaluate(
+            "({}).polluted === undefined && Object.keys(Object.prototype).length"
+        )
+        == 0
+    )
+
+
+def test_five_hundred_images_are_there_again_after_a_reload(
+    visit: Visit, service: str, birds: Path
+) -> None:
+    tools.teach_birds(service, "five", birds, [tools.MALLARD, tools.ORIOLE])
+    page = visit.page
+    visit.open("#/m/five")
+    visit.tab("Sort")
+    tools.drop_zip(page, {f"all/{i:03d}.png": png(i % 3, i) for i in range(500)})
+    visit.expect(".sortbar", "500 images sorted")
+    for _ in range(4):
+        name = page.locator(".tile-image:not(.corrected)").first.get_attribute("title")
+        move(visit, name or "", "New")
+    before = sizes(visit)
+    n = before["New"]
+    saved_soon(visit, 500)
+    page.reload()
+    page.go_forward()
+    visit.tab("Sort")
+    visit.expect(".sortbar", f"Teach {plural(n)}")
+    assert sizes(visit) == before
+    page.get_by_role("button", name=re.compile("^Group")).first.wait_for()
+
+
+def plural(n: int) -> str:
+    return f"{n} correction{'' if n == 1 else 's'}"

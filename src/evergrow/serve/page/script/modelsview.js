@@ -53,7 +53,7 @@ async function leftFromSort(models) {
   const names = new Set(models.map(({ name }) => name));
   const gone = [...await sortedCounts()].filter(([name]) => !names.has(name));
   return gone.map(([name, n]) => {
-    const line = make("div.notice.left", {}, icon("warning"),
+    const line = make("div.notice.mild", {}, icon("warning"),
       make("p", {}, `This browser keeps ${plural(n, "image")} from sorting with “${name}”, which is not here.`),
       iconButton("bin", "Discard them", () => void discardLeft(name, line)));
     return line;

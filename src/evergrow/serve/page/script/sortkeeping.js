@@ -24,7 +24,7 @@ export class KeepingNote {
   constructor(set, adopted) {
     Object.assign(this, { set, adopted });
     this.problems = make("div.problems");
-    this.kept = make("p.hint", {}, "Kept in this browser only, until you teach or discard them.");
+    this.kept = make("p.hint", {}, "The images are kept in this browser only, until you teach or discard them.");
     this.loss = make("div", { role: "status" });
     this.strangers = make("div");
     this.element = make("div.stack.keeping", {}, this.strangers, this.problems, this.loss, this.kept);
@@ -44,7 +44,7 @@ export class KeepingNote {
     const n = String(strangers.length);
     if (this.strangers.dataset.n === n) return;
     this.strangers.dataset.n = n;
-    fill(this.strangers, strangers.length > 0 && make("div.notice", { role: "status" }, icon("warning"),
+    fill(this.strangers, strangers.length > 0 && make("div.notice.mild", { role: "status" }, icon("warning"),
       make("p", {}, `${plural(strangers.length, "image")} in this browser `
         + `${strangers.length === 1 ? "belongs" : "belong"} to another model that is also named “${model.name}”.`),
       action(() => this.adopt(), "Sort them with this model"),
@@ -74,7 +74,7 @@ export function askToDiscard(images, corrections, work) {
   const lost = corrections ? `${plural(corrections, "correction")} not taught yet will be lost. ` : "";
   askFor({
     title: `Discard ${plural(images, "image")}?`,
-    text: `${lost}They are removed from this browser. Your files and the model stay as they are.`,
+    text: `${lost}The images are removed from this browser. Your files and the model stay as they are.`,
     verb: "Discard",
     danger: true,
     work: async () => {

@@ -11,6 +11,11 @@ const FULL = "This browser has no room left for this page. Free some space on th
 const OLD_TAB = "An older version of this page is open in another tab. Close that tab, then reload this one.";
 let opening = null;
 let memory = null;
+let full = false;
+let lastUnkept = -(2 ** 40); // ids of samples that the store has no room for, counted downwards
+
+/** Whether there was no room for samples. */
+export const isFull = () => full;
 
 /** Whether what is kept is still there after a reload. */
 export const isLasting = () => memory === null;
@@ -115,6 +120,19 @@ async function within(names, mode, work) {
   });
 }
 
+/** Write to stores and return whether there was room; if there was none, an event of the document says so. */
+async function withinRoom(names, work) {
+  try {
+    await within(names, "readwrite", (...stores) => { work(...stores); });
+    return true;
+  } catch (error) {
+    if (error.kind !== "full") throw error;
+    full = true;
+    document.dispatchEvent(new CustomEvent("store-full"));
+    return false;
+  }
+}
+
 // -- samples ---------------------------------------------------------------------------------------------------------
 
 /** Return all samples of a model. */
@@ -122,12 +140,23 @@ export function samplesOf(model) {
   return within(["samples"], "readonly", (store) => store.index("model").getAll(model));
 }
 
-/** Keep new samples and give each its id, or write changed ones again. */
+/**
+ * Keep new samples and give each its id, or write changed ones again. Without room for them they last until the page is
+ * closed, and the event "store-full" of the document says so: teaching goes on.
+ */
 export async function keep(samples) {
   const ours = samples.filter((one) => !one.keptId); // the server keeps the others
   const requests = [];
-  await within(["samples"], "readwrite", (store) => { for (const one of ours) requests.push(store.put(plain(one))); });
-  ours.forEach((one, i) => { one.id = requests[i].result; });
+  const done = await withinRoom(["samples"], (store) => {
+    for (const one of ours) requests.push(store.put(plain(one)));
+  });
+  for (const [i, one] of ours.entries()) {
+    if (done) one.id = requests[i].result;
+    else if (one.id === undefined) {
+      lastUnkept -= 1;
+      one.id = lastUnkept;
+    }
+  }
 }
 
 /** Drop samples for good. */
@@ -211,5 +240,5 @@ export async function settingsOf(name) {
 
 /** Keep the settings of a model. */
 export function keepSettings(settings) {
-  return within(["models"], "readwrite", (store) => store.put(settings));
+  return withinRoom(["models"], (store) => store.put(settings));
 }
