@@ -7,7 +7,7 @@ import { confirmDone } from "./notice.js";
 import { complain, readImages } from "./reading.js";
 import { syncKept } from "./kept.js";
 import { guardLeaving } from "./leaving.js";
-import { countToHold, folded, labelling, newSample, presentEvent } from "./samples.js";
+import { countToHold, folded, labelling, newSample, presentEvent, raiseRefused } from "./samples.js";
 import { keep, keepSettings } from "./store.js";
 import { zipOf } from "./zip.js";
 
@@ -77,7 +77,8 @@ async function teachSome(model, settled, tell) {
   const labels = new Map(settled.map(({ image, label }) => [image, label]));
   const { read, bad } = await readImages(settled.map(({ image }) => image), tell);
   const shown = read.map(({ image, content }) => ({ label: labels.get(image), content }));
-  const { held, taught } = await model.add(shown, { atOnce: TOGETHER });
+  const { held, taught, samples } = await model.add(shown, { atOnce: TOGETHER });
+  raiseRefused(model.kind, samples);
   const classes = plural(new Set(labels.values()).size, "class", "classes");
   const kept = held ? ` ${held} more ${held === 1 ? "is" : "are"} kept for testing.` : "";
   if (!model.stalled && taught) confirmDone(`Learned ${plural(taught, "image")} of ${classes}.${kept}`);

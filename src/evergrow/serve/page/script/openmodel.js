@@ -4,7 +4,7 @@ import { ask, modelPath, pauseAfter, Problem } from "./api.js";
 import { evaluateKept, removeKept, syncKept, takeOver } from "./kept.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
 import {
-  bodyOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent,
+  bodyOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent, raiseRefused,
 } from "./samples.js";
 
 const AT_ONCE = 32; // samples in one lesson: short enough that progress shows
@@ -285,6 +285,7 @@ export class OpenModel extends EventTarget {
     this.arrange();
     await this.teachWaiting();
     if (late.length) throw new Error("Somebody else labelled it before.");
+    raiseRefused(this.kind, ours);
   }
 
   /** Put samples into the queue, to be labelled later; they are in this browser only. */

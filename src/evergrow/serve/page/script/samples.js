@@ -104,6 +104,14 @@ export function labelling(record) {
 /** Return the name of a class after a change that may have renamed it. */
 const newName = (name, { names }) => (names && Object.hasOwn(names, name) ? names[name] : name);
 
+/** Raise an error if the service refused some of the samples; they wait on the cards of their classes. */
+export function raiseRefused(kind, samples) {
+  const refused = samples.filter(({ waiting }) => waiting?.error);
+  if (!refused.length) return;
+  throw new Error(`${countOf(kind, refused.length)} could not be taught, and can be tried again under Teach. `
+    + sentence(refused[0].waiting.error));
+}
+
 /** Return the label that a sample which is not in the model was last taught under: undo took back what came after. */
 export const lastLabel = (sample) => sample.wanted;
 

@@ -8,7 +8,7 @@ import { chooser, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, confirmDone } from "./notice.js";
 import { keptContentOf } from "./reading.js";
 import { guardLeaving } from "./leaving.js";
-import { caution, presentEvent } from "./samples.js";
+import { caution, presentEvent, raiseRefused } from "./samples.js";
 import { SortGroup } from "./sortgroup.js";
 import {
   askAbout, classOf, groupOf, pathsOf, placeOf, tableOf, UNKNOWN, UNREADABLE, UNSURE,
@@ -343,7 +343,9 @@ export class SortView {
       const lesson = shown.length ? await this.model.add(shown, { hold: false, atOnce: 1024 }) : { samples: [] };
       const samples = new Map(settled.map(({ image }, i) => [image, lesson.samples[i]]));
       await this.set.taught(items, named.map(({ image, label }) => samples.get(image) ?? this.copyOf(label)));
-      if (!this.model.stalled) confirmDone(`Learned ${plural(shown.length, "correction")}. Undo takes them back.`);
+      raiseRefused(this.model.kind, lesson.samples);
+      const them = shown.length === 1 ? "it" : "them";
+      if (!this.model.stalled) confirmDone(`Learned ${plural(shown.length, "correction")}. Undo takes ${them} back.`);
       return true;
     } finally {
       this.teach.disabled = false;
