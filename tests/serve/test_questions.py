@@ -312,6 +312,12 @@ def test_what_to_label_next_groups_of_unknown_things_drift_and_the_learning_curv
     assert any(next_ones["unknown"])
     found = api.post("groups", {"rows": known + strange}).json()["groups"]
     assert set(range(16, 22)) <= {place for group in found for place in group}
+    marked = {"rows": known + strange, "unknown": [0, 17, 5]}
+    found = api.post("groups", marked).json()["groups"]
+    assert sorted(place for group in found for place in group) == [0, 5, 17]
+    refused = api.post("groups", {"rows": known, "unknown": [16]})
+    assert refused.status_code == 422
+    assert "16 samples" in refused.json()["detail"]
     told = api.post("drift", {"rows": known}).json()
     assert {entry["name"] for entry in told["classes"]} <= {"a", "b"}
     curve = api.post(

@@ -105,6 +105,18 @@ def test_without_unknown_samples_there_is_nothing_to_group(drawn, learner):
     assert len(tools.group_unknown(learner, drawn(1, ALL, seed=6)[0]).rows) >= 1
 
 
+def test_samples_marked_as_unknown_are_grouped_whatever_they_look_like(drawn, learner):
+    X, _ = drawn(20, KNOWN)
+    known_rows = np.flatnonzero(~learner.is_unknown(X))
+    marked = known_rows[[3, 1, 4, 15]]
+    found = tools.group_unknown(learner, X, unknown=marked)
+    assert sorted(np.concatenate(found.rows)) == sorted(marked)
+    assert sorted([*found.known, *marked]) == list(range(len(X)))
+    for wrong in ([len(X)], [-1], [[1]], ["a"]):
+        with pytest.raises(InputError, match="unknown"):
+            tools.group_unknown(learner, X, unknown=wrong)
+
+
 def test_unchanged_samples_raise_few_alarms_and_others_do(drawn, learner):
     shares = [
         tools.drift(learner, drawn(15, KNOWN, seed)[0]).share for seed in range(10, 20)

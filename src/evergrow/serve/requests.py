@@ -488,8 +488,14 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
             await asyncio.sleep(0)
 
 
+_LISTS = ("images", "labels", "unknown")
+
+
 async def read_form(request: Request, kind: type[RequestModel]) -> Any:
-    """Return a form as a pydantic model; ``images`` and ``labels`` may come several times."""
+    """Return a form as a pydantic model.
+
+    The fields ``images``, ``labels`` and ``unknown`` may come several times.
+    """
     if media_type(request) != FORM:
         raise Problem(
             415, f"send {FORM}, not {media_type(request)[:80]!r}", "MediaType"
@@ -521,8 +527,7 @@ async def read_form(request: Request, kind: type[RequestModel]) -> Any:
     # A field that comes twice stays a list, which its type refuses.
     found = ((name, form.getlist(name)) for name in form)
     fields = {
-        name: got if name in ("images", "labels") or len(got) > 1 else got[0]
-        for name, got in found
+        name: got if name in _LISTS or len(got) > 1 else got[0] for name, got in found
     }
     return validated(kind, fields, strict=False)
 

@@ -61,6 +61,7 @@ QUESTION, EXAM, LESSON = (
     SampleBody(schemas.TeachRequest),
 )
 UNLABELLED, SUGGESTION = SampleBody(schemas.Unlabelled), SampleBody(schemas.Suggestion)
+GROUPING = SampleBody(schemas.Grouping)
 NEWS, EXAMPLES = SampleBody(schemas.FalseAlarm), SampleBody(schemas.Labels)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
@@ -335,14 +336,20 @@ async def suggest(
     )
 
 
-@questions.post("/groups", openapi_extra=UNLABELLED.described())
+@questions.post("/groups", openapi_extra=GROUPING.described())
 async def group_unknown(
     model: ModelDep,
-    body: Annotated[SentSamples, Depends(UNLABELLED)],
+    body: Annotated[SentSamples, Depends(GROUPING)],
     service: ServiceDep,
 ) -> schemas.GroupRecord:
     """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class."""
-    found = await service.study(model, body, tools.group_unknown)
+    found = await service.study(
+        model,
+        body,
+        lambda learner, rows: tools.group_unknown(
+            learner, rows, unknown=body.fields.unknown
+        ),
+    )
     return schemas.GroupRecord(groups=[group.tolist() for group in found.rows])
 
 

@@ -238,6 +238,24 @@ class Unlabelled(NoteRequest):
     """What to note of samples that are learned without labels."""
 
 
+class Grouping(NoteRequest):
+    """Which samples to group."""
+
+    unknown: (
+        Annotated[
+            list[Annotated[Whole, Field(ge=0)]],
+            Field(
+                min_length=1,
+                max_length=1024,
+                description="Indices of the samples to group; "
+                "by default all that look unknown.",
+                fail_fast=True,
+            ),
+        ]
+        | SkipJsonSchema[None]
+    ) = None
+
+
 class Suggestion(RequestModel):
     """How many samples to suggest for labelling."""
 
