@@ -25,7 +25,7 @@ count of the nearest class explains, and far things get more. What a stream teac
 :mod:`evergrow.learner.novelty_pool`.
 
 Probabilities ``softmax(score / T)`` are calibrated from the same rows. They have one number to choose; its log loss at
-a fixed grid of temperatures is a mean over rows, so it can be pooled over batches and sites without keeping a score.
+a fixed grid of temperatures is a mean over rows, so it can be pooled over batches and sites.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ def term_spreads(
 
 # -- temperatures -------------------------------------------------------------------------------------------------
 
-STEPS_PER_OCTAVE = 4
+STEPS_PER_OCTAVE = 2
 
 TEMPERATURES: tuple[float, ...] = tuple(
-    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49)
+    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-4, 25)
 )
 """The grid, from 1/4 to 4,096."""

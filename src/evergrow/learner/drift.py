@@ -96,7 +96,7 @@ def find_drift(
     """
     from scipy.stats import norm, pearson3
 
-    points = np.sort(np.concatenate([part.points for part in calibration.parts]))
+    points = calibration.scores
     ranks = np.searchsorted(points, novelty, side="left")
     scores = norm.ppf((ranks + 0.5) / (len(points) + 1.0))
     names, codes, counts = np.unique(answers, return_inverse=True, return_counts=True)

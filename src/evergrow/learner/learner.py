@@ -581,7 +581,11 @@ class Learner(Estimator):
         ``fit`` does so, and later changes do where it takes no more than a second. With thousands of units and classes
         it takes several.
         """
-        self._taught().head.settle()
+        now = self._taught()
+        head = now.head.branch().settle()
+        self._snapshot = dataclasses.replace(
+            now, head=head, calibration=now.calibration.applied(head)
+        )
         return self
 
     # -- editing ---------------------------------------------------------------------------------------------
@@ -1091,7 +1095,7 @@ class Learner(Estimator):
         Evaluation
         """
         started, now = time.perf_counter(), self._taught()
-        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.parts)
+        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
         # Raises where unknown things are to be told and cannot be, before any work is done.
         threshold = (
             self.threshold(false_alarm) if opens or unknown is not None else None

@@ -91,7 +91,7 @@ def suggest(
         np.zeros(len(margins), dtype=bool),
         np.empty(0, dtype=np.int64),
     )
-    if unknown_share and known.parts:
+    if unknown_share and known.n:
         novelty = head.novelty_score(found.X)
         unknown = novelty > known.threshold(FALSE_ALARM)
         # Those in the middle come first: the least strange are often known, the strangest oddities.
