@@ -64,6 +64,10 @@ GUESS_LOSS = 0.05
 decides only where rows do not: if all rows are recognised without doubt, the log loss
 has no minimum."""
 
+EASY_CLASS = 2.0
+"""How fast the weight of a class in the threshold falls with the mean novelty of its
+held-out rows below that of other classes."""
+
 MARK_LENGTH = 4
 """Random projections that identify a row."""
 
@@ -304,13 +308,21 @@ class Calibration:
             for index in np.unique(self.unknown.measurement).tolist():
                 rows = self.unknown.terms[self.unknown.measurement == index]
                 unknown.append(UnknownRows(self.measurements[index].size, rows))
-        return NoveltyPool(terms, weights / weights.sum(), tuple(unknown))
+        # Rows that stand in belong to no class: each is one of its own.
+        drawn = len(self.classes) + np.arange(len(terms) - self.n)
+        classes = np.concatenate([self.known.codes[self._in_use], drawn])
+        return NoveltyPool(terms, weights / weights.sum(), tuple(unknown), classes)
 
     @cached_property
     def _scores(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Novelty of known rows by the present score, ascending, and their weights."""
         terms, weights = self._terms
         scores = self.pool.standard().score(terms)
+        measured = slice(0, self.n)
+        weights = weights.copy()
+        weights[measured] *= class_shares(
+            scores[measured], self.known.codes[self._in_use], weights[measured]
+        )
         order = np.argsort(scores, kind="stable")
         return scores[order], weights[order]
 
@@ -558,6 +570,49 @@ class Calibration:
             known=tables[0] if len(tables[0]) else Rows.none(),
             unknown=tables[1] if len(tables[1]) else Rows.none(),
         )
+
+
+def class_shares(
+    scores: NDArray[np.float64],
+    codes: NDArray[np.int64],
+    weights: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return the weight of each held-out row in the threshold, by its class.
+
+    A class of another kind, whose rows all look more familiar than those of the others,
+    would loosen the threshold for them. Its rows count less. Class means are shrunk, so
+    that chance differences between alike classes change nothing.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (n,)
+        Novelty of rows.
+    codes : ndarray of shape (n,)
+        Their classes.
+    weights : ndarray of shape (n,)
+        Their weights otherwise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.calibration import class_shares
+    >>> scores = np.random.default_rng(0).normal(size=90)
+    >>> scores[80:] -= 6.0
+    >>> codes = np.arange(90) // 10
+    >>> shares = class_shares(scores, codes, np.ones(90))
+    >>> bool(shares[:80].min() > 0.7), bool(shares[80] < 0.01)
+    (True, True)
+    """
+    _, codes = np.unique(codes, return_inverse=True)
+    totals = np.bincount(codes, weights)
+    levels = np.bincount(codes, weights * scores) / totals
+    effective = totals**2 / np.bincount(codes, weights**2)
+    freedom = max(len(codes) - len(totals), 1)
+    within = float(((scores - levels[codes]) ** 2).sum()) / freedom
+    noise = max(within, 1e-12) / effective
+    between = max(float(np.var(levels) - noise.mean()), 0.0)
+    shrunk = (levels - np.median(levels)) * between / (between + noise)
+    return np.asarray(np.exp(EASY_CLASS * np.minimum(shrunk, 0.0))[codes])
 
 
 # -- marks of samples -----------------------------------------------------------------

@@ -47,6 +47,9 @@ HARD_SCORE = 3.0
 EVIDENCE = 10.0
 """Evidence, in rows, at which rho has twice its smallest value."""
 
+COUNT_PRIOR = 0.1
+"""Information, in units of precision, that speaks for no effect of class counts."""
+
 SUFFICIENT = 200
 """Rows that a pooled number should rest on before smaller models are discounted."""
 
@@ -88,6 +91,8 @@ class NoveltyPool:
         Weight of each of these rows; the sum is 1.
     unknown : tuple of UnknownRows
         Rows of new classes, measured before they were learned.
+    classes : ndarray of shape (n,), optional
+        Class of each known row; by default every row is one of its own.
 
     Examples
     --------
@@ -104,6 +109,7 @@ class NoveltyPool:
     known: NDArray[np.float64]
     shares: NDArray[np.float64]
     unknown: tuple[UnknownRows, ...] = ()
+    classes: NDArray[np.int64] | None = None
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weights of the terms, not negative, with sum 1."""
@@ -129,7 +135,40 @@ class NoveltyPool:
 
     def standard(self) -> NoveltyStandard:
         """Return how terms become a score; at least one known row is needed."""
-        return NoveltyStandard.of(*self._known_moments(), self.weights())
+        mean, second = self._known_moments()
+        weights = self.weights()
+        return NoveltyStandard.of(
+            mean, second, weights, self._count_slope(mean, second, weights)
+        )
+
+    def _count_slope(
+        self,
+        mean: NDArray[np.float64],
+        second: NDArray[np.float64],
+        weights: NDArray[np.float64],
+    ) -> float | None:
+        """Return how much the weighted terms rise with 1 / count; None without classes.
+
+        Classes are random effects: one class of another kind, with its own count, says
+        little about the effect of counts.
+        """
+        if self.classes is None:
+            return None
+        scale, _ = term_spreads(mean, second)
+        scores = (self.known[:, :N_TERMS] - mean[:N_TERMS]) / scale @ weights
+        _, codes = np.unique(self.classes, return_inverse=True)
+        numbers = np.bincount(codes, self.shares) * len(codes)
+        levels = np.bincount(codes, self.shares * scores) * len(codes) / numbers
+        inverse = self.known[:, N_TERMS]
+        inverses = np.bincount(codes, self.shares * inverse) * len(codes) / numbers
+        within = float(self.shares @ (scores - levels[codes]) ** 2)
+        within *= len(codes) / max(len(codes) - len(numbers), 1)
+        noise = max(within, 1e-12) / numbers
+        between = max(float(np.var(levels) - noise.mean()), 0.0)
+        precision = 1.0 / (between + noise)
+        centred = inverses - precision @ inverses / precision.sum()
+        information = float(precision @ centred**2) + COUNT_PRIOR
+        return max(float(precision @ (centred * levels)) / information, 0.0)
 
     def _known_moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the means of the terms of known rows (6,) and of products (6, 6)."""
