@@ -181,7 +181,14 @@ def unlearn_command(
             read_labelled(data, "train", change.learner.kind_, reading.options())
         )
     said = f"unlearned {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
-    return change.answer([said])
+    lines = [said]
+    if change.record.influenced_scores:
+        scores = plural(change.record.influenced_scores, "calibration score")
+        lines.append(
+            f"up to {scores} of other samples were measured while these were learned, "
+            "and are kept as measured"
+        )
+    return change.answer(lines)
 
 
 @command("rollback", panel="Edit")
