@@ -610,7 +610,12 @@ class Learner(Estimator):
         return self
 
     def unlearn(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
-        """Take samples out again: the learner then equals one that never saw them; without its last one it is empty.
+        """Remove samples: the learner then equals one that never saw them.
+
+        Without its last sample a learner is empty. Held-out scores of the samples are
+        removed from the calibration too. Scores of other samples that were measured
+        while the removed ones were learned stay as measured;
+        ``history_[-1].influenced_scores`` is the largest possible number of these.
 
         Parameters
         ----------
