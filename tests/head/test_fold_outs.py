@@ -169,9 +169,9 @@ def test_losses_have_their_minimum_at_the_right_temperature() -> None:
     source = torch.Generator().manual_seed(0)
     scores = torch.randn(4000, 5, generator=source, dtype=torch.float64)
     codes = torch.multinomial(torch.softmax(scores, dim=1), 1, generator=source)[:, 0]
-    assert best_temperature(log_losses(7.0 * scores, codes).mean(axis=0)) == pytest.approx(
-        7.0, rel=0.1
-    )
+    assert best_temperature(
+        log_losses(7.0 * scores, codes).mean(axis=0)
+    ) == pytest.approx(7.0, rel=0.1)
     falling = [float(-k) for k in range(len(TEMPERATURES))]
     assert best_temperature(falling) == TEMPERATURES[-1]
     assert best_temperature(falling[::-1]) == TEMPERATURES[0]

@@ -245,6 +245,55 @@ def test_refused_samples_change_nothing() -> None:
     require_equal(learner, before)
 
 
+def test_wrong_labels_are_refused() -> None:
+    base = first_of(0, 1, 2, 3)
+    X, y = clouds(seed=1)
+    learner = base.copy().partial_fit(X[:5], y[:5])
+    before = learner.copy()
+    with pytest.raises(UnlearnError):
+        learner.unlearn(X[:5], np.ones(5, dtype=int))
+    require_equal(learner, before)
+
+
+def test_no_class_keeps_more_rows_than_samples() -> None:
+    base = first_of(0, 1, 2, 3)
+    X, y = clouds(seed=1)
+    # These were never learned, but lie where others of their class were.
+    learner = base.copy().unlearn(X[:2], y[:2])
+    known = learner._state().calibration.known
+    classes = np.array(learner._state().calibration.classes)
+    assert (classes[known.codes] == "0").sum() <= learner.n_samples_[0] == 28
+    assert learner.history_[-1].influenced_scores > 0
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e38, 1e100])
+def test_features_of_any_size_are_found(scale: float) -> None:
+    base = first_of(0, 1, 2, 3)
+    X, y = clouds(seed=1)
+    learner = base.copy().partial_fit(scale * X[:5], y[:5])
+    require_equal(learner.unlearn(scale * X[:5], y[:5]), base)
+
+
+def test_many_copies_are_unlearned() -> None:
+    base = first_of(0, 1, 2, 3)
+    X = np.repeat(clouds(seed=1)[0][:1], 3000, axis=0)
+    y = np.zeros(3000, dtype=int)
+    learner = base.copy().partial_fit(X, y)
+    scored = learner._state().calibration.n_rows
+    learner.unlearn(X[:2900], y[:2900])
+    assert len(learner._state().calibration.known) <= learner.n_samples_[0] + 90
+    assert learner._state().calibration.n_rows < scored
+    require_equal(learner.unlearn(X[:100], y[:100]), base, settle=True)
+
+
+def test_the_order_of_samples_plays_no_part() -> None:
+    base = first_of(0, 1, 2, 3)
+    X, y = later("new classes")
+    order = np.random.default_rng(3).permutation(len(y))
+    one = base.copy().partial_fit(X, y)
+    require_equal(one, base.copy().partial_fit(X[order], y[order]))
+
+
 def test_the_last_sample_leaves_an_empty_model() -> None:
     X, y = later("old class")
     learner = small().fit(X, y).unlearn(X, y)

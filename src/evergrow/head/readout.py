@@ -830,6 +830,4 @@ class SolvedCache:
         found = np.asarray(terms.cpu().numpy())
         if self.kind == "ridge":
             return FoldOuts(found)
-        return FoldOuts(
-            found, log_losses(scores, codes), 1.0 + UNCALIBRATED * spread
-        )
+        return FoldOuts(found, log_losses(scores, codes), 1.0 + UNCALIBRATED * spread)

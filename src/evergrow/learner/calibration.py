@@ -449,9 +449,15 @@ class Calibration:
         return replace(after, unknown=self.unknown.joined(rows))
 
     def without_samples(
-        self, X: NDArray[np.floating], labels: NDArray[np.str_]
+        self,
+        X: NDArray[np.floating],
+        labels: NDArray[np.str_],
+        counts: Mapping[str, int],
     ) -> tuple[Calibration, int]:
         """Return the calibration without the rows of some samples.
+
+        No class keeps more rows than samples: if a mark is not found although all
+        samples of the class have rows, the nearest row is removed.
 
         Parameters
         ----------
@@ -459,6 +465,8 @@ class Calibration:
             Features of the samples.
         labels : ndarray of shape (n,)
             Their classes.
+        counts : mapping of str to int
+            Samples of each class that remain.
 
         Returns
         -------
@@ -471,12 +479,13 @@ class Calibration:
         if not self.measurements or not len(labels):
             return self, 0
         marks = sample_marks(X)
-        lengths = np.linalg.norm(np.asarray(X, dtype=np.float64), axis=1)
+        lengths = np.linalg.norm(bounded_features(X), axis=1)
         within = MARK_TOLERANCE * lengths / math.sqrt(X.shape[1])
         places = {name: place for place, name in enumerate(self.classes)}
         codes = np.array([places.get(name, -1) for name in labels.tolist()])
-        known = matching_rows(self.known, marks, codes, within)
-        unknown = matching_rows(self.unknown, marks, codes, within)
+        left = np.array([counts.get(name, 0) for name in self.classes], dtype=np.int64)
+        known = matching_rows(self.known, marks, codes, within, left)
+        unknown = matching_rows(self.unknown, marks, codes, within, left)
         # A sample was in the model from the measurement on in which its class was
         # learned. Without a row of it, this may have been the first.
         first = np.zeros(len(labels), dtype=np.int64)
@@ -634,7 +643,7 @@ def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
     >>> bool(np.allclose(sample_marks(X)[1], sample_marks(X[1:2])[0], atol=1e-6))
     True
     """
-    rows = np.asarray(X, dtype=np.float32).astype(np.float64)
+    rows = bounded_features(X)
     source = np.random.default_rng(derive_seed(0, "marks", rows.shape[1]))
     directions = source.normal(size=(rows.shape[1], MARK_LENGTH))
     marks = rows @ directions / math.sqrt(rows.shape[1])
@@ -642,15 +651,23 @@ def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.asarray(np.clip(marks, -largest, largest), dtype=np.float32)
 
 
+def bounded_features(X: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return features as float64 with the precision and the range of float32."""
+    largest = float(np.finfo(np.float32).max)
+    return np.clip(X, -largest, largest).astype(np.float32).astype(np.float64)
+
+
 def matching_rows(
     rows: Rows,
     marks: NDArray[np.float32],
     codes: NDArray[np.int64],
     within: NDArray[np.float64],
+    left: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Return the row of each sample, or -1; no row is returned twice.
 
-    Of several rows of one sample the one measured last is returned first.
+    Of several rows of one sample the one measured last is returned first. If more rows
+    of a class than ``left`` would remain, the nearest ones are returned too.
 
     Parameters
     ----------
@@ -662,6 +679,8 @@ def matching_rows(
         Their classes; -1 for a class without rows.
     within : ndarray of shape (n,)
         Largest difference of marks of the same sample.
+    left : ndarray of shape (C,)
+        Samples of each class that remain.
     """
     from scipy.spatial import cKDTree
 
@@ -672,19 +691,30 @@ def matching_rows(
             continue
         # The latest rows come first.
         places = places[np.argsort(-rows.measurement[places], kind="stable")]
-        tree = cKDTree(rows.marks[places].astype(np.float64))
-        mine = np.flatnonzero(codes == code)
-        wanted = marks[mine].astype(np.float64)
-        near = tree.query_ball_point(wanted, r=within[mine] + 1e-30, p=np.inf)
-        taken = np.zeros(len(places), dtype=bool)
-        for sample, mark, candidates in zip(mine.tolist(), wanted, near, strict=True):
-            free = np.array([c for c in sorted(candidates) if not taken[c]], dtype=int)
-            if not len(free):
-                continue
-            gaps = np.abs(rows.marks[places[free]] - mark).max(axis=1)
-            best = int(free[int(gaps.argmin())])
-            taken[best] = True
-            found[sample] = places[best]
+        stored = rows.marks[places].astype(np.float64)
+        tree = cKDTree(stored)
+        is_free = np.ones(len(places), dtype=bool)
+        samples = np.flatnonzero(codes == code)
+        wanted, copies = np.unique(marks[samples], axis=0, return_inverse=True)
+        copies = copies.reshape(-1)
+        for copy, mark in enumerate(wanted.astype(np.float64)):
+            mine = samples[copies == copy]
+            radius = float(within[mine].max()) + 1e-30
+            near = np.array(tree.query_ball_point(mark, radius, p=np.inf), dtype=int)
+            near = np.sort(near[is_free[near]])
+            gaps = np.abs(stored[near] - mark).max(axis=1)
+            near = near[np.argsort(gaps, kind="stable")][: len(mine)]
+            is_free[near] = False
+            found[mine[: len(near)]] = places[near]
+        # Features that differ by more than rounding: no class keeps too many rows.
+        for sample in samples[found[samples] < 0].tolist():
+            if int(is_free.sum()) <= left[code]:
+                break
+            free = np.flatnonzero(is_free)
+            gaps = np.abs(stored[free] - marks[sample]).max(axis=1)
+            nearest = int(free[int(gaps.argmin())])
+            is_free[nearest] = False
+            found[sample] = places[nearest]
     return found
 
 

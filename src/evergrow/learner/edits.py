@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import LabelError, MergeError, NothingLeftError, UnlearnError
+from evergrow.core.errors import (
+    LabelError,
+    MergeError,
+    NothingLeftError,
+    NumericalError,
+    UnlearnError,
+)
 from evergrow.data import DataOptions
 from evergrow.data.intake import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
@@ -166,7 +172,7 @@ def unlearned(now: Snapshot, blocks: Iterable[Block]) -> Snapshot:
         ):  # the last ones; the head stays as it is, and is not used any more
             head.unlearn(block.X, block.labels, sample_weight=block.weights)
         data.append(fingerprint(block.X, block.weights))
-        calibration, found = calibration.without_samples(block.X, block.labels)
+        calibration, found = calibration.without_samples(block.X, block.labels, counts)
         influenced = max(influenced, found)
     left = {name: n for name, n in counts.items() if n}
     samples = sum(now.counts.values()) - sum(left.values())
@@ -179,7 +185,13 @@ def unlearned(now: Snapshot, blocks: Iterable[Block]) -> Snapshot:
         data=tuple(data),
         influenced_scores=min(influenced, calibration.n_rows),
     )
-    return _with_left(now, change, head, left, calibration)
+    try:
+        return _with_left(now, change, head, left, calibration)
+    except NumericalError as error:
+        raise UnlearnError(
+            "samples to unlearn must have the labels that they were learned with: "
+            "without the given ones the statistics are those of no samples"
+        ) from error
 
 
 def _with_left(
@@ -265,9 +277,9 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
     before, after = (
         np.array([name] * len(X), dtype=np.str_) for name in (source, target)
     )
-    calibration, influenced = now.calibration.without_samples(X, before)
-    head = now.head.branch().unlearn(X, before)
     remaining = {name: n for name, n in {**now.counts, source: left}.items() if n}
+    head = now.head.branch().unlearn(X, before)
+    calibration, influenced = now.calibration.without_samples(X, before, remaining)
     if not left:
         calibration = calibration.without_classes([source])
     calibration = calibration.applied(head.settle(cheap_only=True))

@@ -36,9 +36,7 @@ def with_unlabelled(
     from evergrow.head.guesses import GuessReport
 
     head, report = now.head.branch(), GuessReport()
-    threshold = (
-        now.calibration.threshold(FALSE_ALARM) if now.calibration.n else None
-    )
+    threshold = now.calibration.threshold(FALSE_ALARM) if now.calibration.n else None
     for block in gathered(blocks):
         report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
     if not report.used:
