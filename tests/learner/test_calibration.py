@@ -240,3 +240,32 @@ def test_intents_are_told_from_others_and_probabilities_are_honest(
     assert abs(P.max(axis=1).mean() - right.mean()) < 0.04
     assert 0.02 < learner.is_unknown(T[known]).mean() < 0.1
     assert learner.is_unknown(T[other]).mean() > 0.5
+
+
+@pytest.mark.slow
+def test_a_class_of_another_kind_leaves_unknown_species_to_be_found(
+    shared: Path,
+) -> None:
+    found = np.load(shared / "features" / "cub200_efficientnet_lite0.npz")
+    X, y, T, t = (found[name] for name in ("X_train", "y_train", "X_test", "y_test"))
+    rates = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        species = rng.permutation(200)
+        columns = rng.permutation(X.shape[1])  # vectors of no bird
+        rows = [np.flatnonzero(y == one)[:20] for one in species[:40]]
+        rows = np.concatenate(rows)
+        learner = Learner(None, options={"n_units": 300}, device="cpu")
+        learner.fit(X[rows], y[rows].astype(str))
+        known = T[np.isin(t, species[:40])]
+        unknown = T[np.isin(t, species[40:60])]
+        before = [learner.is_unknown(asked).mean() for asked in (known, unknown)]
+        other = X[y == species[60]][:18, columns]
+        learner.partial_fit(other, ["not a bird"] * len(other))
+        asked = (known, unknown, T[t == species[60]][:, columns])
+        rates.append([*before, *(learner.is_unknown(rows).mean() for rows in asked)])
+    known_before, found_before, known_after, found_after, other = np.mean(rates, axis=0)
+    assert abs(known_after - 0.05) < 0.02
+    assert abs(known_before - known_after) < 0.02
+    assert found_after > found_before - 0.04  # it fell from 38 to 23 %
+    assert other < 0.15
