@@ -286,7 +286,7 @@ class Calibration:
     def _n_expected(self) -> int:
         """Rows drawn from the statistics that are needed."""
         used = np.unique(self.known.measurement[self._in_use]).tolist()
-        wanted = sum(self.measurements[index].expected for index in used)
+        wanted: int = sum(self.measurements[index].expected for index in used)
         return min(wanted, MOST_EXPECTED)
 
     @cached_property
@@ -654,7 +654,8 @@ def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
 def bounded_features(X: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return features as float64 with the precision and the range of float32."""
     largest = float(np.finfo(np.float32).max)
-    return np.clip(X, -largest, largest).astype(np.float32).astype(np.float64)
+    bounded = np.clip(X, -largest, largest).astype(np.float32)
+    return np.asarray(bounded, dtype=np.float64)
 
 
 def matching_rows(
