@@ -183,8 +183,14 @@ def unlearn_command(
             read_labelled(data, "train", change.learner.kind_, reading.options())
         )
     forgotten = model_files.classes_note(change.record.classes, "whole")
-    said = f"unlearned {plural(change.record.samples, 'sample')}{forgotten}"
-    return change.answer([said])
+    lines = [f"unlearned {plural(change.record.samples, 'sample')}{forgotten}"]
+    if change.record.influenced_scores:
+        scores = plural(change.record.influenced_scores, "calibration score")
+        lines.append(
+            f"up to {scores} of other samples were measured while these were learned, "
+            "and are kept as measured"
+        )
+    return change.answer(lines)
 
 
 @command("rollback", panel="Edit")

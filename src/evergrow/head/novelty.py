@@ -25,7 +25,7 @@ count of the nearest class explains, and far things get more. What a stream teac
 :mod:`evergrow.learner.novelty_pool`.
 
 Probabilities ``softmax(score / T)`` are calibrated from the same rows. They have one number to choose; its log loss at
-a fixed grid of temperatures is a mean over rows, so it can be pooled over batches and sites without keeping a score.
+a fixed grid of temperatures is a mean over rows, so it can be pooled over batches and sites.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ class NoveltyStandard:
         mean: NDArray[np.float64],
         second: NDArray[np.float64],
         weights: NDArray[np.float64] = DEFAULT_WEIGHTS,
+        slope: float | None = None,
     ) -> NoveltyStandard:
-        """Return the score that known rows tell of.
+        """Return the score with mean 0 and spread 1 on known rows.
 
         Parameters
         ----------
@@ -102,14 +103,17 @@ class NoveltyStandard:
             Means of the terms of known rows, and of their products.
         weights : ndarray of shape (5,)
             Weights of the terms, up to their sum.
+        slope : float, optional
+            How much the weighted terms rise with 1 / count; by default from the
+            moments.
         """
         scale, covariance = term_spreads(mean, second)
         weights = weights / weights.sum()
         terms = covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale)
-        across = float(weights @ (covariance[:N_TERMS, N_TERMS] / scale))
-        slope = max(
-            across / (max(float(covariance[N_TERMS, N_TERMS]), 0.0) + COUNT_RIDGE), 0.0
-        )
+        if slope is None:
+            across = float(weights @ (covariance[:N_TERMS, N_TERMS] / scale))
+            variance = max(float(covariance[N_TERMS, N_TERMS]), 0.0)
+            slope = max(across / (variance + COUNT_RIDGE), 0.0)
         spread = float(np.sqrt(max(float(weights @ terms @ weights), 1e-12)))
         return cls(
             tuple(weights.tolist()),
@@ -161,9 +165,9 @@ def term_spreads(
 
 # -- temperatures -------------------------------------------------------------------------------------------------
 
-STEPS_PER_OCTAVE = 4
+STEPS_PER_OCTAVE = 2
 
 TEMPERATURES: tuple[float, ...] = tuple(
-    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49)
+    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-4, 25)
 )
 """The grid, from 1/4 to 4,096."""

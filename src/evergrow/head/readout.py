@@ -455,20 +455,26 @@ class HeldOutScores:
     ----------
     terms : ndarray of shape (n, 6)
         Terms of novelty of each, and 1 / count of the class nearest to it.
-    log_losses : ndarray of shape (57,) or None
-        Mean log loss of their classes at every temperature of :data:`TEMPERATURES`; None for the ridge readout, whose
-        temperature follows from the statistics.
+    losses : ndarray of shape (n, 29) or None
+        Log loss of the class of each row at every temperature of
+        :data:`TEMPERATURES`; None for the ridge readout, whose temperature follows from
+        the statistics.
     guess : float
         Temperature that the statistics alone suggest.
     """
 
     terms: NDArray[np.float64]
-    log_losses: NDArray[np.float64] | None = None
+    losses: NDArray[np.float64] | None = None
     guess: float = 1.0
 
+    @property
+    def log_losses(self) -> NDArray[np.float64] | None:
+        """Mean log loss at every temperature (29,); None for the ridge readout."""
+        return None if self.losses is None else self.losses.mean(axis=0)
 
-def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
-    """Return the mean log loss of rows at every temperature of the grid.
+
+def log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
+    """Return the log loss of each row at every temperature of the grid.
 
     Parameters
     ----------
@@ -479,29 +485,29 @@ def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
 
     Returns
     -------
-    ndarray of shape (57,)
+    ndarray of shape (n, 29)
 
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.readout import mean_log_losses
-    >>> mean_log_losses(torch.zeros(3, 2), torch.tensor([0, 1, 1])).round(4)[:2].tolist()
-    [0.6931, 0.6931]
+    >>> from evergrow.head.readout import log_losses
+    >>> log_losses(torch.zeros(3, 2), torch.tensor([0, 1, 1])).round(4)[:, 0].tolist()
+    [0.6931, 0.6931, 0.6931]
     """
-    total = np.zeros(len(TEMPERATURES))
+    cross_entropy = torch.nn.functional.cross_entropy
     block = max(_BLOCK // max(scores.shape[1], 1), 1)
+    blocks = []
     for part, right in zip(
         torch.split(scores.to(torch.float64), block),
         torch.split(codes, block),
         strict=True,
     ):
-        for place, temperature in enumerate(TEMPERATURES):
-            total[place] += float(
-                torch.nn.functional.cross_entropy(
-                    part / temperature, right, reduction="sum"
-                )
-            )
-    return np.asarray(total / max(len(codes), 1))
+        columns = [
+            cross_entropy(part / temperature, right, reduction="none")
+            for temperature in TEMPERATURES
+        ]
+        blocks.append(torch.stack(columns, dim=1))
+    return np.asarray(torch.cat(blocks).cpu().numpy())
 
 
 # -- what was worked out ------------------------------------------------------------------------------------------
@@ -917,8 +923,17 @@ class SolvedCache(Locked):
 
     @solved_once
     def expected_terms(self) -> NDArray[np.float64]:
-        """Terms of rows drawn as the statistics say known ones are."""
-        return np.asarray(self.terms.expected_rows().cpu().numpy())
+        """Terms of rows drawn as the statistics say known ones are.
+
+        Classes are drawn in the order of their energies, so that other names of classes
+        give the same rows.
+        """
+        terms = self.terms
+        order = torch.argsort(terms.energies, stable=True).tolist()
+        if order != sorted(order):
+            groups = [[column] for column in order]
+            terms = NoveltyTerms.of(terms.scatter.group(groups), self._gram)
+        return np.asarray(terms.expected_rows().cpu().numpy())
 
     def held_out_scores(
         self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None
@@ -970,5 +985,5 @@ class SolvedCache(Locked):
         if self.kind == "ridge":
             return HeldOutScores(found)
         return HeldOutScores(
-            found, mean_log_losses(scores, codes), 1.0 + UNCALIBRATED * spread
+            found, log_losses(scores, codes), 1.0 + UNCALIBRATED * spread
         )

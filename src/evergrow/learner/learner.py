@@ -582,7 +582,11 @@ class Learner(Estimator):
         ``fit`` does so, and later changes do where it takes no more than a second. With thousands of units and classes
         it takes several.
         """
-        self._taught().head.settle()
+        now = self._taught()
+        head = now.head.branch().settle()
+        self._snapshot = dataclasses.replace(
+            now, head=head, calibration=now.calibration.applied(head)
+        )
         return self
 
     # -- editing ---------------------------------------------------------------------------------------------
@@ -607,7 +611,12 @@ class Learner(Estimator):
         return self
 
     def unlearn(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
-        """Take samples out again: the learner then equals one that never saw them; without its last one it is empty.
+        """Remove samples: the learner then equals one that never saw them.
+
+        Without its last sample a learner is empty. Held-out scores of the samples are
+        removed from the calibration too. Scores of other samples that were measured
+        while the removed ones were learned stay as measured;
+        ``history_[-1].influenced_scores`` is the largest possible number of these.
 
         Parameters
         ----------
@@ -995,7 +1004,7 @@ class Learner(Estimator):
         Evaluation
         """
         started, now = time.perf_counter(), self._taught()
-        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.parts)
+        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
         # Raises where unknown things are to be told and cannot be, before any work is done.
         threshold = (
             self.threshold(false_alarm) if opens or unknown is not None else None

@@ -128,7 +128,7 @@ def learn(
             )
         first = base.is_empty and not samples
         if not first:
-            calibration = before_new_classes(calibration, head, block, counts)
+            calibration = before_new_classes(calibration, head, block, counts, seed)
         if first and block.weights is None:
             head.fit(block.X, block.labels)
         else:  # it fails whole, and nothing after it can fail

@@ -249,7 +249,9 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
     """
     now, more = learner._state(), total._state()
     warn_alike(now.classes, np.array(sorted(more.counts), dtype=np.str_))
-    calibration = before_new_classes(now.calibration, now.head, sample, now.counts)
+    calibration = before_new_classes(
+        now.calibration, now.head, sample, now.counts, learner._seed()
+    )
     counts = summed(now.counts, more.counts)
     head = now.head.branch().merge(more.head).settle(cheap_only=True)
     calibration = calibrated(calibration, head, sample, counts, now.seed)

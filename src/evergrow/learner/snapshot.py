@@ -120,6 +120,10 @@ class Change:
         User under whom it was written to a file; empty where it never was, or nobody was to be named.
     tested : Tested or None
         Accuracy on test data before and after it, where there were some.
+    influenced_scores : int
+        For ``"unlearn"`` and ``"relabel"``: the largest number of held-out scores of
+        other samples that were measured while the removed ones were learned. They stay
+        in the calibration as they were measured; 0 means that nothing is left.
     extra : dict
         Optional fields of a later evergrow, kept as they were read.
 
@@ -141,6 +145,7 @@ class Change:
     names: dict[str, str] = field(default_factory=dict, hash=False)
     who: str = ""
     tested: Tested | None = None
+    influenced_scores: int = 0
     extra: dict[str, Any] = field(default_factory=dict, hash=False, metadata=UNKNOWN)
 
     @classmethod
@@ -353,7 +358,7 @@ class HeadSummary:
         )
 
 
-@record("learner")
+@record("learner", version=2)
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """What a learner knows.

@@ -36,9 +36,7 @@ def with_unlabelled(
     from evergrow.head.pseudo_labels import PseudoLabelReport
 
     head, report = now.head.branch(), PseudoLabelReport()
-    threshold = (
-        now.calibration.threshold(FALSE_ALARM) if now.calibration.parts else None
-    )
+    threshold = now.calibration.threshold(FALSE_ALARM) if now.calibration.n else None
     for block in gathered(blocks):
         report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
     if not report.used:
@@ -63,8 +61,5 @@ def without_unlabelled(now: Snapshot) -> Snapshot:
 def faded(now: Snapshot, factor: float) -> Snapshot:
     """Return what is known with every sample counting for less than before."""
     head = now.head.branch().fade(factor).settle(cheap_only=True)
-    now.calibration.apply(head)
-    return now.after(
-        Change.now("fade", sum(now.counts.values()), note=f"times {factor:g}"),
-        head=head,
-    )
+    change = Change.now("fade", sum(now.counts.values()), note=f"times {factor:g}")
+    return now.after(change, head=head, calibration=now.calibration.applied(head))

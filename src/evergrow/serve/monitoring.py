@@ -148,7 +148,7 @@ class Metrics:
         self, model: str, calibration: Calibration, answers: Answers
     ) -> None:
         """Test the latest answers of a model for drift, every WINDOW samples; nothing of the samples is kept."""
-        if answers.novelty is None or not calibration.parts:
+        if answers.novelty is None or not calibration.n:
             return
         best = answers.values.argmax(axis=1)
         rows = zip(

@@ -350,6 +350,11 @@ class ChangeRecord(BaseModel):
     )
     note: str
     revision: int
+    influenced_scores: int = Field(
+        0,
+        description="For unlearn and relabel: calibration scores of other samples that "
+        "were measured while the removed ones were learned, at most. 0: nothing is left.",
+    )
 
 
 class ModelSummary(BaseModel):

@@ -134,7 +134,7 @@ export function renamedSince(record, event) {
 }
 
 /** Return the class that an answer names, or that an unknown thing looks most like. */
-export const nearestOf = ({ label, nearest, top }) => label ?? nearest ?? top?.[0]?.class ?? "";
+export const nearestOf = ({ label, nearest, top }) => label ?? nearest?.class ?? top?.[0]?.class ?? "";
 
 /** Whether an answer is that something is unknown. */
 export const isUnknown = ({ unknown, label }) => unknown === true || label === null;
