@@ -37,13 +37,12 @@ def test_it_sorts_as_predict_answers(
     answers = {row["item"]: row for row in shell.json(*asked, code=1)["predictions"]}
     expected: dict[str, int] = {}
     for row in answers.values():
-        place = (
-            "unknown"
-            if row["unknown"]
-            else row["class"]
-            if row["probability"] >= 0.5
-            else "unsure"
-        )
+        if row["unknown"]:
+            place = "unknown"
+        elif row["probability"] >= 0.5:
+            place = row["class"]
+        else:
+            place = "unsure"
         expected[place] = expected.get(place, 0) + 1
     assert told["folders"] == expected
     assert sum(expected.values()) == 36

@@ -106,7 +106,10 @@ def test_no_data_are_read_before_a_command_is_refused(
 
     monkeypatch.setattr("evergrow.data.inputs.read_labelled", read)
     data = str(tmp_path / "x.npz")
-    words = ("fit", data, "-m", model) if command == "fit" else ("update", model, data)
+    if command == "fit":
+        words = ("fit", data, "-m", model)
+    else:
+        words = ("update", model, data)
     result = evergrow(*words)
     assert result.exit_code == 2
     assert "may not write to the folder" in " ".join(result.stderr.split())

@@ -92,7 +92,8 @@ def test_a_copy_has_the_same_identity_but_another_stamp_and_parts_go_together(
     second = tmp_path / "copy.zip"
     second.write_bytes(first.read_bytes())
     os.utime(second, (1, 1))
-    one, two = load_data(first), load_data(second)
+    one = load_data(first)
+    two = load_data(second)
     assert fingerprint_of(one) == fingerprint_of(two)
     assert one.train.items.stamp() != two.train.items.stamp()
     joined = concat_items([one.train.items, one.test.items])
@@ -160,7 +161,8 @@ def test_links_and_devices_are_left_out_and_said(tmp_path: Path) -> None:
             ("dog/2.png", tarfile.LNKTYPE),
         ):
             entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = kind, "/etc/passwd"
+            entry.type = kind
+            entry.linkname = "/etc/passwd"
             archive.addfile(entry)
         entry = tarfile.TarInfo("dog/3.png")
         entry.type = tarfile.CHRTYPE
@@ -238,11 +240,10 @@ def crowded_zip(
         "<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, stated, stated, size, 0
     )
     far += struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
-    counts = (
-        (0xFFFF, 0xFFFF, 0xFFFFFFFF)
-        if zip64
-        else (stated & 0xFFFF, stated & 0xFFFF, size)
-    )
+    if zip64:
+        counts = (0xFFFF, 0xFFFF, 0xFFFFFFFF)
+    else:
+        counts = (stated & 0xFFFF, stated & 0xFFFF, size)
     end = (far if zip64 else b"") + struct.pack(
         "<4s4H2LH", b"PK\5\6", 0, 0, *counts, 0, 0
     )

@@ -49,7 +49,7 @@ def never_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
 
 
-# -- formats -----------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
 
@@ -158,7 +158,7 @@ def test_images_are_opened_in_one_place_only() -> None:
     assert found == {"features/image_formats.py", "features/images.py"}
 
 
-# -- scans ---------------------------------------------------------------------------------
+# -- scans -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "size"), [(20_000, (1000, 1000)), (1000, (4000, 4000))])
@@ -239,7 +239,7 @@ def test_decoding_of_what_is_accepted_ends_soon() -> None:
     assert time.perf_counter() - begun < 10
 
 
-# -- depth and memory ----------------------------------------------------------------------
+# -- depth and memory ------------------------------------------------------------------
 
 
 def test_grey_levels_are_scaled_in_little_memory() -> None:
@@ -303,7 +303,7 @@ def test_rare_compressions_of_tiff_are_refused(compression: int) -> None:
         decode_image(tiff(compression=compression), max_pixels=SERVED)
 
 
-# -- headers ---------------------------------------------------------------------------------
+# -- headers ---------------------------------------------------------------------------
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
@@ -377,7 +377,7 @@ def test_quick_images_are_told_from_headers() -> None:
         assert 250_000 <= decoding_work(image, file, SERVED) < 1_000_000
 
 
-# -- HEIC ------------------------------------------------------------------------------------
+# -- HEIC ------------------------------------------------------------------------------
 
 
 def box(kind: bytes, body: bytes) -> bytes:

@@ -258,7 +258,7 @@ def test_names_in_messages_and_other_types() -> None:
         decode_image(3)
 
 
-# -- HEIC and camera RAW, by plugins --------------------------------------------------------------------------
+# -- HEIC and camera RAW, by plugins ---------------------------------------------------
 
 
 def test_heic_is_read_as_a_file_and_as_bytes(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ names = np.array([f"c{label}" for label in y])
 faults: list[str] = []
 
 
-# -- a head that is asked by many threads at once ---------------------------------------
+# -- a head that is asked by many threads at once --------------------------------------
 
 
 def pause(frame: Any, event: str, _: Any) -> Any:
@@ -67,7 +67,7 @@ def ask_together(seed: int) -> None:
         thread.join()
 
 
-# -- a model that is asked, studied and taught ------------------------------------------
+# -- a model that is asked, studied and taught -----------------------------------------
 
 
 def ask(learner: Learner) -> None:

@@ -84,7 +84,8 @@ BATCHES = {
 def test_bad_batches_raise_and_change_nothing(name, model, blobs):
     X, y = blobs
     make, error, message = BATCHES[name]
-    before, counts = model.decision_function(X), model.class_counts_.copy()
+    before = model.decision_function(X)
+    counts = model.class_counts_.copy()
     with pytest.raises(error, match=message):
         model.partial_fit(*make(X[200:], y[200:]))
     assert np.array_equal(before, model.decision_function(X))

@@ -75,12 +75,11 @@ def test_rows_are_scored_as_by_a_model_that_never_saw_them(
     folds = np.where(np.arange(len(y)) % 3 == 0, np.arange(len(y)) % 4, -1)
     chosen = folds >= 0
     found = model.held_out_scores(X[chosen], y[chosen], folds[chosen])
-    scores, terms = np.empty((chosen.sum(), 6)), np.empty((chosen.sum(), 6))
+    scores = np.empty((chosen.sum(), 6))
+    terms = np.empty((chosen.sum(), 6))
     for fold in np.unique(folds[chosen]):
-        rest, mine = (
-            without(model, X[folds != fold], y[folds != fold]),
-            folds[chosen] == fold,
-        )
+        rest = without(model, X[folds != fold], y[folds != fold])
+        mine = folds[chosen] == fold
         scores[mine] = rest.decision_function(X[folds == fold])
         terms[mine] = rest.novelty_terms(X[folds == fold])
     np.testing.assert_allclose(
@@ -153,10 +152,8 @@ def test_the_ridge_readout_has_the_same_novelty_and_a_temperature_of_its_own(
     data: Data,
 ) -> None:
     X, y = data
-    model, denoised = (
-        make(X, y, readout="ridge", shape_directions=0),
-        make(X, y, shape_directions=0),
-    )
+    model = make(X, y, readout="ridge", shape_directions=0)
+    denoised = make(X, y, shape_directions=0)
     np.testing.assert_allclose(model.novelty_terms(X), denoised.novelty_terms(X))
     for alpha in (1e-6, 1e3):  # the ridge of the readout plays no part
         fixed = make(X, y, readout="ridge", shape_directions=0, alpha=alpha)

@@ -81,7 +81,8 @@ def test_few_rows_of_the_nearest_class_are_allowed_for() -> None:
         found = NoveltyPool(terms, np.full(2000, 1 / 2000), classes=groups)
         scores = found.standard().score(terms)
         assert scores.mean() == pytest.approx(0.0, abs=1e-9)
-        few, many = scores[inverse == 0.2], scores[inverse == 0.02]
+        few = scores[inverse == 0.2]
+        many = scores[inverse == 0.02]
         assert few.mean() - many.mean() < 0.3
 
 
@@ -119,7 +120,8 @@ def test_terms_of_any_scale_give_finite_weights(offset: float) -> None:
 def test_terms_are_those_of_their_definition_with_more_classes_than_coordinates_too(
     classes: int,
 ) -> None:
-    k, alpha = 9, 0.3
+    k = 9
+    alpha = 0.3
     source = torch.Generator().manual_seed(0)
     codes = torch.cat(
         [torch.arange(classes), torch.randint(classes, (200,), generator=source)]
@@ -131,23 +133,28 @@ def test_terms_are_those_of_their_definition_with_more_classes_than_coordinates_
     scatter = SolvedScatter.of(
         ClassGeometry.of(first, Y[:-5].sum(dim=0)), alpha
     ).follow(H[-5:], codes[-5:])
-    queries, outside = H[:20] + 0.5, torch.linspace(0.0, 2.0, 20, dtype=torch.float64)
+    queries = H[:20] + 0.5
+    outside = torch.linspace(0.0, 2.0, 20, dtype=torch.float64)
     terms = NoveltyTerms.of(scatter, lambda: H.T @ H)
     got = terms.of_rows(queries, outside).numpy()
 
-    counts, free = np.bincount(codes.numpy()).astype(float), len(codes) - classes
+    counts = np.bincount(codes.numpy()).astype(float)
+    free = len(codes) - classes
     means = (Y.T @ H).numpy() / counts[:, None]
     centre = H.numpy().mean(axis=0)
     residuals = H.numpy() - means[codes.numpy()]
     inverse = free * np.linalg.inv(residuals.T @ residuals + alpha * np.eye(k))
-    g, d = queries.numpy() - centre, means - centre
+    g = queries.numpy() - centre
+    d = means - centre
     a = np.einsum("ni,ij,nj->n", g, inverse, g) + free * outside.numpy() / alpha
-    z, gram = g @ inverse @ d.T, d @ inverse @ d.T
+    z = g @ inverse @ d.T
+    gram = d @ inverse @ d.T
     inside = np.einsum("nc,cd,nd->n", z, np.linalg.pinv(gram, rcond=1e-10), z)
     as_one = a - np.einsum(
         "nc,cd,nd->n", z, np.linalg.inv(gram + np.diag(free / counts)), z
     )
-    size, unsure = gram.diagonal(), 1.0 + 1.0 / counts
+    size = gram.diagonal()
+    unsure = 1.0 + 1.0 / counts
     away = (a[:, None] - 2 * z + size) / unsure
     np.testing.assert_allclose(got[:, 0], away.min(axis=1) - as_one, rtol=1e-6)
     np.testing.assert_allclose(
@@ -172,7 +179,8 @@ def test_what_is_expected_of_known_rows_holds_with_any_number_of_classes(
     rows: int,
 ) -> None:
     """Rows drawn from the statistics are about as far from the means as rows that were not learned."""
-    k, source = 20, torch.Generator().manual_seed(0)
+    k = 20
+    source = torch.Generator().manual_seed(0)
     for classes in (10, 19, 20, 21, 60):
         codes = torch.arange(classes).repeat(rows)
         centres = (2.0 if rows == 30 else 0.7) * torch.randn(
@@ -188,9 +196,7 @@ def test_what_is_expected_of_known_rows_holds_with_any_number_of_classes(
         new = centres[codes] + torch.randn(
             len(codes), k, generator=source, dtype=torch.float64
         )
-        expected, actual = (
-            terms.expected_rows().mean(dim=0),
-            terms.of_rows(new).mean(dim=0),
-        )
+        expected = terms.expected_rows().mean(dim=0)
+        actual = terms.of_rows(new).mean(dim=0)
         assert float(expected[3]) == pytest.approx(float(actual[3]), rel=0.25)
         assert float(expected[1]) == pytest.approx(float(actual[1]), abs=0.06)

@@ -34,7 +34,8 @@ def test_folds_leave_something_of_every_class() -> None:
 
 
 def test_large_batches_are_scored_in_part() -> None:
-    y, shares = np.arange(4000) % 4, []
+    y = np.arange(4000) % 4
+    shares = []
     for seed in range(
         4
     ):  # one threshold from a thousand scores is off by a percent as often as not
@@ -55,11 +56,13 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
     order = np.random.default_rng(0).permutation(
         len(y)
     )  # as they lie, later ones are by other writers
-    X, y = X[order], y[order]
+    X = X[order]
+    y = y[order]
     learner = Learner(None, options={"n_units": 100}, device="cpu").fit(
         (X[:300], y[:300])
     )
-    head, calibration = learner.head_, learner._state().calibration
+    head = learner.head_
+    calibration = learner._state().calibration
     folds = assign_folds(
         np.searchsorted(head.classes_, y[:300].astype(str)),
         head.class_counts_,
@@ -91,10 +94,13 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
 @pytest.mark.parametrize("per_class", [8, 20, 60])
 def test_false_alarms_with_few_samples_and_later_classes(per_class: int) -> None:
     X, y = load_digits(return_X_y=True)
-    rng, rates, found = np.random.default_rng(0), [], []
+    rng = np.random.default_rng(0)
+    rates = []
+    found = []
     for seed in range(6):
         order = rng.permutation(len(y))
-        A, b = X[order], y[order]
+        A = X[order]
+        b = y[order]
         rows = np.concatenate(
             [np.flatnonzero(b == digit)[:per_class] for digit in range(10)]
         )
@@ -111,7 +117,7 @@ def test_false_alarms_with_few_samples_and_later_classes(per_class: int) -> None
     assert np.mean(found) > 0.95
 
 
-# -- what a learner takes from its stream -------------------------------------------------------------
+# -- what a learner takes from its stream ----------------------------------------------
 
 
 def clouds(per_class: int, classes: int = 12, seed: int = 0) -> Data:
@@ -148,7 +154,8 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
     assert abs(P.max(axis=1).mean() - right.mean()) < 0.05
     assert 0.02 < stream.is_unknown(test[0][known]).mean() < 0.09
     assert stream.is_unknown(test[0][~known]).mean() > 0.2
-    # Features are brought to one length, so that far things are those of another direction.
+    # Features are brought to one length, so that far things are those of another
+    # direction.
     assert (
         small(normalize="none")
         .fit(part(clouds(40), 0, 1, 2))
@@ -158,7 +165,8 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
 
 
 def test_merging_joins_both_sides_in_any_order() -> None:
-    data, X = clouds(30), clouds(5, seed=3)[0]
+    data = clouds(30)
+    X = clouds(5, seed=3)[0]
     base = small().fit(part(data, 0, 1, 2))
 
     def side(*labels: int) -> Learner:
@@ -168,8 +176,10 @@ def test_merging_joins_both_sides_in_any_order() -> None:
             .partial_fit(part(data, labels[0] + 3))
         )
 
-    one, other = side(3, 4), side(7, 8)
-    forth, back = side(3, 4).merge(other), side(7, 8).merge(one)
+    one = side(3, 4)
+    other = side(7, 8)
+    forth = side(3, 4).merge(other)
+    back = side(7, 8).merge(one)
     calibration = forth._state().calibration
     assert len(np.unique(calibration.known.measurement)) == 4
     assert len(np.unique(calibration.unknown.measurement)) == 2
@@ -192,7 +202,8 @@ def test_one_row_of_a_class_adds_only_to_the_unknown(stream: Learner) -> None:
 
 
 def test_rows_without_doubt_leave_the_temperature_at_the_guess() -> None:
-    X, y = np.repeat(10.0 * np.eye(8)[:4], 20, axis=0), np.repeat(np.arange(4), 20)
+    X = np.repeat(10.0 * np.eye(8)[:4], 20, axis=0)
+    y = np.repeat(np.arange(4), 20)
     X = X + 0.01 * np.random.default_rng(0).normal(size=X.shape)
     learner = small().fit((X, y))
     assert learner.head_.temperature_ > 10 * TEMPERATURES[0]
@@ -234,7 +245,8 @@ def test_intents_are_told_from_others_and_probabilities_are_honest(
     for first in range(0, 30, 10):
         rows = np.flatnonzero((y >= first) & (y < first + 10))
         learner.partial_fit((X[rows], y[rows]))
-    known, other = t < 30, (t >= 30) & (t < 60)
+    known = t < 30
+    other = (t >= 30) & (t < 60)
     P = learner.predict_proba(T[known])
     right = learner.classes_[P.argmax(axis=1)] == t[known]
     assert abs(P.max(axis=1).mean() - right.mean()) < 0.04

@@ -82,7 +82,7 @@ def test_learning_elsewhere_and_merging_keep_the_recipe(data: Any) -> None:
         made.merge(learner("final").fit(data))
 
 
-# -- features from files --------------------------------------------------------------------------------------
+# -- features from files ---------------------------------------------------------------
 
 
 def feature_set(recipe: Any = BLOCKS) -> FeatureSet:
@@ -164,7 +164,7 @@ def test_a_model_file_whose_blocks_do_not_fit_is_refused(tmp_path: Path) -> None
             Learner.load(tmp_path / "bad.evg")
 
 
-# -- what is asked for ----------------------------------------------------------------------------------------
+# -- what is asked for -----------------------------------------------------------------
 
 
 def test_the_recommended_settings_take_rich_features_and_the_papers_do_not(

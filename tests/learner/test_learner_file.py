@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_a_file_error(
         Learner.load(tmp_path / "m.evg")
 
 
-# -- a model that begins with no class ---------------------------------------------------------------
+# -- a model that begins with no class -------------------------------------------------
 
 
 OPTIONS = {"n_units": 20}

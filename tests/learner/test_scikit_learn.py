@@ -70,7 +70,8 @@ FRAMES = pytest.mark.parametrize("frame", [as_pandas, as_polars])
 @FRAMES
 def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -> None:
     X, y = data
-    plain, learner = small().fit(X, y), small().fit(frame(X), pandas.Series(y))
+    plain = small().fit(X, y)
+    learner = small().fit(frame(X), pandas.Series(y))
     assert learner.feature_names_in_.tolist() == NAMES
     assert learner.n_features_in_ == plain.n_features_in_ == 4
     assert not hasattr(plain, "feature_names_in_")
@@ -94,7 +95,8 @@ def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -
 def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> None:
     X, y = data
     learner = small().fit(frame(X), y)
-    turned, other = frame(X)[NAMES[::-1]], frame(X, ["girth", *NAMES[1:]])
+    turned = frame(X)[NAMES[::-1]]
+    other = frame(X, ["girth", *NAMES[1:]])
     for verb, *labels in (
         ("predict",),
         ("ask",),
@@ -172,7 +174,7 @@ def test_texts_of_a_column(library: Any) -> None:
         learner.fit(frame["text"], frame)
 
 
-# -- out ----------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------
 
 
 def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
@@ -269,7 +271,7 @@ def test_names_of_columns_in_a_file_are_as_many_as_columns(data: Any) -> None:
         Learner.load(archive)
 
 
-# -- scikit-learn's tools around the classifier and the learner ------------------------------------------------
+# -- scikit-learn's tools around the classifier and the learner ------------------------
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -411,11 +413,10 @@ def test_model_selection_over_a_stream(make: Any, digits: Any) -> None:
     )
     assert test.mean(axis=1)[1] > 0.5
     assert sizes.tolist() == [35, 70]
-    grid = (
-        {"options__n_units": [5, 40]}
-        if isinstance(make(), Learner)
-        else {"n_units": [5, 40]}
-    )
+    if isinstance(make(), Learner):
+        grid = {"options__n_units": [5, 40]}
+    else:
+        grid = {"n_units": [5, 40]}
     search = GridSearchCV(make(), grid, cv=folds).fit(X, y)
     assert search.best_score_ > 0.8
     assert search.best_estimator_.predict(X[:3]).tolist() == y[:3].tolist()

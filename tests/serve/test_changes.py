@@ -75,7 +75,8 @@ def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(
 
 def test_samples_without_labels_are_learned_and_forgotten_again(api: Any) -> None:
     api.taught("ab", 20)
-    asked, before = {"rows": rows(0, 3, seed=7)}, api.counts()
+    asked = {"rows": rows(0, 3, seed=7)}
+    before = api.counts()
     said = api.post("predict", asked).json()["answers"]
     done = api.post(
         "learn-unlabelled", {"rows": rows(0, 8, seed=5) + rows(1, 8, seed=6)}
@@ -272,7 +273,8 @@ def test_those_who_ask_do_not_wait_for_those_who_teach(
     api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.taught("ab", 4)
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
     commit = modelfile.commit
 
     def slow(*args: Any, **settings: Any) -> int:

@@ -37,7 +37,7 @@ def table(rows: Any) -> dict[str, Any]:
     return {"files": [("rows", ("rows.npy", file.getvalue()))]}
 
 
-# -- turns --------------------------------------------------------------------------------------------------
+# -- turns -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -77,12 +77,10 @@ def test_a_form_of_many_images_leaves_decoders_to_others(
 ) -> None:
     """Twenty images of 49 megapixels in a form of 3 MB held up all who asked about an image for a minute."""
     api.taught_images()
-    decode, order, begun, go_on = (
-        service.decode_image,
-        [],
-        threading.Event(),
-        threading.Event(),
-    )
+    decode = service.decode_image
+    order = []
+    begun = threading.Event()
+    go_on = threading.Event()
 
     def slow(data: bytes, *, name: str, max_pixels: int) -> Any:
         order.append(len(data))
@@ -238,7 +236,9 @@ def test_whoever_asks_does_not_wait_for_a_study_of_the_same_model(
 ) -> None:
     """A learning curve of a thousand samples held up all who asked the same model until it was done."""
     api.taught("ab", 8)
-    does, begun, go_on = getattr(Learner, work), threading.Event(), threading.Event()
+    does = getattr(Learner, work)
+    begun = threading.Event()
+    go_on = threading.Event()
 
     def slow(*args: Any, **settings: Any) -> Any:
         begun.set()
@@ -268,7 +268,8 @@ def test_a_file_is_brought_to_the_disk_beside_everything_else(
 ) -> None:
     """A gigabyte that was sent kept the event loop, and with it everybody, until a slow disk had it."""
     api.taught()
-    sync, threads = os.fsync, []
+    sync = os.fsync
+    threads = []
     monkeypatch.setattr(
         os,
         "fsync",
@@ -278,7 +279,7 @@ def test_a_file_is_brought_to_the_disk_beside_everything_else(
     assert threads[0].startswith("answers")
 
 
-# -- sizes --------------------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------
 
 
 def test_an_answer_lists_so_many_classes_and_no_more(
@@ -314,7 +315,7 @@ def test_feature_vectors_in_a_file_are_no_longer_than_others(api: Api) -> None:
     assert "65,536 columns" in answer.json()["detail"]
 
 
-# -- names --------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------
 
 
 def test_one_model_has_one_name_in_metrics_until_it_is_deleted(api: Api) -> None:

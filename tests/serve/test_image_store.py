@@ -116,7 +116,9 @@ def jpeg_with(marker: int, start: bytes = b"") -> bytes:
 
 def png_with(kind: bytes, body: bytes, *, late: bool = False) -> bytes:
     plain = as_file("PNG")
-    where = len(plain) - 12 if late else 33
+    where = 33
+    if late:
+        where = len(plain) - 12
     chunk = struct.pack(">I", len(body)) + kind + body
     chunk += struct.pack(">I", zlib.crc32(kind + body))
     return plain[:where] + chunk + plain[where:]
@@ -349,7 +351,8 @@ def test_what_lies_in_the_place_of_kept_images_is_left_alone(
     api: Any, folder: Path, tmp_path: Path, kind: str
 ) -> None:
     api.taught_images()
-    place, outside = folder / "pics.evg.kept", tmp_path / "outside"
+    place = folder / "pics.evg.kept"
+    outside = tmp_path / "outside"
     if kind == "file":
         place.write_text("mine")
     else:
@@ -375,7 +378,7 @@ def test_they_go_at_the_next_start_if_the_end_was_cut_short(
     assert sorted(os.listdir(folder)) == ["pics.evg", "pics.evg.history"]
 
 
-# -- pictures -----------------------------------------------------------------------------------------------------
+# -- pictures --------------------------------------------------------------------------
 
 
 def as_tiff(array: np.ndarray) -> bytes:

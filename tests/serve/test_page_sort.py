@@ -103,7 +103,7 @@ def saved_soon(visit: Visit, n: int) -> None:
     raise AssertionError(stored)
 
 
-# -- kept until taught or discarded -----------------------------------------------------
+# -- kept until taught or discarded ----------------------------------------------------
 
 
 def test_corrections_are_kept_across_views_and_reloads(
@@ -363,7 +363,7 @@ def test_where_the_browser_is_full_nothing_is_lost_silently(
     visit.close()
 
 
-# -- groups ----------------------------------------------------------------------------------------------------------
+# -- groups ----------------------------------------------------------------------------
 
 
 def test_images_that_were_moved_to_unknown_by_hand_are_grouped(
@@ -400,7 +400,7 @@ def test_images_that_were_moved_to_unknown_by_hand_are_grouped(
     visit.expect_samples("new", n_first)
 
 
-# -- changes of the model --------------------------------------------------------------------------------------------
+# -- changes of the model --------------------------------------------------------------
 
 
 def test_sort_follows_every_change_of_the_model(
@@ -489,7 +489,7 @@ def test_an_unknown_answer_may_have_no_label(
     page.get_by_role("button", name="Group the 2 unknown ones").wait_for()
 
 
-# -- other work that vanished ----------------------------------------------------------------------------------------
+# -- other work that vanished ----------------------------------------------------------
 
 
 def test_typed_text_is_kept_until_it_is_used(visit: Visit, service: str) -> None:
@@ -548,7 +548,7 @@ def test_an_import_that_was_called_off_says_so(visit: Visit, service: str) -> No
     assert tools.counts(service, "called off") == {}
 
 
-# -- everybody -------------------------------------------------------------------------------------------------------
+# -- everybody -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -613,7 +613,7 @@ def test_the_service_may_restart_in_between(
         visit.close()
 
 
-# -- hostile names, and many -----------------------------------------------------------------------------------------
+# -- hostile names, and many -----------------------------------------------------------
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 NAMES = (

@@ -31,12 +31,13 @@ from evergrow.serve import ServeConfig, create_app, requests
 from evergrow.serve.config import Tokens
 from evergrow.serve.middleware import RateLimit
 
-READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
+READ = "read-token-0123456789"
+TEACH = "teach-token-0123456789"
 POST = b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
 
 
-# -- names and origins ------------------------------------------------------------------------------------------
+# -- names and origins -----------------------------------------------------------------
 
 
 def test_a_name_that_leads_here_is_not_enough(api: Api) -> None:
@@ -120,7 +121,7 @@ def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
         assert headers["x-frame-options"] == "DENY"
 
 
-# -- tokens -----------------------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------
 
 
 def test_an_address_that_others_reach_needs_tokens(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_token_files_that_are_wrong() -> None:
         assert secret not in str(error.value)
 
 
-# -- how much ---------------------------------------------------------------------------------------------------
+# -- how much --------------------------------------------------------------------------
 
 
 def test_a_body_that_is_too_large_is_refused(serve: Any) -> None:
@@ -398,7 +399,7 @@ def test_many_rows_go_as_a_file(api: Api) -> None:
         )
 
 
-# -- zips -------------------------------------------------------------------------------------------------------
+# -- zips ------------------------------------------------------------------------------
 
 
 def hostile_zips() -> dict[str, bytes]:
@@ -443,7 +444,7 @@ def test_zips_that_lead_elsewhere_or_swell(serve: Any, folder: Path) -> None:
     assert sorted(os.listdir(folder)) == ["pics.evg", "pics.evg.history"]
 
 
-# -- a real server ----------------------------------------------------------------------------------------------
+# -- a real server ---------------------------------------------------------------------
 
 
 def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:

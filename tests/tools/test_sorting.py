@@ -56,7 +56,10 @@ class Reader:
     def ask(
         self, items: Any, *, false_alarm: float | None, on_error: str = "raise"
     ) -> Answers:
-        values, rows, failures, unknown = [], [], [], []
+        values = []
+        rows = []
+        failures = []
+        unknown = []
         for row in range(len(items)):
             try:
                 words = items.raw(row).read_text().split(",")
@@ -151,7 +154,8 @@ def texts(root: Path) -> dict[str, str]:
 def test_every_image_goes_to_its_folder_and_back(
     photos: Path, tmp_path: Path, how: str
 ) -> None:
-    before, out = tree(tmp_path), tmp_path / "out"
+    before = tree(tmp_path)
+    out = tmp_path / "out"
     rows = sort_folder(Reader(), photos, out, how)
     assert texts(out) == SORTED
     assert {Path(row.file).name: row.note for row in rows if not row.place} == {
@@ -202,7 +206,8 @@ def test_a_plan_touches_nothing(photos: Path, tmp_path: Path) -> None:
 def test_new_images_are_added_and_classes_keep_their_folders(
     photos: Path, tmp_path: Path
 ) -> None:
-    before, out = tree(tmp_path), tmp_path / "out"
+    before = tree(tmp_path)
+    out = tmp_path / "out"
     sort_folder(Reader("cat", "dog", "dog/"), photos, out, "copy")
     write(
         photos, {"new.png": "CAT,1", "c/1.png": "cat,1", "1.png": "cat,0.901"}
@@ -228,7 +233,7 @@ def test_new_images_are_added_and_classes_keep_their_folders(
     assert before.keys() - tree(tmp_path).keys() == set()
 
 
-# -- names and folders of strangers -----------------------------------------------------------------------------
+# -- names and folders of strangers ----------------------------------------------------
 
 STRANGE = [
     "../x", "..", ".", "", "/etc", "a/b", "a\\b", "CON", "con.txt", "nul", "LPT1 .x", "Ant", "ant", "ANT", "x.", "x ",
@@ -312,7 +317,8 @@ def test_links_in_the_folder_are_left_alone(photos: Path, tmp_path: Path) -> Non
 def test_links_and_files_in_the_place_of_folders_are_refused(
     photos: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
-    elsewhere, out = write(tmp_path / "elsewhere", {"e.txt": "mine"}), tmp_path / "out"
+    elsewhere = write(tmp_path / "elsewhere", {"e.txt": "mine"})
+    out = tmp_path / "out"
     out.mkdir()
     if kind == "file":
         (out / name).write_text("mine")
@@ -428,7 +434,8 @@ def test_another_disk_and_one_without_hard_links(
 def test_a_full_disk_loses_nothing_and_is_gone_on_from(
     photos: Path, tmp_path: Path, monkeypatch, room: int
 ) -> None:
-    original, done = shutil.copy2, []
+    original = shutil.copy2
+    done = []
 
     def copy(source: Any, target: Any, **settings: Any) -> None:
         if len(done) == room:
@@ -437,7 +444,8 @@ def test_a_full_disk_loses_nothing_and_is_gone_on_from(
         done.append(source)
         original(source, target, **settings)
 
-    before, out = texts(photos), tmp_path / "out"
+    before = texts(photos)
+    out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copy2", copy)
         with pytest.raises(
@@ -470,7 +478,7 @@ def test_a_folder_that_may_only_be_read_keeps_its_files(
     assert "cat/1-2.png" not in texts(tmp_path / "out")
 
 
-# -- kills ------------------------------------------------------------------------------------------------------
+# -- kills -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -485,7 +493,8 @@ def test_a_kill_at_any_moment(
     moment = 0
     for moment in range(2000):
         place = tmp_path / f"{moment}"
-        images, out = Path(shutil.copytree(photos, place / "photos")), place / "out"
+        images = Path(shutil.copytree(photos, place / "photos"))
+        out = place / "out"
         before = tree(place)
         killed = killed_at(moment, partial(sort_folder, Reader(), images, out, how))
         there = [*texts(images).values(), *texts(out).values()]
@@ -524,7 +533,7 @@ def test_a_kill_at_any_moment(
     assert 40 < moment < 1999
 
 
-# -- hostile tables ---------------------------------------------------------------------------------------------
+# -- hostile tables --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -568,7 +577,8 @@ def test_a_table_cut_at_any_byte_moves_nothing_wrong(
 ) -> None:
     sort_folder(Reader(), photos, tmp_path / "out", "copy")
     table = tmp_path / "out" / TABLE
-    body, originals = table.read_bytes(), texts(photos)
+    body = table.read_bytes()
+    originals = texts(photos)
     for end in range(0, len(body), 7):
         table.parent.mkdir(exist_ok=True)  # which goes with what was undone
         table.write_bytes(body[:end])
@@ -596,7 +606,7 @@ def test_what_was_changed_since_stays_and_stays_listed(
     assert (photos / "a/IMG.png").read_text() == "dog,0.99"
 
 
-# -- the only copy ----------------------------------------------------------------------------------------------
+# -- the only copy ---------------------------------------------------------------------
 
 BY_CLASS = {
     f"{name}/{number}.png": f"{name},0.9{number}"
@@ -733,7 +743,7 @@ def test_a_copy_of_the_same_size_and_times_but_other_content_stays(
     assert copy.read_text() == "cat,0.8"
 
 
-# -- two file systems -------------------------------------------------------------------------------------------
+# -- two file systems ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -839,7 +849,7 @@ def test_what_an_undo_kept_can_be_sorted_again(photos: Path, tmp_path: Path) -> 
     assert {row.place for row in rows} == {*SORTED, ""} - {"cat/1.png"}
 
 
-# -- names ------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------
 
 FILE_NAMES = [
     "a\\b.png", "a\nb.png", "a\tb.png", "a\rb.png", 'say "hi".png', "it's.png", "'=.png",
@@ -912,7 +922,7 @@ def test_names_of_classes_come_back_from_the_table(tmp_path: Path) -> None:
     assert undo_sort(out / TABLE) == []
 
 
-# -- what a table may name --------------------------------------------------------------------------------------
+# -- what a table may name -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

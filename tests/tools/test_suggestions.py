@@ -10,7 +10,8 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.tools.grouping import matched_fraction
 from evergrow.tools.learning_curves import LearningCurve, curve_svg
 
-KNOWN, ALL = range(8), range(12)
+KNOWN = range(8)
+ALL = range(12)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def test_the_least_sure_come_first_and_none_twice(drawn, learner):
     assert (np.diff(found.margins) >= 0).all()
     everything = tools.suggest(learner, X, len(X), novel_fraction=0)
     assert (found.margins <= np.quantile(everything.margins, 0.2)).all()
-    # Oddities are put back: what is suggested has more that is like it than the least sure have.
+    # Oddities are put back: what is suggested has more that is like it than the least
+    # sure have.
     units = (X - X.mean(axis=0)) / np.linalg.norm(
         X - X.mean(axis=0), axis=1, keepdims=True
     )

@@ -40,9 +40,11 @@ def sort_command(
 ) -> Answer:
     """Sort the images of FOLDER into a folder for each class.
 
-    Without --move, --copy or --link nothing is touched: it shows what would go where. Images of no learned class go to
-    a folder of their own, and so do answers that are not sure. OUT/sorted.csv lists every file with its answer and
-    probability. No file is overwritten. After an interruption the same command goes on, and --undo takes all back.
+    Without --move, --copy or --link nothing is touched: it shows what would go where.
+    Images of no learned class go to a folder of their own, and so do answers that are
+    not sure. OUT/sorted.csv lists every file with its answer and probability. No file
+    is overwritten. After an interruption the same command goes on, and --undo takes all
+    back.
 
     For example:
 
@@ -54,8 +56,8 @@ def sort_command(
 
       evergrow sort --undo sorted/sorted.csv
 
-    Exit codes: 0 done, 1 done but some files were left in place, 2 bad input or a full disk, 3 another process sorts
-    into the folder, 130 interrupted.
+    Exit codes: 0 done, 1 done but some files were left in place, 2 bad input or a full
+    disk, 3 another process sorts into the folder, 130 interrupted.
 
     Parameters
     ----------
@@ -108,7 +110,10 @@ def sort_command(
     )
     learner = load_model(model, how)
     path = into / TABLE
-    earlier = read_table(path) if os.path.lexists(path) else []
+    if os.path.lexists(path):
+        earlier = read_table(path)
+    else:
+        earlier = []
     resumed, waiting = split_planned(earlier, folder)
     note_rough(learner)
     settings: dict[str, Any] = {
@@ -160,9 +165,10 @@ def sort_command(
             for row in rows
         ],
     }
-    cautions = (
-        [f"{plural(len(stay), 'file')} left in place: {_reasons(stay)}"] if stay else []
-    )
+    if stay:
+        cautions = [f"{plural(len(stay), 'file')} left in place: {_reasons(stay)}"]
+    else:
+        cautions = []
     written = f"{done} was written" if done else ""
     return Answer(
         values, [*_table(folder, sorted(groups.items())), *said], cautions, done=written
@@ -182,15 +188,13 @@ def _table(folder: Path, groups: Sequence[tuple[str, list[SortedFile]]]) -> list
         cells.append(
             [name, f"{len(rows):,}", percent(min(likely)) if likely else "", names]
         )
-    return (
-        table(
+    if cells:
+        return table(
             ["folder", "files", "least sure", "examples"],
             cells,
             ["files", "least sure"],
         )
-        if cells
-        else []
-    )
+    return []
 
 
 def _reasons(stay: Sequence[SortedFile]) -> str:
@@ -202,7 +206,10 @@ def _reasons(stay: Sequence[SortedFile]) -> str:
 def _undone(path: Path, run: options.RunOptions) -> Answer:
     from evergrow.tools.sorting import read_table, undo_sort
 
-    rows = read_table(path) if os.path.lexists(path) else []
+    if os.path.lexists(path):
+        rows = read_table(path)
+    else:
+        rows = []
     n_done = sum(row.state in ("done", "undoing") for row in rows)
     kept = undo_sort(path, progress=bool(run.encoding()["progress"]))
     n_undone = n_done - sum(row.state == "done" for row in kept)

@@ -1,10 +1,11 @@
 """One container for everything that is written to disk and read again: nested archives with a kind and a version.
 
-An :class:`Archive` has a kind (a registered name, never that of a Python class), the version of that kind's layout,
-plain values, tensors, and further archives inside it. It is written as one safetensors file whose header holds the
-plain values, a checksum over everything and the oldest evergrow that can read it. Loading parses JSON and raw numbers;
-nothing in a file is ever executed, and nothing is allocated from a number in it. What an archive of a kind holds is
-declared in :mod:`evergrow.core.record`.
+An :class:`Archive` has a kind (a registered name, never that of a Python class), the
+version of that kind's layout, plain values, tensors, and further archives inside it. It
+is written as one safetensors file whose header holds the plain values, a checksum over
+everything and the oldest evergrow that can read it. Loading parses JSON and raw
+numbers; nothing in a file is ever executed, and nothing is allocated from a number in
+it. What an archive of a kind holds is declared in :mod:`evergrow.core.record`.
 """
 
 from __future__ import annotations
@@ -69,13 +70,15 @@ class Archive:
     meta : dict
         JSON-serialisable values.
     tensors : dict of str to ndarray or torch.Tensor
-        Tensors by name; names have no ``/``. Those of a file are NumPy's: what is read of it may not need torch.
+        Tensors by name; names have no ``/``. Those of a file are NumPy's: what is read
+        of it may not need torch.
     parts : dict of str to Archive
         What is inside, by name.
     version : int
         Version of the kind's layout.
     digest : str
-        Checksum of the file that it was read from; empty for one that was made or is inside another.
+        Checksum of the file that it was read from; empty for one that was made or is
+        inside another.
 
     Examples
     --------
@@ -94,7 +97,7 @@ class Archive:
     digest: str = field(default="", compare=False)
 
 
-# -- files ----------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 def write_archive(
@@ -110,7 +113,8 @@ def write_archive(
     Parameters
     ----------
     path : path-like
-        Target; its folder must exist. It is replaced in one step once everything is on disk.
+        Target; its folder must exist. It is replaced in one step once everything is on
+        disk.
     archive : Archive
         What to write.
     written : callable, optional
@@ -119,7 +123,8 @@ def write_archive(
     Raises
     ------
     OSError
-        If it cannot be written, for example because the disk is full; what was there before stays.
+        If it cannot be written, for example because the disk is full; what was there
+        before stays.
     """
     text, tensors, digest = _prepared(archive)
     head = {
@@ -128,7 +133,8 @@ def write_archive(
         "digest": digest,
         "archive": text,
     }
-    # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
+    # One key only: safetensors writes several in no fixed order, and the same model
+    # must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path) as temporary:
         try:
@@ -202,7 +208,10 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
     NewerSchemaError
         If a newer evergrow wrote it.
     """
-    data = Path(path).read_bytes() if data is None else data
+    if data is None:
+        data = Path(path).read_bytes()
+    else:
+        data = data
     head = _read_head(path, data)
     try:
         tensors = safetensors.numpy.load(data)
@@ -385,7 +394,8 @@ class _ArchiveBuilder:
 def shallow(values: Any) -> Any:
     """Return plain values as they are, or raise :class:`ValueError` where they are nested deeper than any we write.
 
-    Python parses what is nested nearly as deep as its stack, and whatever then walks through it overflows.
+    Python parses what is nested nearly as deep as its stack, and whatever then walks
+    through it overflows.
 
     Examples
     --------
@@ -419,8 +429,8 @@ def parse_json(text: str | bytes, name: str) -> Any:
     Raises
     ------
     FileFormatError
-        If it is no whole JSON, is nested too deeply, or has a key twice, a number that is not finite or an integer of
-        thousands of digits.
+        If it is no whole JSON, is nested too deeply, or has a key twice, a number that
+        is not finite or an integer of thousands of digits.
 
     Examples
     --------
@@ -457,7 +467,9 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _finite_float(word: str) -> float:
     value = float(word)
-    return value if math.isfinite(value) else _refuse_constant(word)
+    if math.isfinite(value):
+        return value
+    return _refuse_constant(word)
 
 
 def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
@@ -493,7 +505,9 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
         )
     if schema > SCHEMA_VERSION:
         needs = head.get("needs")
-        version = f" {needs}" if isinstance(needs, str) and len(needs) < 20 else ""
+        version = ""
+        if isinstance(needs, str) and len(needs) < 20:
+            version = f" {needs}"
         raise NewerSchemaError(
             f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer evergrow"
             f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"

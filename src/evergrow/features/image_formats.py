@@ -408,9 +408,9 @@ def decoding_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
 def _jpeg_work(data: bytes, pixels: int, most: int) -> int:
     """Return scans times pixels.
 
-    Every scan begins with a marker, so that counting its two bytes gives an upper bound.
-    The segments are walked only if that bound is too high, since thumbnails have scans
-    of their own.
+    Every scan begins with a marker, so that counting its two bytes gives an upper
+    bound. The segments are walked only if that bound is too high, since thumbnails have
+    scans of their own.
     """
     frame_pixels, start = _read_jpeg_header(data)
     pixels = max(pixels, frame_pixels)

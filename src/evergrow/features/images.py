@@ -88,8 +88,8 @@ def decode_image(
     Parameters
     ----------
     source : path-like, bytes, PIL.Image.Image or ndarray
-        A file, the content of a file, an image, or uint8 pixels of shape (height, width), (height, width, 1),
-        (height, width, 3) or (height, width, 4).
+        A file, the content of a file, an image, or uint8 pixels of shape (height,
+        width), (height, width, 1), (height, width, 3) or (height, width, 4).
     name : str, optional
         What to call the image in messages; the path by default.
     max_pixels : int
@@ -204,7 +204,9 @@ def median_side(items: Items) -> int | None:
         elif not isinstance(source, Exception):
             with suppress(Exception):  # decoding will say what is wrong with it
                 sides.append(min(_size_of(source)))
-    return int(np.median(sides)) if sides else None
+    if sides:
+        return int(np.median(sides))
+    return None
 
 
 def _size_of(source: Any) -> tuple[int, int]:
@@ -369,7 +371,7 @@ def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
         return image.convert("RGB")
 
 
-# -- batches ---------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -385,8 +387,8 @@ class Failure:
     reason : str
         Why, without any path of this machine beyond the name.
     passing : bool
-        Whether the system refused (no permission, an input error), which may be over next time; what the file holds
-        is not to blame.
+        Whether the system refused (no permission, an input error), which may be over
+        next time; what the file holds is not to blame.
     """
 
     row: int
@@ -430,8 +432,9 @@ def split_rows(rows: range, batch_size: int) -> list[range]:
 class ImageReader(Dataset[Any]):
     """Batches of images by their rows: read, decoded and transformed; cheap to send to workers.
 
-    The last step of a :class:`Preprocessing`, from bytes to normalised numbers, is left to the device: bytes are a
-    quarter of what they become, so that there is less to send and to copy.
+    The last step of a :class:`Preprocessing`, from bytes to normalised numbers, is left
+    to the device: bytes are a quarter of what they become, so that there is less to
+    send and to copy.
 
     Parameters
     ----------
@@ -442,13 +445,19 @@ class ImageReader(Dataset[Any]):
     """
 
     def __init__(self, items: Items, transform: Transform) -> None:
-        self._items, self._transform = items, transform
-        self._own = transform if isinstance(transform, Preprocessing) else None
+        self._items = items
+        self._transform = transform
+        if isinstance(transform, Preprocessing):
+            self._own = transform
+        else:
+            self._own = None
 
     def load(self, source: Any, name: str | None = None) -> Any:
         """Return the tensor of one image, or raise :class:`ImageError`."""
         image = decode_image(source, name=name)
-        return self._transform(image) if self._own is None else self._own.pixels(image)
+        if self._own is None:
+            return self._transform(image)
+        return self._own.pixels(image)
 
     def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
         """Return the rows that could be read, their images as :meth:`load` gives them, and the failures."""
@@ -476,9 +485,10 @@ class ImageReader(Dataset[Any]):
         batch: Tensor | None = None
         for place, image in enumerate(loaded):
             if batch is None:
-                layout = (
-                    torch.channels_last if image.ndim == 3 else torch.contiguous_format
-                )
+                if image.ndim == 3:
+                    layout = torch.channels_last
+                else:
+                    layout = torch.contiguous_format
                 batch = torch.empty(
                     (len(loaded), *image.shape), dtype=image.dtype, memory_format=layout
                 )
@@ -525,15 +535,20 @@ def loaded_batches(
     workers : int
         Processes that read; 0 reads in this one.
     device : torch.device
-        Where the batches will go: those of a GPU are placed where it can fetch them by itself.
+        Where the batches will go: those of a GPU are placed where it can fetch them by
+        itself.
     draws : torch.Generator, optional
-        Where the workers' seeds come from; the global random state stays as it is in any case.
+        Where the workers' seeds come from; the global random state stays as it is in
+        any case.
     """
     if workers == 0:
         yield (reader.__getitems__(rows) for rows in batches)
         return
-    # Forked workers share the items instead of a copy each, and need no importable main module.
-    context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+    # Forked workers share the items instead of a copy each, and need no importable main
+    # module.
+    context = None
+    if sys.platform == "linux":
+        context = multiprocessing.get_context("fork")
     loader = DataLoader(
         reader,
         batch_sampler=batches,  # type: ignore[arg-type]
@@ -613,9 +628,10 @@ def choose_workers(
 ) -> int:
     """Return the number of decoding processes: as wanted, or as suits the machine.
 
-    A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants all but two, which start its
-    kernels and pin its batches (on 16 cores 14 workers were faster than 16).
-    Batches wait in shared memory, which containers often keep small: no more workers than it has room for.
+    A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants
+    all but two, which start its kernels and pin its batches (on 16 cores 14 workers
+    were faster than 16). Batches wait in shared memory, which containers often keep
+    small: no more workers than it has room for.
 
     Parameters
     ----------
@@ -637,19 +653,19 @@ def choose_workers(
     """
     if wanted != "auto":
         return min(wanted, n_batches)
-    cores = (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     gpu = device.type != "cpu"
     if n_batches <= _PREFETCH or (sys.platform != "linux" and not gpu):
         return 0  # starting processes would cost more than they save
-    useful = (
-        min(max(cores - 2, 1), 16)
-        if gpu
-        else (0 if cores <= 2 else min(cores // 4 or 1, 8))
-    )
+    if gpu:
+        useful = min(max(cores - 2, 1), 16)
+    elif cores <= 2:
+        useful = 0
+    else:
+        useful = min(cores // 4 or 1, 8)
     try:
         free = shutil.disk_usage(_SHARED_MEMORY).free
     except OSError:  # no such limit

@@ -1,12 +1,13 @@
 """From statistics to linear class scores: ridge regression, and the readout that takes class means for estimates.
 
-The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves for the class means
-and takes the noise off them (:mod:`evergrow.head.linalg.scatter`). What was worked out is kept until the statistics
-change.
+The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves
+for the class means and takes the noise off them (:mod:`evergrow.head.linalg.scatter`).
+What was worked out is kept until the statistics change.
 
-Probabilities and novelty are calibrated on learned rows that are scored as if their fold had not been learned. Means,
-scatter, degrees of freedom and shapes are then those of the rest, exactly; ridge and strength of the prior of shapes
-stay. Nothing of the order of the layer is factored: the solved scatter follows the rows that are taken out.
+Probabilities and novelty are calibrated on learned rows that are scored as if their
+fold had not been learned. Means, scatter, degrees of freedom and shapes are then those
+of the rest, exactly; ridge and strength of the prior of shapes stay. Nothing of the
+order of the layer is factored: the solved scatter follows the rows that are taken out.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ UNCALIBRATED = 0.06
 of image and text features the calibrated temperature is 0.03 to 0.12 of that energy."""
 
 
-# -- ridge regression -----------------------------------------------------------------------------------------
+# -- ridge regression ------------------------------------------------------------------
 
 
 def solve_ridge(model: RidgeModel, alpha: float | None) -> Readout:
@@ -90,11 +91,13 @@ def solve_ridge(model: RidgeModel, alpha: float | None) -> Readout:
 def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     """Return the temperature of the softmax that turns ridge scores into probabilities.
 
-    No data is held out. With df the trace of the hat matrix and t the mean score of the true class on the rows learned,
-    ``a = 1 - (1 - t) / (1 - df / n)`` estimates that score on new rows (leave one out, on average), and the temperature
-    is ``sqrt(a) / (4 ln C)``; the constant was measured on image and text features.
+    No data is held out. With df the trace of the hat matrix and t the mean score of the
+    true class on the rows learned, ``a = 1 - (1 - t) / (1 - df / n)`` estimates that
+    score on new rows (leave one out, on average), and the temperature is ``sqrt(a) / (4
+    ln C)``; the constant was measured on image and text features.
     """
-    stats, n = model.state, model.pooled_rows
+    stats = model.state
+    n = model.pooled_rows
     factor = safe_cholesky(stats.gram, shift=readout.alpha)
     dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse
     learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
@@ -106,7 +109,7 @@ def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     )
 
 
-# -- class means as estimates -----------------------------------------------------------------------------------
+# -- class means as estimates ----------------------------------------------------------
 
 
 @record("denoised-choice")
@@ -148,7 +151,8 @@ def choose_weights(model: RidgeModel, choice: Choice | None) -> tuple[float, ...
 
     The search begins with the weights in use, or with those that the first task fixed.
     """
-    link, blocks = model.layer.link_columns(), model.blocks
+    link = model.layer.link_columns()
+    blocks = model.blocks
     if blocks is None or link is None or len(blocks.sizes) < 2:
         return ()
     if float(model.masses.sum()) < ENOUGH_ROWS:
@@ -159,7 +163,10 @@ def choose_weights(model: RidgeModel, choice: Choice | None) -> tuple[float, ...
             )
         )
     gram, cross, basis = model.state.part(link)
-    start = choice.weights if choice is not None and choice.rows else ()
+    if choice is not None and choice.rows:
+        start = choice.weights
+    else:
+        start = ()
     start = start or (1.0,) * len(blocks.sizes)
     return choose_block_weights(
         gram, cross, model.masses, blocks.sizes, blocks.weights, basis, start
@@ -190,10 +197,12 @@ def weighted_statistics(
 ) -> RidgeStatistics:
     """Return the statistics with the weights of blocks."""
     scale = column_scale(model, weights)
-    return model.state if scale is None else model.state.scaled(scale)
+    if scale is None:
+        return model.state
+    return model.state.scaled(scale)
 
 
-# -- terms of novelty ---------------------------------------------------------------------------------------------
+# -- terms of novelty ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +220,8 @@ class NoveltyTerms:
     energies : Tensor of shape (C,)
         The diagonal of K.
     span : CholeskyFactor or None
-        Of K; None where there are more classes than coordinates, which the means span then.
+        Of K; None where there are more classes than coordinates, which the means span
+        then.
     total : CholeskyFactor
         Of ``K + f N^-1``, else of ``A + B``.
     expected : float
@@ -253,11 +263,14 @@ class NoveltyTerms:
         gram : callable
             Returns the sum of products of all rows, (k, k).
         """
-        counts, free = scatter.counts, scatter.freedom
+        counts = scatter.counts
+        free = scatter.freedom
         shares = counts / counts.sum()
-        centre, solved = scatter.means @ shares, scatter.solve_means()
+        centre = scatter.means @ shares
+        solved = scatter.solve_means()
         common = solved @ shares
-        # Rows of a large matrix are multiplied a few at a time, without another one of that size.
+        # Rows of a large matrix are multiplied a few at a time, without another one of
+        # that size.
         pairs = zip(
             torch.split(scatter.means, _BLOCK_ROWS),
             torch.split(solved, _BLOCK_ROWS),
@@ -274,11 +287,13 @@ class NoveltyTerms:
                 free * (scatter.means - centre[:, None]).T @ (solved - common[:, None])
             )
             metric = 0.5 * (metric + metric.T)
-            # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
+            # The means less their mean are linearly dependent; a shift this small
+            # leaves their span as it is.
             span = safe_cholesky(metric, shift=1e-8 * float(energies.mean()))
             total = safe_cholesky(metric + torch.diag(free / counts))
         else:
-            span, root = None, float(counts.sum()) ** 0.5 * centre
+            span = None
+            root = float(counts.sum()) ** 0.5 * centre
             total = safe_cholesky(
                 gram() - torch.outer(root, root),
                 shift=scatter.alpha + scatter.factor.jitter,
@@ -302,13 +317,12 @@ class NoveltyTerms:
         H : Tensor of shape (n, k)
             Rows in the coordinates of the statistics.
         outside : Tensor of shape (n,), optional
-            Energy that rows have outside of these coordinates, where nothing was learned.
+            Energy that rows have outside of these coordinates, where nothing was
+            learned.
         """
         centred = H - self.centre
-        products, energy = (
-            self._products(centred),
-            self.scatter.freedom * self.scatter.quadratic(centred.T),
-        )
+        products = self._products(centred)
+        energy = self.scatter.freedom * self.scatter.quadratic(centred.T)
         inside, explained = self._explained(centred, products, energy)
         if outside is not None:
             energy = energy + self.scatter.freedom * outside / self.scatter.alpha
@@ -317,10 +331,11 @@ class NoveltyTerms:
     def expected_rows(self) -> Tensor:
         """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
 
-        Rows of a class lie about its true mean with the common scatter. Of that mean the observed one is an estimate:
-        it is drawn nearer to the mean of all, the more so the fewer rows there were. Drawn are products of rows with
-        the class means and their energy outside the span of the means, or with more classes than coordinates the rows
-        themselves.
+        Rows of a class lie about its true mean with the common scatter. Of that mean
+        the observed one is an estimate: it is drawn nearer to the mean of all, the more
+        so the fewer rows there were. Drawn are products of rows with the class means
+        and their energy outside the span of the means, or with more classes than
+        coordinates the rows themselves.
         """
         scatter, counts, free = self.scatter, self.scatter.counts, self.scatter.freedom
         source = generator(0, "novelty", "expected")
@@ -345,10 +360,8 @@ class NoveltyTerms:
         centred = kept[:, None] * (scatter.means[:, codes].T - self.centre)
         if self.span is None:
             centred = centred + noise
-            products, energy = (
-                self._products(centred),
-                free * scatter.quadratic(centred.T),
-            )
+            products = self._products(centred)
+            energy = free * scatter.quadratic(centred.T)
             return self._terms(
                 products, *self._explained(centred, products, energy), energy
             )
@@ -369,10 +382,8 @@ class NoveltyTerms:
     def _noise_factor(self) -> Tensor:
         """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
         scatter, free = self.scatter, self.scatter.freedom
-        known, ridge = (
-            scatter.noise_energy(inside=True),
-            scatter.alpha + scatter.factor.jitter,
-        )
+        known = scatter.noise_energy(inside=True)
+        ridge = scatter.alpha + scatter.factor.jitter
         scale = max(self.expected / max(known, 1e-300), 1.0)
         if self.span is None and known > 0.0:
             covariance = scatter.matrix().mul_(scale / free)
@@ -381,7 +392,10 @@ class NoveltyTerms:
             return safe_cholesky(covariance, shift=shift).lower
         means = scatter.means - self.centre[:, None]
         if known <= 0.0:  # nothing is known of the spread but that of the means
-            spread = means if self.span is None else self._products(means.T)
+            if self.span is None:
+                spread = means
+            else:
+                spread = self._products(means.T)
             return spread / math.sqrt(len(self.energies))
         directions = free * (
             self.solved
@@ -416,11 +430,9 @@ class NoveltyTerms:
     def _terms(
         self, products: Tensor, inside: Tensor, explained: Tensor, energy: Tensor
     ) -> Tensor:
-        counts, energy, inside = (
-            self.scatter.counts,
-            energy.clamp_min(1e-9),
-            inside.clamp_min(1e-12),
-        )
+        counts = self.scatter.counts
+        energy = energy.clamp_min(1e-9)
+        inside = inside.clamp_min(1e-12)
         rest = (energy - inside).clamp_min(1e-9)
         unsure = (
             1.0 + 1.0 / counts
@@ -444,7 +456,7 @@ class NoveltyTerms:
         return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
 
 
-# -- rows as if they had not been learned -------------------------------------------------------------------------
+# -- rows as if they had not been learned ----------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -470,7 +482,9 @@ class HeldOutScores:
     @property
     def log_losses(self) -> NDArray[np.float64] | None:
         """Mean log loss at every temperature (29,); None for the ridge readout."""
-        return None if self.losses is None else self.losses.mean(axis=0)
+        if self.losses is None:
+            return None
+        return self.losses.mean(axis=0)
 
 
 def log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
@@ -510,7 +524,7 @@ def log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
     return np.asarray(torch.cat(blocks).cpu().numpy())
 
 
-# -- what was worked out ------------------------------------------------------------------------------------------
+# -- what was worked out ---------------------------------------------------------------
 
 
 class solved_once(Generic[T]):  # noqa: N801 (used like a property)
@@ -597,10 +611,12 @@ class SolvedChoice:
 class SolvedCache(Locked):
     """Class weights, temperature and terms of novelty of a model, each worked out when first asked for.
 
-    A few rows more or less are followed rather than solved anew, and what was chosen from the statistics (ridge,
-    weights of blocks, strength of the prior of shapes) is chosen anew when the number of rows has changed by a quarter.
+    A few rows more or less are followed rather than solved anew, and what was chosen
+    from the statistics (ridge, weights of blocks, strength of the prior of shapes) is
+    chosen anew when the number of rows has changed by a quarter.
 
-    Threads may share it: every result is computed once, under a lock, and does not change afterwards.
+    Threads may share it: every result is computed once, under a lock, and does not
+    change afterwards.
 
     Parameters
     ----------
@@ -611,7 +627,8 @@ class SolvedCache(Locked):
     fixed : float or None
         The ridge; None where it is chosen from the statistics.
     known : SolvedChoice, optional
-        What was chosen before the last change, and the class means solved at that choice where they are known.
+        What was chosen before the last change, and the class means solved at that
+        choice where they are known.
     solution : Readout, optional
         The linear class scores, where they are known.
     temperature : float, optional
@@ -637,7 +654,10 @@ class SolvedCache(Locked):
         self.fixed = fixed
         self.shape_masses = shape_masses
         # Replaced as a whole: with the final one, what it began with can be freed.
-        self._known = SolvedChoice() if known is None else known
+        if known is None:
+            self._known = SolvedChoice()
+        else:
+            self._known = known
         self._is_chosen = False
         if solution is not None:
             vars(self)["_solution"] = solution, temperature
@@ -656,7 +676,7 @@ class SolvedCache(Locked):
             temperature = vars(self).get("_temperature")
         return readout, temperature, self.choice
 
-    # -- the next one -----------------------------------------------------------------------------------------
+    # -- the next one ------------------------------------------------------------------
 
     def after(
         self,
@@ -666,7 +686,9 @@ class SolvedCache(Locked):
     ) -> SolvedCache:
         """Return the cache of another model, which begins where this one's choices ended."""
         # A solution that was followed is in the coordinates of the features.
-        stats = None if scatter is None else model.state
+        stats = None
+        if scatter is not None:
+            stats = model.state
         known = SolvedChoice(self.choice, scatter, stats)
         return SolvedCache(model, self.kind, fixed, known)
 
@@ -756,7 +778,7 @@ class SolvedCache(Locked):
             shape_masses=self.shape_masses,
         )
 
-    # -- answers ----------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------
 
     def readout(self) -> Readout:
         """Return the linear class scores."""
@@ -789,7 +811,8 @@ class SolvedCache(Locked):
 
     def _solve_scatter(self) -> None:
         """Choose settings for the statistics and solve for the class means; the caller holds the lock."""
-        # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.
+        # Ridge regression has a ridge of its own; that of the scatter, for novelty, is
+        # always chosen.
         is_denoised = self.kind == "denoised"
         fixed = self.fixed if is_denoised else None
         known = self._known
@@ -801,7 +824,10 @@ class SolvedCache(Locked):
             and fixed in (None, choice.alpha)
         )
         if choice is None or not holds:
-            weights = choose_weights(self.model, choice) if is_denoised else ()
+            if is_denoised:
+                weights = choose_weights(self.model, choice)
+            else:
+                weights = ()
             geometry = self._geometry(weights)
             scatter = known.scatter
             if choice is None or choice.weights != weights:
@@ -840,12 +866,14 @@ class SolvedCache(Locked):
         scatter: SolvedScatter | None,
     ) -> Choice:
         """Choose the ridge, unless it is given, and the strength of the prior of shapes."""
-        model, step = self.model, 0
+        model = self.model
+        step = 0
         if alpha is None:
             rows = model.pooled_rows
             energy = row_energy(geometry.stats, model.masses, rows)
             whole = float(geometry.stats.gram.diagonal().sum()) / rows
-            # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
+            # Where all rows are the same up to rounding, the scale is that of a whole
+            # row, not of a centred one.
             alpha, step = choose_ridge(
                 geometry, energy if energy > 1e-10 * whole else whole, start, scatter
             )
@@ -855,7 +883,9 @@ class SolvedCache(Locked):
         return Choice(alpha, step, strength, model.rows, weights)
 
     def _shape_masses(self) -> Tensor:
-        return self.model.masses if self.shape_masses is None else self.shape_masses
+        if self.shape_masses is None:
+            return self.model.masses
+        return self.shape_masses
 
     def project(self, Z: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return features (n, d) in the coordinates of the statistics (n, k), and their energy (n,) outside."""
@@ -885,7 +915,10 @@ class SolvedCache(Locked):
         if self.model.shapes is None or self.kind == "ridge":
             return None
         self.readout()
-        strength = 1.0 if self.choice is None else self.choice.strength
+        if self.choice is None:
+            strength = 1.0
+        else:
+            strength = self.choice.strength
         return ShapeScores(self.model.shapes, self._shape_masses(), strength)
 
     def temperature(self) -> float:
@@ -943,30 +976,30 @@ class SolvedCache(Locked):
         Parameters
         ----------
         Z : Tensor of shape (n, d)
-            The rows; of each class at least one learned row must not be in any one fold.
+            The rows; of each class at least one learned row must not be in any one
+            fold.
         codes, folds : Tensor of shape (n,)
             Their classes and their folds.
         weights : Tensor of shape (n,), optional
-            What they were learned with, where that is not one. Each is scored once all the same.
+            What they were learned with, where that is not one. Each is scored once all
+            the same.
         """
-        self.readout()  # most of its cost is shared with what comes now, and a file keeps it
+        # Most of its cost is shared with what comes now, and a file keeps it
+        self.readout()
         choice, scatter, _ = self.scatter()
-        shapes, spread = self.model.shapes, 0.0
+        shapes = self.model.shapes
+        spread = 0.0
         rows = (
             *self.project(Z),
             None if shapes is None else shapes.rows(self.model.inputs(Z)),
         )
-        scores, terms = (
-            Z.new_empty(len(codes), len(scatter.counts)),
-            Z.new_empty(len(codes), 6),
-        )
+        scores = Z.new_empty(len(codes), len(scatter.counts))
+        terms = Z.new_empty(len(codes), 6)
         for fold in torch.unique(folds).tolist():
             mine = torch.nonzero(folds == fold).ravel()
-            own, taken, reduced = (
-                codes[mine],
-                None if weights is None else weights[mine],
-                rows[0][mine],
-            )
+            own = codes[mine]
+            taken = None if weights is None else weights[mine]
+            reduced = rows[0][mine]
             outside, shape = (None if part is None else part[mine] for part in rows[1:])
             rest = scatter.follow(reduced, own, taken, sign=-1)
             terms[mine] = NoveltyTerms.of(

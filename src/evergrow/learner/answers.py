@@ -26,7 +26,8 @@ class Answers:
     measure : {"probability", "score"}
         Which of the two.
     rows : ndarray of int of shape (n,)
-        The items that the rows belong to: all, unless some could not be read and were skipped.
+        The items that the rows belong to: all, unless some could not be read and were
+        skipped.
     failures : tuple of (str, str)
         Name of every item left out, and why.
     novelty : ndarray of shape (n,) or None

@@ -295,7 +295,9 @@ class Calibration:
         weights = self._weights
         drawn = self.expected[: self._n_expected]
         # Rows that stand in count as much as the oldest rows do.
-        share = float(weights.min()) if len(weights) else 1.0
+        share = 1.0
+        if len(weights):
+            share = float(weights.min())
         terms = np.concatenate([self.known.terms[self._in_use], drawn])
         return terms, np.concatenate([weights, np.full(len(drawn), share)])
 
@@ -329,7 +331,9 @@ class Calibration:
     @property
     def scores(self) -> NDArray[np.float64]:
         """Novelty of known rows by the present score, ascending."""
-        return self._scores[0] if self.n else np.empty(0)
+        if self.n:
+            return self._scores[0]
+        return np.empty(0)
 
     def temperature(self) -> float | None:
         """Return the temperature at which held-out rows are likeliest; None without."""
@@ -526,7 +530,10 @@ class Calibration:
         self, other: Calibration, base: Calibration | None = None
     ) -> Calibration:
         """Return the rows of both; rows of a common ancestor count once."""
-        common = set() if base is None else set(base._digests())
+        if base is None:
+            common = set()
+        else:
+            common = set(base._digests())
         classes = tuple(dict.fromkeys([*self.classes, *other.classes]))
         codes = np.array([classes.index(name) for name in other.classes], dtype=int)
         is_new = np.array([name not in common for name in other._digests()], dtype=bool)
@@ -861,7 +868,10 @@ def calibrated(
     rows = np.flatnonzero((folds >= 0) & (rows_before[folds] < ENOUGH))
     if not len(rows):
         return before.applied(head)
-    weights = None if block.weights is None else block.weights[rows]
+    if block.weights is None:
+        weights = None
+    else:
+        weights = block.weights[rows]
     found: HeldOutScores = head.held_out_scores(
         block.X[rows], labels[rows], folds[rows], weights
     )

@@ -89,17 +89,19 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     names : iterable of str
         Classes to merge.
     into : str
-        Name of the one that they become: a new one, or that of a class, which then is among those merged.
+        Name of the one that they become: a new one, or that of a class, which then is
+        among those merged.
 
     Raises
     ------
     LabelError
         If a class is not known, or there are fewer than two.
     """
-    given, target = (
-        {names} if isinstance(names, str) else {str(name) for name in names},
-        _class_name(into),
-    )
+    if isinstance(names, str):
+        given = {names}
+    else:
+        given = {str(name) for name in names}
+    target = _class_name(into)
     gone = sorted(given | ({target} & now.counts.keys()))
     head = now.head.branch().merge_classes(gone, target).settle(cheap_only=True)
     mapping = {name: target for name in gone if name != target}
@@ -299,7 +301,7 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
     return now.after(change, head=head, counts=counts, calibration=calibration)
 
 
-# -- two models become one ----------------------------------------------------------------------------------
+# -- two models become one -------------------------------------------------------------
 
 
 def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
@@ -321,7 +323,10 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
             raise MergeError(
                 f"learners to merge must have labels of one kind, got {kinds}"
             )
-    known = Snapshot(mine.recipe, {}) if base is None else base
+    if base is None:
+        known = Snapshot(mine.recipe, {})
+    else:
+        known = base
     _check_separate(mine, theirs, base)
     counts = summed(mine.counts, theirs.counts, known.counts)
     head = mine.head.branch().merge(theirs.head, known.head).settle(cheap_only=True)
@@ -343,8 +348,11 @@ def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list
     """Return how two backbones differ; where their weights were found plays no part."""
     if a is None or b is None:
         names = ["none" if spec is None else spec.name for spec in (a, b)]
-        return [] if a is b else [f"backbone {names[0]} and {names[1]}"]
-    mine, theirs = a.decisive(), b.decisive()
+        if a is b:
+            return []
+        return [f"backbone {names[0]} and {names[1]}"]
+    mine = a.decisive()
+    theirs = b.decisive()
     return [
         f"{name} {mine.get(name)!r} and {theirs.get(name)!r}"
         for name in {**mine, **theirs}

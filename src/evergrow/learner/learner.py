@@ -64,50 +64,60 @@ if TYPE_CHECKING:
 class Learner(Estimator):
     """A classifier for images, texts or feature vectors that keeps learning new classes.
 
-    A frozen backbone turns samples into feature vectors and a head learns from these, exactly as if it saw
-    everything at once. Nothing of a sample is kept. Whatever fails leaves the learner as it was. scikit-learn's tools
-    take it for a classifier: it can be cloned, searched over and put at the end of a pipeline.
+    A frozen backbone turns samples into feature vectors and a head learns from these,
+    exactly as if it saw everything at once. Nothing of a sample is kept. Whatever fails
+    leaves the learner as it was. scikit-learn's tools take it for a classifier: it can
+    be cloned, searched over and put at the end of a pipeline.
 
     Parameters
     ----------
     backbone : "auto", str, Backbone, torch.nn.Module or None
-        ``"auto"`` takes the best one on this machine for the kind of the first data (none for feature vectors) and says
-        which: on the logger ``"evergrow"``, and in ``info()["backbone"]``. A name or a module is for
+        ``"auto"`` takes the best one on this machine for the kind of the first data
+        (none for feature vectors) and says which: on the logger ``"evergrow"``, and in
+        ``info()["backbone"]``. A name or a module is for
         :func:`evergrow.features.create_backbone`. None: data are feature vectors.
     method : str
         The head: ``"evergrow"``, ``"scl-mgsm"`` (the paper's method), or another of
-        :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and novelty need one of these two.
+        :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and
+        novelty need one of these two.
     adapt : str, FsaConfig, dict or None
-        What is trained of the backbone: ``fit`` trains it on the images of its data, freezes it, and everything after
-        uses the adapted backbone. None leaves the backbone as it is. A name, one of
-        :func:`evergrow.adapt.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
-        :class:`~evergrow.adapt.FsaConfig` (or its plain form) says it all.
+        What is trained of the backbone: ``fit`` trains it on the images of its data,
+        freezes it, and everything after uses the adapted backbone. None leaves the
+        backbone as it is. A name, one of :func:`evergrow.adapt.tuners.adapting_tuners`,
+        means RanPAC's protocol, 20 epochs; an :class:`~evergrow.adapt.FsaConfig` (or
+        its plain form) says it all.
     features : {"auto", "fast", "rich", "best"}, str or sequence of str
-        What feature vectors are made of: the network's own vector (``"fast"``), several depths of one pass
-        (``"rich"``), several depths at two sizes with mirror images (``"best"``, six to seven passes), or a recipe
-        such as ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see :mod:`evergrow.features.base`.
-        ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"``, where the network's depths
-        are known, and ``"final"`` with the paper's method.
+        What feature vectors are made of: the network's own vector (``"fast"``), several
+        depths of one pass (``"rich"``), several depths at two sizes with mirror images
+        (``"best"``, six to seven passes), or a recipe such as ``"rich@224+320:mirror"``
+        or ``"final,mean@-2"``; see :mod:`evergrow.features.base`. ``"auto"`` keeps the
+        recipe of a backbone that has one; elsewhere it is ``"rich"``, where the
+        network's depths are known, and ``"final"`` with the paper's method.
     options : dict, optional
-        Options of the head to set otherwise; see :func:`evergrow.lab.methods.method_options`.
+        Options of the head to set otherwise; see
+        :func:`evergrow.lab.methods.method_options`.
     weights, preset : optional
         For :func:`evergrow.features.create_backbone`.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : int, numpy generator or None
-        Seed of the head, the adaptation and the calibration. The first ``fit`` or ``begin`` draws one number from a
-        generator; None draws it from the operating system. The model file stores that number, and a loaded learner has
-        it as ``random_state``.
+        Seed of the head, the adaptation and the calibration. The first ``fit`` or
+        ``begin`` draws one number from a generator; None draws it from the operating
+        system. The model file stores that number, and a loaded learner has it as
+        ``random_state``.
     cache : None, False or path-like
-        Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
+        Where features are kept: the default cache (features of files and tables only),
+        nowhere, or a folder.
     extract : EncodeConfig or dict, optional
-        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``. They and
-        ``cache`` are read when the model begins or is loaded.
+        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``,
+        ``precision``, ``progress``. They and ``cache`` are read when the model begins
+        or is loaded.
 
     Attributes
     ----------
     classes_ : ndarray
-        Classes learned, sorted, of the kind that they came as: names, integers or booleans.
+        Classes learned, sorted, of the kind that they came as: names, integers or
+        booleans.
     class_names_ : ndarray of str
         Their names.
     n_samples_ : dict of label to int
@@ -117,7 +127,8 @@ class Learner(Estimator):
     revision_ : int
         Number of the latest change.
     origin_ : (Path, str) or None
-        The model file that this was loaded from or last written to, and its checksum then; None for others.
+        The model file that this was loaded from or last written to, and its checksum
+        then; None for others.
 
     Examples
     --------
@@ -169,7 +180,7 @@ class Learner(Estimator):
         self.cache = cache
         self.extract = extract
 
-    # -- what is known ---------------------------------------------------------------------------------------
+    # -- what is known -----------------------------------------------------------------
 
     @property
     def classes_(self) -> NDArray[Any]:
@@ -235,7 +246,9 @@ class Learner(Estimator):
 
     def backbone_(self) -> Any:
         """Return the backbone, loading it if need be; None where samples are features."""
-        return None if self._state().spec is None else self._encoder.backbone()
+        if self._state().spec is None:
+            return None
+        return self._encoder.backbone()
 
     def info(self) -> dict[str, Any]:
         """Return what the learner is, in plain values; loads no backbone."""
@@ -250,9 +263,9 @@ class Learner(Estimator):
         if self._snapshot is None:
             return f"Learner(method={self.method!r}, nothing learned yet)"
         info = self.info()
-        backbone = (
-            f", backbone={info['backbone']['name']!r}" if info["backbone"] else ""
-        )
+        backbone = ""
+        if info["backbone"]:
+            backbone = f", backbone={info['backbone']['name']!r}"
         known = f"{info['n_classes']} classes, {info['n_samples']} samples, revision {info['revision']}"
         return (
             f"Learner(method={self.method!r}, kind={info['kind']!r}{backbone}, {known})"
@@ -291,9 +304,10 @@ class Learner(Estimator):
         """What turns samples into features: as it began, or as a file says."""
         if self._begun is None:
             now = self._state()
-            adaptation = (
-                None if now.adaptation is None else read_adaptation(now.adaptation)
-            )
+            if now.adaptation is None:
+                adaptation = None
+            else:
+                adaptation = read_adaptation(now.adaptation)
             known: Any = {
                 "spec": now.spec,
                 "adaptation": adaptation,
@@ -310,7 +324,7 @@ class Learner(Estimator):
         getattr(head, method)
         return head
 
-    # -- learning --------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------
 
     def begin(self, kind: str | None = None) -> Self:
         """Choose the backbone before there is anything to learn; the empty model can be saved and taught later.
@@ -362,20 +376,25 @@ class Learner(Estimator):
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Folders, tables and files as :func:`evergrow.data.load_data` takes them; items with labels, as one pair
-            or with the labels in ``y``: paths, PIL images, uint8 arrays, texts or a matrix of features; or samples that
-            come one after the other, as pairs or batches of pairs: a generator, a torch dataset or loader. Of sources
-            with a training and a test part the training part is learned; others are learned whole. Streams are read
-            once and held in part only; the layer is made from their first 20,000 samples.
+            Folders, tables and files as :func:`evergrow.data.load_data` takes them;
+            items with labels, as one pair or with the labels in ``y``: paths, PIL
+            images, uint8 arrays, texts or a matrix of features; or samples that come
+            one after the other, as pairs or batches of pairs: a generator, a torch
+            dataset or loader. Of sources with a training and a test part the training
+            part is learned; others are learned whole. Streams are read once and held in
+            part only; the layer is made from their first 20,000 samples.
         y : array-like of shape (n,), optional
-            Labels of ``data``: names, integers or booleans. Answers are of the same kind.
+            Labels of ``data``: names, integers or booleans. Answers are of the same
+            kind.
         sample_weight : array-like of shape (n,), optional
-            How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. ``n_samples_`` goes on
-            counting samples. Asks for a method that takes weights.
+            How many samples each counts for: 2 is as if it came twice, 0 as if it had
+            not come. ``n_samples_`` goes on counting samples. Asks for a method that
+            takes weights.
         engine : Engine, optional
             Several processes or machines that learn shard by shard, exactly, such as
-            ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that every worker reads for itself;
-            the layer is made from 20,000 samples of it, drawn by the seed, or all where there are no more.
+            ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that
+            every worker reads for itself; the layer is made from 20,000 samples of it,
+            drawn by the seed, or all where there are no more.
 
         Returns
         -------
@@ -391,7 +410,8 @@ class Learner(Estimator):
         Warns
         -----
         FewSamplesWarning
-            Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
+            Where classes have fewer than ten samples, and fewer than a fifth of what
+            the others have.
         """
         if engine is not None:
             _check_alone(engine, y=y, sample_weight=sample_weight).fit(self, data)
@@ -411,7 +431,10 @@ class Learner(Estimator):
             from evergrow.adapt.fsa import adaptation_config
 
             config = adaptation_config(self.adapt)
-        encoder = self._open_encoder() if begun is None else self._encoder
+        if begun is None:
+            encoder = self._open_encoder()
+        else:
+            encoder = self._encoder
         chunks = iter(
             inputs.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
         )
@@ -420,9 +443,10 @@ class Learner(Estimator):
             head.require_weights()
         if config is not None:
             if first.kind != "image":
-                what = (
-                    "feature vectors" if first.kind == "features" else f"{first.kind}s"
-                )
+                if first.kind == "features":
+                    what = "feature vectors"
+                else:
+                    what = f"{first.kind}s"
                 raise InputError(
                     f"A backbone is adapted to images, and these are {what}; leave adapt out."
                 )
@@ -434,7 +458,8 @@ class Learner(Estimator):
         if begun is None:
             blank = self._blank(encoder)
         else:
-            # Parameters may have changed since `begin`: the file must describe the head.
+            # Parameters may have changed since `begin`: the file must describe the
+            # head.
             blank = dataclasses.replace(begun, recipe=self._recipe(), seed=seed)
         if encoder.spec is None:  # else its description says which blocks there are
             blank = dataclasses.replace(
@@ -444,7 +469,8 @@ class Learner(Estimator):
             itertools.chain([first], chunks), (encoder, blank), classes
         )
         now = learn(blank, with_widths(head, encoder.widths), blocks, seed, "fit")
-        self._begun, self._snapshot = encoder, now
+        self._begun = encoder
+        self._snapshot = now
         return self
 
     def partial_fit(
@@ -466,14 +492,16 @@ class Learner(Estimator):
         y : array-like of shape (n,), optional
             Labels of ``data``, of the kind that was learned before.
         classes : array-like, optional
-            All classes that this call may bring; others are refused. Not needed: any class may come at any time.
+            All classes that this call may bring; others are refused. Not needed: any
+            class may come at any time.
         sample_weight : array-like of shape (n,), optional
             As for :meth:`fit`.
         engine : Engine, optional
             As for :meth:`fit`.
         again : bool
-            Whether to learn a batch once more that was learned before, so that its samples count twice. It is noticed
-            by the fingerprints of whole batches in the history.
+            Whether to learn a batch once more that was learned before, so that its
+            samples count twice. It is noticed by the fingerprints of whole batches in
+            the history.
 
         Returns
         -------
@@ -482,14 +510,16 @@ class Learner(Estimator):
         Raises
         ------
         KnownSamplesError
-            If ``again`` is false and a batch was learned before; nothing is learned then.
+            If ``again`` is false and a batch was learned before; nothing is learned
+            then.
         LabelError
             If a label is of another kind than before, or not among ``classes``.
 
         Warns
         -----
         FewSamplesWarning
-            As for :meth:`fit`, where a class becomes one of those; later batches do not repeat it.
+            As for :meth:`fit`, where a class becomes one of those; later batches do not
+            repeat it.
         """
         now = self._snapshot
         if engine is not None:
@@ -505,7 +535,10 @@ class Learner(Estimator):
             data, y, sample_weight, "train", self._encoder.kind
         )
         blocks = self._blocks(chunks, classes=classes)
-        known = frozenset() if again else learned_data(now.history)
+        if again:
+            known = frozenset()
+        else:
+            known = learned_data(now.history)
         self._snapshot = learn(
             now, now.head.branch(), blocks, now.seed, "update", known
         )
@@ -514,14 +547,17 @@ class Learner(Estimator):
     def learn_unlabelled(self, data: Any) -> PseudoLabelReport:
         """Learn samples without labels as what they look like; they count the less the more labels there are.
 
-        With one or two labels per class this gives 5 to 10 points of accuracy, with twenty next to nothing. It is a
-        guess, and kept apart from what is certain: :meth:`forget_unlabelled` takes all of it out, and a label that
-        comes for such a sample later replaces the guess. Counts, calibration and novelty are those of labelled samples.
+        With one or two labels per class this gives 5 to 10 points of accuracy, with
+        twenty next to nothing. It is a guess, and kept apart from what is certain:
+        :meth:`forget_unlabelled` takes all of it out, and a label that comes for such a
+        sample later replaces the guess. Counts, calibration and novelty are those of
+        labelled samples.
 
         Parameters
         ----------
         data : object
-            As for :meth:`predict`. Labels are passed over; copies, and samples that look unknown, are left out.
+            As for :meth:`predict`. Labels are passed over; copies, and samples that
+            look unknown, are left out.
 
         Returns
         -------
@@ -564,13 +600,14 @@ class Learner(Estimator):
     def fade(self, factor: float) -> Self:
         """Let everything learned so far count for less than what comes, exactly as if learned with weights.
 
-        For things whose looks change. Counts of samples stay; a sample that is unlearned later is unlearned with the
-        weight that it has then.
+        For things whose looks change. Counts of samples stay; a sample that is
+        unlearned later is unlearned with the weight that it has then.
 
         Parameters
         ----------
         factor : float
-            What every sample counts for from now on, in units of what it counted for; above 0, at most 1.
+            What every sample counts for from now on, in units of what it counted for;
+            above 0, at most 1.
         """
         self._able("fade")
         self._snapshot = unlabelled.faded(self._taught(), factor)
@@ -579,8 +616,8 @@ class Learner(Estimator):
     def settle(self) -> Self:
         """Work out now what answers need, rather than at the first question; a saved learner then answers at once.
 
-        ``fit`` does so, and later changes do where it takes no more than a second. With thousands of units and classes
-        it takes several.
+        ``fit`` does so, and later changes do where it takes no more than a second. With
+        thousands of units and classes it takes several.
         """
         now = self._taught()
         head = now.head.branch().settle()
@@ -589,7 +626,7 @@ class Learner(Estimator):
         )
         return self
 
-    # -- editing ---------------------------------------------------------------------------------------------
+    # -- editing -----------------------------------------------------------------------
 
     def forget_classes(self, names: str | int | Iterable[Any]) -> Self:
         """Remove whole classes: they are never predicted again. Needs no data and no backbone.
@@ -606,7 +643,10 @@ class Learner(Estimator):
         LabelError
             If a class was never learned.
         """
-        wanted = [names] if isinstance(names, (str, int)) else list(names)
+        if isinstance(names, (str, int)):
+            wanted = [names]
+        else:
+            wanted = list(names)
         self._snapshot = edits.forgotten(self._taught(), wanted)
         return self
 
@@ -621,7 +661,8 @@ class Learner(Estimator):
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Samples with the labels they were learned with; of sources with two parts the training part.
+            Samples with the labels they were learned with; of sources with two parts
+            the training part.
         y : array-like of shape (n,), optional
             Labels of ``data``.
         sample_weight : array-like of shape (n,), optional
@@ -650,7 +691,8 @@ class Learner(Estimator):
         Raises
         ------
         LabelError
-            If the class was never learned, or the new name is that of another: :meth:`merge_classes` makes two one.
+            If the class was never learned, or the new name is that of another:
+            :meth:`merge_classes` makes two one.
         """
         return self.rename_classes({old: new})
 
@@ -689,7 +731,8 @@ class Learner(Estimator):
         names : iterable of str
             Classes to merge.
         into : str
-            Name of the one that they become: a new one, or that of a class, which then is among those merged.
+            Name of the one that they become: a new one, or that of a class, which then
+            is among those merged.
 
         Raises
         ------
@@ -714,7 +757,8 @@ class Learner(Estimator):
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels) or items
-            The samples. Of data with labels those of class ``source`` are moved, of data without all.
+            The samples. Of data with labels those of class ``source`` are moved, of
+            data without all.
         source : str
             The class they were learned as; it is gone if none remains.
         target : str
@@ -735,7 +779,7 @@ class Learner(Estimator):
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
 
-    # -- several learners --------------------------------------------------------------------------------------
+    # -- several learners --------------------------------------------------------------
 
     def copy(self) -> Learner:
         """Return a learner that knows the same; changing either leaves the other as it is.
@@ -751,15 +795,15 @@ class Learner(Estimator):
         (4, 3)
         """
         twin = self._twin()
-        twin._snapshot, twin.origin_ = (
-            self._state(),
-            self.origin_,
-        )  # every change works on a branch of the head
+        twin._snapshot = self._state()  # every change works on a branch of the head
+        twin.origin_ = self.origin_
         return twin
 
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
-        head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
+        head = self._able("spawn").spawn()
+        now = self._taught()
+        child = self._twin()
         child._snapshot = dataclasses.replace(
             self._blank(self._encoder),
             head=head,
@@ -777,13 +821,14 @@ class Learner(Estimator):
         other : Learner
             Made by :meth:`spawn` from this learner or a common ancestor; not changed.
         base : Learner, optional
-            The learner that both began as copies of, where they did: what it knows is counted once. Since then both
-            may only have learned or merged.
+            The learner that both began as copies of, where they did: what it knows is
+            counted once. Since then both may only have learned or merged.
 
         Raises
         ------
         MergeError
-            If backbones or layers differ, or samples would be counted twice; the message says what differs.
+            If backbones or layers differ, or samples would be counted twice; the
+            message says what differs.
         """
         for name, learner in (("other", other), ("base", base)):
             if learner is not None and not isinstance(learner, Learner):
@@ -796,7 +841,7 @@ class Learner(Estimator):
         )
         return self
 
-    # -- answering ---------------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------
 
     def predict(self, items: Any) -> NDArray[Any]:
         """Return the most likely class of every item.
@@ -804,8 +849,9 @@ class Learner(Estimator):
         Parameters
         ----------
         items : object
-            A path or paths, a folder of images, PIL images, uint8 arrays, texts or features; or a generator, a torch
-            dataset or loader of such, whose labels are passed over.
+            A path or paths, a folder of images, PIL images, uint8 arrays, texts or
+            features; or a generator, a torch dataset or loader of such, whose labels
+            are passed over.
 
         Returns
         -------
@@ -826,12 +872,13 @@ class Learner(Estimator):
         Returns
         -------
         ndarray of shape (n, C), or (n,) for two classes
-            Of two classes the score of the second less that of the first, as scikit-learn's tools take it.
+            Of two classes the score of the second less that of the first, as
+            scikit-learn's tools take it.
         """
         scores = self.class_scores(items)
-        return (
-            np.asarray(scores[:, 1] - scores[:, 0]) if scores.shape[1] == 2 else scores
-        )
+        if scores.shape[1] == 2:
+            return np.asarray(scores[:, 1] - scores[:, 0])
+        return scores
 
     def class_scores(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, one column per entry of ``classes_`` whatever their number.
@@ -880,7 +927,8 @@ class Learner(Estimator):
         Raises
         ------
         NotFittedError
-            If no class ever came with two samples at once, so that nothing could be held out.
+            If no class ever came with two samples at once, so that nothing could be
+            held out.
         """
         self._able("novelty_score")
         return self._taught().calibration.threshold(false_alarm)
@@ -895,8 +943,9 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         false_alarm : float
-            Share of known things that may be called unknown; the threshold was calibrated on samples of every batch,
-            scored as if they had not been learned.
+            Share of known things that may be called unknown; the threshold was
+            calibrated on samples of every batch, scored as if they had not been
+            learned.
         """
         threshold = self.threshold(false_alarm)
         return np.asarray(
@@ -940,7 +989,8 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         false_alarm : float, optional
-            Share of known things that may be called unknown; None asks nothing about that.
+            Share of known things that may be called unknown; None asks nothing about
+            that.
         on_error : {"raise", "skip"}, optional
             Whether an image that cannot be read raises an error or is left out. By
             default the extraction settings of the learner decide.
@@ -949,16 +999,21 @@ class Learner(Estimator):
         -------
         Answers
         """
-        threshold = None if false_alarm is None else self.threshold(false_alarm)
+        if false_alarm is None:
+            threshold = None
+        else:
+            threshold = self.threshold(false_alarm)
         now = self._taught()
         features = self.encode(items, on_error=on_error)
-        able, names = hasattr(now.head, "predict_proba"), now.classes
-        values = (
-            self._probabilities(features.X)
-            if able
-            else now.head.class_scores(features.X)
-        )
-        novelty = None if threshold is None else now.head.novelty_score(features.X)
+        able = hasattr(now.head, "predict_proba")
+        names = now.classes
+        if able:
+            values = self._probabilities(features.X)
+        else:
+            values = now.head.class_scores(features.X)
+        novelty = None
+        if threshold is not None:
+            novelty = now.head.novelty_score(features.X)
         return Answers(
             names,
             values,
@@ -988,12 +1043,14 @@ class Learner(Estimator):
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Labelled data; of sources with two parts the test part. Samples of classes that the model does not know are
-            counted apart and serve as unknown ones. Labels are compared by their names, whatever their kind.
+            Labelled data; of sources with two parts the test part. Samples of classes
+            that the model does not know are counted apart and serve as unknown ones.
+            Labels are compared by their names, whatever their kind.
         y : array-like of shape (n,), optional
             Labels of ``data``.
         unknown : path-like, Dataset, FeatureSet, (items, labels) or items, optional
-            More things that the model does not know; of labelled data only classes that were not learned count.
+            More things that the model does not know; of labelled data only classes that
+            were not learned count.
         false_alarm : float
             Share of false alarms that the threshold is for.
         keep_samples : bool
@@ -1003,12 +1060,15 @@ class Learner(Estimator):
         -------
         Evaluation
         """
-        started, now = time.perf_counter(), self._taught()
+        started = time.perf_counter()
+        now = self._taught()
         opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
-        # Raises where unknown things are to be told and cannot be, before any work is done.
-        threshold = (
-            self.threshold(false_alarm) if opens or unknown is not None else None
-        )
+        # Raises where unknown things are to be told and cannot be, before any work is
+        # done.
+        if opens or unknown is not None:
+            threshold = self.threshold(false_alarm)
+        else:
+            threshold = None
         parts: list[tuple[Any, ...]] = []
         left_out: list[str] = []
         n = 0
@@ -1019,12 +1079,12 @@ class Learner(Estimator):
             answers = self._answers_to(encoded.X)
             certainty = None
             if keep_samples and hasattr(now.head, "predict_proba"):
-                likely, columns = (
-                    self._probabilities(encoded.X),
-                    np.searchsorted(now.classes, answers),
-                )
+                likely = self._probabilities(encoded.X)
+                columns = np.searchsorted(now.classes, answers)
                 certainty = np.take_along_axis(likely, columns[:, None], axis=1)[:, 0]
-            novelty = now.head.novelty_score(encoded.X) if opens else None
+            novelty = None
+            if opens:
+                novelty = now.head.novelty_score(encoded.X)
             labels = samples.required_labels()[encoded.rows]
             parts.append(
                 (samples.items, encoded.rows + n, labels, answers, certainty, novelty)
@@ -1053,7 +1113,9 @@ class Learner(Estimator):
         )
         kept = None
         if keep_samples:
-            things = None if items[0] is None else concat_items(items)
+            things = None
+            if items[0] is not None:
+                things = concat_items(items)
             kept = SampleAnswers(things, rows, true, told, sure)
         seconds = time.perf_counter() - started
         return dataclasses.replace(
@@ -1070,7 +1132,8 @@ class Learner(Estimator):
         sample_weight : array-like of shape (n,), optional
             What each sample counts for.
         """
-        right, weights = [], []
+        right = []
+        weights = []
         for samples in inputs.labelled_chunks(
             data, y, sample_weight, "test", self._encoder.kind
         ):
@@ -1105,7 +1168,7 @@ class Learner(Estimator):
         """Return the answers to features."""
         return np.asarray(self._taught().head.predict(X), dtype=np.str_)
 
-    # -- files -------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, in one step; backbone weights are not in it.
@@ -1153,8 +1216,9 @@ class Learner(Estimator):
         cache, extract : optional
             As for the class; they are not part of the file.
         lazy : bool
-            Whether to leave the head in the file, too, until it is asked or learns: what is known can be told and
-            classes can be renamed and merged without importing torch. What is wrong with it is said then.
+            Whether to leave the head in the file, too, until it is asked or learns:
+            what is known can be told and classes can be renamed and merged without
+            importing torch. What is wrong with it is said then.
 
         Raises
         ------
@@ -1164,15 +1228,19 @@ class Learner(Estimator):
             If a newer evergrow wrote it.
         """
         if not isinstance(source, Archive):
-            name = os.fspath(source) if name is None else name
+            if name is None:
+                name = os.fspath(source)
+            else:
+                name = name
             source = read_archive(source)
         name = name or "the archive"
         now = read_snapshot(source, name)
         recipe: Any = "auto"
         if now.spec is not None:
-            recipe = (
-                "final" if now.spec.recipe is None else list(now.spec.recipe.blocks)
-            )
+            if now.spec.recipe is None:
+                recipe = "final"
+            else:
+                recipe = list(now.spec.recipe.blocks)
         learner = cls(
             "auto" if backbone is None and now.spec is not None else backbone,
             now.recipe.method,
@@ -1186,15 +1254,19 @@ class Learner(Estimator):
             extract=extract,
         )
         learner._source = device, name
-        learner._snapshot = now if lazy else with_head(now, device, name)
+        if lazy:
+            learner._snapshot = now
+        else:
+            learner._snapshot = with_head(now, device, name)
         return learner
 
-    # -- arguments ---------------------------------------------------------------------------------------------
+    # -- arguments ---------------------------------------------------------------------
 
     def set_params(self, **params: Any) -> Self:
         """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused.
 
-        A single option goes by ``options__NAME``, as in a grid that scikit-learn searches.
+        A single option goes by ``options__NAME``, as in a grid that scikit-learn
+        searches.
 
         Examples
         --------
@@ -1219,7 +1291,7 @@ class Learner(Estimator):
             setattr(self, name, value)
         return self
 
-    # -- making parts ------------------------------------------------------------------------------------------
+    # -- making parts ------------------------------------------------------------------
 
     def _new_head(self) -> IncrementalClassifier:
         return self._recipe().create(device=self.device, random_state=self._seed())
@@ -1265,7 +1337,8 @@ class Learner(Estimator):
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
         twin = type(self)(**self.get_params())
-        twin._begun, twin._source = self._encoder, self._source
+        twin._begun = self._encoder
+        twin._source = self._source
         return twin
 
     def _encoded(
@@ -1306,20 +1379,19 @@ class Learner(Estimator):
         """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
         wanted: set[str] = set()
         kept: set[str] = set()
-        allowed = (
-            None
-            if classes is None
-            else inputs.as_names(
+        allowed = None
+        if classes is not None:
+            allowed = inputs.as_names(
                 classes, len(classes) if hasattr(classes, "__len__") else 0
             )
-        )
 
         def encoded() -> Iterator[LabelledRows]:
             for samples in chunks:
                 labels = samples.required_labels()
-                strange = (
-                    [] if allowed is None else np.setdiff1d(labels, allowed).tolist()
-                )
+                if allowed is None:
+                    strange = []
+                else:
+                    strange = np.setdiff1d(labels, allowed).tolist()
                 if strange:
                     raise LabelError(
                         f"labels must be among the classes that were announced, got {strange[0]!r}"

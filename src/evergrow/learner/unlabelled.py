@@ -24,7 +24,8 @@ def with_unlabelled(
     now : Snapshot
         What is known.
     blocks : iterable of LabelledRows
-        Feature vectors without labels. A stream is guessed block by block, each with the help of those before it.
+        Feature vectors without labels. A stream is guessed block by block, each with
+        the help of those before it.
 
     Raises
     ------
@@ -35,8 +36,12 @@ def with_unlabelled(
     """
     from evergrow.head.pseudo_labels import PseudoLabelReport
 
-    head, report = now.head.branch(), PseudoLabelReport()
-    threshold = now.calibration.threshold(FALSE_ALARM) if now.calibration.n else None
+    head = now.head.branch()
+    report = PseudoLabelReport()
+    if now.calibration.n:
+        threshold = now.calibration.threshold(FALSE_ALARM)
+    else:
+        threshold = None
     for block in gathered(blocks):
         report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
     if not report.used:
@@ -44,7 +49,9 @@ def with_unlabelled(
             f"none of the {report.unknown:,} samples without labels looks like a class that was learned, so nothing "
             "was learned from them: group_unknown() sorts them into groups that can be named"
         )
-    note = f"{report.unknown:,} left out as unknown" if report.unknown else ""
+    note = ""
+    if report.unknown:
+        note = f"{report.unknown:,} left out as unknown"
     head.settle(cheap_only=True)
     return now.after(
         Change.now("unlabelled", report.used, note=note), head=head

@@ -1,8 +1,9 @@
 """Test images and the review queue of a model, kept on the server where its owner wants that: then all see the same.
 
-The folder ``model.evg.kept`` beside the model is the switch: without it nothing is kept. Each image is one file in it,
-a line of JSON and then the pixels as lossless WebP or PNG, so that it is whole or not there. Every image is encoded
-anew: no metadata is kept, and answers stay the same. The folder goes with the model.
+The folder ``model.evg.kept`` beside the model is the switch: without it nothing is
+kept. Each image is one file in it, a line of JSON and then the pixels as lossless WebP
+or PNG, so that it is whole or not there. Every image is encoded anew: no metadata is
+kept, and answers stay the same. The folder goes with the model.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class KeptImages:
     def record(self) -> KeptRecord:
         """Return what is kept, the oldest first, under the present names of classes."""
         try:
-            names = os.listdir(self.folder) if self.on else []
+            if self.on:
+                names = os.listdir(self.folder)
+            else:
+                names = []
         except FileNotFoundError:  # somebody switched it off meanwhile
             names = []
         found = [self._read(self.folder / name) for name in names]
@@ -90,7 +94,8 @@ class KeptImages:
             (entry[0] for entry in found if entry),
             key=lambda image: (image.when, image.id),
         )
-        size, limits = sum(image.bytes for image in images), self._limits
+        size = sum(image.bytes for image in images)
+        limits = self._limits
         return KeptRecord(
             on=self.on,
             images=images,
@@ -104,7 +109,8 @@ class KeptImages:
         try:
             with locked(self.folder, wait=True):
                 remove_leftovers(self.folder)
-                now, limits = self.record(), self._limits
+                now = self.record()
+                limits = self._limits
                 present = {image.id for image in now.images}
                 new = {
                     image.id: (image, data)
@@ -137,7 +143,9 @@ class KeptImages:
 
     def find(self, known: UUID) -> tuple[KeptImage, bytes]:
         """Return an image and its bytes, or raise the problem 404."""
-        found = self._read(self.folder / known.hex, whole=True) if self.on else None
+        found = None
+        if self.on:
+            found = self._read(self.folder / known.hex, whole=True)
         if found is None:
             raise Problem(
                 404,
@@ -157,7 +165,9 @@ class KeptImages:
             label, forgotten = self._present_label(image)
             if forgotten:
                 return None
-            data = file.read(self._limits.kept_bytes) if whole else b""
+            data = b""
+            if whole:
+                data = file.read(self._limits.kept_bytes)
             return image.model_copy(update={"id": path.name, "label": label}), data
         return None
 
@@ -248,7 +258,10 @@ async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
         ],
         fields=form,
     )
-    labels = sent.labels().tolist() if form.set == "test" else [None] * len(sent)
+    if form.set == "test":
+        labels = sent.labels().tolist()
+    else:
+        labels = [None] * len(sent)
     files = [await kept.service.without_metadata(*image) for image in sent.images or ()]
     when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     images = [

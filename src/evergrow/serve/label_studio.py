@@ -31,10 +31,11 @@ _KEYS = {
 }
 _SOURCES = {"images": ("Image",), "texts": ("Text", "HyperText", "Paragraphs")}
 _LONGEST_CONFIG = 1_000_000
-_ADDRESS = "!#$%&'()*+,/:;=?@[]~"  # signs of addresses; others, as in names of files, are percent-encoded
+# Signs of addresses; others, as in names of files, are percent-encoded
+_ADDRESS = "!#$%&'()*+,/:;=?@[]~"
 
 
-# -- messages ---------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 
 class _Sent(BaseModel):
@@ -101,7 +102,9 @@ def names_of(config: str | None, kind: str) -> ConfigNames:
     )
     sample = control.get("toName") or source.get("name", "sample")
     field_of_task = source.get("value", "")
-    key = field_of_task.removeprefix("$") if field_of_task.startswith("$") else ""
+    key = ""
+    if field_of_task.startswith("$"):
+        key = field_of_task.removeprefix("$")
     return ConfigNames(control.get("name", "choice"), sample, key)
 
 
@@ -121,7 +124,9 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
 
     Nothing else is ever called, and redirects are not followed.
     """
-    home, most, headers = urlsplit(config.label_studio), config.limits.body_bytes, {}
+    home = urlsplit(config.label_studio)
+    most = config.limits.body_bytes
+    headers = {}
     if not where.startswith("data:"):
         if not home.netloc:
             detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
@@ -139,11 +144,10 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
                 f"images are fetched from {home.netloc} alone, and this one is elsewhere",
                 "NotFetched",
             )
-        headers = (
-            {"Authorization": f"Token {config.label_studio_token}"}
-            if config.label_studio_token
-            else {}
-        )
+        if config.label_studio_token:
+            headers = {"Authorization": f"Token {config.label_studio_token}"}
+        else:
+            headers = {}
     request = urllib.request.Request(where, headers=headers)
     try:
         with urllib.request.build_opener(_NoRedirects).open(
@@ -151,7 +155,10 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
         ) as answer:
             data: bytes = answer.read(most + 1)
     except (OSError, ValueError, HTTPException) as error:
-        code = f" ({error.code})" if isinstance(error, urllib.error.HTTPError) else ""
+        if isinstance(error, urllib.error.HTTPError):
+            code = f" ({error.code})"
+        else:
+            code = ""
         raise Problem(
             422, f"the image of a task cannot be fetched{code}", "NotFetched"
         ) from error
@@ -167,7 +174,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow none: it could lead anywhere."""
 
 
-# -- routes -----------------------------------------------------------------------------------------------------
+# -- routes ----------------------------------------------------------------------------
 
 router = APIRouter(
     prefix="/label-studio/{m}",
@@ -224,8 +231,8 @@ async def predict(
 def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
     """Return a score for each task, by which Label Studio, that asks about the lowest first, follows ``suggest``.
 
-    The first gets the smallest margin, and so on, so that tasks that are sent apart can be compared. Copies of earlier
-    tasks come last.
+    The first gets the smallest margin, and so on, so that tasks that are sent apart can
+    be compared. Copies of earlier tasks come last.
     """
     scores = np.ones(len(rows))
     with suppress(

@@ -82,7 +82,10 @@ class RateLimit:
         >>> [limit.allows("anna", now) for now in (0.0, 0.0, 0.1, 0.6)]
         [True, True, False, True]
         """
-        at = time.monotonic() if now is None else now
+        if now is None:
+            at = time.monotonic()
+        else:
+            at = now
         left, since = self._buckets.pop(caller, (self._rate, at))
         left = min(self._rate, left + (at - since) * self._rate)
         allowed = left >= 1
@@ -104,7 +107,9 @@ def host_name(host: str) -> str:
     found = re.fullmatch(
         r"(\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", host.casefold(), re.ASCII
     )
-    return found[1].strip("[]") if found else ""
+    if found:
+        return found[1].strip("[]")
+    return ""
 
 
 def address_group(client: str) -> str:
@@ -157,15 +162,16 @@ class _Exchange:
             Headers(scope=scope),
             uuid.uuid4().hex[:16],
         )
-        self._receive, self._send, self._limits, self._count = (
-            receive,
-            send,
-            limits,
-            count,
-        )
-        self.started, self.status, self.size = time.perf_counter(), 0, 0
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._count = count
+        self.started = time.perf_counter()
+        self.status = 0
+        self.size = 0
         self.client = str((scope.get("client") or ("",))[0])
-        self.refused, self._complete = True, False
+        self.refused = True
+        self._complete = False
         self.held = 0  # bytes of the memory budget
         path = scope["path"]
         if path.endswith(("/jobs", "/api/v1/models/upload")):
@@ -250,12 +256,10 @@ class ServiceMiddleware:
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service, self._config, self._metrics = (
-            app,
-            service,
-            service.config,
-            service.metrics,
-        )
+        self._app = app
+        self._service = service
+        self._config = service.config
+        self._metrics = service.metrics
         config = service.config
         self._rate = RateLimit(config.limits.requests_per_second)
         self._refusals = RateLimit(config.limits.refusals_per_second)
@@ -268,10 +272,8 @@ class ServiceMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange, failure = (
-            _Exchange(scope, receive, send, self._config.limits, self._count),
-            None,
-        )
+        exchange = _Exchange(scope, receive, send, self._config.limits, self._count)
+        failure = None
         memory = self._service.memory
         state = scope.setdefault("state", {})
         state["request_id"] = exchange.id
@@ -329,8 +331,11 @@ class ServiceMiddleware:
 
     def _check(self, exchange: _Exchange) -> None:
         """Raise a problem unless the request may pass."""
-        scope, headers, lan = exchange.scope, exchange.headers, self._service.lan
-        path, method = scope["path"], scope["method"]
+        scope = exchange.scope
+        headers = exchange.headers
+        lan = self._service.lan
+        path = scope["path"]
+        method = scope["method"]
         head = (
             method,
             scope.get("raw_path") or path,
@@ -345,15 +350,19 @@ class ServiceMiddleware:
                 f"the request line and the headers may have at most {HEAD_BYTES:,} bytes",
                 "LongHead",
             )
-        # A page elsewhere can let its own name lead to this machine (DNS rebinding), so foreign names are refused.
+        # A page elsewhere can let its own name lead to this machine (DNS rebinding), so
+        # foreign names are refused.
         hosts = headers.getlist("host")
-        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        name = ""
+        if len(hosts) == 1:
+            name = host_name(hosts[0])
         if not name or not (
             is_loopback(name) or name in self._hosts or (lan and name == lan.host)
         ):
             detail = f"the service does not answer to the host {name[:80]!r}: allow it with --allow-host"
             raise Problem(421, detail, "WrongHost")
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        origin = headers.get("origin")
+        site = headers.get("sec-fetch-site", "none")
         guarded = path.startswith(_GUARDED)
         followed_link = (
             method == "GET"
@@ -381,11 +390,9 @@ class ServiceMiddleware:
                 lan.tokens.holder(given) if lan else None
             )
             if holder is None:
-                again = (
-                    "scan the code on the computer again"
-                    if from_lan
-                    else "send 'Authorization: Bearer TOKEN'"
-                )
+                again = "send 'Authorization: Bearer TOKEN'"
+                if from_lan:
+                    again = "scan the code on the computer again"
                 raise Problem(
                     401,
                     f"{again}: a token of this service is needed, and those of codes expire",
@@ -434,12 +441,17 @@ class ServiceMiddleware:
 
     def _record(self, exchange: _Exchange, failure: Exception | None) -> None:
         """Count and log a request; the labels of metrics come from fixed sets, not from callers."""
-        scope, seconds = exchange.scope, time.perf_counter() - exchange.started
+        scope = exchange.scope
+        seconds = time.perf_counter() - exchange.started
         route = getattr(scope.get("route"), "path", "") or "other"
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = "other"
+        if scope["method"] in _METHODS:
+            method = scope["method"]
         self._metrics.requests.labels(method, route, str(exchange.status)).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
-        problem = None if failure is None else problem_of(failure)
+        problem = None
+        if failure is not None:
+            problem = problem_of(failure)
         bug = problem is not None and problem.status_code == 500
         log(
             "request",

@@ -55,14 +55,14 @@ _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 _LISTED = 100_000  # classes in the answers about all samples of a request
 _MATRIX = 500  # classes of a model whose confusion is told in full
-QUESTION, EXAM, LESSON = (
-    SampleBody(schemas.Question),
-    SampleBody(schemas.EvaluateRequest),
-    SampleBody(schemas.TeachRequest),
-)
-UNLABELLED, SUGGESTION = SampleBody(schemas.Unlabelled), SampleBody(schemas.Suggestion)
+QUESTION = SampleBody(schemas.Question)
+EXAM = SampleBody(schemas.EvaluateRequest)
+LESSON = SampleBody(schemas.TeachRequest)
+UNLABELLED = SampleBody(schemas.Unlabelled)
+SUGGESTION = SampleBody(schemas.Suggestion)
 GROUPING = SampleBody(schemas.Grouping)
-NEWS, EXAMPLES = SampleBody(schemas.FalseAlarm), SampleBody(schemas.Labels)
+NEWS = SampleBody(schemas.FalseAlarm)
+EXAMPLES = SampleBody(schemas.Labels)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
@@ -73,7 +73,7 @@ changes = APIRouter(
 ROUTERS = (models, questions, changes)
 
 
-# -- models -----------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------
 
 
 @models.get("/models")
@@ -220,13 +220,12 @@ def _summary(service: Service, name: str) -> schemas.ModelSummary:
 def _model_record(model: OpenModel) -> schemas.ModelRecord:
     """Return everything about a model but its numbers; no path of this machine."""
     version, file, info = model.version, model.file, model.version.learner.info()
-    novelty, backbone = info["novelty"], info["backbone"]
+    novelty = info["novelty"]
+    backbone = info["backbone"]
     try:
-        changes, revisions, redoable = (
-            history(file.path),
-            kept_revisions(file.path),
-            file.redoable(),
-        )
+        changes = history(file.path)
+        revisions = kept_revisions(file.path)
+        redoable = file.redoable()
     except FileFormatError as error:
         if file.path.exists():
             raise
@@ -249,7 +248,7 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
     )
 
 
-# -- questions --------------------------------------------------------------------------------------------------
+# -- questions -------------------------------------------------------------------------
 
 
 @questions.post(
@@ -280,7 +279,8 @@ async def evaluate(
     model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep
 ) -> Response:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
-    labels, false_alarm = body.labels().tolist(), body.fields.false_alarm
+    labels = body.labels().tolist()
+    false_alarm = body.fields.false_alarm
     return await evaluated(
         service, model, body, labels, false_alarm, schemas.EvaluationRecord
     )
@@ -300,7 +300,10 @@ async def evaluated(
     def work(learner: Learner, rows: Any) -> str:
         given = rows, np.asarray(labels, dtype=np.str_)
         result = learner.evaluate(given, false_alarm=false_alarm, keep_samples=True)
-        predicted = [] if result.samples is None else result.samples.predicted.tolist()
+        if result.samples is None:
+            predicted = []
+        else:
+            predicted = result.samples.predicted.tolist()
         pairs = enumerate(zip(labels, predicted, strict=True))
         wrong = [
             {"sample": i, "label": label, "predicted": said}
@@ -403,7 +406,8 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
 
     An unknown sample has no label, only a nearest class.
     """
-    values, novelty = answers.values, answers.novelty
+    values = answers.values
+    novelty = answers.novelty
     found = []
     for row, best in enumerate(answers.ranked(k)):
         top = [
@@ -412,12 +416,13 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
             )
             for i in best
         ]
-        strange = (
-            None
-            if novelty is None or not np.isfinite(novelty[row])
-            else float(novelty[row])
-        )
-        unknown = None if answers.unknown is None else bool(answers.unknown[row])
+        strange = None
+        if not (novelty is None or not np.isfinite(novelty[row])):
+            strange = float(novelty[row])
+        if answers.unknown is None:
+            unknown = None
+        else:
+            unknown = bool(answers.unknown[row])
         found.append(
             schemas.SampleAnswer(
                 label=None if unknown else top[0].name,
@@ -427,7 +432,10 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
                 unknown=unknown,
             )
         )
-    threshold = None if answers.threshold is None else float(answers.threshold[0])
+    if answers.threshold is None:
+        threshold = None
+    else:
+        threshold = float(answers.threshold[0])
     about: dict[str, Any] = {
         "model": model.name,
         "revision": model.version.revision,
@@ -438,7 +446,7 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
     ).model_dump_json(by_alias=True)
 
 
-# -- changes ----------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------
 
 
 class RequestedChange:
@@ -451,12 +459,10 @@ class RequestedChange:
         service: ServiceDep,
         response: Response,
     ) -> None:
-        self.model, self.request, self.service, self.response = (
-            model,
-            request,
-            service,
-            response,
-        )
+        self.model = model
+        self.request = request
+        self.service = service
+        self.response = response
 
     def asking(self, work: str, asked: Any) -> ChangeRequest:
         """Return the conditions of the change, with what is asked for."""
@@ -477,13 +483,20 @@ class RequestedChange:
         self, work: str, body: SentSamples, learn: Callable[[Learner, Any], object]
     ) -> schemas.ChangeAnswer:
         """Learn or unlearn samples, with their labels where they have some."""
-        labels = body.labels() if isinstance(body.fields, schemas.Labels) else None
+        if isinstance(body.fields, schemas.Labels):
+            labels = body.labels()
+        else:
+            labels = None
         request = self.request.with_content(
             work.encode(), *body.content, note=body.fields.note
         )
         rows = await self.service.features(self.model, body, alone=True)
-        given = rows if labels is None else (rows, labels)
-        file, seen = self.model.file, self.model.version
+        if labels is None:
+            given = rows
+        else:
+            given = (rows, labels)
+        file = self.model.file
+        seen = self.model.version
         answer = await file.edit(
             lambda learner: learn(learner, given), seen, request, len(rows)
         )
@@ -585,7 +598,8 @@ async def roll_back(
     change: ChangeDep, asked: schemas.RollbackRequest
 ) -> schemas.ChangeAnswer:
     """Undo the latest changes, or go back to a revision: the file is again what it was, byte for byte."""
-    file, request = change.model.file, change.asking("rollback", asked)
+    file = change.model.file
+    request = change.asking("rollback", asked)
     return change.done(await file.roll_back(asked.n, asked.to, request))
 
 

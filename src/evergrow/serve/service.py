@@ -111,7 +111,7 @@ class Service:
         ):
             await asyncio.to_thread(end.shutdown)
 
-    # -- samples ------------------------------------------------------------------------------------------------
+    # -- samples -----------------------------------------------------------------------
 
     async def features(
         self, opened: OpenModel, samples: SentSamples, **settings: Any
@@ -125,7 +125,8 @@ class Service:
         samples : SentSamples
             Samples of the kind that the model takes.
         **settings
-            For :meth:`Batcher.submit`: ``alone`` for what is learned, ``model`` for a question.
+            For :meth:`Batcher.submit`: ``alone`` for what is learned, ``model`` for a
+            question.
         """
         rows = _rows(opened.version, samples, self.limits)
         if rows is not None:
@@ -153,16 +154,14 @@ class Service:
         """
         version = model.version
         version.require_ready()
-        found = (
-            await self.features(model, samples, model=version)
-            if isinstance(samples, SentSamples)
-            else samples
-        )
-        answers = (
-            found
-            if isinstance(found, Answers)
-            else (await asyncio.to_thread(version.ask, [found]))[0]
-        )
+        if isinstance(samples, SentSamples):
+            found = await self.features(model, samples, model=version)
+        else:
+            found = samples
+        if isinstance(found, Answers):
+            answers = found
+        else:
+            answers = (await asyncio.to_thread(version.ask, [found]))[0]
         self.metrics.samples.labels("predict").inc(len(answers.values))
         self.metrics.note_answers(
             model.name, version.learner._taught().calibration, answers
@@ -177,11 +176,10 @@ class Service:
     ) -> Result:
         """Return what a copy of a model's learner works out of samples, in threads that answers do not need."""
         model.version.require_ready()
-        rows = (
-            await self.features(model, samples)
-            if isinstance(samples, SentSamples)
-            else samples
-        )
+        if isinstance(samples, SentSamples):
+            rows = await self.features(model, samples)
+        else:
+            rows = samples
         learner = model.version.learner
         return await asyncio.get_running_loop().run_in_executor(
             self._studies, lambda: work(learner.copy(), rows)
@@ -283,7 +281,7 @@ class Service:
             return await loop.run_in_executor(self._slow_decoders, work)
         return found
 
-    # -- files --------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     async def adopt(self, name: str, file: Path) -> None:
         """Make a model of an uploaded file, one at a time: it is checked in memory.
@@ -314,7 +312,7 @@ class Service:
                 _exported, model.version.learner, self.pool, head_only
             )
 
-    # -- warming up ---------------------------------------------------------------------------------------------
+    # -- warming up --------------------------------------------------------------------
 
     def warm_up(self) -> None:
         """Do in a thread of its own what the first callers would wait for: load libraries, and backbones of models."""
@@ -322,7 +320,9 @@ class Service:
         learner = Learner(None, options={"n_units": 8}, device=self.config.device)
         learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
         gc.collect()
-        gc.freeze()  # a full collection looks at all that was loaded, half a second in which everybody waits
+        # A full collection looks at all that was loaded, half a second in which
+        # everybody waits
+        gc.freeze()
         for name in self.store.names()[:_WARM] or (
             [] if self.config.read_only else [""]
         ):
@@ -331,19 +331,20 @@ class Service:
     def _warm_up(self, name: str) -> None:
         """Send a sample through the backbone of a model, or of the likeliest first one: the first pass is slow."""
         try:
-            learner = OpenModel(name, self).version.learner if name else None
-            batcher = (
-                self.pool.of_learner(learner)
-                if learner
-                else self.pool.chosen("image", "auto")
-            )
+            if name:
+                learner = OpenModel(name, self).version.learner
+            else:
+                learner = None
+            if learner:
+                batcher = self.pool.of_learner(learner)
+            else:
+                batcher = self.pool.chosen("image", "auto")
             if batcher is not None and batcher.depth == 0:
                 transform = batcher.backbone.transform
-                sample = (
-                    "a"
-                    if transform is None
-                    else transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
-                )
+                if transform is None:
+                    sample = "a"
+                else:
+                    sample = transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
                 batcher.submit([sample], alone=True).result()
         except Exception as error:  # whoever asks is told
             log("not warmed up", model=name, problem=type(error).__name__)
@@ -378,9 +379,9 @@ def _rows(
         taken = f"{field} must be given alone, since the model takes {version.kind}"
         raise InputError(f"{taken}, got {' and '.join(given)}")
     try:
-        return (
-            None if samples.rows is None else np.asarray(samples.rows, dtype=np.float64)
-        )
+        if samples.rows is None:
+            return None
+        return np.asarray(samples.rows, dtype=np.float64)
     except ValueError as error:
         raise InputError("rows must all have the same number of columns") from error
 
@@ -399,7 +400,9 @@ def _lossless(image: Any) -> bytes:
 def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
     from evergrow.export.onnx_export import export_learner
 
-    batcher = None if head_only else pool.of_learner(learner)
+    batcher = None
+    if not head_only:
+        batcher = pool.of_learner(learner)
     backbone = None if batcher is None else batcher.backbone
     copy = Learner.load(
         learner.to_archive(), name="the model", backbone=backbone, device="cpu"
@@ -410,7 +413,7 @@ def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
         return file.read_bytes()
 
 
-# -- dependencies of routes -------------------------------------------------------------------------------------
+# -- dependencies of routes ------------------------------------------------------------
 
 
 def _service(request: Request) -> Any:

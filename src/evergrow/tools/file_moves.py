@@ -30,7 +30,9 @@ _DEVICES = {
     "nul",
     *(f"{name}{number}" for name in ("com", "lpt") for number in range(10)),
 }
-_LONGEST_NAME = 80  # characters, of four bytes at most where a file system counts 255 bytes, with room for a number
+# Characters, of four bytes at most where a file system counts 255 bytes, with room for
+# a number
+_LONGEST_NAME = 80
 _NAME_BYTES = 255  # of a name of a file
 _PARTIAL = "evergrow-sort"
 SCRATCH_PATTERN = rf"\.{_PARTIAL}\..*\.part"
@@ -68,7 +70,9 @@ def folder_name(name: str) -> str:
     plain = plain.strip().rstrip(". ")[:_LONGEST_NAME].rstrip(". ")
     if plain[:1] in _FIRST:  # also where there is no letter at all
         plain = f"_{plain[1:]}"
-    return f"_{plain}" if plain.split(".")[0].strip().lower() in _DEVICES else plain
+    if plain.split(".")[0].strip().lower() in _DEVICES:
+        return f"_{plain}"
+    return plain
 
 
 def folder_names(names: Collection[str], taken: Collection[str] = ()) -> dict[str, str]:
@@ -87,7 +91,8 @@ def folder_names(names: Collection[str], taken: Collection[str] = ()) -> dict[st
     >>> folder_names(["ant", "Ant", "a/b", "a_b"], taken=["unknown"])
     {'Ant': 'Ant', 'a_b': 'a_b', 'ant': 'ant-2', 'a/b': 'a_b-2'}
     """
-    used, found = {same_name(name) for name in taken}, {}
+    used = {same_name(name) for name in taken}
+    found = {}
     for name in sorted(names, key=lambda name: (folder_name(name) != name, name)):
         found[name] = free_name(
             folder_name(name), lambda other: same_name(other) in used

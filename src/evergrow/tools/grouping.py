@@ -70,11 +70,12 @@ def group_unknown(
     n_groups : int, optional
         Number of groups. By default it is estimated from the data.
     known : object, optional
-        Labelled samples, in any form that `Learner.fit` takes. They choose the metric and
-        the size of groups. By default the samples of `data` that look known are used.
+        Labelled samples, in any form that `Learner.fit` takes. They choose the metric
+        and the size of groups. By default the samples of `data` that look known are
+        used.
     false_alarm : float, default=0.05
-        Fraction of known samples that may be called novel. Larger values put more samples
-        into groups.
+        Fraction of known samples that may be called novel. Larger values put more
+        samples into groups.
     unknown : array-like of int, optional
         Row numbers of the samples to group, for example those that a person marked as
         unknown. By default, samples with a novelty above the threshold.
@@ -265,8 +266,8 @@ def _cluster(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the group of each row and its cosine to the centre of the group.
 
-    Ward's tree gives the first groups. Rows then move to the nearest centre until no row
-    moves, because a tree never separates rows that it merged early.
+    Ward's tree gives the first groups. Rows then move to the nearest centre until no
+    row moves, because a tree never separates rows that it merged early.
     """
     from scipy.cluster.hierarchy import fcluster
 

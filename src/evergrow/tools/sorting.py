@@ -1,8 +1,9 @@
 """Sorting a folder of images into a folder for each class, and taking it back.
 
-The table ``OUT/sorted.csv`` is written before the first file is put anywhere, with every file and where it goes, and
-again at the end. After a kill at any moment the table and the folders tell what is left to do. Nothing is overwritten,
-no link is followed, and what cannot be read stays where it is.
+The table ``OUT/sorted.csv`` is written before the first file is put anywhere, with
+every file and where it goes, and again at the end. After a kill at any moment the table
+and the folders tell what is left to do. Nothing is overwritten, no link is followed,
+and what cannot be read stays where it is.
 
 A file is removed only while a second directory entry with the same content exists.
 """
@@ -58,7 +59,8 @@ from evergrow.tools.file_moves import (
 TABLE = "sorted.csv"
 """Name of the table."""
 
-UNKNOWN, UNSURE = "unknown", "unsure"
+UNKNOWN = "unknown"
+UNSURE = "unsure"
 """Folders of what belongs to no learned class, and of answers that are not likely enough."""
 
 LEAST = 0.8
@@ -82,7 +84,8 @@ class SortedFile:
     file : str
         Where it was, as a whole path.
     answer : str
-        The likeliest class, also where it is not sure; empty for what is unknown or cannot be read.
+        The likeliest class, also where it is not sure; empty for what is unknown or
+        cannot be read.
     probability : float or None
         Of the answer.
     place : str
@@ -132,7 +135,8 @@ def plan_sort(
     learner : Learner
         A model of images.
     folder : path-like
-        Images, in subfolders too; links and hidden files are left alone, and so is ``out``, should it lie there.
+        Images, in subfolders too; links and hidden files are left alone, and so is
+        ``out``, should it lie there.
     out : path-like
         Where the folders of classes are, or will be.
     unknown : str
@@ -259,7 +263,9 @@ def _check_no_undo(earlier: Iterable[SortedFile], out: Path) -> None:
 
 def _images(root: Path, out: Path) -> dict[str, int]:
     """Return the images below a folder and their sizes; hidden ones are left out, and what is in another folder."""
-    below = f"{out.relative_to(root).as_posix()}/" if out.is_relative_to(root) else ""
+    below = ""
+    if out.is_relative_to(root):
+        below = f"{out.relative_to(root).as_posix()}/"
     return {
         name: size
         for name, size in Tree(root).listing().items()
@@ -280,7 +286,10 @@ def _why_not(root: Path, name: str) -> str:
 def _names_in(out: Path, group: str, earlier: Iterable[SortedFile]) -> set[str]:
     """Return the names that are taken in a folder: by what is there, or was to go there."""
     folder = own_folder(out, group, make=False)
-    there = os.listdir(folder) if folder.is_dir() else []
+    if folder.is_dir():
+        there = os.listdir(folder)
+    else:
+        there = []
     return set(
         map(
             same_name,
@@ -367,7 +376,10 @@ def sort_folder(
     with locked(target):
         remove_leftovers(target, f".{TABLE}.*")
         table = target / TABLE
-        earlier = read_table(table) if os.path.lexists(table) else []
+        if os.path.lexists(table):
+            earlier = read_table(table)
+        else:
+            earlier = []
         _check_no_undo(earlier, target)
         resumed, waiting = split_planned(earlier, root)
         remove_partial_copies(target)
@@ -476,7 +488,7 @@ def _is_there(path: Path, size: int) -> bool:
     return path.is_file() and not path.is_symlink() and path.stat().st_size == size
 
 
-# -- back again -------------------------------------------------------------------------------------------------
+# -- back again ------------------------------------------------------------------------
 
 
 def undo_sort(
@@ -484,8 +496,9 @@ def undo_sort(
 ) -> list[SortedFile]:
     """Take back everything that a table lists, and remove it; what was changed since stays, and stays listed.
 
-    Files that were moved go back, copies and links that are still what they were are removed, and so are the folders of
-    classes once they are empty. It may be interrupted and called again.
+    Files that were moved go back, copies and links that are still what they were are
+    removed, and so are the folders of classes once they are empty. It may be
+    interrupted and called again.
 
     Parameters
     ----------
@@ -522,7 +535,9 @@ def undo_sort(
         )
         try:
             for row in _with_progress("undoing", rows[::-1], progress):
-                reason = _taken_back(row, out) if row.place else ""
+                reason = ""
+                if row.place:
+                    reason = _taken_back(row, out)
                 if reason:
                     kept.append(replace(row, note=reason))
         except OSError as error:
@@ -610,7 +625,7 @@ def _undo_row(row: SortedFile, source: Path, target: Path) -> str:
     return ""
 
 
-# -- the table --------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------
 
 
 _COLUMNS = [field.name for field in fields(SortedFile)]

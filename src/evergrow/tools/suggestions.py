@@ -2,8 +2,9 @@
 
 Uncertain samples come first: those with a small margin between the two most likely
 classes. Outliers are moved down, because labelling them teaches little about other
-samples. Near-duplicates of suggested or already labelled samples are skipped. A fraction
-of the list is reserved for samples that look novel, so that new classes are discovered.
+samples. Near-duplicates of suggested or already labelled samples are skipped. A
+fraction of the list is reserved for samples that look novel, so that new classes are
+discovered.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def suggest(
     data : object
         Unlabelled samples, in any form that `Learner.predict` takes.
     n : int, default=20
-        Number of suggestions. Fewer are returned if the data has fewer distinct samples.
+        Number of suggestions. Fewer are returned if the data has fewer distinct
+        samples.
     novel_fraction : float, default=0.2
         Fraction of suggestions reserved for samples that look novel. 0 skips novelty
         detection.

@@ -106,19 +106,23 @@ def test_eigenvalues_that_cannot_be_computed_are_a_typed_error():
         symmetric_eigh(torch.full((4, 4), float("nan"), dtype=torch.float64))
 
 
-# -- the ridge of the denoised readout --------------------------------------------------------------------------
+# -- the ridge of the denoised readout -------------------------------------------------
 
 
 def exact(geometry, energy):
     """Return the step of every quantity by eigenvalues and dense inverses."""
-    counts, S = geometry.counts, geometry.scatter
-    n, order = float(counts.sum()), S.shape[0]
+    counts = geometry.counts
+    S = geometry.scatter
+    n = float(counts.sum())
+    order = S.shape[0]
     free = n - len(counts)
     D = geometry.means - (geometry.means @ counts / n)[:, None]
-    T, Q = S + (D * counts) @ D.T, D * counts
+    T = S + (D * counts) @ D.T
+    Q = D * counts
     targets = n - float(counts.square().sum()) / n
     steps = range(-24, 9)
-    scores, leverages = {}, {}
+    scores = {}
+    leverages = {}
     for step in steps:
         alpha = energy * 10 ** (step / 4)
         inverse = torch.linalg.inv(T + alpha * torch.eye(order, dtype=T.dtype))

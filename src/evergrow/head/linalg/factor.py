@@ -12,15 +12,16 @@ from torch import Tensor
 from evergrow.core.errors import NumericalError
 from evergrow.core.threads import threads_for
 
-# Rungs of the jitter ladder, in units of machine epsilon times the mean of the diagonal.
+# Rungs of the jitter ladder, in units of machine epsilon times the mean of the
+# diagonal.
 _LADDER = (0.0, 1e1, 1e3, 1e5, 1e7)
 
 _PANEL = 256  # columns of a factor that are held together
 
 _THREADED_FROM = 4096
 """Below this order the reduction to tridiagonal form gains little from threads, and its thousands of
-barriers stall when another process holds a core (measured on two cores: 8.9 s instead of 0.05 s at order 600,
-27 s instead of 0.6 s at order 1,500)."""
+barriers stall when another process holds a core (measured on two cores: 8.9 s instead
+of 0.05 s at order 600, 27 s instead of 0.6 s at order 1,500)."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,11 @@ class CholeskyFactor:
     Parameters
     ----------
     panels : sequence of Tensor
-        The lower-triangular factor, so many columns at a time without the zeros above: half a square matrix.
+        The lower-triangular factor, so many columns at a time without the zeros above:
+        half a square matrix.
     jitter : float
-        What was added to the diagonal to make the factorisation succeed; 0 when nothing was needed.
+        What was added to the diagonal to make the factorisation succeed; 0 when nothing
+        was needed.
     """
 
     panels: Sequence[Tensor]
@@ -79,7 +82,8 @@ class CholeskyFactor:
         """``trace((A + jitter I)^-1)``, the squared Frobenius norm of ``lower^-1``."""
         total = 0.0
         for place, panel in enumerate(self.panels):
-            # These columns of lower^-1 vanish above the panel as well: solve only the trailing triangle.
+            # These columns of lower^-1 vanish above the panel as well: solve only the
+            # trailing triangle.
             start = torch.eye(*panel.shape, dtype=panel.dtype, device=panel.device)
             trailing = CholeskyFactor(self.panels[place:], self.jitter)
             total += float(trailing.half_solve(start).square_().sum())
@@ -98,7 +102,8 @@ def safe_cholesky(
     shift : float
         Added to the diagonal, for example the ridge.
     allow_jitter : bool
-        False raises at once instead of climbing, for callers to whom indefiniteness is information.
+        False raises at once instead of climbing, for callers to whom indefiniteness is
+        information.
 
     Returns
     -------
@@ -130,7 +135,10 @@ def safe_cholesky(
             work, out=(work, work.new_empty((), dtype=torch.int32))
         ).info  # in place
         if int(info) == 0 and bool(torch.isfinite(work.diagonal()).all()):
-            starts = range(0, n, _PANEL) if n > _PANEL else ()
+            if n > _PANEL:
+                starts = range(0, n, _PANEL)
+            else:
+                starts = ()
             panels = [
                 work[at:, at : at + _PANEL].clone(memory_format=torch.contiguous_format)
                 for at in starts
