@@ -219,10 +219,10 @@ def drift(data: Rows, draw: int) -> dict[str, Any]:
 
 def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
     """Return shares of species with an alarm on blurred pictures, where the other rows of the species were learned."""
-    from PIL import Image, ImageFilter
+    from PIL import ImageFilter
 
     from evergrow import Learner, tools
-    from evergrow.features import create_backbone, encode_batch
+    from evergrow.features import create_backbone, decode_image, encode_batch
 
     kept = np.load(Path(folder) / FILES["birds"])
     backbone = create_backbone("tf_efficientnet_lite0")
@@ -239,7 +239,7 @@ def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
     learner = Learner(None).fit(X[learned].astype(np.float32), y[learned])
     found = []
     for name in names[asked]:
-        image = Image.open(pictures[name]).convert("RGB")
+        image = decode_image(pictures[name])
         prepared = backbone.transform(
             image.filter(ImageFilter.GaussianBlur(radius)) if radius else image
         )

@@ -85,13 +85,12 @@ def _tensors(stored: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
-    inside = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    if isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list):
+        inside = enumerate(value)
+    else:
+        inside = ()
     for key, item in inside:
         yield from _places(item, (*path, key))
 

@@ -48,11 +48,9 @@ def skip_group(reason: str) -> str:
     missing = re.match(r"could not import '([^'.]+)", reason)
     if missing:
         return f"needs the package {missing[1]}"
-    return (
-        reason.partition(":")[0]
-        if reason.startswith("needs ")
-        else "does not apply to the method or model in question"
-    )
+    if reason.startswith("needs "):
+        return reason.partition(":")[0]
+    return "does not apply to the method or model in question"
 
 
 @pytest.fixture(scope="session")

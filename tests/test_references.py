@@ -131,7 +131,7 @@ def test_a_wrong_name_on_a_page_is_found(checker, text, name, hint):
             "See :func:`evergrow.core.seeding.generate`.",
             "evergrow.core.seeding.generate",
         ),
-        ("See :meth:`Told.run`.", "Told.run"),
+        ("See :meth:`HeadSummary.run`.", "HeadSummary.run"),
         ("See :meth:`walks`.", "walks"),
         ("See :attr:`~evergrow.features.EncodeConfig.policy`.", "policy"),
         ("See :class:`RawSet`.", "RawSet"),

@@ -87,11 +87,10 @@ def test_links_of_a_page_lead_somewhere_on_a_git_host(page):
         if link.startswith(("http://", "https://", "mailto:")):
             continue
         path, _, anchor = link.partition("#")
-        target = (
-            posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
-            if path
-            else page
-        )
+        if path:
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+        else:
+            target = page
         assert (DOCS / target).exists(), f"{page}: {link}"
         if anchor:
             assert anchor in anchors(target), f"{page}: {link}"

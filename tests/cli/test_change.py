@@ -195,7 +195,7 @@ def test_log_says_who_did_what(shell, model, later, monkeypatch):
     assert "(3 earlier changes: --full)" in shell.run("log", model, "-n", 1).stdout
 
 
-# -- --test: accuracy before and after, kept in the history -----------------------------------------------------
+# -- --test: accuracy before and after, kept in the history ----------------------------
 
 
 @pytest.fixture
@@ -210,7 +210,8 @@ def tests(shell) -> Path:
 def accuracy(model: Path, tests: Path, names: tuple[str, ...]) -> float:
     """Compute the accuracy on samples of some classes from answers alone."""
     with np.load(tests) as held:
-        X, y = held["X_test"], held["y_test"]
+        X = held["X_test"]
+        y = held["y_test"]
     rows = np.isin(y, names)
     return float(np.mean(open_model(model).predict(X[rows]) == y[rows]))
 
@@ -251,7 +252,8 @@ def test_classes_that_fell_are_named_with_both_shares(shell, model, tests):
         y_test=wrong[1][:1],
     )
     with np.load(tests) as held:
-        X, y = held["X_test"], held["y_test"]
+        X = held["X_test"]
+        y = held["y_test"]
     shares = [float(np.mean(open_model(model).predict(X[y == "ant"]) == "ant"))]
     result = shell.run("update", model, "wrong.npz", "--test", tests)
     shares.append(float(np.mean(open_model(model).predict(X[y == "ant"]) == "ant")))
@@ -297,7 +299,7 @@ def test_columns_of_test_data(shell):
     assert learner.history_[-1].tested.samples == 4
 
 
-# -- renaming, merging and relabelling ---------------------------------------------------------------------------
+# -- renaming, merging and relabelling -------------------------------------------------
 
 
 def test_rename_is_written_and_undone(shell, model):
@@ -380,7 +382,7 @@ def test_relabel_of_images(shell, image_model, images):
     }
 
 
-# -- what answers need is worked out once, and is in the file ----------------------------------------------------
+# -- what answers need is worked out once, and is in the file --------------------------
 
 
 @pytest.fixture
@@ -425,5 +427,5 @@ def test_later_commands_find_the_solution_in_the_file(
         assert solved == open_model(target).settle().head_.alpha_
         with monkeypatch.context() as patch:
             patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
-            shell.run("predict", target, later, "--reject-unknown")
+            shell.run("predict", target, later)
             shell.run("evaluate", target, later)

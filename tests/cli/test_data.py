@@ -38,7 +38,7 @@ def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
     assert answers[0]["item"] == "images.zip/images/lying/0.png"
 
 
-# -- a file of features has no test part that was not there -----------------------------------------------------
+# -- a file of features has no test part that was not there ----------------------------
 
 
 def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> None:
@@ -61,7 +61,7 @@ def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> N
     assert (drawn["n_train"], drawn["n_test"]) == (12, 6)
 
 
-# -- columns ----------------------------------------------------------------------------------------------------
+# -- columns ---------------------------------------------------------------------------
 
 
 def test_every_command_that_reads_data_has_the_group() -> None:
@@ -139,7 +139,7 @@ def test_an_image_on_standard_input_is_told_where_to_go(
     assert "save an image to a file" in result.stderr
 
 
-# -- --check ----------------------------------------------------------------------------------------------------
+# -- --check ---------------------------------------------------------------------------
 
 
 def test_check_of_images(shell: Shell, images: Path) -> None:
@@ -171,7 +171,8 @@ def test_check_by_features_and_its_mistakes(shell: Shell) -> None:
 
 @pytest.mark.slow
 def test_worker_processes_read_archives_and_parquet(shell: Shell, images: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
     files = sorted(images.rglob("*.png"))
     with zipfile.ZipFile("i.zip", "w") as archive:
         for path in files:
@@ -202,7 +203,7 @@ def test_worker_processes_read_archives_and_parquet(shell: Shell, images: Path) 
         assert np.allclose(np.load("f.npz")["X_train"], expected, atol=1e-5)
 
 
-# -- what data prints -------------------------------------------------------------------------------------------
+# -- what data prints ------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -41,7 +41,8 @@ def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> N
 
 def test_shards_are_limited_by_bytes_too(shell: Shell, tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
-    X, y = draws.normal(size=(400, 1000)).astype(np.float32), np.array(list("ab") * 200)
+    X = draws.normal(size=(400, 1000)).astype(np.float32)
+    y = np.array(list("ab") * 200)
     np.savez(tmp_path / "wide.npz", X=X, y=y)
     settings = ("--units", 5, "--engine", "local", "--set", "shard_mib=1")
     values = shell.json(
@@ -55,10 +56,8 @@ def test_evaluate_and_predict_by_shards(
 ) -> None:
     model = tmp_path / "model.evg"
     shell.run("fit", data, "-m", model, "--units", 20)
-    plain, found = (
-        shell.json("evaluate", model, data),
-        shell.json("evaluate", model, data, *ENGINE),
-    )
+    plain = shell.json("evaluate", model, data)
+    found = shell.json("evaluate", model, data, *ENGINE)
     assert found["confusion"] == plain["confusion"]
     assert found["n_samples"] == 40  # the test part
     values = shell.json("predict", model, data, *ENGINE, "--out", tmp_path / "answers")

@@ -137,7 +137,8 @@ def test_unknown_classes_are_reported(shell, model, first, later):
     other = np.concatenate(
         [clouds(NAMES[3:], 20, 1)[0], clouds(NAMES[3:], 10, 101)[0]]
     )  # both parts
-    a, b = learner.novelty_score(known), learner.novelty_score(other)
+    a = learner.novelty_score(known)
+    b = learner.novelty_score(other)
     auroc = np.mean(b[:, None] > a[None, :]) + 0.5 * np.mean(b[:, None] == a[None, :])
     assert values["auroc"] == pytest.approx(auroc)
     assert values["detection_rate"] == pytest.approx(
@@ -166,7 +167,7 @@ def test_nothing_is_written_on_bad_input(shell, model):
     )
 
 
-# -- what was answered wrongly ------------------------------------------------------------------------------
+# -- what was answered wrongly ---------------------------------------------------------
 
 
 def answered(truth, guess, items=None, certainty=None):
@@ -185,7 +186,8 @@ def answered(truth, guess, items=None, certainty=None):
 
 
 def test_wrong_answers_are_shown_by_certainty_and_the_matrix_leads_to_them():
-    truth, guess = ["a", "a", "a", "b", "b"], ["b", "b", "a", "b", "a"]
+    truth = ["a", "a", "a", "b", "b"]
+    guess = ["b", "b", "a", "b", "a"]
     texts = Texts(("mild <i>", "wild", "right", "fine", "odd & even"))
     result = answered(truth, guess, texts, np.array([0.6, 0.9, 0.99, 0.8, 0.7]))
     page = Page(evaluation_page(result, title="texts"))

@@ -142,7 +142,7 @@ def test_adapted_backbone_is_the_librarys(shell, images):
         random_state=3,
     ).fit(images)
     theirs = open_model("p.evg")
-    np.testing.assert_array_equal(mine.features(images).X, theirs.features(images).X)
+    np.testing.assert_array_equal(mine.encode(images).X, theirs.encode(images).X)
     np.testing.assert_allclose(
         mine.decision_function(images), theirs.decision_function(images), rtol=1e-9
     )

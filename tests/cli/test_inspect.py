@@ -81,7 +81,7 @@ def test_blocks_tell_their_weights(shell, tmp_path):
     assert f"{told[0]['weight']:.2f} x 6 columns" in output
 
 
-# -- two models or revisions side by side, against a computation from their answers -----------------------------
+# -- two models or revisions side by side, against a computation from their answers ----
 
 
 @pytest.fixture
@@ -103,7 +103,8 @@ def test_revisions_side_by_side(shell, model, hard):
     assert values["second_only"] == ["dog"]
     assert values["counts"] == {name: [20, 50] for name in NAMES[:3]}
     with np.load(hard) as held:
-        X, y = held["X_test"], held["y_test"]
+        X = held["X_test"]
+        y = held["y_test"]
     answers = before.predict(X), after.predict(X)
     known = y != "dog"
     assert values["first"]["accuracy"] == pytest.approx(

@@ -65,11 +65,10 @@ def test_formats_say_the_same(shell, model, asked):
 def test_unknown_things_are_rejected(shell, model, asked):
     X, _ = asked
     np.save("asked.npy", np.concatenate([X, 60 + X[:2]]))
-    plain = shell.json("predict", model, "asked.npy")["predictions"]
+    plain = shell.json("predict", model, "asked.npy", "--no-unknown")["predictions"]
     assert "unknown" not in plain[0]
-    values = shell.json("predict", model, "asked.npy", "--reject-unknown")[
-        "predictions"
-    ]
+    assert all(row["class"] in NAMES for row in plain)
+    values = shell.json("predict", model, "asked.npy")["predictions"]
     learner = open_model(model)
     novelty = learner.novelty_score(np.load("asked.npy"))
     np.testing.assert_allclose([row["novelty"] for row in values], novelty)
@@ -78,9 +77,9 @@ def test_unknown_things_are_rejected(shell, model, asked):
     for row in values:
         assert (row["class"] is None) == row["unknown"]
         assert row["top"][0]["class"] in NAMES
-    strict = shell.json(
-        "predict", model, "asked.npy", "--reject-unknown", "--false-alarm", 0.9
-    )["predictions"]
+    strict = shell.json("predict", model, "asked.npy", "--false-alarm", 0.9)[
+        "predictions"
+    ]
     assert (
         sum(row["unknown"] for row in strict)
         == (novelty > learner.threshold(0.9)).sum()
@@ -91,7 +90,7 @@ def test_unknown_things_are_rejected(shell, model, asked):
 def test_the_nearest_class_of_an_unknown_thing_stands_apart(shell, model, asked):
     X, _ = asked
     np.save("asked.npy", np.concatenate([X[:1], 60 + X[:1]]))
-    ask = ("predict", model, "asked.npy", "--reject-unknown")
+    ask = ("predict", model, "asked.npy")
     known, strange = shell.json(*ask, "--top", 2)["predictions"]
     learner = open_model(model)
     assert known["threshold"] == strange["threshold"] == learner.threshold(0.05)
@@ -189,7 +188,7 @@ def test_one_image_leaves_nothing_behind(shell, image_model, images):
             "--text is for models of texts, and this one takes images",
         ),
         (
-            ["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"],
+            ["predict", "p.evg", "images", "--false-alarm", "2"],
             "--false-alarm",
         ),
         (["predict", "absent.evg", "images"], "No model 'absent.evg' here"),
@@ -231,6 +230,26 @@ def test_model_without_probabilities_gives_scores(shell, first, asked):
     np.testing.assert_allclose(
         [row["score"] for row in rows], learner.decision_function(asked[0]).max(axis=1)
     )
-    assert "how unlike anything learned" in shell.error(
-        "predict", "n.evg", "asked.npy", "--reject-unknown"
+    assert "unknown" not in rows[0]
+    assert (
+        "nothing is called unknown" in shell.run("predict", "n.evg", "asked.npy").stderr
     )
+
+
+def test_a_strange_thing_is_unknown_by_default(shell, model, asked):
+    """It was a class at 100 %; the page and ``sort`` called it unknown."""
+    X, _ = asked
+    np.save("strange.npy", 60 + X[:1])
+    shown = shell.run("predict", model, "strange.npy").stdout.splitlines()
+    assert shown[0].split() == [
+        "item",
+        "class",
+        "probability",
+        "novelty",
+        "threshold",
+        "nearest",
+    ]
+    assert "(unknown)" in shown[1]
+    forced = shell.run("predict", model, "strange.npy", "--no-unknown").stdout
+    assert "unknown" not in forced
+    assert forced.splitlines()[0].split() == ["item", "class", "probability"]

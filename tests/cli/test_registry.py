@@ -75,7 +75,7 @@ def test_version_is_an_option_too():
     assert evergrow("--version").stdout == f"{__version__}\n"
 
 
-# -- how commands leave ----------------------------------------------------------------------------------------
+# -- how commands leave ----------------------------------------------------------------
 
 
 build_app()
@@ -222,7 +222,7 @@ def test_warnings_of_any_command_are_lines_and_in_the_object(
     assert evergrow("cautious").stdout == "\\x1b[31mred\n"
 
 
-# -- mistakes that show in the arguments, and commands that need no network, import neither torch nor companions --
+# -- mistakes that show in the arguments, and commands that need no network, import neither torch nor companions
 
 
 RUN = """

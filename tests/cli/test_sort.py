@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Shell
 
+from evergrow import Learner
+from evergrow.tools.sorting import sort_folder, undo_sort
+
 OUT = Path("out")
 
 
@@ -30,17 +33,16 @@ def test_it_sorts_as_predict_answers(
     sort = ("sort", image_model, inbox, "--into", OUT, "--min", 0.5)
     told = shell.json(*sort, code=1)
     assert not OUT.exists()
-    asked = ("predict", image_model, inbox, "--on-error", "skip", "--reject-unknown")
+    asked = ("predict", image_model, inbox, "--on-error", "skip")
     answers = {row["item"]: row for row in shell.json(*asked, code=1)["predictions"]}
     expected: dict[str, int] = {}
     for row in answers.values():
-        place = (
-            "unknown"
-            if row["unknown"]
-            else row["class"]
-            if row["probability"] >= 0.5
-            else "unsure"
-        )
+        if row["unknown"]:
+            place = "unknown"
+        elif row["probability"] >= 0.5:
+            place = row["class"]
+        else:
+            place = "unsure"
         expected[place] = expected.get(place, 0) + 1
     assert told["folders"] == expected
     assert sum(expected.values()) == 36
@@ -87,3 +89,68 @@ def test_bad_input_is_one_line_and_touches_nothing(
 def test_models_of_other_things_are_refused(shell: Shell, model: Path) -> None:
     Path("inbox").mkdir()
     assert "a model of images" in shell.error("sort", model, "inbox", "--into", OUT)
+
+
+def test_any_name_of_a_file_is_printed_safely(shell: Shell, image_model: Path) -> None:
+    source = next(Path("images").rglob("*.png")).read_bytes()
+    names = [
+        "a\\b.png",
+        "a\nb.png",
+        "\x1b[2J.png",
+        "caf\udce9.png",
+        "-rf.png",
+        "n" * 251 + ".png",
+    ]
+    inbox = Path("in\nbox\udcff")
+    inbox.mkdir()
+    for name in names:
+        (inbox / name).write_bytes(source)
+    (inbox / "broken\n\udce9\x1b[2J.png").write_bytes(b"no image")
+    sort = ("sort", image_model, inbox, "--into", OUT)
+    for options in ((), ("--move",)):
+        said = shell.run(*sort, *options, code=1)
+        lines = (said.stdout + said.stderr).split("\n")
+        assert all(line.isprintable() for line in lines)
+        assert "1 file left in place: broken" in said.stderr
+    assert os.listdir(inbox) == ["broken\n\udce9\x1b[2J.png"]
+    told = shell.json(*sort, "--move", code=1)
+    assert [os.path.basename(name) for name in told["left"]] == os.listdir(inbox)
+    assert "6 files undone" in shell.run("sort", "--undo", OUT / "sorted.csv").stdout
+    assert set(names) < set(os.listdir(inbox))
+    assert not OUT.exists()
+
+
+def test_one_unreadable_image_does_not_keep_the_others_in_place(
+    shell: Shell, image_model: Path, inbox: Path
+) -> None:
+    learner = Learner.load(image_model)
+    rows = sort_folder(learner, inbox, OUT, "copy")
+    assert sum(bool(row.place) for row in rows) == 36
+    assert [Path(row.file).name for row in rows if not row.place] == ["broken.png"]
+    assert undo_sort(OUT / "sorted.csv") == []
+
+
+def test_an_interrupted_sort_of_another_folder_is_mentioned(
+    shell: Shell, image_model: Path, inbox: Path
+) -> None:
+    sort = ("sort", image_model, inbox, "--into", OUT, "--copy")
+    shell.run(*sort, code=1)
+    table = OUT / "sorted.csv"
+    table.write_text(table.read_text().replace(",done,", ",planned,"))
+    said = shell.run("sort", image_model, "images", "--into", OUT).stdout
+    assert "36 files of an interrupted sort of" in said
+    said = shell.run("sort", image_model, inbox, "--into", OUT, code=1).stdout
+    assert "36 files of an interrupted sort will be completed first" in said
+
+
+def test_a_damaged_table_stops_the_sort_with_one_line(
+    shell: Shell, image_model: Path, inbox: Path
+) -> None:
+    OUT.mkdir()
+    table = OUT / "sorted.csv"
+    table.write_text("file,answer,probability,place,how,state,size,note\n")
+    for options in ((), ("--move",)):
+        said = shell.error("sort", image_model, inbox, "--into", OUT, *options)
+        assert "is no table of a sort, or was damaged" in said
+    assert "is no table of a sort" in shell.error("sort", "--undo", table)
+    assert os.listdir(OUT) == ["sorted.csv"]

@@ -201,16 +201,12 @@ def test_file_names_that_are_no_utf8(
 def test_an_update_that_is_stopped_leaves_the_old_model_or_the_new_one(
     shell: Shell, model: Path, later: Path, stop: signal.Signals
 ) -> None:
-    before, command = (
-        model.read_bytes(),
-        [sys.executable, "-m", "evergrow", "update", str(model), str(later)],
-    )
+    before = model.read_bytes()
+    command = [sys.executable, "-m", "evergrow", "update", str(model), str(later)]
     began = time.monotonic()
     subprocess.run(command, check=True, capture_output=True)
-    whole, samples = (
-        time.monotonic() - began,
-        sum(open_model(model).n_samples_.values()),
-    )
+    whole = time.monotonic() - began
+    samples = sum(open_model(model).n_samples_.values())
     shell.run("rollback", model)
     for step in range(10):
         with subprocess.Popen(

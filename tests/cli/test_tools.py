@@ -72,7 +72,8 @@ def test_learning_without_labels_and_back(run, files):
 
 
 def test_suggestions_groups_and_drift(run, files):
-    model, pool = files / "m.evg", files / "pool.npy"
+    model = files / "m.evg"
+    pool = files / "pool.npy"
     found = json.loads(run("suggest", model, pool, "-n", 10, "--json"))["suggestions"]
     assert len(found) == 10
     assert sum(entry["reason"] == "looks unknown" for entry in found) == 2

@@ -4,11 +4,14 @@ import os
 import struct
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from evergrow.core import archive as archive_module
 from evergrow.core.archive import Archive, read_archive, read_header, write_archive
 from evergrow.core.errors import FileFormatError
 
@@ -109,3 +112,86 @@ def test_values_nested_deeper_than_any_we_write_are_refused(tmp_path):
     write_archive(path, Archive("toy", {"n": value}))
     with pytest.raises(FileFormatError, match="nested more than 100 deep"):
         read_archive(path)
+
+
+def archive_of_parts(n_parts):
+    """Return an archive of many parts, each with one empty tensor."""
+    part = Archive("toy", {}, {"x": np.zeros(0, np.float32)})
+    return Archive("toy", {}, parts={f"p{index}": part for index in range(n_parts)})
+
+
+def test_reading_many_parts_takes_linear_time(tmp_path, monkeypatch):
+    """A quadratic reader needs over a minute for these parts."""
+    monkeypatch.setattr(archive_module, "_MAX_PARTS", 100_000, raising=False)
+    path = tmp_path / "parts.evg"
+    write_archive(path, archive_of_parts(20_000))
+    start = time.perf_counter()
+    found = read_archive(path)
+    assert time.perf_counter() - start < 20
+    assert len(found.parts) == 20_000
+    assert list(found.parts["p7"].tensors) == ["x"]
+
+
+def test_too_many_parts_are_neither_read_nor_written(tmp_path, monkeypatch):
+    path = tmp_path / "parts.evg"
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_module, "_MAX_PARTS", 10_001, raising=False)
+        write_archive(path, archive_of_parts(10_000))
+    for read in (read_archive, read_header):
+        with pytest.raises(FileFormatError, match="at most 4,096 parts"):
+            read(path)
+    with pytest.raises(FileFormatError, match="at most 4,096 parts"):
+        write_archive(tmp_path / "other.evg", archive_of_parts(4096))
+    assert not (tmp_path / "other.evg").exists()
+    write_archive(path, archive_of_parts(4095))
+    assert len(read_archive(path).parts) == 4095
+
+
+def with_header(path, header):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_headers_with_too_many_objects_are_refused_before_parsing(
+    tmp_path, monkeypatch
+):
+    """Each object in JSON of three bytes would take sixty in memory."""
+    path = tmp_path / "objects.evg"
+    lists = "[" + "[]," * 300 + "[]]"
+    monkeypatch.setattr(archive_module, "_MAX_CONTAINERS", 200)
+    contents = {"schema": 3, "needs": "0.3", "digest": "", "archive": lists}
+    escaped = json.dumps(contents).replace("[", "\\u005b")
+    headers = [
+        {"__metadata__": {"evergrow": "{}"}, "x": json.loads(lists)},
+        {"__metadata__": {"evergrow": json.dumps(contents)}},
+        {"__metadata__": {"evergrow": escaped}},
+    ]
+    for header in headers:
+        with_header(path, header)
+        for read in (read_archive, read_header):
+            with pytest.raises(FileFormatError, match="200 lists and objects"):
+                read(path)
+
+
+def test_too_many_tensors_are_refused(tmp_path):
+    path = tmp_path / "tensors.evg"
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = {f"t{index}": empty for index in range(70_000)}
+    with_header(path, {"__metadata__": {"evergrow": "{}"}, **header})
+    with pytest.raises(FileFormatError, match="more than 65,536 tensors"):
+        read_archive(path)
+
+
+def test_the_name_of_a_part_has_no_separator(tmp_path, sample):
+    path = tmp_path / "part.evg"
+    write_archive(path, Archive("toy", {}, parts={"a_b": sample}))
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    head = json.loads(header["__metadata__"]["evergrow"])
+    head["archive"] = head["archive"].replace("a_b", "a/b")
+    header["__metadata__"]["evergrow"] = json.dumps(head)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+    with pytest.raises(FileFormatError, match="no '/' in the name of a part"):
+        read_header(path)

@@ -92,3 +92,23 @@ def test_a_group_that_cannot_be_kept_loses_access(
     write(target)
     monkeypatch.undo()
     assert target.stat().st_mode & 0o777 == 0o600
+
+
+@posix
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002, 0o277])
+def test_a_new_file_follows_the_umask_which_is_never_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
+) -> None:
+    """Between two calls of ``os.umask`` files of other threads were open to all."""
+    before = os.umask(mask)
+    set_umask = os.umask
+
+    def refuse(mask: int) -> int:
+        raise AssertionError("the umask belongs to all threads")
+
+    try:
+        monkeypatch.setattr(os, "umask", refuse)
+        write(tmp_path / "a.txt")
+    finally:
+        set_umask(before)
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o666 & ~mask

@@ -92,7 +92,8 @@ def test_a_copy_has_the_same_identity_but_another_stamp_and_parts_go_together(
     second = tmp_path / "copy.zip"
     second.write_bytes(first.read_bytes())
     os.utime(second, (1, 1))
-    one, two = load_data(first), load_data(second)
+    one = load_data(first)
+    two = load_data(second)
     assert fingerprint_of(one) == fingerprint_of(two)
     assert one.train.items.stamp() != two.train.items.stamp()
     joined = concat_items([one.train.items, one.test.items])
@@ -160,7 +161,8 @@ def test_links_and_devices_are_left_out_and_said(tmp_path: Path) -> None:
             ("dog/2.png", tarfile.LNKTYPE),
         ):
             entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = kind, "/etc/passwd"
+            entry.type = kind
+            entry.linkname = "/etc/passwd"
             archive.addfile(entry)
         entry = tarfile.TarInfo("dog/3.png")
         entry.type = tarfile.CHRTYPE
@@ -238,11 +240,10 @@ def crowded_zip(
         "<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, stated, stated, size, 0
     )
     far += struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
-    counts = (
-        (0xFFFF, 0xFFFF, 0xFFFFFFFF)
-        if zip64
-        else (stated & 0xFFFF, stated & 0xFFFF, size)
-    )
+    if zip64:
+        counts = (0xFFFF, 0xFFFF, 0xFFFFFFFF)
+    else:
+        counts = (stated & 0xFFFF, stated & 0xFFFF, size)
     end = (far if zip64 else b"") + struct.pack(
         "<4s4H2LH", b"PK\5\6", 0, 0, *counts, 0, 0
     )
@@ -345,3 +346,29 @@ def test_encrypted_and_repeated_members_are_said(tmp_path: Path) -> None:
         data = read_parts(path)
     assert data.train.items.raw(0) == b"later"
     assert len(data.train) == 2
+
+
+def test_a_zip_entry_is_unpacked_in_bounded_pieces_or_left_out(tmp_path: Path) -> None:
+    """Python unpacks bzip2 and LZMA at once: 1 kB that claims 100 bytes took 3 GB."""
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cat/1.png", PNG, zipfile.ZIP_DEFLATED)
+        archive.writestr("cat/2.png", bytes(10**8), zipfile.ZIP_BZIP2)
+        archive.writestr("dog/1.png", PNG)
+        archive.writestr("dog/2.png", bytes(10**6), zipfile.ZIP_LZMA)
+    said = "files neither stored nor deflated: 2"
+    with pytest.warns(DataWarning, match=said):
+        data = read_parts(path)
+    items = data.train.items
+    assert len(items) == 2
+    assert [items.raw(row) for row in range(2)] == [PNG, PNG]
+
+
+@pytest.mark.parametrize("name", ["a/" * 30_000 + "1.png", "a/" + "x" * 5000 + ".png"])
+def test_names_that_no_system_has_are_refused(tmp_path: Path, name: str) -> None:
+    """A directory of 40 MB of them took five seconds to take apart."""
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, PNG)
+    with pytest.raises(FileFormatError, match="4,096 characters and 64 folders"):
+        load_data(path)

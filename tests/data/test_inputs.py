@@ -230,7 +230,8 @@ def test_labels_become_names() -> None:
 
 
 def test_images_in_memory_are_told_apart_by_what_they_show() -> None:
-    first, second = Image.fromarray(image(0, 0)), Image.fromarray(image(0, 1))
+    first = Image.fromarray(image(0, 0))
+    second = Image.fromarray(image(0, 1))
     stamps = [
         read_items([image]).raw_items().stamp()
         for image in (first, first.copy(), second)

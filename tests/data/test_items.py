@@ -91,7 +91,7 @@ def test_texts_go_together_and_other_mixtures_do_not() -> None:
         concat_items([])
 
 
-# -- blocks of features -----------------------------------------------------------------------------------
+# -- blocks of features ----------------------------------------------------------------
 
 WIDTHS = (3, 2, 4)
 
@@ -100,7 +100,10 @@ def by_hand(row: np.ndarray) -> np.ndarray:
     parts = []
     for start, width in ((0, 3), (3, 2), (5, 4)):
         part = row[start : start + width].astype(float)
-        part = np.sqrt(part) if min(part) >= 0 else part
+        if min(part) >= 0:
+            part = np.sqrt(part)
+        else:
+            part = part
         length = np.sqrt(sum(part**2))
         parts.append(part / length / np.sqrt(3) if length else part)
     return np.concatenate(parts)

@@ -39,7 +39,7 @@ IMAGES = {
 }
 
 
-# -- arrays -----------------------------------------------------------------------------------------------
+# -- arrays ----------------------------------------------------------------------------
 
 
 def test_bytes_are_images_and_floats_are_features(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_bad_image_arrays(
         load_data(tmp_path / "bad.npz")
 
 
-# -- options ----------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_settings_go_on_top_of_options(tree: Tree) -> None:
     assert len(load_data(root, options, test_size=0.2).y_test) == 4
 
 
-# -- raw sets ---------------------------------------------------------------------------------------------
+# -- raw sets --------------------------------------------------------------------------
 
 
 def test_fingerprint_follows_files_and_labels_but_not_the_place(

@@ -105,12 +105,14 @@ def test_answers(tmp_path: Path) -> None:
     )
     assert pq.read_table(tmp_path / "0.parquet").to_pylist() == [
         {
-            "name": "a", "label": "ant", "probability": 0.7, "unknown": False, "novelty": 0.5, "threshold": 1.0,
-            "top": [{"label": "ant", "probability": 0.7}, {"label": "bee", "probability": 0.2}], "true_label": "ant",
+            "name": "a", "label": "ant", "probability": 0.7, "nearest": "ant", "unknown": False, "novelty": 0.5,
+            "threshold": 1.0, "top": [{"label": "ant", "probability": 0.7}, {"label": "bee", "probability": 0.2}],
+            "true_label": "ant",
         },
         {
-            "name": "c", "label": None, "probability": None, "unknown": True, "novelty": 3.0, "threshold": 1.0,
-            "top": [{"label": "cat", "probability": 0.6}, {"label": "bee", "probability": 0.3}], "true_label": "bee",
+            "name": "c", "label": None, "probability": None, "nearest": "cat", "unknown": True, "novelty": 3.0,
+            "threshold": 1.0, "top": [{"label": "cat", "probability": 0.6}, {"label": "bee", "probability": 0.3}],
+            "true_label": "bee",
         },
     ]  # fmt: skip
     write_answers(tmp_path / "1.parquet", names=names, answers=answers(novelty=False))

@@ -333,7 +333,7 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
     learner, items = adapted(tuner)
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
-    before = loaded.features(items).X
+    before = loaded.encode(items).X
     report = export_learner(loaded, tmp_path / "m.onnx", check=True)
     assert report.check is not None
     assert report.check.difference <= 1e-4
@@ -341,7 +341,7 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
     ours = loaded.decision_function(items)
     for rows in (slice(0, 1), slice(0, 24)):
         agree(tmp_path / "m.onnx", images[rows], ours[rows])
-    assert np.array_equal(loaded.features(items).X, before)
+    assert np.array_equal(loaded.encode(items).X, before)
     assert loaded.backbone_().tuner.enabled
     assert (
         json.loads(metadata(tmp_path / "m.onnx")["evergrow.backbone"])["options"][

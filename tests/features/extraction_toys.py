@@ -98,11 +98,10 @@ def expected_features(items: Items, rows: Any = None) -> np.ndarray:
     found = []
     for row in range(len(items)) if rows is None else rows:
         source = items.raw(row)
-        image = (
-            Image.fromarray(source)
-            if isinstance(source, np.ndarray)
-            else Image.open(source).convert("RGB")
-        )
+        if isinstance(source, np.ndarray):
+            image = Image.fromarray(source)
+        else:
+            image = Image.open(source).convert("RGB")
         small = (
             np.asarray(
                 image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float64

@@ -72,7 +72,7 @@ def destroy(images: Images) -> None:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-# -- hits and misses ------------------------------------------------------------------------------------
+# -- hits and misses -------------------------------------------------------------------
 
 
 def test_a_second_run_touches_no_image_and_writes_nothing(
@@ -204,7 +204,7 @@ def test_a_handful_leaves_nothing_behind(
     assert not root.exists()
 
 
-# -- recipes --------------------------------------------------------------------------------------------
+# -- recipes ---------------------------------------------------------------------------
 
 
 def test_what_is_stored_is_raw_and_what_is_handed_on_is_joined(
@@ -212,17 +212,15 @@ def test_what_is_stored_is_raw_and_what_is_handed_on_is_joined(
 ) -> None:
     network = create_backbone("test_resnet", weights="random", device="cpu")
     backbone = network.with_recipe(["final", "mean@-2", "mean@-3", "max@-1"])
-    joined, raw = (
-        encode(backbone, images, cache=root),
-        encode(backbone, images, cache=root, join=False),
-    )
+    joined = encode(backbone, images, cache=root)
+    raw = encode(backbone, images, cache=root, join=False)
     assert joined.widths == raw.widths == backbone.spec.recipe.widths
     assert raw.computed == 0
     np.testing.assert_array_equal(joined.X, join_blocks(raw.X, raw.widths))
     np.testing.assert_array_equal(raw.X[:, :96], encode(network, images, cache=False).X)
 
 
-# -- damage ---------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------
 
 
 def cut(path: Path) -> None:
@@ -236,7 +234,8 @@ def rewrite(path: Path, **changes: Any) -> None:
         name: changes.pop(name.removeprefix("blocks."), tensor)
         for name, tensor in old.tensors.items()
     }
-    kind, version = changes.pop("kind", old.kind), changes.pop("version", old.version)
+    kind = changes.pop("kind", old.kind)
+    version = changes.pop("version", old.version)
     write_archive(
         path, Archive(kind, {**old.meta, **changes}, tensors, version=version)
     )
@@ -276,7 +275,8 @@ def test_a_linked_entry_is_neither_listed_nor_cleared_nor_written_to(
     images: Images, root: Path, tmp_path: Path
 ) -> None:
     encode(Toy(), images, cache=root, **SMALL)
-    mine, folder = tmp_path / "mine", the_folder(root)
+    mine = tmp_path / "mine"
+    folder = the_folder(root)
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
     shutil.rmtree(folder)
@@ -298,7 +298,7 @@ def test_an_entry_of_a_newer_evergrow_is_left_alone(images: Images, root: Path) 
     assert path.read_bytes() == kept
 
 
-# -- interruptions --------------------------------------------------------------------------------------
+# -- interruptions ---------------------------------------------------------------------
 
 
 def interrupted(images: Images, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -334,14 +334,15 @@ def test_an_unfinished_entry_is_taken_up(
     assert encode(Toy(), images, cache=root, **SMALL).computed == 0
 
 
-# -- disks ----------------------------------------------------------------------------------------------
+# -- disks -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("allowed", range(5))
 def test_a_write_that_fails_at_any_point_loses_nothing(
     images: Images, root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
-    replace, count = os.replace, 0
+    replace = os.replace
+    count = 0
 
     def fail(source: Any, target: Any) -> None:
         nonlocal count
@@ -371,15 +372,17 @@ def test_a_cache_that_cannot_be_a_folder(images: Images, tmp_path: Path) -> None
         check(encode(Toy(), images, cache=tmp_path / "file" / "cache"), images)
 
 
-# -- several processes ----------------------------------------------------------------------------------
+# -- several processes -----------------------------------------------------------------
 
 
 def test_two_threads_decode_every_image_once(
     images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks are on open files, so that threads wait for each other as processes do."""
-    decode, seen = decoding.decode_image, []
-    begun, go_on = threading.Event(), threading.Event()
+    decode = decoding.decode_image
+    seen = []
+    begun = threading.Event()
+    go_on = threading.Event()
 
     def slowly(source: Any, **options: Any) -> Any:
         begun.set()
@@ -404,7 +407,7 @@ def test_two_threads_decode_every_image_once(
     assert sorted(seen) == sorted(Path(name).name for name in images.names)
 
 
-# -- listing --------------------------------------------------------------------------------------------
+# -- listing ---------------------------------------------------------------------------
 
 
 def test_entries_are_listed_and_removed(images: Images, root: Path) -> None:

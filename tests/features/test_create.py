@@ -93,7 +93,8 @@ def test_random_weights_depend_on_the_seed_and_leave_the_global_generator_alone(
 def test_features_agree_on_every_device(device: torch.device) -> None:
     for name in ("test_vit", "test_efficientnet"):
         backbone = image_backbone(name, weights="random")
-        batch, weights_hash = torch.rand(2, 3, 160, 160), backbone.spec.weights_hash
+        batch = torch.rand(2, 3, 160, 160)
+        weights_hash = backbone.spec.weights_hash
         expected = backbone.encode(batch)
         moved = backbone.to(device)
         assert moved is backbone
@@ -116,7 +117,8 @@ def test_encode_evaluates_whatever_the_mode_and_leaves_it() -> None:
     backbone = image_backbone(module)
     mean = module[1].running_mean.clone()
     batch = torch.rand(3, 3, 32, 32)
-    first, second = backbone.encode(batch), backbone.encode(batch)
+    first = backbone.encode(batch)
+    second = backbone.encode(batch)
     assert torch.equal(first, second)
     assert torch.equal(module[1].running_mean, mean)
     assert [part.training for part in module] == [True, False, True, True, True]
@@ -265,7 +267,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
             create_backbone(name)  # type: ignore[arg-type]
 
 
-# -- networks out of strangers' files -----------------------------------------------------------------------
+# -- networks out of strangers' files --------------------------------------------------
 
 
 @pytest.mark.parametrize(

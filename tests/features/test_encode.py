@@ -44,7 +44,7 @@ def images(tmp_path: Path) -> Images:
     return write_images(tmp_path / "images", 23)
 
 
-# -- the features ---------------------------------------------------------------------------------------
+# -- the features ----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -128,7 +128,7 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
     assert choose_workers("auto", 2, gpu, 10**3) == 0
 
 
-# -- bad input ------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -278,7 +278,7 @@ def test_images_of_different_shapes_are_refused(images: Images) -> None:
         encode(toy, images, cache=False, workers=0)
 
 
-# -- precision ------------------------------------------------------------------------------------------
+# -- precision -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -333,4 +333,4 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
     assert gaps.max() < 2e-3
 
 
-# -- interruption and size ------------------------------------------------------------------------------
+# -- interruption and size -------------------------------------------------------------

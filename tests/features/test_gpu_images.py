@@ -99,7 +99,8 @@ def test_grey_pixels_and_those_with_an_alpha_channel_are_made_rgb() -> None:
 
 def test_all_calls_start_networks_in_one_thread() -> None:
     """PyTorch keeps what it prepared for convolutions by thread: in a new one, the first batch takes seconds."""
-    threads, begun = [], []
+    threads = []
+    begun = []
 
     def start(batch: Any) -> Callable[[], Any]:
         threads.append(threading.current_thread())

@@ -68,7 +68,8 @@ def test_timm_preset_is_timms_transform(size: tuple[int, int]) -> None:
     ("shape", "kind"), [((96, 96), "bicubic"), ((64, 96), "bilinear")]
 )
 def test_every_crop_mode_is_timms(mode: str, shape: tuple[int, int], kind: str) -> None:
-    # Before its version 1.0.31 timm took this filter for crops that are not square, whatever the model asked for.
+    # Before its version 1.0.31 timm took this filter for crops that are not square,
+    # whatever the model asked for.
     config = {
         "input_size": (3, *shape),
         "crop_pct": 0.9,

@@ -43,14 +43,15 @@ def images(backbone: ImageBackbone, n: int = 3) -> torch.Tensor:
 
 
 def blocks_of(backbone: ImageBackbone, batch: torch.Tensor) -> dict[str, torch.Tensor]:
-    features, recipe = backbone.encode(batch), backbone.spec.blocks
+    features = backbone.encode(batch)
+    recipe = backbone.spec.blocks
     return {
         name: features[:, columns]
         for name, columns in zip(recipe.blocks, block_slices(recipe.widths))
     }
 
 
-# -- what is read -----------------------------------------------------------------------------------------
+# -- what is read ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,10 +157,8 @@ def test_a_tuner_on_the_network_is_seen_at_every_depth_and_its_prompts_never_cou
 ) -> None:
     backbone = backbone_of("test_vit")
     batch = images(backbone)
-    plain, made = (
-        blocks_of(backbone, batch),
-        create_tuner(tuner, backbone.module, seed=0),
-    )
+    plain = blocks_of(backbone, batch)
+    made = create_tuner(tuner, backbone.module, seed=0)
     for parameter in made.parameters():
         torch.nn.init.normal_(
             parameter, std=0.5, generator=torch.Generator().manual_seed(1)
@@ -202,7 +201,7 @@ def test_nothing_stays_in_the_network_and_threads_do_not_hear_each_other() -> No
     )
 
 
-# -- the user's own modules -------------------------------------------------------------------------------
+# -- the user's own modules ------------------------------------------------------------
 
 
 class Own(nn.Module):
@@ -210,8 +209,11 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.low, self.high = nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 6, 3, stride=2)
-        self.pair, self.twice, self.idle = Pair(), nn.ReLU(), nn.ReLU()
+        self.low = nn.Conv2d(3, 4, 3, stride=2)
+        self.high = nn.Conv2d(4, 6, 3, stride=2)
+        self.pair = Pair()
+        self.twice = nn.ReLU()
+        self.idle = nn.ReLU()
         self.project = nn.Linear(6, 5)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -268,7 +270,7 @@ def test_what_a_module_lacks_is_said_in_one_line(recipe: Any, message: str) -> N
     assert "\n" not in str(raised.value)
 
 
-# -- what is refused --------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ def test_a_backbone_without_depths_takes_its_own_vector_only() -> None:
         toy.with_recipe("rich")
 
 
-# -- descriptions -----------------------------------------------------------------------------------------
+# -- descriptions ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

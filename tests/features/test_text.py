@@ -137,7 +137,7 @@ def test_without_the_library_the_error_has_the_pip_line(
         create_backbone(NAME)
 
 
-# -- recipes ----------------------------------------------------------------------------------------------
+# -- recipes ---------------------------------------------------------------------------
 
 
 def test_hidden_states_are_pooled_over_the_tokens_of_each_text_alone(

@@ -63,7 +63,8 @@ def by_hand(
     resized = Image.fromarray(image).resize(
         (long, short), getattr(Image.Resampling, own.interpolation.upper())
     )
-    left, top = round((long - size) / 2), round((short - size) / 2)
+    left = round((long - size) / 2)
+    top = round((short - size) / 2)
     pixels = (
         np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.float32)
         / 255
@@ -103,7 +104,8 @@ def test_every_view_is_a_pass_at_its_size_and_mirror_images_are_averaged() -> No
 def test_prepared_batches_items_and_descriptions_give_the_same(
     recipe: str, tmp_path: Path
 ) -> None:
-    backbone, items = backbone_of(recipe=recipe), Images(PIXELS)
+    backbone = backbone_of(recipe=recipe)
+    items = Images(PIXELS)
     found = encode(backbone, items, cache=tmp_path)
     prepared = [backbone.transform(decode_image(image)) for image in PIXELS]
     np.testing.assert_array_equal(encode_batch(backbone, prepared), found.X)
@@ -136,10 +138,8 @@ def test_a_recipe_computes_only_the_passes_that_others_left_out(tmp_path: Path) 
     network.module.register_forward_pre_hook(
         lambda part, args: passes.append((len(args[0]), args[0].shape[-1]))
     )
-    rich, best = (
-        network.with_recipe("rich"),
-        network.with_recipe("final@160:mirror,rich@224:mirror"),
-    )
+    rich = network.with_recipe("rich")
+    best = network.with_recipe("final@160:mirror,rich@224:mirror")
     encode(rich, images, cache=tmp_path / "cache")
     passes.clear()
     found = encode(best, images, cache=tmp_path / "cache")
@@ -167,7 +167,7 @@ def test_a_recipe_computes_only_the_passes_that_others_left_out(tmp_path: Path) 
     )
 
 
-# -- what names stand for -----------------------------------------------------------------------------------
+# -- what names stand for --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,8 @@ def test_rich_looks_at_the_images(side: int | None, size: int) -> None:
     network = create_backbone(
         "test_resnet", weights="random", device="cpu", img_size=224
     )
-    rich, best = network.with_recipe("rich", side), network.with_recipe("best", side)
+    rich = network.with_recipe("rich", side)
+    best = network.with_recipe("best", side)
     assert rich.transform.size == (size, size)
     assert rich.transform.size[0] ** 2 <= 1.35 * 224**2
     assert [part.size[0] for part, _ in best.transform.cuts()] == [size, 320]
@@ -196,7 +197,8 @@ def test_small_images_are_seen_whole() -> None:
         "test_resnet", weights="random", device="cpu", img_size=224
     )
     assert network.own.resize > network.own.size  # its own view cuts off a border
-    rich, best = network.with_recipe("rich", 112), network.with_recipe("best", 112)
+    rich = network.with_recipe("rich", 112)
+    best = network.with_recipe("best", 112)
     assert rich.transform == replace(network.own, resize=(224, 224))
     assert "the whole image, since images have 112 px" in rich.spec.blocks.note
     assert [part.resize for part, _ in best.transform.cuts()] == [
@@ -263,7 +265,7 @@ def test_an_image_of_one_pixel_has_all_views() -> None:
     assert np.isfinite(encode(backbone_of(recipe="best"), one, cache=False).X).all()
 
 
-# -- sheets -------------------------------------------------------------------------------------------------
+# -- sheets ----------------------------------------------------------------------------
 
 
 def test_the_median_side_is_read_from_headers(tmp_path: Path) -> None:

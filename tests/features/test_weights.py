@@ -132,10 +132,8 @@ def test_position_embeddings_are_resampled_for_another_image_size(
 
 
 def test_dinov2_as_its_authors_published_it(tmp_path: Path) -> None:
-    name, path = (
-        "vit_base_patch14_dinov2.lvd142m",
-        tmp_path / "dinov2_vitb14_pretrain.pth",
-    )
+    name = "vit_base_patch14_dinov2.lvd142m"
+    path = tmp_path / "dinov2_vitb14_pretrain.pth"
     model = timm.create_model(name, num_classes=0, depth=1, img_size=140).eval()
     torch.save(model.state_dict() | {"mask_token": torch.zeros(1, 768)}, path)
     backbone = create_backbone(name, weights=path, device="cpu", depth=1, img_size=140)
@@ -260,18 +258,17 @@ def test_hash_tells_names_types_shapes_and_values_apart() -> None:
 
 def test_names_of_another_version_give_the_same_hash():
     inner = torch.nn.Linear(3, 2)
-    old, new = (
-        torch.nn.ModuleDict({"auto_model": inner}),
-        torch.nn.ModuleDict({"model": inner}),
-    )
-    one, other = torch.nn.Sequential(old), torch.nn.Sequential(new)
+    old = torch.nn.ModuleDict({"auto_model": inner})
+    new = torch.nn.ModuleDict({"model": inner})
+    one = torch.nn.Sequential(old)
+    other = torch.nn.Sequential(new)
     assert hash_weights(one) != hash_weights(other)
     assert hash_weights(
         one, lambda name: name.replace(".auto_model.", ".model.", 1)
     ) == hash_weights(other)
 
 
-# -- weights from packages are the real ones, on real images ---------------------------------------------------
+# -- weights from packages are the real ones, on real images ---------------------------
 
 # Numbers of ImageNet-1k classes.
 CAT = {281, 282, 285}  # tabby, tiger cat, Egyptian cat
@@ -307,12 +304,11 @@ def bundled(name: str) -> Path:
 
 def test_they_name_what_is_on_photographs() -> None:
     name = "tf_efficientnet_lite0"
-    model, backbone = (
-        timm.create_model(name).eval(),
-        create_backbone(name, device="cpu"),
-    )
+    model = timm.create_model(name).eval()
+    backbone = create_backbone(name, device="cpu")
     load_weights(model, read_weights(bundled(name)), source=name)
-    images, head = photographs(), model.get_classifier()
+    images = photographs()
+    head = model.get_classifier()
     assert len(images) >= 4
     for shown, (source, classes) in images.items():
         batch = backbone.transform(decode_image(source))[None]

@@ -37,7 +37,8 @@ class SmallStream:
 @pytest.fixture
 def stream() -> SmallStream:
     rng = np.random.default_rng(7)
-    n_classes, width = 6, 12
+    n_classes = 6
+    width = 12
     means = rng.normal(size=(n_classes, width))
 
     def sample(per_class: int) -> tuple[NDArray[Any], NDArray[Any]]:

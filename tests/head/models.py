@@ -53,7 +53,8 @@ def assert_same(
     other.settle()
     assert one.classes_.tolist() == other.classes_.tolist()
     assert one.class_counts_.tolist() == other.class_counts_.tolist()
-    mine, theirs = one.class_scores(X), other.class_scores(X)
+    mine = one.class_scores(X)
+    theirs = other.class_scores(X)
     np.testing.assert_allclose(mine, theirs, rtol=0, atol=rtol * np.abs(theirs).max())
     assert one.alpha_ == pytest.approx(other.alpha_, rel=max(rtol, 1e-6))
     if one.block_weights_ is not None:
@@ -96,14 +97,15 @@ def create_state(
 def map_scores(found: LayerMap, Z: Tensor) -> Tensor:
     """Return scores (n, C) of features Z (n, d) by the plain matrices of a head."""
     Z = normalize(Z, found.normalization).to(found.dtype)
-    Z = Z if found.blocks is None else found.blocks.apply(Z)
+    if found.blocks is None:
+        Z = Z
+    else:
+        Z = found.blocks.apply(Z)
     total = found.constant.expand(Z.shape[0], -1)
     if found.units is not None and found.readout is not None:
         total = total + found.units.transform(Z) @ found.readout
     if found.linear is not None:
         total = total + Z @ found.linear
-    return (
-        total
-        if found.shapes is None
-        else found.shapes.add(found.shapes.shapes.rows(Z), total)
-    )
+    if found.shapes is None:
+        return total
+    return found.shapes.add(found.shapes.shapes.rows(Z), total)

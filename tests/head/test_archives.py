@@ -64,7 +64,7 @@ def test_a_newer_layout_and_another_head_are_refused(name: str) -> None:
         HEADS[other].from_archive(archive)
 
 
-# -- what does not fit ----------------------------------------------------------------------------------------
+# -- what does not fit -----------------------------------------------------------------
 
 
 def inside(archive: Archive, *path: str) -> Archive:
@@ -318,7 +318,7 @@ def test_what_does_not_fit_a_rival_is_a_file_error(name: str, place: int) -> Non
         HEADS[name].from_archive(archive)
 
 
-# -- what can be written --------------------------------------------------------------------------------------
+# -- what can be written ---------------------------------------------------------------
 
 
 def test_labels_that_json_cannot_hold_are_refused_on_writing() -> None:

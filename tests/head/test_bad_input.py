@@ -84,7 +84,8 @@ BATCHES = {
 def test_bad_batches_raise_and_change_nothing(name, model, blobs):
     X, y = blobs
     make, error, message = BATCHES[name]
-    before, counts = model.decision_function(X), model.class_counts_.copy()
+    before = model.decision_function(X)
+    counts = model.class_counts_.copy()
     with pytest.raises(error, match=message):
         model.partial_fit(*make(X[200:], y[200:]))
     assert np.array_equal(before, model.decision_function(X))
@@ -157,7 +158,7 @@ PARAMETERS = [
     ({"alpha": -1}, "alpha"),
     ({"alpha": float("nan")}, "alpha"),
     ({"alpha": "gvc"}, "nearest: 'gcv'"),
-    ({"block_size": 0}, "block_size must be an integer >= 1, got 0"),
+    ({"block_size": 0}, "block_size must be an integer >= 1 and <= 65536, got 0"),
     ({"n_candidates": 1.5}, "n_candidates"),
     ({"contraction": 1.0}, "contraction"),
     ({"tol": -0.1}, "tol"),
@@ -167,6 +168,10 @@ PARAMETERS = [
     ({"criterion": "exakt"}, "nearest: 'exact'"),
     ({"max_units": 0}, "max_units"),
     ({"n_units": 50_000}, "n_units must be an integer >= 0 and <= 20000"),
+    ({"max_units": 20_000_000}, "max_units must be an integer >= 1 and <= 65536"),
+    ({"block_size": 20_000_000}, "block_size"),
+    ({"n_candidates": 20_000_000}, "n_candidates must be an integer >= 1 and <= 1000"),
+    ({"scales": [1.0] * 101}, "scales must be at most 100 numbers, got 101"),
     ({"solver": "densee"}, "nearest: 'dense'"),
     ({"device": "gpu please"}, "device"),
     ({"random_state": "seven"}, "random_state"),
@@ -181,6 +186,9 @@ OF_THE_CLASSIFIER = [
     ({"layer": {"kind": "fourier", "gamma": -1.0}}, "gamma"),
     ({"layer": 3}, "layer must be a layer, its name or None, got int"),
     ({"n_units": -1}, "n_units"),
+    ({"n_units": 20_000_000}, "n_units must be an integer >= 0 and <= 65536"),
+    ({"layer": {"kind": "fourier", "n_units": 20_000_000}}, "n_units"),
+    ({"layer": {"kind": "guided", "max_units": 20_000_000}}, "max_units"),
     ({"shape_directions": -1}, "shape_directions"),
 ]
 

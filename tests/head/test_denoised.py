@@ -10,6 +10,7 @@ import torch
 from tests.head.models import small
 
 from evergrow import Classifier
+from evergrow.head.readout import SolvedCache, SolvedChoice
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,8 @@ def by_hand(
     """Return the scores from rows, with every matrix formed and inverted; blocks have ridges of their own."""
     classes = np.unique(y)
     Zn, Zq = (model.model_.inputs(torch.from_numpy(rows)) for rows in (X, queries))
-    H, Q = model.layer_.transform(Zn).numpy(), model.layer_.transform(Zq).numpy()
+    H = model.layer_.transform(Zn).numpy()
+    Q = model.layer_.transform(Zq).numpy()
     ridge = np.full(H.shape[1], model.alpha_)
     if model.blocks is not None:
         ridge[model.n_units_ :] /= np.repeat(
@@ -74,7 +76,8 @@ def by_hand(
 def shapes_by_hand(
     model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.ndarray
 ) -> np.ndarray:
-    shapes, nu = model._model.shapes, model._solved.choice.strength
+    shapes = model._model.shapes
+    nu = model._solved.choice.strength
     P, Q = (
         (rows - shapes.centre.numpy()) @ shapes.basis.numpy() for rows in (Z, queries)
     )
@@ -123,7 +126,7 @@ def test_answers_without_settling_are_those_of_the_last_choice(data):
     followed = model.class_scores(X[:20])
     assert model._solved.choice == choice
     fresh = small().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
-    fresh._solved.choice = choice
+    fresh._solved = SolvedCache(fresh._model, "denoised", None, SolvedChoice(choice))
     np.testing.assert_allclose(
         followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8
     )
@@ -140,7 +143,8 @@ def test_a_class_of_five_is_recognised():
     y = np.repeat(np.arange(21), [120] * 20 + [5])
     fresh = rows(20, 200)
     old = np.concatenate([rows(c, 20) for c in range(20)])
-    recall, others = {}, {}
+    recall = {}
+    others = {}
     for readout in ("ridge", "denoised"):
         model = small(readout=readout, n_units=200, shape_directions=16).fit(X, y)
         recall[readout] = (model.predict(fresh) == 20).mean()
@@ -195,7 +199,8 @@ def test_degenerate_data_gets_finite_answers(case, settings):
 
 def test_one_row_per_class_is_the_nearest_mean():
     rng = np.random.default_rng(1)
-    X, y = rng.normal(size=(10, 6)), np.arange(10)
+    X = rng.normal(size=(10, 6))
+    y = np.arange(10)
     model = small(n_units=0, normalize="none").fit(X, y)
     queries = X[rng.integers(0, 10, 50)] + 0.3 * rng.normal(size=(50, 6))
     nearest = ((queries[:, None] - X[None]) ** 2).sum(axis=2).argmin(axis=1)

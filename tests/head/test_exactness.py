@@ -43,10 +43,11 @@ def test_parts_merged_and_unlearned_are_the_whole(
     data: tuple[np.ndarray, np.ndarray], name: str
 ) -> None:
     X, y = data
-    tolerance = (
-        1e-6 if "blocks" in name else 1e-7
-    )  # weights of blocks are found by a search
-    first, rest = np.flatnonzero(y < 3), np.flatnonzero(y >= 3)
+    tolerance = 1e-7
+    if "blocks" in name:
+        tolerance = 1e-6
+    first = np.flatnonzero(y < 3)
+    rest = np.flatnonzero(y >= 3)
     start = small(**SETTINGS[name]).fit(X[first], y[first])
     whole = start.branch().partial_fit(X[rest], y[rest])
     parts = start.branch()
@@ -65,10 +66,8 @@ def test_parts_merged_and_unlearned_are_the_whole(
 
 def test_noise_counts_less_and_accuracy_gains(data):
     X, y = data
-    model, plain = (
-        make().fit(X[::2], y[::2]),
-        make(blocks=None, normalize="none").fit(X[::2], y[::2]),
-    )
+    model = make().fit(X[::2], y[::2])
+    plain = make(blocks=None, normalize="none").fit(X[::2], y[::2])
     weights = model.block_weights_
     assert weights[0] > 2 * weights[1]
     assert np.mean(weights**2) == pytest.approx(1.0)

@@ -55,7 +55,9 @@ def test_every_head_is_looked_at() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_branch_learns_on_its_own_and_as_the_head_would(name: str) -> None:
-    head, X, more = fitted(name), data()[0], data((3, 4))
+    head = fitted(name)
+    X = data()[0]
+    more = data((3, 4))
     twin = head.branch().partial_fit(*more)
     assert (len(head.classes_), len(twin.classes_)) == (3, 5)
     np.testing.assert_array_equal(head.class_scores(X), fitted(name).class_scores(X))
@@ -68,7 +70,8 @@ def test_a_branch_learns_on_its_own_and_as_the_head_would(name: str) -> None:
     "name", [name for name in OURS if name not in ("anacp", "klda")]
 )
 def test_plain_matrices_compute_what_the_head_does(name: str) -> None:
-    head, X = fitted(name), data()[0]
+    head = fitted(name)
+    X = data()[0]
     found = map_scores(head.linear_map(), torch.from_numpy(X)).numpy()
     np.testing.assert_allclose(found, head.class_scores(X), rtol=1e-9, atol=1e-9)
 
@@ -111,7 +114,7 @@ def test_what_a_head_cannot_do_is_one_typed_error(name: str) -> None:
         head.spwan()
 
 
-# -- the solution ---------------------------------------------------------------------------------------------
+# -- the solution ----------------------------------------------------------------------
 
 
 def without_solution() -> SCLClassifier:
@@ -121,7 +124,8 @@ def without_solution() -> SCLClassifier:
 
 
 def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, settled = data()[0], without_solution().settle()
+    X = data()[0]
+    settled = without_solution().settle()
     fresh = SCLClassifier.from_archive(settled.to_archive())
     monkeypatch.setattr("evergrow.head.readout.solve_ridge", None)
     monkeypatch.setattr("evergrow.head.readout.ridge_temperature", None)

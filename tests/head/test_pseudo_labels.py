@@ -61,7 +61,8 @@ def weighted(model: Classifier, U: NDArray[Any]) -> Classifier:
 def same(
     one: Classifier, other: Classifier, X: NDArray[Any], atol: float = 1e-9
 ) -> None:
-    mine, theirs = one.settle().class_scores(X), other.settle().class_scores(X)
+    mine = one.settle().class_scores(X)
+    theirs = other.settle().class_scores(X)
     np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol * np.abs(theirs).max())
 
 
@@ -91,7 +92,8 @@ def test_blocks_of_features_are_weighed_with_the_guesses():
 
 def test_counts_shapes_novelty_and_calibration_are_those_of_labelled_rows(data):
     (X, y), _, (T, _) = data
-    plain, model = small().fit(X, y), guessed(data)
+    plain = small().fit(X, y)
+    model = guessed(data)
     assert model.class_counts_.tolist() == plain.class_counts_.tolist()
     assert np.array_equal(model.novelty_score(T), plain.novelty_score(T))
     assert np.array_equal(
@@ -104,7 +106,8 @@ def test_counts_shapes_novelty_and_calibration_are_those_of_labelled_rows(data):
 
 def test_forgotten_guesses_leave_nothing(data):
     (X, y), _, (T, _) = data
-    plain, model = small().fit(X, y), guessed(data)
+    plain = small().fit(X, y)
+    model = guessed(data)
     assert not np.array_equal(model.class_scores(T), plain.class_scores(T))
     assert np.array_equal(
         model.forget_unlabelled().class_scores(T), plain.class_scores(T)
@@ -160,7 +163,8 @@ def test_edits_keep_guesses_in_step(data):
 def test_merging_adds_the_guesses_of_both(data):
     (X, y), (U, u), (T, _) = data
     start = small(shape_directions=0).fit(X, y)
-    one, two = start.branch(), start.spawn().partial_fit(U[:60], u[:60])
+    one = start.branch()
+    two = start.spawn().partial_fit(U[:60], u[:60])
     one.learn_unlabelled(U[60:100])
     two.learn_unlabelled(U[100:])
     both = one.branch().merge(two)
@@ -172,7 +176,8 @@ def test_merging_adds_the_guesses_of_both(data):
 def test_guesses_of_a_common_base_count_once(data):
     (_, (U, u), (T, _)) = data
     base = guessed(data, slice(0, 60), shape_directions=0)
-    one, two = base.branch(), base.branch().partial_fit(U[60:90], u[60:90])
+    one = base.branch()
+    two = base.branch().partial_fit(U[60:90], u[60:90])
     one.learn_unlabelled(U[90:])
     both = one.branch().merge(two, base)
     assert both.n_pseudo_labels_ == one.n_pseudo_labels_
@@ -211,7 +216,7 @@ def test_what_cannot_be_guessed_is_said(data):
         SCLClassifier(max_units=20, random_state=0).fit(X, y).learn_unlabelled(U)
 
 
-# -- fading -------------------------------------------------------------------------------------------------------
+# -- fading ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("solver", ["auto", "dense", "compact", "recursive"])

@@ -42,11 +42,10 @@ LAYERS = {
 def test_loaded_equals_saved_and_goes_on_learning(name, blobs, tmp_path):
     X, y = blobs
     kind = Classifier if name in LAYERS else SCLClassifier
-    model = (
-        kind(**LAYERS[name])
-        if name in LAYERS
-        else SCLClassifier(**SMALL, **VARIANTS[name])
-    )
+    if name in LAYERS:
+        model = kind(**LAYERS[name])
+    else:
+        model = SCLClassifier(**SMALL, **VARIANTS[name])
     model.fit(X[:200], y[:200])
     path = tmp_path / "model.evg"
     model.save(path)

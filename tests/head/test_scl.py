@@ -18,10 +18,8 @@ SMALL = {"n_units": 40, "block_size": 10, "random_state": 0, "scales": "auto"}
 
 def joint_logits(model, X, y, X_test):
     """Ridge on the model's own hidden rows by plain numpy least squares."""
-    H, T = (
-        model.layer_.transform(torch.from_numpy(X)).numpy(),
-        model.layer_.transform(torch.from_numpy(X_test)).numpy(),
-    )
+    H = model.layer_.transform(torch.from_numpy(X)).numpy()
+    T = model.layer_.transform(torch.from_numpy(X_test)).numpy()
     Y = (y[:, None] == model.classes_[None]).astype(float)
     A = np.vstack([H, np.sqrt(model.alpha_) * np.eye(H.shape[1])])
     B = np.vstack([Y, np.zeros((H.shape[1], Y.shape[1]))])
@@ -125,7 +123,8 @@ def test_probabilities_are_about_right(readout):
     P = model.predict_proba(X[900:])
     assert np.allclose(P.sum(axis=1), 1.0)
     assert np.array_equal(model.classes_[P.argmax(axis=1)], model.predict(X[900:]))
-    confidence, right = P.max(axis=1), model.predict(X[900:]) == y[900:]
+    confidence = P.max(axis=1)
+    right = model.predict(X[900:]) == y[900:]
     assert abs(confidence.mean() - right.mean()) < 0.05
     nll = -np.log(P[np.arange(len(P)), y[900:]]).mean()
     assert nll < 0.35
@@ -152,7 +151,8 @@ def test_log_and_status(blobs):
     assert model.layer_.n_features_in == 10
 
 
-# The construction warns when its scales are exhausted, which the suite's tiny data does on purpose.
+# The construction warns when its scales are exhausted, which the suite's tiny data does
+# on purpose.
 @pytest.mark.filterwarnings(
     "ignore::evergrow.core.errors.ConstructionWarning", "ignore::FutureWarning"
 )
@@ -172,12 +172,13 @@ def test_verbose_shows_the_construction(blobs, capsys, verbose):
     assert ("growing the layer" in capsys.readouterr().err) == bool(verbose)
 
 
-# -- real features, where they lie beside the checkout; bars leave room for the spread over seeds ------------------
+# -- real features, where they lie beside the checkout; bars leave room for the spread over seeds
 
 
 def class_incremental(shared, name, model, increment=10, seed=1993):
     data = np.load(shared / "features" / f"{name}.npz", allow_pickle=False)
-    y, y_test = data["y_train"], data["y_test"]
+    y = data["y_train"]
+    y_test = data["y_test"]
     order = np.random.RandomState(seed).permutation(int(y.max()) + 1)
     for start in range(0, len(order), increment):
         rows = np.isin(y, order[start : start + increment])

@@ -84,7 +84,7 @@ def test_rows_of_any_size_have_length_one_once_normalised(
     assert not normalize(torch.zeros(1, 3, dtype=torch.float64), rule).any()
 
 
-# -- asking ---------------------------------------------------------------------------------------------------
+# -- asking ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1e100, 1e160, 1e300])
@@ -124,7 +124,7 @@ def test_statistics_refuse_rows_whose_squares_say_nothing(
     assert state.update(torch.zeros(2, 4), torch.ones(2, 1)).count == 2
 
 
-# -- taking out -----------------------------------------------------------------------------------------------
+# -- taking out ------------------------------------------------------------------------
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "recommended": {},

@@ -32,7 +32,8 @@ def test_integer_weights_are_copies(data: Data, solver: str, readout: str) -> No
     X, y = data
     first = head(solver=solver, readout=readout).fit(X[:100], y[:100])
     times = np.random.default_rng(1).integers(0, 4, size=150)
-    rows, labels = X[100:250], y[100:250]
+    rows = X[100:250]
+    labels = y[100:250]
     weighed = first.branch().partial_fit(rows, labels, sample_weight=times).settle()
     copied = (
         first.branch()
@@ -129,7 +130,7 @@ def test_refusals(data: Data) -> None:
         SimpleCILClassifier().partial_fit(X, y, sample_weight=np.full(300, 2.0))
 
 
-# -- settings that every head takes ------------------------------------------------------------------------------
+# -- settings that every head takes ----------------------------------------------------
 
 
 def test_one_class_to_begin_with(data: Data) -> None:
@@ -137,7 +138,8 @@ def test_one_class_to_begin_with(data: Data) -> None:
     one = head(normalize="none").fit(X[y == 0], y[y == 0])
     assert set(one.predict(X).tolist()) == {0}
     assert (one.predict_proba(X) == 1.0).all()
-    known, other = one.novelty_score(X[y == 0]), one.novelty_score(X[y != 0])
+    known = one.novelty_score(X[y == 0])
+    other = one.novelty_score(X[y != 0])
     assert np.median(other) > known.max()
     one.partial_fit(X, y)
     assert one.score(X, y) > 0.9
@@ -147,7 +149,8 @@ def test_one_class_to_begin_with(data: Data) -> None:
 
 def test_targets_of_many_classes_have_columns_of_their_own(monkeypatch):
     rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(120, 6)), np.arange(120) % 30
+    X = rng.normal(size=(120, 6))
+    y = np.arange(120) % 30
     weights = rng.uniform(0.5, 2.0, size=120)
     plain, many = (Classifier(n_units=40, random_state=0) for _ in range(2))
     plain.partial_fit(X, y, sample_weight=weights)

@@ -1,9 +1,9 @@
 """Hostile model files: a whole evergrow file, changed in one place or a few, mostly with its checksum made right again.
 
-A checksum protects against accidents, not against people: whoever makes a file can make its checksum. The files that
-come from here are therefore sound as far as any checksum can tell, and everything in them may lie. The module knows the
-format by heart and imports nothing of evergrow, so that a mistake there cannot hide here.
-"""
+A checksum protects against accidents, not against people: whoever makes a file can make
+its checksum. The files that come from here are therefore sound as far as any checksum
+can tell, and everything in them may lie. The module knows the format by heart and
+imports nothing of evergrow, so that a mistake there cannot hide here."""
 
 from __future__ import annotations
 
@@ -132,13 +132,16 @@ class Raw(str):
     """JSON text that is put in as it is, to say what no Python value says."""
 
 
-SURROGATE, OVERFLOW, DIGITS = Raw('"\\ud800"'), Raw("1e999"), Raw("1" * 5000)
-DEEPER, DEEPEST = Raw("[" * 1000 + "]" * 1000), Raw("[" * DEEP + "]" * DEEP)
+SURROGATE = Raw('"\\ud800"')
+OVERFLOW = Raw("1e999")
+DIGITS = Raw("1" * 5000)
+DEEPER = Raw("[" * 1000 + "]" * 1000)
+DEEPEST = Raw("[" * DEEP + "]" * DEEP)
 DEEPEST_KEYS = Raw('{"a":' * DEEP + "0" + "}" * DEEP)
 LONG = "long " * 20_000
 
 
-# -- taking apart and putting together ----------------------------------------------------------------------
+# -- taking apart and putting together -------------------------------------------------
 
 
 def split(data: bytes) -> Parts:
@@ -167,7 +170,10 @@ def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes
     **changes
         Entries of the signed head to set otherwise, after signing; None leaves one out.
     """
-    text = dump(parts.meta) if meta_text is None else meta_text
+    if meta_text is None:
+        text = dump(parts.meta)
+    else:
+        text = meta_text
     first, second = SIGNED
     head = {
         "schema": parts.schema,
@@ -226,11 +232,9 @@ def dump(value: Any) -> str:
             return f"@raw {len(raw) - 1} raw@"
         if isinstance(item, dict):
             return {key: marked(inner) for key, inner in item.items()}
-        return (
-            [marked(inner) for inner in item]
-            if isinstance(item, (list, tuple))
-            else item
-        )
+        if isinstance(item, (list, tuple)):
+            return [marked(inner) for inner in item]
+        return item
 
     text = json.dumps(marked(value), sort_keys=True)
     for number, inner in enumerate(raw):
@@ -238,7 +242,7 @@ def dump(value: Any) -> str:
     return text
 
 
-# -- places in a description --------------------------------------------------------------------------------
+# -- places in a description -----------------------------------------------------------
 
 
 Path = tuple[Any, ...]
@@ -247,13 +251,12 @@ Path = tuple[Any, ...]
 def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield all places in a description with what is there, the whole first."""
     yield path, node
-    entries = (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    )
+    if isinstance(node, dict):
+        entries = node.items()
+    elif isinstance(node, list):
+        entries = enumerate(node)
+    else:
+        entries = ()
     for key, value in entries:
         yield from walk(value, (*path, key))
 
@@ -279,7 +282,7 @@ def spell(path: Path) -> str:
     return ".".join(map(str, path)) or "everything"
 
 
-# -- single changes -----------------------------------------------------------------------------------------
+# -- single changes --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -293,7 +296,8 @@ class Change:
     words : str
         What is done.
     edit : callable
-        From parts to parts that are signed again, or to bytes, for what parts cannot say.
+        From parts to parts that are signed again, or to bytes, for what parts cannot
+        say.
     """
 
     group: str
@@ -303,7 +307,9 @@ class Change:
     def applied(self, parts: Parts) -> bytes:
         """Return the file with this change."""
         made = self.edit(parts)
-        return made if isinstance(made, bytes) else join(made)
+        if isinstance(made, bytes):
+            return made
+        return join(made)
 
 
 def _meta(group: str, path: Path, words: str, value: Any) -> Change:
@@ -659,7 +665,8 @@ def head_changes(parts: Parts) -> Iterator[Change]:
 def raw_changes(data: bytes) -> Iterator[Change]:
     """Yield changes to the bytes that no checksum is made for."""
     (length,) = struct.unpack("<Q", data[:8])
-    header, body = data[8 : 8 + length], data[8 + length :]
+    header = data[8 : 8 + length]
+    body = data[8 + length :]
     for position in range(0, len(data), max(1, len(data) // 150)):
         for bit in (0, 3, 7):
             words = f"bit {bit} of byte {position} is flipped"
@@ -700,7 +707,8 @@ def raw_changes(data: bytes) -> Iterator[Change]:
             f"the header's length is {lie}",
             lambda _, v=lie: frame(header, body, v),
         )
-    deep, deep_keys = DEEPEST.encode(), DEEPEST_KEYS.encode()
+    deep = DEEPEST.encode()
+    deep_keys = DEEPEST_KEYS.encode()
     texts = {
         "nothing": b"",
         "a list": b"[]",
@@ -743,7 +751,8 @@ def _flipped(data: bytes, position: int, bit: int, _: Parts) -> bytes:
 
 def _offset_lies(header: bytes) -> dict[str, bytes]:
     """Return headers that lie about where tensors are, how large and of what type."""
-    entries, found = json.loads(header), {}
+    entries = json.loads(header)
+    found = {}
     for name in [name for name in entries if name != "__metadata__"][:6]:
         entry = entries[name]
         start, stop = entry["data_offsets"]
@@ -768,7 +777,7 @@ def _offset_lies(header: bytes) -> dict[str, bytes]:
     return found
 
 
-# -- many ---------------------------------------------------------------------------------------------------
+# -- many ------------------------------------------------------------------------------
 
 
 def changes(data: bytes) -> dict[str, list[Change]]:
@@ -796,7 +805,8 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     seed : int
         The same seed gives the same files.
     n : int
-        How many. All sorts of single changes take turns, none comes twice; several at once are one more sort.
+        How many. All sorts of single changes take turns, none comes twice; several at
+        once are one more sort.
 
     Yields
     ------
@@ -813,7 +823,8 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     True
     """
     rng = np.random.default_rng(seed)
-    parts, waiting = split(data), changes(data)
+    parts = split(data)
+    waiting = changes(data)
     editing = [
         one
         for group, several in waiting.items()

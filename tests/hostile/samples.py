@@ -79,15 +79,13 @@ NAMES = [
 def rows() -> dict[str, np.ndarray]:
     """Return features of a first task of three classes, of a later one of two, and rows to ask about.
 
-    One class has rows enough for a shape that counts; the moments of another of few rows are held as a factor.
-    """
+    One class has rows enough for a shape that counts; the moments of another of few
+    rows are held as a factor."""
     rng = np.random.default_rng(2024)
     centres = rng.normal(size=(5, 8)) * 1.5
-    first, later, query = (
-        np.repeat([0, 1, 2], [12, 6, 4]),
-        np.repeat([2, 3], 4),
-        np.arange(5),
-    )
+    first = np.repeat([0, 1, 2], [12, 6, 4])
+    later = np.repeat([2, 3], 4)
+    query = np.arange(5)
     found = {
         name: centres[y] + rng.normal(size=(len(y), 8))
         for name, y in (("first", first), ("later", later))
@@ -111,7 +109,9 @@ def pictures() -> dict[str, np.ndarray]:
         )
         return (looks[y] + noise).astype(np.uint8)
 
-    first, later, query = np.repeat([0, 1, 2], 5), np.repeat([2, 3], 3), np.arange(4)
+    first = np.repeat([0, 1, 2], 5)
+    later = np.repeat([2, 3], 3)
+    query = np.arange(4)
     return {
         "first": drawn(first),
         "later": drawn(later),
@@ -129,7 +129,8 @@ def write_subjects(folder: Path) -> list[Subject]:
 
 
 def _heads(folder: Path) -> list[Subject]:
-    data, made = rows(), []
+    data = rows()
+    made = []
     cases = {**HEADS, "names": ("evergrow", {"shape_directions": 8})}
     for name, (method, options) in cases.items():
         chosen = {
@@ -140,7 +141,10 @@ def _heads(folder: Path) -> list[Subject]:
         maker = CLASSES_OF[method]
         if method != "simplecil":
             chosen["random_state"] = 0
-        labels = CLASSES[data["y_first"]] if name == "names" else data["y_first"]
+        if name == "names":
+            labels = CLASSES[data["y_first"]]
+        else:
+            labels = data["y_first"]
         path = folder / f"head-{name}.evg"
         maker(device="cpu", **chosen).fit(data["first"], labels).save(path)
         made.append(Subject(f"head/{name}", "head", str(path), method))

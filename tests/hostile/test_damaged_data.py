@@ -40,10 +40,8 @@ def write_class_folders(path: Path) -> None:
 
 
 def write_parquet(path: Path) -> None:
-    arrow, parquet = (
-        pytest.importorskip("pyarrow"),
-        pytest.importorskip("pyarrow.parquet"),
-    )
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     names, _, bodies = zip(*SAMPLES, strict=True)
     parquet.write_table(
         arrow.table({"image": list(bodies), "label": list(names)}),

@@ -57,18 +57,16 @@ def placed(path: Path, kind: str, outside: Path) -> None:
     ODD[kind](path, outside)
 
 
-# -- the feature cache --------------------------------------------------------------------------------------
+# -- the feature cache -----------------------------------------------------------------
 
 
 class Cached:
     """Features of a few pictures in a cache, and what they must be."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.backbone, self.items = (
-            root,
-            tiny_vit(),
-            Images(pictures()["first"]),
-        )
+        self.root = root
+        self.backbone = tiny_vit()
+        self.items = Images(pictures()["first"])
         self.features = self.encoded()
         (self.chunk,) = root.rglob("*.safetensors")
 
@@ -116,7 +114,7 @@ def test_odd_things_in_a_cache(
     cached.check(f"{kind} as {name}")
 
 
-# -- the folder of the models -------------------------------------------------------------------------------
+# -- the folder of the models ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ODD)

@@ -55,7 +55,8 @@ class Stopped:
         }
         for work in ("fit", "update"):
             with pytest.MonkeyPatch.context() as patch:
-                # Nine shards are one sum of eight, and one more: the second merge finds both.
+                # Nine shards are one sum of eight, and one more: the second merge finds
+                # both.
                 failing(patch, "merge", 1, KeyboardInterrupt())
                 with pytest.raises(KeyboardInterrupt):
                     self.done(work, root / work)
@@ -78,11 +79,10 @@ class Stopped:
         if (where / file).is_file():
             return work, where, where / file
         key = read_job(where).key
-        found = (
-            where / f"{key}-template.evg"
-            if file == "template"
-            else sorted((where / file).iterdir())[0]
-        )
+        if file == "template":
+            found = where / f"{key}-template.evg"
+        else:
+            found = sorted((where / file).iterdir())[0]
         return work, where, found
 
     def check(self, work: str, folder: Path, words: str, *, same: bool = True) -> str:

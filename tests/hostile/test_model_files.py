@@ -12,7 +12,8 @@ from tests.hostile.mutate import changes, join, mutations, split
 from tests.hostile.samples import NAMES, Subject, write_subjects
 from tests.hostile.trial import Job, Result, summary, try_all
 
-ORDINARY, SLOW = 300, 5_200
+ORDINARY = 300
+SLOW = 5_200
 """Hostile files in an ordinary run and in a slow one."""
 
 pytestmark = pytest.mark.skipif(
@@ -76,7 +77,7 @@ def test_no_number_in_a_file_decides_how_much_memory_is_taken(
     assert not starved, "\n" + summary(starved)
 
 
-# -- the generator of hostile files knows the format and leaves no sort of change out ----------------------------
+# -- the generator of hostile files knows the format and leaves no sort of change out --
 
 
 def test_what_is_not_changed_is_signed_as_it_was(subjects: list[Subject]) -> None:

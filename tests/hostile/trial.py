@@ -1,9 +1,9 @@
 """Read hostile files, one after the other, in a process that may not take much memory, and say what came of each.
 
-A file is rejected by the right error, or it is read; then its answers are finite and consistent, it can learn more and
-be written, or says by an error of evergrow's own that it cannot. Everything else is a fault. Files are read in a
-process of its own, since a limit on memory cannot be taken back and a crash must not end the tests.
-"""
+A file is rejected by the right error, or it is read; then its answers are finite and
+consistent, it can learn more and be written, or says by an error of evergrow's own that
+it cannot. Everything else is a fault. Files are read in a process of its own, since a
+limit on memory cannot be taken back and a crash must not end the tests."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ class Job:
     subjects : list of Subject
         From what.
     each : int
-        Hostile files of each, of all sorts; 0 for sizes that do harm in the place of every whole number.
+        Hostile files of each, of all sorts; 0 for sizes that do harm in the place of
+        every whole number.
     seed : int
         Of the changes.
     """
@@ -120,16 +121,15 @@ class Job:
         """Yield all hostile files in a fixed order."""
         for place, subject in enumerate(self.subjects):
             data = Path(subject.file).read_bytes()
-            made = (
-                mutations(data, self.seed + place, self.each)
-                if self.each
-                else numbers_of(data)
-            )
+            if self.each:
+                made = mutations(data, self.seed + place, self.each)
+            else:
+                made = numbers_of(data)
             for number, (words, hostile) in enumerate(made):
                 yield subject, number, words, hostile
 
 
-# -- one trial ----------------------------------------------------------------------------------------------
+# -- one trial -------------------------------------------------------------------------
 
 
 class Bench:
@@ -142,9 +142,11 @@ class Bench:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.copy = folder / "hostile.evg", folder / "written.evg"
+        self.path = folder / "hostile.evg"
+        self.copy = folder / "written.evg"
         self.backbone = tiny_vit()
-        self.rows, self.pictures = rows(), pictures()
+        self.rows = rows()
+        self.pictures = pictures()
 
     def try_file(self, subject: Subject, data: bytes) -> tuple[str, str]:
         """Return the outcome of a file, and details."""
@@ -200,13 +202,18 @@ class Bench:
             error, errors.EvergrowError
         ):
             return "typed on change", detail
-        sort = "wrong error" if isinstance(error, errors.EvergrowError) else "untyped"
+        sort = "untyped"
+        if isinstance(error, errors.EvergrowError):
+            sort = "wrong error"
         return f"{sort} {type(error).__name__} ({stage})", detail
 
     def _read(self, subject: Subject, path: Path) -> Any:
         if subject.kind == "head":
             return HEADS[subject.method].load(path)
-        backbone = self.backbone if subject.kind == "pictures" else None
+        if subject.kind == "pictures":
+            backbone = self.backbone
+        else:
+            backbone = None
         return Learner.load(path, backbone=backbone, device="cpu", cache=False)
 
     def _ask(self, subject: Subject, thing: Any) -> bool:
@@ -259,17 +266,20 @@ class Bench:
 
     def _change(self, subject: Subject, thing: Any) -> None:
         """Let it learn more: an old class and a new one, in labels of the kind that it has."""
-        source = self.pictures if subject.kind == "pictures" else self.rows
-        X, codes = source["later"], source["y_later"]
+        if subject.kind == "pictures":
+            source = self.pictures
+        else:
+            source = self.rows
+        X = source["later"]
+        codes = source["y_later"]
         if subject.kind in ("learner", "pictures"):
             thing.partial_fit((X, CLASSES[codes]))
             return
         kind = np.asarray(thing.classes_).dtype.kind
-        labels = (
-            CLASSES[codes]
-            if kind == "U"
-            else codes.astype({"b": bool, "f": float}.get(kind, np.int64))
-        )
+        if kind == "U":
+            labels = CLASSES[codes]
+        else:
+            labels = codes.astype({"b": bool, "f": float}.get(kind, np.int64))
         thing.partial_fit(X, labels)
 
     def _command(self) -> tuple[str, str]:
@@ -337,13 +347,15 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# -- the process --------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------
 
 
 def status(entry: str) -> int:
     """Return a size from the process's own status, in bytes."""
     found = re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024 if found else 0
+    if found:
+        return int(found[1]) * 1024
+    return 0
 
 
 def work(job: Job, start: int, told: Connection) -> None:
@@ -404,7 +416,8 @@ def try_all(job: Job) -> list[Result]:
         ):
             process.start()
         theirs.close()
-        trying, ended = None, "hang (killed)"
+        trying = None
+        ended = "hang (killed)"
         try:
             while ours.poll(STILL):
                 sent = ours.recv()

@@ -75,7 +75,7 @@ def fitted(first: Part) -> Learner:
 
 def same_answers(one: Learner, other: Learner, items: Any) -> bool:
     """Compare features to the bit and scores to what a solution loses on its way through a file."""
-    equal = np.array_equal(one.features(items).X, other.features(items).X)
+    equal = np.array_equal(one.encode(items).X, other.encode(items).X)
     scores = one.decision_function(items), other.decision_function(items)
     return equal and np.allclose(*scores, rtol=1e-9, atol=0)
 
@@ -88,7 +88,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergrow.adapt.loop.train", refuse)
 
 
-# -- learning ---------------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
@@ -104,7 +104,7 @@ def test_it_is_the_adapted_classifier_made_by_hand(
         for items, _ in (first, later)
     ]
     assert learner.backbone_().spec == hand.backbone_.spec
-    assert np.array_equal(learner.features(later[0]).X, X[1])
+    assert np.array_equal(learner.encode(later[0]).X, X[1])
     head = (
         Classifier(n_units=20, random_state=0)
         .fit(X[0], first[1])
@@ -142,10 +142,8 @@ def test_a_name_is_the_protocol_and_a_dict_the_settings(
 
 
 def test_fitting_again_adapts_again(fitted: Learner, first: Part, later: Part) -> None:
-    loaded, fresh = (
-        Learner.load(fitted.to_archive(), backbone=tiny_vit(), cache=False),
-        learner_of().fit(later),
-    )
+    loaded = Learner.load(fitted.to_archive(), backbone=tiny_vit(), cache=False)
+    fresh = learner_of().fit(later)
     for again in (fitted.fit(later), loaded.fit(later)):
         assert again.backbone_().spec == fresh.backbone_().spec
         assert np.array_equal(
@@ -164,7 +162,7 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
     assert skipped.backbone_().spec == good.backbone_().spec
 
 
-# -- wrong uses -------------------------------------------------------------------------------------
+# -- wrong uses ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -238,14 +236,15 @@ def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
         learner_of(backbone=Toy()).fit(later)
 
 
-# -- files ------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
 def test_saved_and_loaded_is_the_same(
     tuner: str, first: Part, later: Part, tmp_path: Path
 ) -> None:
-    learner, path = learner_of(tuner).fit(first), tmp_path / "m.evg"
+    learner = learner_of(tuner).fit(first)
+    path = tmp_path / "m.evg"
     learner.save(path)
     loaded = Learner.load(path, cache=False)
     assert_same(learner.to_archive(), loaded.to_archive())
@@ -288,7 +287,8 @@ def test_the_backbone_below_may_be_given(
 def test_a_tuner_that_was_changed_is_refused(
     fitted: Learner, first: Part, tmp_path: Path
 ) -> None:
-    archive, path = fitted.to_archive(), tmp_path / "m.evg"
+    archive = fitted.to_archive()
+    path = tmp_path / "m.evg"
     adaptation = archive.parts["adaptation"]
     tuner = adaptation.parts["tuner"]
     names = sorted(tuner.tensors)
@@ -327,7 +327,7 @@ def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(
     assert same_answers(loaded, learner, later[0])
 
 
-# -- several sites ----------------------------------------------------------------------------------
+# -- several sites ---------------------------------------------------------------------
 
 
 def test_a_spawned_learner_has_the_tuner_and_merges_back(
@@ -363,7 +363,7 @@ def test_other_tuners_are_not_merged(
         fitted.merge(learner_of(**other).fit(later))
 
 
-# -- telling ----------------------------------------------------------------------------------------
+# -- telling ---------------------------------------------------------------------------
 
 
 def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:

@@ -58,12 +58,15 @@ def require_same(mine: Learner, theirs: Learner) -> None:
     assert mine.n_samples_ == theirs.n_samples_
     assert mine.classes_.tolist() == theirs.classes_.tolist() == sorted(mine.n_samples_)
     mine.settle()
-    ours, others = mine.decision_function(X), theirs.decision_function(X)
+    ours = mine.decision_function(X)
+    others = theirs.decision_function(X)
     np.testing.assert_allclose(ours, others, atol=1e-9 * np.abs(others).max(), rtol=0)
     assert mine.predict(X).tolist() == theirs.predict(X).tolist()
-    head, other = mine.head_.branch(), theirs.head_.branch()
+    head = mine.head_.branch()
+    other = theirs.head_.branch()
     if hasattr(head, "novelty_terms"):
-        terms, expected = head.novelty_terms(X), other.novelty_terms(X)
+        terms = head.novelty_terms(X)
+        expected = other.novelty_terms(X)
         np.testing.assert_allclose(
             terms, expected, atol=1e-8 * np.abs(expected).max(), rtol=0
         )
@@ -76,7 +79,8 @@ def require_same(mine: Learner, theirs: Learner) -> None:
 def test_merged_classes_are_those_taught_under_one_name(
     options: dict[str, Any],
 ) -> None:
-    first, second = birds(), birds(NAMES[1:4], 12, seed=1)
+    first = birds()
+    second = birds(NAMES[1:4], 12, seed=1)
     learner = Learner(options=options).fit(first).partial_fit(second)
     one = {"crow": "corvid", "raven": "corvid", "rook": "corvid"}
     batches = [
@@ -93,7 +97,8 @@ def test_merged_classes_are_those_taught_under_one_name(
 
 
 def test_merged_into_one_of_them() -> None:
-    data, learner = birds(), fitted()
+    data = birds()
+    learner = fitted()
     expected = taught_so(
         learner, [(data[0], np.where(data[1] == "rook", "crow", data[1]))]
     )
@@ -112,7 +117,8 @@ def test_renamed_classes_are_those_taught_with_the_new_names(
         learner, [(X, np.array([names.get(name, name) for name in y]))]
     )
     asked = birds(seed=9)[0]
-    before, novelty = learner.decision_function(asked), learner.novelty_score(asked)
+    before = learner.decision_function(asked)
+    novelty = learner.novelty_score(asked)
     columns = [
         learner.classes_.tolist().index(name)
         for name in ("owl", "jay", "raven", "rook", "crow")
@@ -277,7 +283,8 @@ def test_other_methods_rename_and_merge_and_say_what_they_cannot() -> None:
 
 
 def test_what_was_learned_under_a_former_name_is_known_again() -> None:
-    first, second = birds(NAMES[:3]), birds(NAMES[3:], seed=1)
+    first = birds(NAMES[:3])
+    second = birds(NAMES[3:], seed=1)
     learner = Learner(options={"n_units": 40}).fit(first).partial_fit(second)
     learner.rename_class("rook", "tower").rename_class("tower", "castle")
     again = second[0], np.where(second[1] == "rook", "castle", second[1])

@@ -61,7 +61,8 @@ def test_confused_pairs_are_the_largest_entries_beside_the_diagonal(
         wrong[wrong > 0].tolist(), reverse=True
     )[:10]
     for pair in result.confused:
-        row, column = NAMES.index(pair.true), NAMES.index(pair.predicted)
+        row = NAMES.index(pair.true)
+        column = NAMES.index(pair.predicted)
         assert pair.n == wrong[row, column]
         assert pair.share == pytest.approx(pair.n / answers[0].count(pair.true))
 
@@ -96,10 +97,8 @@ def test_plain_values_go_to_json_also_where_nothing_is_known() -> None:
 @pytest.mark.parametrize("decimals", [1, 8])  # with and without ties
 def test_open_world_rates(decimals: int) -> None:
     rng = np.random.default_rng(0)
-    known, unknown = (
-        rng.normal(size=300).round(decimals),
-        (rng.normal(size=100) + 1).round(decimals),
-    )
+    known = rng.normal(size=300).round(decimals)
+    unknown = (rng.normal(size=100) + 1).round(decimals)
     result = open_world(known, unknown, threshold=1.5, false_alarm=0.05)
     expected = roc_auc_score([0] * 300 + [1] * 100, np.concatenate([known, unknown]))
     assert result.auroc == pytest.approx(expected)
@@ -108,7 +107,7 @@ def test_open_world_rates(decimals: int) -> None:
     assert (result.n_known, result.n_unknown) == (300, 100)
 
 
-# -- levels of features tried on a sample: every sample held out once, the cheapest level first ----------------
+# -- levels of features tried on a sample: every sample held out once, the cheapest level first
 
 
 def test_levels_are_tried_on_the_same_held_out_samples() -> None:
@@ -132,7 +131,8 @@ def test_levels_are_tried_on_the_same_held_out_samples() -> None:
 
 
 def test_texts_have_fewer_levels_and_what_cannot_be_tried_is_said() -> None:
-    texts, labels = Texts(tuple("abcabcabc")), np.array(list("abcabcabc"))
+    texts = Texts(tuple("abcabcabc"))
+    labels = np.array(list("abcabcabc"))
     assert [
         trial.level
         for trial in try_levels(Samples("text", texts, labels=labels), Letters())

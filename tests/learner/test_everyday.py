@@ -42,7 +42,7 @@ def small(**options: Any) -> Learner:
     return Learner(None, options={"n_units": 30, **options})
 
 
-# -- labels ---------------------------------------------------------------------------------------------------
+# -- labels ----------------------------------------------------------------------------
 
 
 def test_integers_come_back_as_integers_in_their_own_order(
@@ -83,7 +83,8 @@ def test_kinds_do_not_mix(data: Any) -> None:
     X, y = data
     with pytest.raises(LabelError, match="mix of int, str"):
         small().fit(X[:2], [1, "a"])
-    numbers, names = small().fit(X, y), small().fit(X, y.astype(str))
+    numbers = small().fit(X, y)
+    names = small().fit(X, y.astype(str))
     with pytest.raises(LabelError, match="integers as before, got names"):
         numbers.partial_fit(X[:2], ["a", "b"])
     with pytest.raises(LabelError, match="names as before, got booleans"):
@@ -134,7 +135,7 @@ def test_an_integer_that_gets_a_name_makes_all_of_them_names(
     assert "three" in Learner.load(tmp_path / "model.evg").classes_
 
 
-# -- announced classes, one class ------------------------------------------------------------------------------
+# -- announced classes, one class ------------------------------------------------------
 
 
 def test_announced_classes_are_held_to(data: Any) -> None:
@@ -178,14 +179,15 @@ def test_one_class_is_the_answer_and_others_are_unknown(
         Learner(None, "scl-mgsm").fit(one, ["two"] * 120)
 
 
-# -- streams ----------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------
 
 
 class Pairs(Dataset):  # type: ignore[type-arg]
     """A dataset without an end of its own: beyond it there is only the first again."""
 
     def __init__(self, X: np.ndarray, y: np.ndarray) -> None:
-        self.X, self.y = X, y
+        self.X = X
+        self.y = y
 
     def __len__(self) -> int:
         return len(self.X)
@@ -196,7 +198,8 @@ class Pairs(Dataset):  # type: ignore[type-arg]
 
 class Flow(IterableDataset):  # type: ignore[type-arg]
     def __init__(self, X: np.ndarray, y: np.ndarray) -> None:
-        self.X, self.y = X, y
+        self.X = X
+        self.y = y
 
     def __iter__(self) -> Iterator[Any]:
         return zip(self.X, self.y, strict=True)
@@ -231,7 +234,7 @@ def test_a_stream_teaches_and_asks_the_same(data: Any, name: str) -> None:
         == at_once.evaluate(X, y).accuracy
     )
     assert learner.score(streams(X, y)[name]) == at_once.score(X, y)
-    assert np.asarray(learner.features(streams(X, y)[name])).shape == X.shape
+    assert np.asarray(learner.encode(streams(X, y)[name])).shape == X.shape
     assert len(learner.history_) == 1
     learner.unlearn(streams(X[:60], y[:60])[name])
     assert sum(learner.n_samples_.values()) == len(y) - 60
@@ -319,7 +322,7 @@ def test_texts_and_images_of_tensors() -> None:
     assert learner.predict(iter([Image.fromarray(pixels[0])])).tolist() == [0]
 
 
-# -- weights ----------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------
 
 
 def test_integer_weights_are_copies_and_fractions_can_be_taken_out(
@@ -328,7 +331,8 @@ def test_integer_weights_are_copies_and_fractions_can_be_taken_out(
     X, y = data
     rng = np.random.default_rng(3)
     start = small().fit(X[:120], y[:120])
-    more, labels = X[120:], y[120:]
+    more = X[120:]
+    labels = y[120:]
     times = rng.integers(0, 4, size=120)
     weighted = copy.copy(start).partial_fit(more, labels, sample_weight=times).settle()
     copies = (
@@ -385,7 +389,7 @@ def test_methods_that_take_no_weights_say_so(data: Any) -> None:
     assert small().fit(X, y).head_.takes_weights
 
 
-# -- scikit-learn's tools ------------------------------------------------------------------------------------------
+# -- scikit-learn's tools --------------------------------------------------------------
 
 
 def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None:
@@ -399,7 +403,7 @@ def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None
     ).all()
 
 
-# -- how it looks -------------------------------------------------------------------------------------------------
+# -- how it looks ----------------------------------------------------------------------
 
 
 def test_representations(data: Any) -> None:

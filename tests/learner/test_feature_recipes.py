@@ -48,7 +48,7 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
         made.decision_function(images),
         expected.class_scores(join_blocks(raw, (24,) * 3)),
     )
-    few = made.features(images[:2])  # which go through the backbone at once
+    few = made.encode(images[:2])  # which go through the backbone at once
     np.testing.assert_allclose(
         few.X, join_blocks(raw, (24,) * 3)[:2], rtol=1e-4, atol=1e-6
     )
@@ -63,7 +63,7 @@ def test_a_saved_model_has_its_recipe_and_answers_the_same(
     made.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg", device="cpu")
     assert again.spec_ == made.spec_
-    assert again.recipe == list(made.spec_.recipe.blocks)
+    assert again.features == list(made.spec_.recipe.blocks)
     np.testing.assert_allclose(
         again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6
     )
@@ -82,7 +82,7 @@ def test_learning_elsewhere_and_merging_keep_the_recipe(data: Any) -> None:
         made.merge(learner("final").fit(data))
 
 
-# -- features from files --------------------------------------------------------------------------------------
+# -- features from files ---------------------------------------------------------------
 
 
 def feature_set(recipe: Any = BLOCKS) -> FeatureSet:
@@ -110,7 +110,7 @@ def test_a_file_of_blocks_is_learned_as_the_images_are(
         again.decision_function(raw), made.decision_function(raw)
     )
     np.testing.assert_allclose(
-        direct.decision_function(direct.features(data[0]).X),
+        direct.decision_function(direct.encode(data[0]).X),
         direct.decision_function(data[0]),
     )
     # Asked about by its path, a file says itself that its blocks are to be joined.
@@ -164,7 +164,7 @@ def test_a_model_file_whose_blocks_do_not_fit_is_refused(tmp_path: Path) -> None
             Learner.load(tmp_path / "bad.evg")
 
 
-# -- what is asked for ----------------------------------------------------------------------------------------
+# -- what is asked for -----------------------------------------------------------------
 
 
 def test_the_recommended_settings_take_rich_features_and_the_papers_do_not(
@@ -209,7 +209,7 @@ def test_what_cannot_be_is_refused_and_the_learner_stays(
 ) -> None:
     made = learner().fit(data)
     before = made.decision_function(data[0])
-    made.recipe = recipe
+    made.features = recipe
     with pytest.raises(ParameterError, match=message):
         made.fit(data)
     np.testing.assert_array_equal(made.decision_function(data[0]), before)

@@ -72,7 +72,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PIECE", 4096)
 
 
-# -- the same bytes, and what they share ----------------------------------------------------------------------
+# -- the same bytes, and what they share -----------------------------------------------
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -125,7 +125,8 @@ def _revision(path: Path, number: int) -> tuple[bytes, str]:
 
 def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
     path = tmp_path / "m.evg"
-    X, y = np.random.default_rng(0).normal(size=(60, 400)), np.arange(60) % 3
+    X = np.random.default_rng(0).normal(size=(60, 400))
+    y = np.arange(60) % 3
     commit(path, Learner(None, options={"n_units": 300, "layer": "guided"}).fit((X, y)))
     size = path.stat().st_size
     weights = max(
@@ -149,7 +150,7 @@ def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
     )  # revisions 5 and 6 differ in names, and hardly in numbers
 
 
-# -- bounds -----------------------------------------------------------------------------------------------------
+# -- bounds ----------------------------------------------------------------------------
 
 
 def test_the_history_is_bounded_by_size(path: Path, blobs: Data) -> None:
@@ -219,7 +220,7 @@ def test_commands_and_the_log_say_what_fell_out(path: Path, blobs: Data) -> None
     assert (said["dropped"], said["kept"]) == ([1, 2], list(range(3, 13)))
 
 
-# -- what must be gone ------------------------------------------------------------------------------------------
+# -- what must be gone -----------------------------------------------------------------
 
 
 def test_of_what_was_unlearned_nothing_stays(
@@ -242,7 +243,8 @@ def test_of_what_was_unlearned_nothing_stays(
                 match=r"No space left on the disk of .*; the model was not changed",
             ):
                 commit(path, open_model(path).forget_classes("4"), keep=0)
-        # A full disk loses nothing, and a kill right before the last step leaves nothing but the model.
+        # A full disk loses nothing, and a kill right before the last step leaves
+        # nothing but the model.
         assert (path.read_bytes(), kept_revisions(path)) == (
             before,
             [1, 2] if left else [],
@@ -264,7 +266,7 @@ def test_pieces_of_no_state_go_with_the_next_writer(path: Path) -> None:
     assert kept_revisions(path) == [1, 2]
 
 
-# -- folders of strangers ---------------------------------------------------------------------------------------
+# -- folders of strangers --------------------------------------------------------------
 
 
 def a_piece(path: Path) -> Path:
@@ -294,7 +296,8 @@ def instead(
     """Move a file of the history outside, and put something else in its place."""
 
     def attack(path: Path) -> str:
-        file, outside = find(path), path.parent.parent / "outside"
+        file = find(path)
+        outside = path.parent.parent / "outside"
         shutil.move(file, outside)
         put(file, outside)
         return "an ordinary file of at most"
@@ -393,10 +396,12 @@ def test_a_history_of_strangers_is_a_typed_error_and_leads_nowhere(
 def test_pieces_that_were_planted_are_replaced_and_links_not_followed(
     path: Path, tmp_path: Path, blobs: Data
 ) -> None:
-    before, precious = path.read_bytes(), tmp_path / "precious"
+    before = path.read_bytes()
+    precious = tmp_path / "precious"
     precious.write_text("precious")
     precious.chmod(0o644)
-    state, history = State.of(before, ""), History(path)
+    state = State.of(before, "")
+    history = History(path)
     path.chmod(0o600)
     for number, name in enumerate(state.hashes):
         history.piece(name).unlink(missing_ok=True)
@@ -428,7 +433,7 @@ def test_a_newer_history_is_refused_and_kept(path: Path, found: list[bytes]) -> 
     assert files(path).keys() == kept.keys()
 
 
-# -- model files that live somewhere: behind links, with modes and owners ----------------------------------------
+# -- model files that live somewhere: behind links, with modes and owners --------------
 
 
 def forget(path: Path | str, name: str = "0") -> None:
@@ -436,7 +441,7 @@ def forget(path: Path | str, name: str = "0") -> None:
         commit(path, learner.forget_classes(name))
 
 
-# -- links --------------------------------------------------------------------------------------------------
+# -- links -----------------------------------------------------------------------------
 
 
 @posix
@@ -453,7 +458,10 @@ def test_a_model_behind_a_link(
     (tmp_path / "middle.evg").symlink_to("real/model.evg")
     (tmp_path / "link").symlink_to(links[kind])
     monkeypatch.chdir(tmp_path)
-    asked = Path("link/model.evg") if kind == "folder" else Path("link")
+    if kind == "folder":
+        asked = Path("link/model.evg")
+    else:
+        asked = Path("link")
     before = path.read_bytes()
     forget(asked)
     assert Path("link").is_symlink()
@@ -516,7 +524,7 @@ def test_a_link_to_nothing_or_to_itself_is_an_error(
     assert sorted(os.listdir(tmp_path)) == ["link.evg", "real"]
 
 
-# -- modes and owners ---------------------------------------------------------------------------------------
+# -- modes and owners ------------------------------------------------------------------
 
 
 @posix
@@ -592,7 +600,7 @@ def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> N
     assert open_model(path).predict(np.zeros((1, 10))).shape == (1,)
 
 
-# -- histories that cannot be trusted -----------------------------------------------------------------------
+# -- histories that cannot be trusted --------------------------------------------------
 
 
 def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(

@@ -102,7 +102,6 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
             _set("label_kind", "boolean"),
             "its labels are of kind 'boolean', but '0' is none",
         ),
-        (_set("calibration", "parts", 0, "points", 0, 10**400), "finite number"),
     ],
 )
 def test_what_does_not_fit_is_a_file_error(
@@ -116,7 +115,7 @@ def test_what_does_not_fit_is_a_file_error(
         Learner.load(tmp_path / "m.evg")
 
 
-# -- a model that begins with no class ---------------------------------------------------------------
+# -- a model that begins with no class -------------------------------------------------
 
 
 OPTIONS = {"n_units": 20}

@@ -133,7 +133,7 @@ def test_undone_revisions_go_first(path: Path, blobs: Data) -> None:
     assert History(path).numbers() == [1, 2]
 
 
-# -- writers ------------------------------------------------------------------------------------------------
+# -- writers ---------------------------------------------------------------------------
 
 
 def test_another_thread_is_another_writer_and_may_wait(path: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_lock_is_let_go_after_an_error(path: Path, blobs: Data) -> None:
     teach(path, part(blobs, 5))
 
 
-# -- failures -----------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------
 
 
 def test_a_full_disk_leaves_model_and_learner_as_they_were(
@@ -173,7 +173,8 @@ def test_a_full_disk_leaves_model_and_learner_as_they_were(
     assert commit(path, learner) == 4
 
 
-# Killed before a rename: a plain save, the state before, the model. Then one save goes on living.
+# Killed before a rename: a plain save, the state before, the model. Then one save goes
+# on living.
 ATTACKS = """
 import os
 import sys
@@ -334,7 +335,7 @@ def test_a_copy_goes_on_by_itself(path: Path, tmp_path: Path, blobs: Data) -> No
         rollback(copy)
 
 
-# -- redo and revisions --------------------------------------------------------------------------------------
+# -- redo and revisions ----------------------------------------------------------------
 
 
 def test_redo_takes_rollbacks_back_one_by_one_or_several_at_once(
@@ -418,7 +419,7 @@ def test_who_changed_a_model_is_in_its_history(
     assert history(path)[-1].who == "root"
 
 
-# -- kills --------------------------------------------------------------------------------------------------
+# -- kills -----------------------------------------------------------------------------
 
 
 @needs_fork
@@ -428,9 +429,11 @@ def test_killed_at_any_moment_the_model_is_old_or_new(
     tmp_path: Path, step: int
 ) -> None:
     path = tmp_path / "model.evg"
-    X, y = np.random.default_rng(0).normal(size=(20, 8)), np.arange(20) % 2
+    X = np.random.default_rng(0).normal(size=(20, 8))
+    y = np.arange(20) % 2
     commit(path, Learner(None, options={"n_units": 100}).fit((X, y)))
-    place, last = History(path), 1
+    place = History(path)
+    last = 1
 
     def work() -> None:
         teach(path, (X, y), keep=3)

@@ -70,7 +70,8 @@ FRAMES = pytest.mark.parametrize("frame", [as_pandas, as_polars])
 @FRAMES
 def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -> None:
     X, y = data
-    plain, learner = small().fit(X, y), small().fit(frame(X), pandas.Series(y))
+    plain = small().fit(X, y)
+    learner = small().fit(frame(X), pandas.Series(y))
     assert learner.feature_names_in_.tolist() == NAMES
     assert learner.n_features_in_ == plain.n_features_in_ == 4
     assert not hasattr(plain, "feature_names_in_")
@@ -94,11 +95,12 @@ def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -
 def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> None:
     X, y = data
     learner = small().fit(frame(X), y)
-    turned, other = frame(X)[NAMES[::-1]], frame(X, ["girth", *NAMES[1:]])
+    turned = frame(X)[NAMES[::-1]]
+    other = frame(X, ["girth", *NAMES[1:]])
     for verb, *labels in (
         ("predict",),
         ("ask",),
-        ("features",),
+        ("encode",),
         ("evaluate", y),
         ("partial_fit", y),
     ):
@@ -172,7 +174,7 @@ def test_texts_of_a_column(library: Any) -> None:
         learner.fit(frame["text"], frame)
 
 
-# -- out ----------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------
 
 
 def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
@@ -183,15 +185,18 @@ def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
     learner = small().fit(frame, y)
     answers = learner.ask(frame, false_alarm=0.05)
     found = frame.join(answers.to_frame(top=2))
-    assert found["class"].tolist() == learner.predict(X).tolist()
+    assert found["nearest_class"].tolist() == learner.predict(X).tolist()
     np.testing.assert_array_equal(
-        found["probability"], learner.predict_proba(X).max(axis=1)
+        found["nearest_probability"], learner.predict_proba(X).max(axis=1)
     )
     assert {"class_2", "probability_2", "novelty", "threshold", "unknown"} <= set(
         found.columns
     )
     assert (found["unknown"] == learner.is_unknown(X)).all()
-    assert not found.isna().any().any()
+    assert not found.drop(columns=["class", "probability"]).isna().any().any()
+    known = found[~found["unknown"]]
+    assert known["class"].tolist() == known["nearest_class"].tolist()
+    assert (known["probability"] == known["nearest_probability"]).all()
     rows = answers.to_frame("polars")
     assert rows.columns == [
         "row",
@@ -200,8 +205,31 @@ def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
         "novelty",
         "threshold",
         "unknown",
+        "nearest_class",
+        "nearest_probability",
     ]
-    assert rows["class"].to_list() == found["class"].tolist()
+    assert rows["nearest_class"].to_list() == found["nearest_class"].tolist()
+
+
+@pytest.mark.parametrize("kind", [str, int, bool])
+def test_an_unknown_item_has_no_class_in_a_frame(data: Any, kind: Any) -> None:
+    X, y = data
+    labels = [kind(label) for label in (y > 0).astype(int).tolist()]
+    strange = np.concatenate([X[:5], X[:2] + 500])
+    answers = small().fit(X, labels).ask(strange, false_alarm=0.05)
+    found = answers.to_frame(top=2)
+    unknown = found["unknown"].tolist()
+    assert unknown[5:] == [True, True]
+    assert not all(unknown)
+    assert found["class"].isna().tolist() == unknown
+    assert found["probability"].isna().tolist() == unknown
+    known = [row for row in range(7) if not unknown[row]]
+    expected = [labels[row] for row in known]
+    assert found["class"].iloc[known].tolist() == expected
+    assert found["nearest_class"].isin(labels).all()
+    rows = answers.to_frame("polars")
+    assert rows["class"].is_null().to_list() == unknown
+    assert rows["class"].drop_nulls().to_list() == expected
 
 
 def test_kinds_of_labels_and_numbers_of_classes_in_frames(data: Any) -> None:
@@ -243,7 +271,7 @@ def test_names_of_columns_in_a_file_are_as_many_as_columns(data: Any) -> None:
         Learner.load(archive)
 
 
-# -- scikit-learn's tools around the classifier and the learner ------------------------------------------------
+# -- scikit-learn's tools around the classifier and the learner ------------------------
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -385,11 +413,10 @@ def test_model_selection_over_a_stream(make: Any, digits: Any) -> None:
     )
     assert test.mean(axis=1)[1] > 0.5
     assert sizes.tolist() == [35, 70]
-    grid = (
-        {"options__n_units": [5, 40]}
-        if isinstance(make(), Learner)
-        else {"n_units": [5, 40]}
-    )
+    if isinstance(make(), Learner):
+        grid = {"options__n_units": [5, 40]}
+    else:
+        grid = {"n_units": [5, 40]}
     search = GridSearchCV(make(), grid, cv=folds).fit(X, y)
     assert search.best_score_ > 0.8
     assert search.best_estimator_.predict(X[:3]).tolist() == y[:3].tolist()

@@ -21,7 +21,8 @@ SMALL = {"n_units": 30}
 @pytest.fixture(scope="module")
 def data():
     rng = np.random.default_rng(5)
-    means, names = rng.normal(size=(4, 10)), np.array(["ant", "bee", "cat", "dog"])
+    means = rng.normal(size=(4, 10))
+    names = np.array(["ant", "bee", "cat", "dog"])
 
     def drawn(n):
         y = np.tile(np.arange(4), n)
@@ -36,7 +37,8 @@ def learner(data):
 
 
 def test_it_tells_what_it_learned_without_labels(data, learner):
-    before, known = learner.score(data[2]), learner.threshold()
+    before = learner.score(data[2])
+    known = learner.threshold()
     report = learner.learn_unlabelled(data[1][0])
     assert learner.score(data[2]) > before
     assert (learner.n_samples_, learner.threshold()) == (
@@ -56,7 +58,8 @@ def test_a_stream_is_guessed_block_by_block(data, learner, monkeypatch):
 
 
 def test_forgetting_gives_the_same_answers_and_sums_as_never(data, learner):
-    twin, (rows, _) = learner.copy(), data[1]
+    twin = learner.copy()
+    (rows, _) = data[1]
     learner.learn_unlabelled(rows)
     learner.predict_proba(rows[:3])
     learner.forget_unlabelled()

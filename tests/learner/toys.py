@@ -137,7 +137,10 @@ def refused(
     model: Learner | Path, error: Any, said: str | None = None
 ) -> Iterator[None]:
     """What the block does raises an error, and leaves a learner or a file as it was, to the bit."""
-    before = model.read_bytes() if isinstance(model, Path) else model.to_archive()
+    if isinstance(model, Path):
+        before = model.read_bytes()
+    else:
+        before = model.to_archive()
     with pytest.raises(error, match=said):
         yield
     if isinstance(model, Path):
@@ -175,8 +178,8 @@ def killed_at(
 ) -> bool:
     """Do work in a process that ends like a killed one; return whether it did.
 
-    Moments are counted before and after each call of ``os`` that changes files; at -1 the work is done.
-    """
+    Moments are counted before and after each call of ``os`` that changes files; at -1
+    the work is done."""
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1] != 0

@@ -1,9 +1,9 @@
 """Environments with the wheel and nothing else than its requirements, made without a download.
 
-Copying or downloading PyTorch for every environment would take gigabytes. What an environment needs is read from the
-metadata of what is installed here, distribution by distribution, and linked; nothing else is visible in it.
-evergrow itself comes out of the wheel.
-"""
+Copying or downloading PyTorch for every environment would take gigabytes. What an
+environment needs is read from the metadata of what is installed here, distribution by
+distribution, and linked; nothing else is visible in it. evergrow itself comes out of
+the wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-# What would lead a process of the environment to this repository, to settings of this machine, or to a model hub.
+# What would lead a process of the environment to this repository, to settings of this
+# machine, or to a model hub.
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EVERGROW_DATA")
 
 
@@ -111,11 +112,10 @@ def requirements(of: Distribution, extras: Iterable[str]) -> Iterator[Distributi
                 {"extra": extra}
             ):
                 continue
-            found = (
-                of
-                if canonicalize_name(needed.name) == canonicalize_name(of.name)
-                else _installed(needed, owner)
-            )
+            if canonicalize_name(needed.name) == canonicalize_name(of.name):
+                found = of
+            else:
+                found = _installed(needed, owner)
             for key in ("", *needed.extras):
                 if (found.name, key) not in seen:
                     seen.add((found.name, key))

@@ -13,7 +13,8 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-# Package, advisory, first version without it, and what it does. As published by November 2026.
+# Package, advisory, first version without it, and what it does. As published by
+# November 2026.
 HOLES = [
     ("torch", "CVE-2025-32434", "2.6.0", "files read with weights_only=True run code"),
     (

@@ -8,8 +8,9 @@ import sys
 
 import evergrow
 
-# All that the public names load beside the standard library, evergrow itself and what PyTorch loads of its own accord.
-# Image networks, scikit-learn, SciPy, the command line, and whatever an extra brings, wait until something needs them.
+# All that the public names load beside the standard library, evergrow itself and what
+# PyTorch loads of its own accord. Image networks, scikit-learn, SciPy, the command
+# line, and whatever an extra brings, wait until something needs them.
 NAMED = {"numpy", "safetensors", "torch", "typing_extensions"}
 LOADED = """
 import json, sys
@@ -30,7 +31,8 @@ def loaded(statement: str) -> set[str]:
 
 
 def test_a_bare_import_loads_nothing_but_itself() -> None:
-    # What the interpreter loads at its start, such as the hooks of editable installations, is not evergrow's.
+    # What the interpreter loads at its start, such as the hooks of editable
+    # installations, is not evergrow's.
     assert loaded("import evergrow") - loaded("pass") - {"evergrow"} == set()
 
 

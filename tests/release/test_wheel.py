@@ -136,7 +136,9 @@ def heic_image(folder: Path) -> None:
 
 def raw_image(folder: Path) -> None:
     """Write a DNG of 64 x 64 without compression, the smallest that is a photograph to a raw converter."""
-    side, model, pixels = 64, b"Grown\0", np.full((64, 64), 9000, "<u2").tobytes()
+    side = 64
+    model = b"Grown\0"
+    pixels = np.full((64, 64), 9000, "<u2").tobytes()
     matrix = struct.pack(
         "<18i",
         *(
@@ -146,7 +148,11 @@ def raw_image(folder: Path) -> None:
             for value in (int(cell), 1)
         ),
     )
-    short, long, text, byte, signed = 3, 4, 2, 1, 10
+    short = 3
+    long = 4
+    text = 2
+    byte = 1
+    signed = 10
     tags = [
         (254, long, 1, 0), (256, long, 1, side), (257, long, 1, side), (258, short, 1, 16), (259, short, 1, 1),
         (262, short, 1, 32803), (271, text, 6, model), (272, text, 6, model), (273, long, 1, "pixels"),
@@ -167,7 +173,8 @@ def raw_image(folder: Path) -> None:
         elif len(value) <= 4:
             packed = value.ljust(4, b"\0")
         else:
-            packed, behind = struct.pack("<I", start + len(behind)), behind + value
+            packed = struct.pack("<I", start + len(behind))
+            behind = behind + value
         entries += struct.pack("<HHI", number, kind, count) + packed
     header = b"II*\0" + struct.pack("<IH", 8, len(tags))
     (folder / "photo.dng").write_bytes(header + entries + bytes(4) + behind + pixels)
@@ -213,11 +220,9 @@ EXTRAS = sorted(set(PYPROJECT["project"]["optional-dependencies"]) - {"dev"})
 
 def perform(use: Use, environment: Environment) -> subprocess.CompletedProcess[str]:
     use.prepare(environment.work)
-    return (
-        environment.evergrow(*use.program)
-        if use.command
-        else environment.run(*use.program)
-    )
+    if use.command:
+        return environment.evergrow(*use.program)
+    return environment.run(*use.program)
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -30,14 +30,14 @@ FLAGS = (
     "--use-fake-device-for-media-stream",
 )
 SCREENS = Path(__file__).parents[2] / "build" / "screens"
-WIDTH, HEIGHT, RATE = 320, 240, 10
+WIDTH = 320
+HEIGHT = 240
+RATE = 10
 MARKS = {"none": (128, 128, 128), "first": (220, 40, 40), "second": (40, 40, 220)}
 """Colours of the corner of a frame, by which a test knows what is before the camera."""
-MALLARD, ORIOLE, HUMMINGBIRD = (
-    "087.Mallard",
-    "095.Baltimore_Oriole",
-    "067.Anna_Hummingbird",
-)
+MALLARD = "087.Mallard"
+ORIOLE = "095.Baltimore_Oriole"
+HUMMINGBIRD = "067.Anna_Hummingbird"
 
 
 @contextmanager
@@ -129,7 +129,8 @@ class Visit:
         scheme: str = "light",
         tour: bool = False,
     ) -> None:
-        self.address, self.scheme = address, scheme
+        self.address = address
+        self.scheme = scheme
         size = {"width": width, "height": 900 if width > 600 else 844}
         self.context = browser.new_context(
             viewport=size,
@@ -245,7 +246,9 @@ class Visit:
 
     def shot(self, view: str) -> None:
         """Keep a picture of the whole window for a reviewer, in ``build/screens``."""
-        size = "desktop" if self.page.viewport_size["width"] > 600 else "phone"
+        size = "phone"
+        if self.page.viewport_size["width"] > 600:
+            size = "desktop"
         SCREENS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENS / f"{view}-{size}-{self.scheme}.png")
 
@@ -254,7 +257,7 @@ class Visit:
         self.context.close()
 
 
-# -- what the tests share ---------------------------------------------------------------------------------------------
+# -- what the tests share --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +303,8 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     ]
     found = [place / "axe-core" / "axe.min.js" for place in places]
     if not any(path.is_file() for path in found):
-        npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
+        npm = shutil.which("npm")
+        folder = tmp_path_factory.mktemp("axe")
         if npm is None:
             pytest.skip("needs axe-core: npm")
         installed = subprocess.run(

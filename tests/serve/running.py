@@ -80,7 +80,8 @@ class Running:
 def _serve(folder: Path, settings: dict[str, Any], told: Any) -> None:
     torch.set_num_threads(1)
     settings.setdefault("limits", Limits(requests_per_second=100_000))
-    config = ServeConfig(folder, port=0, device="cpu", **settings)
+    settings.setdefault("port", 0)
+    config = ServeConfig(folder, device="cpu", **settings)
     run_server(config, lambda address, _: told.send(address), log_level="error")
 
 

@@ -1,9 +1,9 @@
 """The service under mixed load for as long as one likes: honest callers, two writers, hostile clients, kills.
 
-Two processes serve one folder. Both are asked and taught at once; the second is killed now and then and started again.
-Every lesson is sent with one key until it is acknowledged, and after each round the model must have learned each
-exactly once. Run it for half an hour with ``python -m tests.serve.soak 1800``.
-"""
+Two processes serve one folder. Both are asked and taught at once; the second is killed
+now and then and started again. Every lesson is sent with one key until it is
+acknowledged, and after each round the model must have learned each exactly once. Run it
+for half an hour with ``python -m tests.serve.soak 1800``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from tests.serve.samples import rows
 INTENDED = (503, 507)
 """What a service may answer beyond refusals: too much at once, and a full disk."""
 
-LESSONS, KILL_SECONDS, SETTLE_SECONDS = 60, 15.0, 120.0
+LESSONS = 60
+KILL_SECONDS = 15.0
+SETTLE_SECONDS = 120.0
 """Lessons in a round; time between two kills; time after which memory counts as that of the start."""
 
 POST = b"POST /api/v1/models/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\n"
@@ -90,20 +92,21 @@ class Soak:
     """
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self.folder, self.seconds, self.end = folder, seconds, float("inf")
-        self.figures, self._guard, self._clients = (
-            Figures(),
-            threading.Lock(),
-            threading.local(),
-        )
-        self.first, self.second = Running(folder), Running(folder)
+        self.folder = folder
+        self.seconds = seconds
+        self.end = float("inf")
+        self.figures = Figures()
+        self._guard = threading.Lock()
+        self._clients = threading.local()
+        self.first = Running(folder)
+        self.second = Running(folder)
         self.model = ""
 
     def over(self) -> bool:
         """Return whether time is up."""
         return time.monotonic() > self.end
 
-    # -- honest callers -----------------------------------------------------------------------------------------
+    # -- honest callers ----------------------------------------------------------------
 
     def call(
         self, kind: str, second: bool, method: str, path: str, **sent: Any
@@ -113,7 +116,8 @@ class Soak:
         clients = self._clients.__dict__  # of this thread
         if running.address not in clients:
             clients[running.address] = running.client()
-        started, queued = time.monotonic(), waited_for_a_core(running)
+        started = time.monotonic()
+        queued = waited_for_a_core(running)
         try:
             answer = clients[running.address].request(method, path, **sent)
         except httpx.HTTPError as error:
@@ -178,7 +182,8 @@ class Soak:
                 return
             for kind in range(2):
                 self.lesson(name, -1 - kind, False)
-            before, self.model = self.model, name
+            before = self.model
+            self.model = name
             if before:
                 self.call("delete", False, "DELETE", f"/api/v1/models/{before}")
             with ThreadPoolExecutor(2) as writers:
@@ -191,11 +196,12 @@ class Soak:
                     )
                 )
             about = self.call("describe", False, "GET", f"/api/v1/models/{name}")
-            found = (
-                {entry["name"]: entry["samples"] for entry in about.json()["classes"]}
-                if about
-                else {}
-            )
+            if about:
+                found = {
+                    entry["name"]: entry["samples"] for entry in about.json()["classes"]
+                }
+            else:
+                found = {}
             expected = Counter(str(abs(i) % 4) for i in (-1, -2, *range(LESSONS)))
             if found != {label: 2 * n for label, n in expected.items()}:
                 self.fault(f"{name} learned {found}, not twice {dict(expected)}")
@@ -220,7 +226,7 @@ class Soak:
             time.sleep(0.1)
         self.fault(f"lesson {number} of {name} was never acknowledged")
 
-    # -- hostile clients ----------------------------------------------------------------------------------------
+    # -- hostile clients ---------------------------------------------------------------
 
     def attack(self) -> None:
         """Send what no honest caller sends, to both services, one after the other."""
@@ -307,7 +313,7 @@ class Soak:
                 caller.close()
             time.sleep(10)
 
-    # -- accidents, and what is measured beside all that -----------------------------------------------------------
+    # -- accidents, and what is measured beside all that -------------------------------
 
     def kill(self) -> None:
         """Kill the second service now and then, and start another."""

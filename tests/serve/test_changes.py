@@ -24,7 +24,8 @@ def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(
     """What is taught goes through the backbone alone, so that the same bytes give the same numbers in any company."""
     api.taught_images()
     X = np.random.default_rng(0).normal(size=(5, 27))
-    before = open_model(folder / "pics.evg").decision_function(X)
+    taught = open_model(folder / "pics.evg")
+    before = taught.decision_function(X)
     three = files(2, 3)
     api.post("teach", model="pics", data={"labels": ["0", "0", "1"]}, files=three)
     for place, label in ((2, "1"), (0, "0"), (1, "0")):
@@ -34,6 +35,14 @@ def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(
         assert done.status_code == 200, done.text
     np.testing.assert_allclose(
         open_model(folder / "pics.evg").decision_function(X), before, rtol=0, atol=1e-9
+    )
+    # The last of the three leaves nothing behind in probabilities and novelty either.
+    assert done.json()["change"]["influenced_scores"] == 0
+    unlearned = open_model(folder / "pics.evg")
+    gap = np.abs(unlearned.predict_proba(X) - taught.predict_proba(X)).max()
+    assert gap < 1e-8
+    np.testing.assert_allclose(
+        unlearned.novelty_score(X), taught.novelty_score(X), rtol=1e-6, atol=1e-6
     )
     again = api.post("unlearn", model="pics", data={"label": "2"}, files=three)
     assert (again.status_code, again.json()["error"]) == (422, "LabelError")
@@ -66,7 +75,8 @@ def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(
 
 def test_samples_without_labels_are_learned_and_forgotten_again(api: Any) -> None:
     api.taught("ab", 20)
-    asked, before = {"rows": rows(0, 3, seed=7)}, api.counts()
+    asked = {"rows": rows(0, 3, seed=7)}
+    before = api.counts()
     said = api.post("predict", asked).json()["answers"]
     done = api.post(
         "learn-unlabelled", {"rows": rows(0, 8, seed=5) + rows(1, 8, seed=6)}
@@ -263,7 +273,8 @@ def test_those_who_ask_do_not_wait_for_those_who_teach(
     api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.taught("ab", 4)
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
     commit = modelfile.commit
 
     def slow(*args: Any, **settings: Any) -> int:

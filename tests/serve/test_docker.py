@@ -55,11 +55,10 @@ def test_the_image_would_serve(tmp_path: Path) -> None:
     for line in step("COPY"):
         *names, target = line.split()
         for name in names:
-            copy = (
-                partial(shutil.copytree, dirs_exist_ok=True)
-                if (ROOT / name).is_dir()
-                else shutil.copy
-            )
+            if (ROOT / name).is_dir():
+                copy = partial(shutil.copytree, dirs_exist_ok=True)
+            else:
+                copy = shutil.copy
             copy(ROOT / name, tmp_path / target.removeprefix("/"))
     build = [
         sys.executable,

@@ -16,10 +16,8 @@ def test_changed_samples_raise_the_metric():
         y = np.repeat(np.arange(5), n)
         return means[y] + noise * rng.normal(size=(len(y), 12)), y
 
-    learner, metrics = (
-        Learner(None, options={"n_units": 30}).fit(*rows(20, 0.6)),
-        Metrics(),
-    )
+    learner = Learner(None, options={"n_units": 30}).fit(*rows(20, 0.6))
+    metrics = Metrics()
     calibration = learner._taught().calibration
     value = {"model": "m"}
     metrics.note_answers(

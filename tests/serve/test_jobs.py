@@ -175,7 +175,8 @@ def test_a_job_belongs_to_the_model_it_was_started_for(api: Any, held: Any) -> N
 def test_a_job_belongs_to_its_model_whichever_process_replaces_it(
     api: Any, held: Any, serve: Any
 ) -> None:
-    job, other = start(api, ENTRIES), serve()
+    job = start(api, ENTRIES)
+    other = serve()
     assert other.client.delete("/api/v1/models/pics").status_code == 204
     other.create("pics", "images", backbone="colours")
     held.set()

@@ -17,18 +17,23 @@ from evergrow.core.seeding import generator
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
 
-TEACHES, KILLS, CALLERS = 100, 20, 4
+TEACHES = 100
+KILLS = 20
+CALLERS = 4
 
 
 @pytest.mark.slow
 def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> None:
     """A hundred lessons, each tried with one key until it is acknowledged, while the service is killed twenty times."""
-    folder, draws = tmp_path / "models", generator(0, "kills")
+    folder = tmp_path / "models"
+    draws = generator(0, "kills")
     lessons = [
         (rows(number % 7, 2, seed=50 + number), str(number % 7))
         for number in range(TEACHES)
     ]
-    running, acknowledged, retried = [Running(folder)], [0] * TEACHES, [0]
+    running = [Running(folder)]
+    acknowledged = [0] * TEACHES
+    retried = [0]
     first = [(rows(kind, 5), str(kind)) for kind in range(2)]
     with running[0].client() as client:
         begin(client, 5)
@@ -55,7 +60,8 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     taught = [callers.submit(teach, number) for number in range(TEACHES)]
     kills = 0
     while kills < KILLS:
-        # So that the kills are spread over all lessons: the next one comes once enough are through, at a random moment.
+        # So that the kills are spread over all lessons: the next one comes once enough
+        # are through, at a random moment.
         while sum(map(bool, acknowledged)) < TEACHES * kills // KILLS:
             time.sleep(0.05)
         time.sleep(0.3 * float(torch.rand(1, generator=draws)))
@@ -106,7 +112,8 @@ def test_an_end_that_is_asked_for_finishes_the_change_in_flight(tmp_path: Path) 
         begin(client)
         lesson = {"rows": rows(2, 1000), "label": "2"}
         callers = ThreadPoolExecutor(1)
-        # The client that is connected: to make another takes longer on a busy machine than the pause below.
+        # The client that is connected: to make another takes longer on a busy machine
+        # than the pause below.
         taught = callers.submit(
             client.post, "/api/v1/models/m/teach", json=lesson, timeout=60
         )

@@ -34,10 +34,8 @@ class Phone:
     def __init__(self, app: Any, port: int, secured: int) -> None:
         self.access = app.state.service.lan
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = (
-            False,
-            ssl.CERT_NONE,
-        )  # as the person who scanned the code says
+        context.check_hostname = False  # as the person who scanned the code says
+        context.verify_mode = ssl.CERT_NONE
         self.computer = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", trust_env=False
         )
@@ -93,7 +91,7 @@ def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
     asked = home.phone.post(
         "/api/v1/models/pics/predict", files=files(1, 1, 5), headers=seen
     ).json()
-    assert asked["answers"][0]["label"] == "1"
+    assert asked["answers"][0]["nearest"]["class"] == "1"
     own = {**seen, "Origin": str(home.phone.base_url).rstrip("/")}
     assert (
         home.phone.post(
@@ -104,6 +102,12 @@ def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
     assert (
         home.computer.get("/api/v1/models").status_code == 200
     )  # the computer itself needs no token
+
+
+def test_the_answer_with_a_token_is_not_stored(home: Phone) -> None:
+    answer = home.computer.get("/api/v1/lan")
+    assert "#token=" in answer.json()["address"]
+    assert answer.headers["cache-control"] == "no-store"
 
 
 def test_without_a_token_nobody_gets_in_from_the_network(home: Phone) -> None:
@@ -193,7 +197,8 @@ def _gets_in(client: httpx.Client) -> bool:
 def test_a_token_ends_and_a_new_code_comes_in_time(
     home: Phone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, start = home.scan(), time.time()
+    first = home.scan()
+    start = time.time()
     assert home.scan() == first
     monkeypatch.setattr(time, "time", lambda: start + 0.6 * lan.LIFE)
     second = home.scan()

@@ -29,7 +29,11 @@ def test_mixed_load_with_two_writers_kills_and_hostile_clients(tmp_path: Path) -
     assert figures.memory[-1] < 1.2 * figures.memory[0]
 
 
-BLOCKS, CLASSES, EACH, COPIES, TIMES = (1280, 320, 192, 112), 20, 30, 6, 3
+BLOCKS = (1280, 320, 192, 112)
+CLASSES = 20
+EACH = 30
+COPIES = 6
+TIMES = 3
 """Features of several depths of a network, and how many models take at most how many times their files."""
 
 
@@ -37,7 +41,8 @@ BLOCKS, CLASSES, EACH, COPIES, TIMES = (1280, 320, 192, 112), 20, 30, 6, 3
 def test_an_open_model_takes_at_most_three_times_its_file_and_gives_it_back(
     tmp_path: Path,
 ) -> None:
-    rng, y = np.random.default_rng(0), np.repeat(np.arange(CLASSES), EACH)
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(CLASSES), EACH)
     X = rng.normal(size=(CLASSES, sum(BLOCKS)))[y] + rng.normal(
         size=(len(y), sum(BLOCKS))
     )
@@ -46,7 +51,8 @@ def test_an_open_model_takes_at_most_three_times_its_file_and_gives_it_back(
     ).fit((X, y.astype(str)))
     (folder := tmp_path / "models").mkdir()
     commit(folder / "0.evg", learner)
-    size, question = os.path.getsize(folder / "0.evg"), {"rows": X[:5].tolist()}
+    size = os.path.getsize(folder / "0.evg")
+    question = {"rows": X[:5].tolist()}
     assert 10 * 2**20 < size < 40 * 2**20
     limits = Limits(open_models=COPIES + 1, requests_per_second=100_000)
     with Running(folder, limits=limits) as running, running.client() as client:

@@ -43,7 +43,7 @@ def test_a_new_model_answers_from_the_first_class_on(api: Any) -> None:
     answers = api.post(
         "predict", {"rows": rows(0, 1, seed=1) + rows(1, 1, seed=1), "k": 1}
     ).json()["answers"]
-    assert [answer["label"] for answer in answers] == ["a", "b"]
+    assert [answer["nearest"]["class"] for answer in answers] == ["a", "b"]
     assert [len(answer["top"]) for answer in answers] == [1, 1]
 
 
@@ -227,7 +227,8 @@ def test_whoever_asks_after_another_process_wrote_sees_it(
         commit(
             folder / "m.evg", learner.partial_fit((np.asarray(rows(2, 3)), ["2"] * 3))
         )
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
 
     def slow(*args: Any, **settings: Any) -> Learner:
         begun.set()
@@ -334,7 +335,7 @@ def test_export_is_the_model_as_a_graph(api: Any) -> None:
         )
     )
     said = [
-        answer["label"]
+        answer["nearest"]["class"]
         for answer in api.post("predict", {"rows": X.tolist()}).json()["answers"]
     ]
     assert [str(int(index)) for index in outputs["label_index"]] == said
@@ -347,7 +348,8 @@ def test_read_only_answers_and_changes_nothing(
     replica = serve(read_only=True)
     before = sorted(path.name for path in folder.rglob("*"))
     assert replica.post("predict", {"rows": rows(0, 1)}).status_code == 200
-    teach, forget = {"rows": rows(0, 1), "label": "0"}, {"names": ["0"]}
+    teach = {"rows": rows(0, 1), "label": "0"}
+    forget = {"names": ["0"]}
     changes = [
         replica.post(*asked)
         for asked in (("teach", teach), ("forget", forget), ("rollback", {}))
@@ -391,7 +393,7 @@ def test_models_that_nobody_asks_for_are_let_go_of_and_come_back(serve: Any) -> 
     assert api.counts(names[0]) == {"0": 3, "1": 3, "2": 2}
 
 
-# -- deleting -------------------------------------------------------------------------------------------------
+# -- deleting --------------------------------------------------------------------------
 
 
 def test_a_deleted_model_is_gone_with_its_history(api: Any, folder: Path) -> None:

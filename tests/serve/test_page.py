@@ -33,7 +33,7 @@ def strange(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# -- the whole way, with the camera -----------------------------------------------------------------------------------
+# -- the whole way, with the camera ----------------------------------------------------
 
 
 def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
@@ -78,10 +78,8 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
     visit.card("wild duck").wait_for()
     assert "mallard" not in tools.counts(service, "birds")
 
-    before, thumbs = (
-        tools.counts(service, "birds")["wild duck"],
-        visit.card("wild duck").locator(".thumb"),
-    )
+    before = tools.counts(service, "birds")["wild duck"]
+    thumbs = visit.card("wild duck").locator(".thumb")
     shown = thumbs.count()
     taught = visit.card("wild duck").locator(".thumb:not(.held)").first
     taught.hover()
@@ -141,7 +139,7 @@ def test_a_large_zip_is_learned_by_the_service(
     visit.expect(".accuracy", "Nothing to test with yet")
 
 
-# -- words and numbers ------------------------------------------------------------------------------------------------
+# -- words and numbers -----------------------------------------------------------------
 
 
 def test_sentences_are_taught_by_typing(visit: Visit, service: str) -> None:
@@ -333,7 +331,7 @@ def test_thumbnails_follow_a_class_that_someone_else_renamed(
     visit.page.locator(".timeline li", has_text="Renamed c to z").wait_for()
 
 
-# -- who it is for ----------------------------------------------------------------------------------------------------
+# -- who it is for ---------------------------------------------------------------------
 
 
 def test_a_token_is_asked_for_or_comes_with_a_code_for_phones(

@@ -51,7 +51,7 @@ def drag(page: Any, what: Any, to: Any) -> None:
         press()
 
 
-# -- sort -------------------------------------------------------------------------------------------------------------
+# -- sort ------------------------------------------------------------------------------
 
 
 def test_a_folder_is_sorted_corrected_taught_and_saved(
@@ -163,7 +163,7 @@ def test_a_large_zip_is_sorted_a_few_at_a_time(
     assert 0 < seen < page.locator(".tile-image").count()  # those in sight alone
 
 
-# -- import -----------------------------------------------------------------------------------------------------------
+# -- import ----------------------------------------------------------------------------
 
 
 def test_an_import_asks_about_what_is_doubtful_and_is_one_change(
@@ -247,7 +247,7 @@ def test_a_model_begins_with_a_folder(visit: Visit, service: str, birds: Path) -
     visit.expect(".timeline li", "Began with 3 images of Goldfinch ♀, 3 of 鳥")
 
 
-# -- it does not contradict itself ------------------------------------------------------------------------------------
+# -- it does not contradict itself -----------------------------------------------------
 
 
 def test_accuracy_headline_words_and_table_count_the_same(
@@ -335,7 +335,7 @@ def test_an_answer_and_an_error_go_with_what_they_are_about(
     page.locator(".adding .notice").wait_for(state="detached")
 
 
-# -- many classes -----------------------------------------------------------------------------------------------------
+# -- many classes ----------------------------------------------------------------------
 
 
 def test_two_hundred_classes_stay_in_reach(visit: Visit, service: str) -> None:
@@ -517,7 +517,7 @@ def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(
     visit.expect("#passing", "Back at: Created, empty")
 
 
-# -- with the service's help ------------------------------------------------------------------------------------------
+# -- with the service's help -----------------------------------------------------------
 
 
 def needs(service: str, route: str) -> None:
@@ -617,7 +617,7 @@ def test_images_that_browsers_cannot_read_are_taken(
     ).wait_for()
 
 
-# -- everybody --------------------------------------------------------------------------------------------------------
+# -- everybody -------------------------------------------------------------------------
 
 
 def test_a_tour_of_three_steps_greets_once(browser: Any, service: str) -> None:

@@ -36,6 +36,23 @@ def test_answers_are_those_of_the_learner(api: Any, folder: Path) -> None:
     assert told["measure"] == "probability"
 
 
+def test_an_unknown_answer_has_no_label(api: Any) -> None:
+    """It was the name of a class, beside ``"unknown": true``."""
+    api.taught("abc", 8)
+    strange = [[200.0] * 6, [-200.0] * 6]
+    found = api.post("predict", {"rows": rows(0, 3) + strange, "k": 2}).json()
+    answers = found["answers"]
+    assert [answer["unknown"] for answer in answers[3:]] == [True, True]
+    assert [answer["label"] for answer in answers[3:]] == [None, None]
+    assert not all(answer["unknown"] for answer in answers)
+    for answer in answers:
+        assert answer["nearest"] == answer["top"][0]
+        named = None
+        if not answer["unknown"]:
+            named = answer["nearest"]["class"]
+        assert answer["label"] == named
+
+
 def assert_answers(
     told: list[Any], expected: Answers, atol: float, novelty: float
 ) -> None:
@@ -54,10 +71,12 @@ def test_images_and_texts(api: Any) -> None:
     told = api.post(
         "predict", model="pics", data={"k": "1"}, files=files(0, 1, 5) + files(1, 1, 5)
     ).json()
-    assert [answer["label"] for answer in told["answers"]] == ["0", "1"]
+    nearest = [answer["nearest"]["class"] for answer in told["answers"]]
+    assert nearest == ["0", "1"]
     api.taught_texts(LETTERS)
     told = api.post("predict", {"texts": ["zzyyx", "bab"]}, model="words").json()
-    assert [answer["label"] for answer in told["answers"]] == ["xyz", "ab"]
+    nearest = [answer["nearest"]["class"] for answer in told["answers"]]
+    assert nearest == ["xyz", "ab"]
     api.taught_texts(LETTERS, "others")
     assert (
         len(set(api.client.app.state.service.pool._shared.values())) == 2
@@ -162,7 +181,7 @@ def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
     assert_answers(told["answers"], expected, 1e-4, 1e-3)
 
 
-# -- batches --------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------
 
 
 class Recorder(Letters):
@@ -170,7 +189,8 @@ class Recorder(Letters):
 
     def __init__(self) -> None:
         self.batches: list[int] = []
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
 
     def encode(self, batch: Any) -> torch.Tensor:
         self.batches.append(len(batch))
@@ -206,7 +226,8 @@ class Model:
     """Answers with the features, and takes note of how often it was asked."""
 
     def __init__(self, name: str) -> None:
-        self.classes, self.asked = np.asarray([f"{name}{i}" for i in range(26)]), []
+        self.classes = np.asarray([f"{name}{i}" for i in range(26)])
+        self.asked = []
 
     def ask(self, questions: Any) -> list[Answers]:
         self.asked.append(sum(map(len, questions)))
@@ -218,7 +239,8 @@ class Model:
 
 def test_questions_to_one_model_are_answered_at_once(held: Any) -> None:
     backbone, batcher, _ = held
-    one, two = Model("one"), Model("two")
+    one = Model("one")
+    two = Model("two")
     asked = ((one, ["a"]), (two, ["b"]), (one, ["c", "ac"]))
     waiting = [batcher.submit(texts, model=model) for model, texts in asked]
     backbone.go_on.set()
@@ -234,7 +256,8 @@ def test_images_of_a_batch_are_spread_over_cores_in_their_order(
     monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     monkeypatch.setattr("evergrow.serve.backbones.cores", lambda: 3)
-    backbone, threads = create_backbone(Colours(), device="cpu"), set()
+    backbone = create_backbone(Colours(), device="cpu")
+    threads = set()
     encode = backbone.encode
 
     def seen(batch: Any) -> torch.Tensor:
@@ -289,12 +312,19 @@ def test_what_to_label_next_groups_of_unknown_things_drift_and_the_learning_curv
     api: Any,
 ) -> None:
     api.taught("ab", 20)
-    known, strange = rows(0, 8, seed=5) + rows(1, 8, seed=6), rows(2, 6, seed=7)
+    known = rows(0, 8, seed=5) + rows(1, 8, seed=6)
+    strange = rows(2, 6, seed=7)
     next_ones = api.post("suggest", {"rows": known + strange, "n": 10}).json()
     assert len(set(next_ones["order"])) == len(next_ones["order"]) <= 10
     assert any(next_ones["unknown"])
     found = api.post("groups", {"rows": known + strange}).json()["groups"]
     assert set(range(16, 22)) <= {place for group in found for place in group}
+    marked = {"rows": known + strange, "unknown": [0, 17, 5]}
+    found = api.post("groups", marked).json()["groups"]
+    assert sorted(place for group in found for place in group) == [0, 5, 17]
+    refused = api.post("groups", {"rows": known, "unknown": [16]})
+    assert refused.status_code == 422
+    assert "16 samples" in refused.json()["detail"]
     told = api.post("drift", {"rows": known}).json()
     assert {entry["name"] for entry in told["classes"]} <= {"a", "b"}
     curve = api.post(

@@ -29,13 +29,15 @@ from tests.serve.samples import files, rows, zipped
 from evergrow.core.errors import ParameterError
 from evergrow.serve import ServeConfig, create_app, requests
 from evergrow.serve.config import Tokens
+from evergrow.serve.middleware import RateLimit
 
-READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
+READ = "read-token-0123456789"
+TEACH = "teach-token-0123456789"
 POST = b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
 
 
-# -- names and origins ------------------------------------------------------------------------------------------
+# -- names and origins -----------------------------------------------------------------
 
 
 def test_a_name_that_leads_here_is_not_enough(api: Api) -> None:
@@ -119,7 +121,7 @@ def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
         assert headers["x-frame-options"] == "DENY"
 
 
-# -- tokens -----------------------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------
 
 
 def test_an_address_that_others_reach_needs_tokens(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_token_files_that_are_wrong() -> None:
         assert secret not in str(error.value)
 
 
-# -- how much ---------------------------------------------------------------------------------------------------
+# -- how much --------------------------------------------------------------------------
 
 
 def test_a_body_that_is_too_large_is_refused(serve: Any) -> None:
@@ -260,6 +262,47 @@ def test_too_many_requests(serve: Any) -> None:
     codes = [api.client.get("/api/v1/models").status_code for _ in range(12)]
     assert codes[:5] == [200] * 5
     assert 429 in codes
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/api/v1/models", {"Authorization": "Bearer " + "x" * 32}, 401),
+        ("/metrics", {}, 401),
+        ("/", {"Host": "evil.example"}, 421),
+        ("/api/v1/models", {"Origin": "https://evil.example"}, 403),
+        ("/", {"X-Long": "x" * 20_000}, 431),
+    ],
+)
+def test_refused_requests_of_an_address_are_limited_and_valid_tokens_are_not(
+    serve: Any, path: str, headers: dict[str, str], status: int
+) -> None:
+    secret = "0123456789abcdef"
+    api = serve(
+        limits={"refusals_per_second": 5}, tokens=Tokens.parse(f"read {secret}", "t")
+    )
+    right = {"Authorization": f"Bearer {secret}"}
+    answers = []
+    for _ in range(20):
+        answers.append(api.client.get(path, headers=headers))
+        assert api.client.get("/api/v1/models", headers=right).status_code == 200
+        assert api.client.get("/").status_code == 200
+    codes = [answer.status_code for answer in answers]
+    assert codes[:5] == [status] * 5
+    assert set(codes) == {status, 429}
+    limited = next(answer for answer in answers if answer.status_code == 429)
+    assert limited.headers["retry-after"] == "1"
+    assert limited.json()["error"] == "TooOften"
+    changed = api.client.post("/api/v1/models", json={}, headers=right)
+    assert (changed.status_code, changed.json()["error"]) == (403, "ReadToken")
+
+
+def test_the_limit_remembers_a_bounded_number_of_addresses() -> None:
+    limit = RateLimit(1)
+    for number in range(30_000):
+        assert limit.allows(f"address {number}", 0.0)
+    assert len(limit._buckets) == 10_000
+    assert not limit.allows("address 29999", 0.0)
 
 
 def test_no_traceback_leaves(
@@ -338,7 +381,8 @@ def test_many_rows_go_as_a_file(api: Api) -> None:
     np.save(file, X)
     sent = [("rows", ("rows.npy", file.getvalue()))]
     told = api.post("predict", files=sent).json()["answers"]
-    assert [answer["label"] for answer in told] == ["0"] * 900 + ["1"] * 100
+    nearest = [answer["nearest"]["class"] for answer in told]
+    assert nearest == ["0"] * 900 + ["1"] * 100
     swollen = file.getvalue().replace(b"(1000, 6)", b"(1009, 6)")
     pickled = io.BytesIO()
     np.save(pickled, np.asarray([[object]]), allow_pickle=True)
@@ -355,7 +399,7 @@ def test_many_rows_go_as_a_file(api: Api) -> None:
         )
 
 
-# -- zips -------------------------------------------------------------------------------------------------------
+# -- zips ------------------------------------------------------------------------------
 
 
 def hostile_zips() -> dict[str, bytes]:
@@ -400,7 +444,7 @@ def test_zips_that_lead_elsewhere_or_swell(serve: Any, folder: Path) -> None:
     assert sorted(os.listdir(folder)) == ["pics.evg", "pics.evg.history"]
 
 
-# -- a real server ----------------------------------------------------------------------------------------------
+# -- a real server ---------------------------------------------------------------------
 
 
 def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:

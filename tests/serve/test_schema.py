@@ -111,9 +111,8 @@ def test_logs_are_lines_of_json_without_what_was_sent(api: Any, caplog: Any) -> 
 def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
     """schemathesis, all phases and checks but one, over a running service.
 
-    The check left out takes every request that fits the schema for one that must succeed: whether a class is known, or
-    an ETag the present one, no schema says.
-    """
+    The check left out takes every request that fits the schema for one that must
+    succeed: whether a class is known, or an ETag the present one, no schema says."""
     here = os.pathsep.join(
         [os.path.dirname(sys.executable), os.environ.get("PATH", "")]
     )
@@ -130,7 +129,8 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
         content["application/octet-stream"] = content.pop(
             "application/zip"
         )  # which schemathesis cannot make
-        described, settings = tmp_path / "openapi.json", tmp_path / "schemathesis.toml"
+        described = tmp_path / "openapi.json"
+        settings = tmp_path / "schemathesis.toml"
         described.write_text(json.dumps(document))
         settings.write_text(SETTINGS)
         command = [

@@ -68,7 +68,7 @@ def test_python_service_and_graph_agree(
     )
     np.testing.assert_allclose(probabilities, python, atol=1e-4)
     ours = learner.head_.class_scores(
-        learner.features([decode_image(body) for body in bodies]).X
+        learner.encode([decode_image(body) for body in bodies]).X
     )
     assert np.abs(scores - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
     about = session.get_modelmeta().custom_metadata_map

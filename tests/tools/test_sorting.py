@@ -6,6 +6,8 @@ import csv
 import errno
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -51,8 +53,13 @@ class Reader:
     def info(self) -> dict[str, Any]:
         return {"novelty": {}}
 
-    def ask(self, items: Any, *, false_alarm: float | None) -> Answers:
-        values, rows, failures, unknown = [], [], [], []
+    def ask(
+        self, items: Any, *, false_alarm: float | None, on_error: str = "raise"
+    ) -> Answers:
+        values = []
+        rows = []
+        failures = []
+        unknown = []
         for row in range(len(items)):
             try:
                 words = items.raw(row).read_text().split(",")
@@ -62,6 +69,8 @@ class Reader:
                 ]
                 unknown.append(words[0] == "strange")
             except (OSError, ValueError, IndexError):
+                if on_error == "raise":
+                    raise ImageError("no image") from None
                 failures.append((items.name(row), "no image"))
                 continue
             values.append(likely)
@@ -145,7 +154,8 @@ def texts(root: Path) -> dict[str, str]:
 def test_every_image_goes_to_its_folder_and_back(
     photos: Path, tmp_path: Path, how: str
 ) -> None:
-    before, out = tree(tmp_path), tmp_path / "out"
+    before = tree(tmp_path)
+    out = tmp_path / "out"
     rows = sort_folder(Reader(), photos, out, how)
     assert texts(out) == SORTED
     assert {Path(row.file).name: row.note for row in rows if not row.place} == {
@@ -196,7 +206,8 @@ def test_a_plan_touches_nothing(photos: Path, tmp_path: Path) -> None:
 def test_new_images_are_added_and_classes_keep_their_folders(
     photos: Path, tmp_path: Path
 ) -> None:
-    before, out = tree(tmp_path), tmp_path / "out"
+    before = tree(tmp_path)
+    out = tmp_path / "out"
     sort_folder(Reader("cat", "dog", "dog/"), photos, out, "copy")
     write(
         photos, {"new.png": "CAT,1", "c/1.png": "cat,1", "1.png": "cat,0.901"}
@@ -222,7 +233,7 @@ def test_new_images_are_added_and_classes_keep_their_folders(
     assert before.keys() - tree(tmp_path).keys() == set()
 
 
-# -- names and folders of strangers -----------------------------------------------------------------------------
+# -- names and folders of strangers ----------------------------------------------------
 
 STRANGE = [
     "../x", "..", ".", "", "/etc", "a/b", "a\\b", "CON", "con.txt", "nul", "LPT1 .x", "Ant", "ant", "ANT", "x.", "x ",
@@ -263,7 +274,7 @@ def test_a_class_of_any_name_stays_inside(
     before = tree(tmp_path)
     reader = Reader(name, "cat")
 
-    def ask(items: Any, *, false_alarm: float) -> Answers:
+    def ask(items: Any, *, false_alarm: float, on_error: str) -> Answers:
         return Answers(
             reader.class_names_,
             np.array([[1.0, 0], [0, 1]]),
@@ -301,12 +312,13 @@ def test_links_in_the_folder_are_left_alone(photos: Path, tmp_path: Path) -> Non
     assert (photos / "file.png").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["cat", "unknown", TABLE, ".sorting"])
+@pytest.mark.parametrize("name", ["cat", "unknown", TABLE])
 @pytest.mark.parametrize("kind", ["link", "file", "nowhere"])
 def test_links_and_files_in_the_place_of_folders_are_refused(
     photos: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
-    elsewhere, out = write(tmp_path / "elsewhere", {"e.txt": "mine"}), tmp_path / "out"
+    elsewhere = write(tmp_path / "elsewhere", {"e.txt": "mine"})
+    out = tmp_path / "out"
     out.mkdir()
     if kind == "file":
         (out / name).write_text("mine")
@@ -422,7 +434,8 @@ def test_another_disk_and_one_without_hard_links(
 def test_a_full_disk_loses_nothing_and_is_gone_on_from(
     photos: Path, tmp_path: Path, monkeypatch, room: int
 ) -> None:
-    original, done = shutil.copy2, []
+    original = shutil.copy2
+    done = []
 
     def copy(source: Any, target: Any, **settings: Any) -> None:
         if len(done) == room:
@@ -431,7 +444,8 @@ def test_a_full_disk_loses_nothing_and_is_gone_on_from(
         done.append(source)
         original(source, target, **settings)
 
-    before, out = texts(photos), tmp_path / "out"
+    before = texts(photos)
+    out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copy2", copy)
         with pytest.raises(
@@ -464,7 +478,7 @@ def test_a_folder_that_may_only_be_read_keeps_its_files(
     assert "cat/1-2.png" not in texts(tmp_path / "out")
 
 
-# -- kills ------------------------------------------------------------------------------------------------------
+# -- kills -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -479,7 +493,8 @@ def test_a_kill_at_any_moment(
     moment = 0
     for moment in range(2000):
         place = tmp_path / f"{moment}"
-        images, out = Path(shutil.copytree(photos, place / "photos")), place / "out"
+        images = Path(shutil.copytree(photos, place / "photos"))
+        out = place / "out"
         before = tree(place)
         killed = killed_at(moment, partial(sort_folder, Reader(), images, out, how))
         there = [*texts(images).values(), *texts(out).values()]
@@ -503,8 +518,9 @@ def test_a_kill_at_any_moment(
                 "unsure",
             ]
             undone = killed_at(moment, partial(undo_sort, out / TABLE))
-            if undone and (out / TABLE).is_file():
+            if undone and out.is_dir() and os.listdir(out):
                 assert undo_sort(out / TABLE) == []
+            assert not out.is_dir() or os.listdir(out) == []
             assert texts(images) == {
                 name: value[0] for name, value in tree(images).items() if value
             }
@@ -517,7 +533,7 @@ def test_a_kill_at_any_moment(
     assert 40 < moment < 1999
 
 
-# -- hostile tables ---------------------------------------------------------------------------------------------
+# -- hostile tables --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -561,7 +577,8 @@ def test_a_table_cut_at_any_byte_moves_nothing_wrong(
 ) -> None:
     sort_folder(Reader(), photos, tmp_path / "out", "copy")
     table = tmp_path / "out" / TABLE
-    body, originals = table.read_bytes(), texts(photos)
+    body = table.read_bytes()
+    originals = texts(photos)
     for end in range(0, len(body), 7):
         table.parent.mkdir(exist_ok=True)  # which goes with what was undone
         table.write_bytes(body[:end])
@@ -587,3 +604,430 @@ def test_what_was_changed_since_stays_and_stays_listed(
     (kept_again,) = undo_sort(out / TABLE)
     assert kept_again.place == "cat/1.png"
     assert (photos / "a/IMG.png").read_text() == "dog,0.99"
+
+
+# -- the only copy ---------------------------------------------------------------------
+
+BY_CLASS = {
+    f"{name}/{number}.png": f"{name},0.9{number}"
+    for name in ("cat", "dog")
+    for number in range(3)
+}
+
+
+def test_undo_keeps_files_of_a_folder_renamed_to_the_original(tmp_path: Path) -> None:
+    photos = write(tmp_path / "photos", BY_CLASS)
+    sort_folder(Reader(), photos, tmp_path / "out", "copy")
+    shutil.rmtree(photos)
+    (tmp_path / "out").rename(photos)
+    kept = undo_sort(photos / TABLE)
+    assert texts(photos) == BY_CLASS
+    assert {row.place for row in kept} == BY_CLASS.keys()
+
+
+def test_undo_keeps_moved_files_of_a_folder_renamed_to_the_original(
+    tmp_path: Path,
+) -> None:
+    photos = write(tmp_path / "photos", BY_CLASS)
+    sort_folder(Reader(), photos, tmp_path / "out", "move")
+    shutil.rmtree(photos)
+    (tmp_path / "out").rename(photos)
+    assert undo_sort(photos / TABLE) == []
+    assert tree(photos).keys() == {*BY_CLASS, "cat", "dog"}
+    assert texts(photos) == BY_CLASS
+
+
+@pytest.mark.parametrize("how", ["move", "copy"])
+@pytest.mark.parametrize("linked", ["photos", "photos/cat", "a file"])
+def test_undo_keeps_files_behind_a_link_back(
+    tmp_path: Path, how: str, linked: str
+) -> None:
+    photos = write(tmp_path / "photos", BY_CLASS)
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, how)
+    if linked == "a file":
+        (photos / "cat/0.png").unlink(missing_ok=True)
+        (photos / "cat/0.png").symlink_to(out / "cat/0.png")
+    else:
+        shutil.rmtree(tmp_path / linked)
+        (tmp_path / linked).symlink_to(out / Path(linked).relative_to("photos"))
+    kept = undo_sort(out / TABLE)
+    assert kept
+    assert set(texts(out).values()) | set(texts(photos).values()) == set(
+        BY_CLASS.values()
+    )
+    for row in kept:
+        assert (out / row.place).read_text() == BY_CLASS[row.place]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_resuming_a_move_onto_itself_keeps_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    photos = write(tmp_path / "photos", BY_CLASS)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(sorting, "put_file", disk_full)
+        with pytest.raises(PathError):
+            sort_folder(Reader(), photos, out, "move")
+    assert {row.state for row in read_table(out / TABLE)} == {"planned"}
+    if linked:
+        for name in ("cat", "dog"):
+            shutil.rmtree(out / name, ignore_errors=True)
+            (photos / name).rename(out / name)
+        photos.rmdir()
+        photos.symlink_to(out)
+        rows = sort_folder(Reader(), tmp_path, out, "move")
+    else:
+        (out / TABLE).rename(photos / TABLE)
+        rows = sort_folder(Reader(), photos / "cat", photos, "move")
+    assert not any(row.place for row in rows)
+    assert texts(photos) == BY_CLASS
+
+
+def disk_full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("how", ["move", "copy"])
+def test_one_entry_is_no_copy_of_itself(tmp_path: Path, how: str) -> None:
+    root = write(tmp_path, {"cat/1.png": "cat,1"})
+    (root / "link").symlink_to(root / "cat")
+    with pytest.raises(FileExistsError):
+        file_moves.put_file(root / "link/1.png", root / "cat/1.png", how)
+    with pytest.raises(FileExistsError):
+        file_moves.put_file(root / "cat/1.png", root / "cat/1.png", how)
+    assert not file_moves.holds(root / "link/1.png", root / "cat/1.png", how)
+    assert texts(root / "cat") == {"1.png": "cat,1"}
+
+
+def test_names_that_differ_in_case_are_one_entry_where_case_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"IMG.png": "cat,1"})
+    os.link(tmp_path / "IMG.png", tmp_path / "img.png")
+    pair = (tmp_path / "IMG.png", tmp_path / "img.png")
+    assert file_moves.holds(*pair, "move")
+    listed = os.listdir
+    monkeypatch.setattr(
+        os, "listdir", lambda folder: [n for n in listed(folder) if n != "img.png"]
+    )
+    assert file_moves.same_entry(*pair)
+    assert not file_moves.holds(*pair, "move")
+
+
+def test_a_hard_link_with_two_names_is_undone(photos: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "copy")
+    for row in read_table(out / TABLE):
+        if row.place:
+            (out / row.place).unlink()
+            os.link(row.file, out / row.place)
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+def test_a_copy_of_the_same_size_and_times_but_other_content_stays(
+    photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "copy")
+    copy = out / "cat/1.png"
+    assert file_moves.holds(photos / "1.png", copy, "copy")
+    times = copy.stat()
+    copy.write_text("cat,0.8")
+    os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (kept,) = undo_sort(out / TABLE)
+    assert kept.place == "cat/1.png"
+    assert copy.read_text() == "cat,0.8"
+
+
+# -- two file systems ------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than that of ``tmp_path``."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system: /dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_files_go_to_another_file_system_and_back(
+    photos: Path, tmp_path: Path, memory_disk: Path, how: str
+) -> None:
+    before = tree(tmp_path)
+    out = memory_disk / "out"
+    sort_folder(Reader(), photos, out, how)
+    assert texts(out) == SORTED
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before
+    assert os.listdir(memory_disk) == []
+
+
+@pytest.mark.slow
+@needs_fork
+def test_a_kill_at_any_moment_between_two_file_systems(
+    photos: Path, tmp_path: Path, memory_disk: Path
+) -> None:
+    moment = 0
+    for moment in range(4000):
+        place = tmp_path / f"{moment}"
+        images = Path(shutil.copytree(photos, place / "photos"))
+        before = tree(place)
+        out = memory_disk / f"{moment}"
+        sort_folder(Reader(), images, out, "move")
+        killed = killed_at(moment, partial(undo_sort, out / TABLE))
+        there = {*texts(images).values()}
+        if out.is_dir():
+            there |= {*texts(out).values()}
+        assert there >= set(FILES.values()), "something is lost"
+        if out.is_dir() and os.listdir(out):
+            assert undo_sort(out / TABLE) == []
+            assert not out.exists()
+        assert tree(place) == before
+        shutil.rmtree(place)
+        shutil.rmtree(out, ignore_errors=True)
+        if not killed:
+            break
+    assert 40 < moment < 3999
+
+
+def test_a_killed_undo_can_be_repeated_until_nothing_is_left(
+    photos: Path, tmp_path: Path
+) -> None:
+    before = tree(tmp_path)
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "copy")
+    undo_sort(out / TABLE)
+    out.mkdir()  # what a kill after the removal of the table leaves
+    (out / ".lock").touch()
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_nothing_is_sorted_between_the_halves_of_an_undo(
+    photos: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_midway(*arguments: Any) -> str:
+        rows.append(arguments)
+        if len(rows) > 3:
+            disk_full()
+        return undo_row(*arguments)
+
+    before = tree(tmp_path)
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, how)
+    rows: list[Any] = []
+    undo_row = sorting._undo_row
+    with monkeypatch.context() as patch:
+        patch.setattr(sorting, "_undo_row", stop_midway)
+        with pytest.raises(PathError):
+            undo_sort(out / TABLE)
+    stopped = tree(tmp_path)
+    with pytest.raises(InputError, match="undo it again before sorting"):
+        sort_folder(Reader(), photos, out, how)
+    with pytest.raises(InputError, match="undo it again before sorting"):
+        plan_sort(Reader(), photos, out, earlier=read_table(out / TABLE))
+    assert tree(tmp_path) == stopped
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+def test_what_an_undo_kept_can_be_sorted_again(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "copy")
+    (out / "cat/1.png").write_text("changed")
+    (kept,) = undo_sort(out / TABLE)
+    assert kept.state == "done"
+    rows = sort_folder(Reader(), photos, out, "copy")
+    assert {row.place for row in rows} == {*SORTED, ""} - {"cat/1.png"}
+
+
+# -- names -----------------------------------------------------------------------------
+
+FILE_NAMES = [
+    "a\\b.png", "a\nb.png", "a\tb.png", "a\rb.png", 'say "hi".png', "it's.png", "'=.png",
+    "-rf.png", "--.png", "=1+1.png", "@x.png", " blank .png", "\u202egnp.png",
+    "\x1b[2J.png", "\x7f.png", "caf\udce9.png", "\udcff\udcfe.png", "e\u0301.png",
+    "\u00e9.png", "a,b;c.png", "a'b.png", "\\x41.png", "\\.png", "*?.png", "~.png",
+    "$(id).png", "n" * 251 + ".png", "\u6a21" * 83 + ".png", "CON.png", "..png.png",
+    "%s{0}.png", "\u2028.png", "x.png.jpg", "sorted.csv.png", "#.png", "&.png",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_any_name_of_a_file_is_sorted_resumed_and_undone(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = tmp_path / "my\nphotos\\\udce9"
+    for folder in ("", "line\nfeed", "caf\udce9", " -x\\y "):
+        for name in FILE_NAMES:
+            if not name.startswith("."):
+                write(photos, {f"{folder}/{name}" if folder else name: "cat,1"})
+    before = tree(tmp_path)
+    out = tmp_path / "out\t\udcff\\"
+    n_done = 0
+
+    def stop_midway(*arguments: Any) -> None:
+        nonlocal n_done
+        n_done += 1
+        if n_done > 20:
+            disk_full()
+        file_moves.put_file(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sorting, "put_file", stop_midway)
+        with pytest.raises(PathError, match="20 of"):
+            sort_folder(Reader(), photos, out, how)
+    rows = sort_folder(Reader(), photos, out, how)
+    assert all(row.place for row in rows)
+    n_files = sum(value is not None for value in before.values())
+    assert len(texts(out)) == n_files
+    table = read_table(out / TABLE)
+    assert {row.file for row in table} == {
+        str(tmp_path / name) for name, value in before.items() if value is not None
+    }
+    assert (out / TABLE).read_text().count("\n") == n_files + 1
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+def test_names_of_classes_come_back_from_the_table(tmp_path: Path) -> None:
+    names = ["=1+1", "'=1+1", "a\\b", "a\x08", "a\\x08", "x" * 200_000, "caf\udce9"]
+    photos = write(tmp_path / "photos", {f"{n}.png": "" for n in range(len(names))})
+    answers = {f"{number}.png": name for number, name in enumerate(names)}
+
+    class Named(Reader):
+        def ask(self, items: Any, **settings: Any) -> Answers:
+            columns = [
+                names.index(answers[items.name(row)]) for row in range(len(items))
+            ]
+            return Answers(
+                self.class_names_,
+                np.eye(len(names))[columns],
+                "probability",
+                np.arange(len(items)),
+            )
+
+    out = tmp_path / "out"
+    sort_folder(Named(*names), photos, out, "copy")
+    found = {Path(row.file).name: row.answer for row in read_table(out / TABLE)}
+    assert found == answers
+    assert undo_sort(out / TABLE) == []
+
+
+# -- what a table may name -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("file", "/etc/1.png"),
+        ("file", "1.png"),
+        ("file", "{folder}/../1.png"),
+        ("file", "{folder}x/1.png"),
+        ("file", "{folder}/"),
+        ("file", "{folder}//1.png"),
+        ("file", "{folder}/a\\x00.png"),
+        ("file", "{folder}/\\ud800.png"),
+        ("file", "{folder}/.bashrc"),
+        ("folder", ""),
+        ("folder", "photos"),
+        ("folder", "{folder}/.."),
+        ("folder", "{folder}/"),
+        ("place", "cat/..png/../1.png"),
+        ("place", "/1.png"),
+        ("place", "cat/"),
+        ("place", "cat/run.sh"),
+        ("place", "cat/\\x2f.png"),
+        ("place", ""),
+        ("how", ""),
+        ("state", "left"),
+        ("size", "9" * 5000),
+        ("size", "many"),
+    ],
+)
+def test_a_row_that_leaves_its_folders_moves_nothing(
+    photos: Path, tmp_path: Path, column: str, value: str
+) -> None:
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "move")
+    with open(out / TABLE, newline="") as file:
+        rows = list(csv.DictReader(file))
+    row = next(row for row in rows if row["place"])
+    row[column] = value.replace("{folder}", str(photos))
+    with open(out / TABLE, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    before = tree(tmp_path)
+    for call in (
+        partial(undo_sort, out / TABLE),
+        partial(sort_folder, Reader(), photos, out, "move"),
+    ):
+        with pytest.raises(FileFormatError, match="no table of a sort, or was damaged"):
+            call()
+        assert tree(tmp_path) == before
+
+
+def test_a_table_without_folders_is_refused(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "move")
+    lines = (out / TABLE).read_text().splitlines()
+    older = "\n".join(line.rpartition(",")[0] for line in lines)
+    (out / TABLE).write_text(older + "\n")
+    before = tree(tmp_path)
+    with pytest.raises(FileFormatError, match="its first line is not that of one"):
+        undo_sort(out / TABLE)
+    assert tree(tmp_path) == before
+
+
+def test_an_interrupted_sort_of_another_folder_is_not_completed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = write(tmp_path / "others", {"1.png": "cat,0.97"})
+    before = tree(tmp_path)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(sorting, "put_file", disk_full)
+        with pytest.raises(PathError):
+            sort_folder(Reader(), photos, out, "move")
+    sort_folder(Reader(), others, out, "move")
+    assert set(texts(photos)) >= FILES.keys()
+    assert texts(out) == {"cat/1-3.png": "cat,0.97"}
+    sort_folder(Reader(), photos, out, "move")
+    assert texts(out) == {**SORTED, "cat/1-3.png": "cat,0.97"}
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+def test_a_folder_of_the_user_named_like_scratch_space_is_kept(
+    photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    write(out, {".sorting/mine.txt": "mine", "cat/.sorting/mine.txt": "mine"})
+    before = tree(tmp_path)
+    for how in HOWS:
+        sort_folder(Reader(), photos, out, how)
+        assert undo_sort(out / TABLE) == []
+        assert tree(tmp_path) == before
+
+
+def test_images_in_the_folder_of_their_class_stay(tmp_path: Path) -> None:
+    out = write(
+        tmp_path / "out", {"unknown/1.png": "cat,1", "unknown/2.png": "strange,1"}
+    )
+    before = tree(tmp_path)
+    rows = sort_folder(Reader(), out / "unknown", out, "move")
+    assert texts(out) == {"cat/1.png": "cat,1", "unknown/2.png": "strange,1"}
+    assert [row.note for row in rows if not row.place] == [
+        "it is in its folder already"
+    ]
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before

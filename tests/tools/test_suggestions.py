@@ -10,7 +10,8 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.tools.grouping import matched_fraction
 from evergrow.tools.learning_curves import LearningCurve, curve_svg
 
-KNOWN, ALL = range(8), range(12)
+KNOWN = range(8)
+ALL = range(12)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def test_the_least_sure_come_first_and_none_twice(drawn, learner):
     assert (np.diff(found.margins) >= 0).all()
     everything = tools.suggest(learner, X, len(X), novel_fraction=0)
     assert (found.margins <= np.quantile(everything.margins, 0.2)).all()
-    # Oddities are put back: what is suggested has more that is like it than the least sure have.
+    # Oddities are put back: what is suggested has more that is like it than the least
+    # sure have.
     units = (X - X.mean(axis=0)) / np.linalg.norm(
         X - X.mean(axis=0), axis=1, keepdims=True
     )
@@ -103,6 +105,18 @@ def test_without_unknown_samples_there_is_nothing_to_group(drawn, learner):
     with pytest.raises(InputError, match="None of the"):
         tools.group_unknown(learner, rows)
     assert len(tools.group_unknown(learner, drawn(1, ALL, seed=6)[0]).rows) >= 1
+
+
+def test_samples_marked_as_unknown_are_grouped_whatever_they_look_like(drawn, learner):
+    X, _ = drawn(20, KNOWN)
+    known_rows = np.flatnonzero(~learner.is_unknown(X))
+    marked = known_rows[[3, 1, 4, 15]]
+    found = tools.group_unknown(learner, X, unknown=marked)
+    assert sorted(np.concatenate(found.rows)) == sorted(marked)
+    assert sorted([*found.known, *marked]) == list(range(len(X)))
+    for wrong in ([len(X)], [-1], [[1]], ["a"]):
+        with pytest.raises(InputError, match="unknown"):
+            tools.group_unknown(learner, X, unknown=wrong)
 
 
 def test_unchanged_samples_raise_few_alarms_and_others_do(drawn, learner):

@@ -1,6 +1,7 @@
 """Commands that change a model, each in one step: update, forget, unlearn, rollback, redo, rename, merge-classes, ...
 
-Every one of them opens the model for a change, makes it, commits it and says what it was.
+Every one of them opens the model for a change, makes it, commits it and says what it
+was.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ def update_command(
 ) -> Answer:
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
 
-    The model then is, to rounding, the one that learning everything at once would have given. The file is replaced in
-    one step; what it was before is kept for [bold]rollback[/bold]. With --test, accuracy before and
-    after is printed and kept in the history. Data that were learned before are not learned once more unless you say so.
+    The model then is, to rounding, the one that learning everything at once would have
+    given. The file is replaced in one step; what it was before is kept for
+    [bold]rollback[/bold]. With --test, accuracy before and after is printed and kept in
+    the history. Data that were learned before are not learned once more unless you say
+    so.
 
     For example:
 
@@ -56,16 +59,17 @@ def update_command(
 
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 
-    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), or not confirmed, 2 bad input, or the
-    data were learned before, and nothing changed, 3 another process is changing the model, 130 interrupted and nothing
-    changed.
+    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), or not
+    confirmed, 2 bad input, or the data were learned before, and nothing changed, 3
+    another process is changing the model, 130 interrupted and nothing changed.
 
     Parameters
     ----------
     again
         Learn data once more that were learned before: they count twice.
     unlabelled
-        DATA has no labels: learn it as what it looks like, as far as it does; forget MODEL --unlabelled undoes that.
+        DATA has no labels: learn it as what it looks like, as far as it does; forget
+        MODEL --unlabelled undoes that.
     """
     from evergrow.data.inputs import read_labelled
     from evergrow.tools.comparison import measured_change
@@ -117,8 +121,9 @@ def forget_command(
 ) -> Answer:
     """Forget whole classes: they are never predicted again. Needs no data and no backbone.
 
-    Label, count and mean of each class are gone; what its samples add to the pooled spread of all classes stays. Use
-    [bold]unlearn[/bold] with the samples themselves to remove that too.
+    Label, count and mean of each class are gone; what its samples add to the pooled
+    spread of all classes stays. Use [bold]unlearn[/bold] with the samples themselves to
+    remove that too.
 
     For example:
 
@@ -128,15 +133,17 @@ def forget_command(
 
       evergrow forget birds.evg --unlabelled
 
-    Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has the nearest names), 3 another
-    process is changing the model, 130 interrupted and nothing changed.
+    Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has
+    the nearest names), 3 another process is changing the model, 130 interrupted and
+    nothing changed.
 
     Parameters
     ----------
     classes
         Classes to forget.
     unlabelled
-        Forget what was learned without labels instead: the model is, bit for bit, one that never saw it.
+        Forget what was learned without labels instead: the model is, bit for bit, one
+        that never saw it.
     """
     if bool(classes) == unlabelled:
         raise ParameterError(
@@ -147,11 +154,10 @@ def forget_command(
             change.learner.forget_unlabelled()
         else:
             change.learner.forget_classes(classes or [])
-    what = (
-        " without labels"
-        if unlabelled
-        else model_files.classes_note(change.record.classes, "whole")
-    )
+    if unlabelled:
+        what = " without labels"
+    else:
+        what = model_files.classes_note(change.record.classes, "whole")
     return change.answer([f"forgot {plural(change.record.samples, 'sample')}{what}"])
 
 
@@ -165,7 +171,8 @@ def unlearn_command(
 ) -> Answer:
     """Take samples out again, with the labels they were learned with: the model then equals one that never saw them.
 
-    Of data with a training and a test part the training part is taken. A class whose last sample goes is gone.
+    Of data with a training and a test part the training part is taken. A class whose
+    last sample goes is gone.
 
     For example:
 
@@ -173,8 +180,9 @@ def unlearn_command(
 
       evergrow unlearn intents.evg withdrawn.csv --json
 
-    Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing changed, 3 another process is
-    changing the model, 130 interrupted and nothing changed.
+    Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing
+    changed, 3 another process is changing the model, 130 interrupted and nothing
+    changed.
     """
     from evergrow.data.inputs import read_labelled
 
@@ -183,8 +191,14 @@ def unlearn_command(
             read_labelled(data, "train", change.learner.kind_, reading.options())
         )
     forgotten = model_files.classes_note(change.record.classes, "whole")
-    said = f"unlearned {plural(change.record.samples, 'sample')}{forgotten}"
-    return change.answer([said])
+    lines = [f"unlearned {plural(change.record.samples, 'sample')}{forgotten}"]
+    if change.record.influenced_scores:
+        scores = plural(change.record.influenced_scores, "calibration score")
+        lines.append(
+            f"up to {scores} of other samples were measured while these were learned, "
+            "and are kept as measured"
+        )
+    return change.answer(lines)
 
 
 @command("rollback", panel="Edit")
@@ -193,8 +207,8 @@ def rollback_command(
 ) -> Answer:
     """Undo the last changes: the file is again, byte for byte, what it was before them.
 
-    The last ten states are kept beside the model, in MODEL.history, within five times its size and 20 MB.
-    [bold]redo[/bold] takes it back.
+    The last ten states are kept beside the model, in MODEL.history, within five times
+    its size and 20 MB. [bold]redo[/bold] takes it back.
 
     For example:
 
@@ -202,7 +216,8 @@ def rollback_command(
 
       evergrow rollback birds.evg -n 3 --json
 
-    Exit codes: 0 undone, 2 not as many changes are kept and nothing changed, 3 another process is changing the model.
+    Exit codes: 0 undone, 2 not as many changes are kept and nothing changed, 3 another
+    process is changing the model.
 
     Parameters
     ----------
@@ -228,7 +243,8 @@ def redo_command(
 
       evergrow redo birds.evg -n 2 --json
 
-    Exit codes: 0 redone, 2 nothing can be redone and nothing changed, 3 another process is changing the model.
+    Exit codes: 0 redone, 2 nothing can be redone and nothing changed, 3 another process
+    is changing the model.
 
     Parameters
     ----------
@@ -263,8 +279,9 @@ def rename_command(
 
       evergrow rename birds.evg crow raven raven crow --json
 
-    Exit codes: 0 renamed, 2 a class is not known or the new name is that of another and nothing changed, 3 another
-    process is changing the model, 130 interrupted and nothing changed.
+    Exit codes: 0 renamed, 2 a class is not known or the new name is that of another and
+    nothing changed, 3 another process is changing the model, 130 interrupted and
+    nothing changed.
 
     Parameters
     ----------
@@ -303,8 +320,9 @@ def merge_classes_command(
 
       evergrow merge-classes intents.evg refund money_back --into refund --json
 
-    Exit codes: 0 merged, 2 a class is not known or there is only one and nothing changed, 3 another process is changing
-    the model, 130 interrupted and nothing changed.
+    Exit codes: 0 merged, 2 a class is not known or there is only one and nothing
+    changed, 3 another process is changing the model, 130 interrupted and nothing
+    changed.
 
     Parameters
     ----------
@@ -336,8 +354,9 @@ def relabel_command(
 ) -> Answer:
     """Take samples out of one class and into another, exactly as if they had been learned as the second.
 
-    Of DATA with labels the samples labelled --from are moved, and of data with a training and a test part those of the
-    training part; a folder of images without classes, or a file of texts or features without labels, is moved whole.
+    Of DATA with labels the samples labelled --from are moved, and of data with a
+    training and a test part those of the training part; a folder of images without
+    classes, or a file of texts or features without labels, is moved whole.
 
     For example:
 
@@ -345,8 +364,9 @@ def relabel_command(
 
       evergrow relabel intents.evg wrong.csv --from refund --to complaint --json
 
-    Exit codes: 0 moved, 2 some were never learned as --from, or cannot be read, and nothing changed, 3 another process
-    is changing the model, 130 interrupted and nothing changed.
+    Exit codes: 0 moved, 2 some were never learned as --from, or cannot be read, and
+    nothing changed, 3 another process is changing the model, 130 interrupted and
+    nothing changed.
 
     Parameters
     ----------
@@ -362,10 +382,9 @@ def relabel_command(
         learner.relabel(
             read_movable(data, learner.kind_, reading.options()), source, target
         )
-    gone = (
-        ""
-        if source in learner.samples_by_name_
-        else f"; {source} is gone, since none of its samples remained"
-    )
+    if source in learner.samples_by_name_:
+        gone = ""
+    else:
+        gone = f"; {source} is gone, since none of its samples remained"
     said = f"moved {plural(change.record.samples, 'sample')} from {source} to {target}{gone}"
     return change.answer([said], names=dict(change.record.names))

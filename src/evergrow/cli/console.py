@@ -29,11 +29,13 @@ class Answer:
     lines : list of str
         For people.
     cautions : list of str
-        Remarks on work that is done but deserves a look; any of them makes the exit code 1.
+        Remarks on work that is done but deserves a look; any of them makes the exit
+        code 1.
     code : ExitCode, optional
         Another exit code than that.
     done : str
-        The file that has been written for good, in a few words: said where the answer itself cannot be printed.
+        The file that has been written for good, in a few words: said where the answer
+        itself cannot be printed.
 
     Examples
     --------
@@ -126,9 +128,9 @@ def print_json(values: Any) -> None:
     """Print one JSON object, in ASCII so that every terminal and every file name can take it."""
 
     def plain(value: Any) -> Any:
-        return (
-            value.tolist() if hasattr(value, "tolist") else str(value)
-        )  # NumPy's numbers and arrays, and paths
+        if hasattr(value, "tolist"):
+            return value.tolist()
+        return str(value)
 
     typer.echo(json.dumps(values, indent=1, default=plain))
 
@@ -155,7 +157,9 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     'a, b and 1 more'
     """
     shown = ", ".join(printable(name) for name in names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    if len(names) > most:
+        return f"{shown} and {len(names) - most} more"
+    return shown
 
 
 def table(
@@ -163,7 +167,8 @@ def table(
 ) -> list[str]:
     """Return the lines of a table with aligned columns.
 
-    rich would draw it too, but importing it takes longer than drawing; ``predict`` has no time for that.
+    rich would draw it too, but importing it takes longer than drawing; ``predict`` has
+    no time for that.
 
     Parameters
     ----------
@@ -214,7 +219,9 @@ def percent(value: float | None) -> str:
     >>> percent(0.9571), percent(float("nan"))
     ('95.7 %', '-')
     """
-    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{100 * value:.1f} %"
 
 
 def can_ask(as_json: bool) -> bool:

@@ -56,7 +56,12 @@ def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
     written = dict.fromkeys(("first", "later", "strange", "test"), 0)
     for digit in range(10):
         for number, image in enumerate(framed[digits.target == digit][:16]):
-            part = "first" if digit < 5 else "later" if digit < 8 else "strange"
+            if digit < 5:
+                part = "first"
+            elif digit < 8:
+                part = "later"
+            else:
+                part = "strange"
             part = "test" if number >= 12 and digit < 8 else part
             path = pictures / part / f"digit {digit}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +105,8 @@ def data_command(
     source : DATA
         Folder, file or address.
     layout
-        Layout of a folder: auto looks, or train-test, class-folders, table, parquet, arrays, webdataset.
+        Layout of a folder: auto looks, or train-test, class-folders, table, parquet,
+        arrays, webdataset.
     root
         Folder that listed images are in.
     check
@@ -108,13 +114,16 @@ def data_command(
     levels
         Try the features fast, rich and best on a sample, for at most two minutes.
     backbone
-        Network of --try, and of the features that --check compares: auto, a name, or none for content alone.
+        Network of --try, and of the features that --check compares: auto, a name, or
+        none for content alone.
     """
     from evergrow.data import inspect_data
 
     how = reading.options(layout=layout, root=root, test_size=0.0)
     report = inspect_data(source, how)
-    lines, values, code = report_lines(report.to_dict()), report.to_dict(), ExitCode.OK
+    lines = report_lines(report.to_dict())
+    values = report.to_dict()
+    code = ExitCode.OK
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DataWarning
@@ -171,7 +180,10 @@ def _tried(
     rows = []
     for trial in trials:
         accuracy = f"{100 * trial.accuracy:.1f} % +- {100 * trial.error:.1f}"
-        option = "" if trial.level == "rich" else f" --features {trial.level}"
+        if trial.level == "rich":
+            option = ""
+        else:
+            option = f" --features {trial.level}"
         rows.append(
             [
                 trial.level,
@@ -198,7 +210,8 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataC
     how : DataOptions
         How to read them.
     backbone : str
-        Name of the backbone whose features are compared, ``"auto"``, or ``"none"`` for content alone.
+        Name of the backbone whose features are compared, ``"auto"``, or ``"none"`` for
+        content alone.
     device : str
         Where to compute.
     """
@@ -206,14 +219,18 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataC
     from evergrow.tools.data_check import check_samples
 
     data = read_parts(source, how)
-    train, test = data.part("train"), None if data.whole else data.part("test")
+    train = data.part("train")
+    test = None
+    if not data.whole:
+        test = data.part("test")
     if backbone == "none" or train.kind == "features":
         return check_samples(train, test)
     from evergrow.features import best_backbone, create_backbone, encode
 
-    name = (
-        best_backbone(train.raw_items().kind).name if backbone == "auto" else backbone
-    )
+    if backbone == "auto":
+        name = best_backbone(train.raw_items().kind).name
+    else:
+        name = backbone
     model = create_backbone(name, None, device=device)
 
     def run(items: Any) -> Any:
@@ -225,11 +242,9 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataC
 
 def _check_lines(check: DataCheck) -> list[str]:
     """Return a check for people: counts, and the first findings of every kind."""
-    how = (
-        f"by content and by features of {check.backbone}"
-        if check.backbone
-        else "by content"
-    )
+    how = "by content"
+    if check.backbone:
+        how = f"by content and by features of {check.backbone}"
     lines = [f"checked {plural(check.n_samples, 'sample')} {how}", *check.notes]
     if check.repeated:
         lines.append(
@@ -284,18 +299,20 @@ def features_command(
 
       evergrow features data/birds --features rich --out birds_rich.npz
 
-      evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.npz
+      evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot
+      -o imagenet-r.npz
 
       evergrow features s3://bucket/photos/ --out features/ --engine local --workers 4
 
-    Data without a test part give a file without one, which fit learns whole; --test-size draws one. With --engine the
-    features are Parquet files in OUT/features, one per shard, and OUT is the folder of the job.
+    Data without a test part give a file without one, which fit learns whole;
+    --test-size draws one. With --engine the features are Parquet files in OUT/features,
+    one per shard, and OUT is the folder of the job.
 
-    The file works wherever a data set is named: in specs of [bold]evergrow lab[/bold] and for
-    [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
+    The file works wherever a data set is named: in specs of [bold]evergrow lab[/bold]
+    and for [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
 
-    Exit codes: 0 written, 1 written but items were left out (--on-error skip), 2 bad input or the file exists, and
-    nothing written, 130 interrupted.
+    Exit codes: 0 written, 1 written but items were left out (--on-error skip), 2 bad
+    input or the file exists, and nothing written, 130 interrupted.
 
     Parameters
     ----------
@@ -321,15 +338,16 @@ def features_command(
         from evergrow.features.base import check_recipe
 
         check_recipe(features, "--features")
-        name = best_backbone(kind).name if backbone == "auto" else backbone
+        if backbone == "auto":
+            name = best_backbone(kind).name
+        else:
+            name = backbone
         return create_backbone(
             name, run.weights, preset, device=run.device, recipe=features
         )
 
-    started, holds_features = (
-        time.perf_counter(),
-        f"{data} holds features already; name images or texts.",
-    )
+    started = time.perf_counter()
+    holds_features = f"{data} holds features already; name images or texts."
     settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size}
     if spread.engine is not None:
         spread.refuse(test_size=test_size, out_dir=spread.out_dir)
@@ -342,11 +360,9 @@ def features_command(
             folder=out,
             quiet=run.as_json,
         )
-        found, name, seconds = (
-            report.to_values(),
-            encoder.spec.name,
-            time.perf_counter() - started,
-        )
+        found = report.to_values()
+        name = encoder.spec.name
+        seconds = time.perf_counter() - started
         values = {
             "folder": f"{out}/features",
             "backbone": name,
@@ -394,7 +410,9 @@ def features_command(
         "left_out": left_out,
         "seconds": seconds,
     }
-    blocks = f" ({' + '.join(map(str, result.widths))})" if result.widths else ""
+    blocks = ""
+    if result.widths:
+        blocks = f" ({' + '.join(map(str, result.widths))})"
     line = (
         f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
         f"{result.X_train.shape[1]}{blocks} from {model.spec.name}, {result.n_classes} classes, in {seconds:.1f} s"
@@ -404,7 +422,7 @@ def features_command(
     )
 
 
-# -- cached features ------------------------------------------------------------------------------------------
+# -- cached features -------------------------------------------------------------------
 
 command_group("cache", "List and clear the features that were extracted earlier.")
 
@@ -441,8 +459,8 @@ def clear_command(
 ) -> Answer:
     """Remove all entries, or old ones; entries in use by another process stay.
 
-    Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes no sense, 3 some are in use by
-    another process and stay, the others are removed.
+    Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes
+    no sense, 3 some are in use by another process and stay, the others are removed.
 
     Parameters
     ----------
@@ -469,7 +487,8 @@ def clear_command(
         typer.confirm(
             f"remove {len(chosen)} from {printable(str(cache.root))}?", abort=True
         )
-    removed, busy = [], []
+    removed = []
+    busy = []
     for info in chosen:
         try:
             cache.remove(info.key)
@@ -505,4 +524,6 @@ def _table(infos: list[CacheInfo]) -> list[str]:
             ]
         )
     columns = ("key", "what", "items", "size", "age", "backbone")
-    return table(columns, rows, right=("items", "size", "age")) if rows else []
+    if rows:
+        return table(columns, rows, right=("items", "size", "age"))
+    return []

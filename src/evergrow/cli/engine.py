@@ -29,7 +29,8 @@ class WorkerOptions(OptionGroup):
     Parameters
     ----------
     address
-        Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (finds or starts one) or local.
+        Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (finds or starts one) or
+        local.
     gpus_per_worker
         GPUs, or a share of one, of each worker.
     """
@@ -49,8 +50,8 @@ class EngineOptions(WorkerOptions):
     Parameters
     ----------
     engine
-        Work shard by shard, on processes of this machine or a Ray cluster; DATA may then be an address such as
-        s3://bucket/train/ too.
+        Work shard by shard, on processes of this machine or a Ray cluster; DATA may
+        then be an address such as s3://bucket/train/ too.
     workers
         Workers at a time.
     cpus_per_worker
@@ -86,7 +87,8 @@ class EngineOptions(WorkerOptions):
         job : callable
             Does the work.
         model : Path, optional
-            The model of the job: its folder lies beside it, and goes with the job unless the user named one.
+            The model of the job: its folder lies beside it, and goes with the job
+            unless the user named one.
         folder : Path, optional
             The folder of a job whose results stay there.
         quiet : bool

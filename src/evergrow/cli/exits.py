@@ -74,14 +74,16 @@ class PrintError(Exception):
     Parameters
     ----------
     done : str
-        Sentence on the file that was written for good; empty where the command changes nothing.
+        Sentence on the file that was written for good; empty where the command changes
+        nothing.
     cause : OSError
         The error of printing.
     """
 
     def __init__(self, done: str, cause: OSError) -> None:
         super().__init__(done, cause)
-        self.done, self.cause = done, cause
+        self.done = done
+        self.cause = cause
 
 
 def failure_of(error: BaseException) -> tuple[ExitCode, str, str]:
@@ -94,7 +96,8 @@ def failure_of(error: BaseException) -> tuple[ExitCode, str, str]:
     >>> failure_of(BusyError("m.evg is in use"))
     (<ExitCode.BUSY: 3>, 'BusyError', 'm.evg is in use')
     """
-    kind, message = type(error).__name__, one_line(str(error))
+    kind = type(error).__name__
+    message = one_line(str(error))
     if isinstance(error, typer.Abort):
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             return ExitCode.INTERRUPTED, "KeyboardInterrupt", "Interrupted."
@@ -121,7 +124,10 @@ def failure_of(error: BaseException) -> tuple[ExitCode, str, str]:
             kind,
             message,
         )
-    hint = "" if os.environ.get(DEBUG) else f"; {DEBUG}=1 shows where it comes from"
+    if os.environ.get(DEBUG):
+        hint = ""
+    else:
+        hint = f"; {DEBUG}=1 shows where it comes from"
     return ExitCode.BUG, kind, f"this is a bug in evergrow: {kind}: {message}{hint}"
 
 
@@ -169,14 +175,21 @@ class CommandGroup(TyperGroup):
 
     def _command(self, given: Sequence[str]) -> str:
         """Return the name of the command that was asked for, such as ``lab run``."""
-        first = self.commands.get(given[0]) if given else None
+        first = None
+        if given:
+            first = self.commands.get(given[0])
         in_group = len(given) > 1 and given[1] in getattr(first, "commands", {})
-        return " ".join(given[: 1 + in_group]) if first else ""
+        if first:
+            return " ".join(given[: 1 + in_group])
+        return ""
 
 
 def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
     """Print an error and end the process."""
-    cause = error.cause if isinstance(error, PrintError) else error
+    if isinstance(error, PrintError):
+        cause = error.cause
+    else:
+        cause = error
     if (
         isinstance(cause, OSError)
         and cause.errno == errno.EPIPE
@@ -213,13 +226,14 @@ def complain(line: str, colour: str | None) -> None:
         silence(sys.stderr)
 
 
-# -- streams ------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------
 
 
 def mend_streams() -> None:
     """Put the null device in place of standard streams that are closed, and let none of them fail on a letter.
 
-    The first file that is opened would otherwise take a closed stream's number, and be read or written as that stream.
+    The first file that is opened would otherwise take a closed stream's number, and be
+    read or written as that stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

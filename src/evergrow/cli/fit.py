@@ -13,6 +13,7 @@ from evergrow.cli.console import Answer
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
+from evergrow.core.validation import LARGEST_WIDTH
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
@@ -29,7 +30,7 @@ def fit_command(
     epochs: options.Rare[int | None] = None,
     features: options.Recipe = "auto",
     preset: options.Rare[str] = "timm",
-    units: Annotated[int | None, typer.Option(min=0)] = None,
+    units: Annotated[int | None, typer.Option(min=0, max=LARGEST_WIDTH)] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     holdout: float = 0.0,
     test: options.TestData = None,
@@ -40,7 +41,8 @@ def fit_command(
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    Of data with a training and a test part the training part is learned, else all of it but --holdout.
+    Of data with a training and a test part the training part is learned, else all of it
+    but --holdout.
 
     For example:
 
@@ -54,18 +56,21 @@ def fit_command(
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 
-    With --engine the data are learned shard by shard, to the same model; what is done lies in MODEL.engine (or in the
-    folder of --set out_dir=...), and the same command goes on from there.
+    With --engine the data are learned shard by shard, to the same model; what is done
+    lies in MODEL.engine (or in the folder of --set out_dir=...), and the same command
+    goes on from there.
 
-    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad input or the model exists, and
-    nothing written, 3 another process is changing the model, 130 interrupted and nothing written.
+    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad
+    input or the model exists, and nothing written, 3 another process is changing the
+    model, 130 interrupted and nothing written.
 
     Parameters
     ----------
     model
         Model file to write, such as birds.evg.
     backbone
-        auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.
+        auto takes the best one on this machine; or a name such as
+        tf_efficientnet_lite0.
     method
         One of those that evergrow lab methods lists.
     adapt
@@ -165,10 +170,13 @@ def fit_command(
 
 def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
     info = change.learner.info()
-    spec, adapted = info["backbone"] or {}, info["adaptation"]
+    spec = info["backbone"] or {}
+    adapted = info["adaptation"]
     lines = [model_files.learned_line(change)]
     if spec:
-        why = ", the strongest whose weights are here" if spec.get("reason") else ""
+        why = ""
+        if spec.get("reason"):
+            why = ", the strongest whose weights are here"
         lines.append(f"backbone: {spec['name']}{why}")
     if note := model_files.recipe_note(spec):
         lines.append(f"features: {note}")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from evergrow.learner.snapshot import Change
     from evergrow.tools.comparison import Comparison
 
-_CLASSES, _CHANGES = 20, 10
+_CLASSES = 20
+_CHANGES = 10
 
 Revision = Annotated[
     str,
@@ -80,7 +81,8 @@ def log_command(
 ) -> Answer:
     """List the changes of a model, the latest first: who, when, what, and accuracy where it was tested.
 
-    What was rolled back stays in the list. A user is named as [bold]EVERGROW_AUTHOR[/bold] says, where that is set.
+    What was rolled back stays in the list. A user is named as
+    [bold]EVERGROW_AUTHOR[/bold] says, where that is set.
 
     For example:
 
@@ -99,7 +101,8 @@ def log_command(
     """
     from evergrow.learner.modelfile import dropped_revisions, history, kept_revisions
 
-    changes, dropped = history(model), dropped_revisions(model)
+    changes = history(model)
+    dropped = dropped_revisions(model)
     told = [change.to_dict() for change in changes]
     values = {
         "model": str(model),
@@ -107,15 +110,17 @@ def log_command(
         "kept": kept_revisions(model),
         "dropped": dropped,
     }
-    fell = (
-        [f"no longer kept for rollback: {revisions_note(dropped)}"] if dropped else []
-    )
+    if dropped:
+        fell = [f"no longer kept for rollback: {revisions_note(dropped)}"]
+    else:
+        fell = []
     return Answer(values, [*_history(changes, None if full else n), *fell])
 
 
 def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
     settings = "".join(f", {name} = {value}" for name, value in info["options"].items())
-    spec, novelty = info["backbone"], info["novelty"]
+    spec = info["backbone"]
+    novelty = info["novelty"]
     entries = [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
@@ -166,7 +171,9 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
 def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "x".join(_short(item) for item in value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def _history(changes: Sequence[Change], most: int | None) -> list[str]:
@@ -191,7 +198,9 @@ def _history(changes: Sequence[Change], most: int | None) -> list[str]:
         right=["revision", "samples"],
     )
     rest = len(changes) - len(shown)
-    return [*lines, f"({plural(rest, 'earlier change')}: --full)"] if rest else lines
+    if rest:
+        return [*lines, f"({plural(rest, 'earlier change')}: --full)"]
+    return lines
 
 
 def _described(change: Change) -> str:
@@ -205,11 +214,10 @@ def _described(change: Change) -> str:
         sign = "-" if change.what in ("forget", "unlearn") else "+"
         parts.append(f"{sign}{len(change.classes)}: {listed(change.classes, 3)}")
     if change.tested is not None and change.tested.after is not None:
-        before = (
-            ""
-            if change.tested.before is None
-            else f"{percent(change.tested.before)} -> "
-        )
+        if change.tested.before is None:
+            before = ""
+        else:
+            before = f"{percent(change.tested.before)} -> "
         parts.append(f"accuracy {before}{percent(change.tested.after)}")
     return "; ".join([*parts, *([change.note] if change.note else [])])
 
@@ -225,8 +233,9 @@ def diff_command(
 ) -> Answer:
     """Compare two models, or two revisions of one: classes, samples, and with --data accuracy and changed answers.
 
-    Of data with a training and a test part the test part is asked about. Where the second came of the first, answers of
-    the first are shown under the names that its classes have now.
+    Of data with a training and a test part the test part is asked about. Where the
+    second came of the first, answers of the first are shown under the names that its
+    classes have now.
 
     For example:
 
@@ -234,7 +243,8 @@ def diff_command(
 
       evergrow diff monday.evg friday.evg --json
 
-    Exit codes: 0 compared, 2 no model, a revision that is not kept or bad data, 130 interrupted.
+    Exit codes: 0 compared, 2 no model, a revision that is not kept or bad data, 130
+    interrupted.
 
     Parameters
     ----------
@@ -250,11 +260,9 @@ def diff_command(
         _opened(first, run, lazy=data is None),
         _opened(second, run, lazy=data is None),
     )
-    samples = (
-        None
-        if data is None
-        else read_labelled(data, "test", models[0].kind_, reading.options())
-    )
+    samples = None
+    if data is not None:
+        samples = read_labelled(data, "test", models[0].kind_, reading.options())
     found = compare_learners(*models, samples)
     values = {
         "models": [first, second],
@@ -332,8 +340,13 @@ def _differences(
         return [*lines, "no answer changed"]
     rows = []
     for entry in found.changed:
-        right = "now wrong" if entry.first == entry.label else "wrong before and now"
-        verdict = "now right" if entry.second == entry.label else right
+        right = "wrong before and now"
+        if entry.first == entry.label:
+            right = "now wrong"
+        if entry.second == entry.label:
+            verdict = "now right"
+        else:
+            verdict = right
         rows.append([entry.item, entry.label, entry.first, entry.second, verdict])
     lines += ["", f"{plural(len(found.changed), 'answer')} changed:"]
     return [*lines, *_shown(["item", "class", "answer", "then", ""], rows, [], most)]
@@ -343,7 +356,8 @@ def _shown(
     columns: list[str], rows: list[list[str]], right: list[str], most: int | None
 ) -> list[str]:
     kept = rows[:most]
-    more = (
-        [f"(and {len(rows) - len(kept)} more: --full)"] if len(kept) < len(rows) else []
-    )
+    if len(kept) < len(rows):
+        more = [f"(and {len(rows) - len(kept)} more: --full)"]
+    else:
+        more = []
     return [*table(columns, kept, right), *more]

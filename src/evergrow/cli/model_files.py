@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evergrow.cli.console import Answer, listed, note_line, percent, plural
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import RUN, RunOptions
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import ParameterError, PathError
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -58,7 +58,9 @@ class ModelChange:
     @property
     def tested(self) -> dict[str, Any] | None:
         """Accuracy on test data before and after, as plain values; None where there were none."""
-        return None if self.record.tested is None else self.record.tested.to_dict()
+        if self.record.tested is None:
+            return None
+        return self.record.tested.to_dict()
 
     def answer(
         self,
@@ -89,11 +91,10 @@ class ModelChange:
             "dropped": list(self.dropped),
             **more,
         }
-        fell = (
-            [f"no longer kept for rollback: {revisions_note(self.dropped)}"]
-            if self.dropped
-            else []
-        )
+        if self.dropped:
+            fell = [f"no longer kept for rollback: {revisions_note(self.dropped)}"]
+        else:
+            fell = []
         lines = [*said, *fell, model_line(self.path, learner)]
         done = f"revision {learner.revision_} of {self.path} was written"
         return Answer(values, lines, list(cautions), code, done=done)
@@ -158,6 +159,16 @@ def check_target(
         )
     if path.exists() and not force:
         raise ParameterError(f"{path} exists: {existing}.")
+    from evergrow.core.files import check_replaceable, check_writable_folder, real_path
+
+    try:
+        target = real_path(path)  # a link is followed when the file is written
+        check_replaceable(target)
+        check_writable_folder(target.parent)
+    except PathError as error:
+        raise PathError(
+            f"{path} cannot be written: {error}. Nothing was done; name another file for {name}."
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -204,7 +215,9 @@ def recipe_note(spec: dict[str, Any] | None) -> str:
         f"{name} {width:,}"
         for name, width in zip(recipe["blocks"], recipe["widths"], strict=True)
     )
-    return f"{blocks} ({recipe['note']})" if recipe.get("note") else blocks
+    if recipe.get("note"):
+        return f"{blocks} ({recipe['note']})"
+    return blocks
 
 
 def adapted_note(found: dict[str, Any]) -> str:
@@ -233,11 +246,10 @@ def tested_lines(change: ModelChange) -> list[str]:
     found = change.record.tested
     if found is None:
         return []
-    now = (
-        "no class in it is known"
-        if found.after is None
-        else f"accuracy {percent(found.after)}"
-    )
+    if found.after is None:
+        now = "no class in it is known"
+    else:
+        now = f"accuracy {percent(found.after)}"
     if found.before is not None:
         now = f"accuracy {percent(found.before)} of {plural(found.samples_before, 'sample')} before, {now[9:]}"
     lines = [f"tested: {now} of {plural(found.samples, 'sample')} now"]

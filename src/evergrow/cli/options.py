@@ -59,7 +59,8 @@ Recipe = Annotated[str, typer.Option("--features", help=_RECIPES)]
 class OptionGroup:
     """Options that belong together: a command takes them as one parameter, people type them one by one.
 
-    A subclass is a frozen dataclass whose fields are annotated and documented as parameters of commands are.
+    A subclass is a frozen dataclass whose fields are annotated and documented as
+    parameters of commands are.
     """
 
 
@@ -97,7 +98,8 @@ class RunOptions(OptionGroup):
     cache
         Whether features are kept, so that images are looked at once.
     weights
-        The backbone's weights, if not where they were: a file, or bundled, hub or random.
+        The backbone's weights, if not where they were: a file, or bundled, hub or
+        random.
     """
 
     device: Device = "auto"
@@ -138,5 +140,7 @@ class ImageOptions(RunOptions):
         return {**super().encoding(), "on_error": self.on_error}
 
 
-AS_FOUND, RUN, RUN_IMAGES = Reading(), RunOptions(), ImageOptions()
+AS_FOUND = Reading()
+RUN = RunOptions()
+RUN_IMAGES = ImageOptions()
 """What commands do unless told otherwise."""

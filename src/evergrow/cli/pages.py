@@ -32,7 +32,9 @@ _ROWS = 1000  # classes in the table at most, the worst first
 
 def _short(text: str) -> str:
     shown = printable(text)
-    return shown if len(shown) <= _LETTERS else f"{shown[: _LETTERS - 1]}…"
+    if len(shown) <= _LETTERS:
+        return shown
+    return f"{shown[: _LETTERS - 1]}…"
 
 
 def _sample(items: Items | None, row: int) -> Markup:
@@ -51,13 +53,14 @@ def _sample(items: Items | None, row: int) -> Markup:
     small.thumbnail((_SIDE, _SIDE))
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=60)
-    body, name = base64.b64encode(buffer.getvalue()).decode(), _short(items.name(row))
+    body = base64.b64encode(buffer.getvalue()).decode()
+    name = _short(items.name(row))
     return Markup('<img src="data:image/jpeg;base64,{}" alt="{}" title="{}">').format(
         body, name, name
     )
 
 
-# -- the page of an evaluation ---------------------------------------------------------------------------------
+# -- the page of an evaluation ---------------------------------------------------------
 
 
 def evaluation_page(
@@ -118,7 +121,7 @@ def worst_first(scores: Sequence[ClassScore]) -> list[ClassScore]:
     )
 
 
-# -- its wrong answers -----------------------------------------------------------------------------------------
+# -- its wrong answers -----------------------------------------------------------------
 
 
 def _wrong_answers(
@@ -127,11 +130,10 @@ def _wrong_answers(
     """Return the most certain wrong answers by class, the cells that have one to link to, and how many are left out."""
     if samples is None:
         return {"groups": [], "linked": set(), "left": 0}
-    certainty = (
-        [None] * len(samples.true)
-        if samples.certainty is None
-        else samples.certainty.tolist()
-    )
+    if samples.certainty is None:
+        certainty = [None] * len(samples.true)
+    else:
+        certainty = samples.certainty.tolist()
     wrong = [
         (sure or 0.0, row, (places[true], places[predicted]))
         for row, (sure, true, predicted) in enumerate(
@@ -141,7 +143,8 @@ def _wrong_answers(
     ]
     wrong.sort(key=lambda mistake: -mistake[0])
     counts = Counter(cell[0] for _, _, cell in wrong)
-    names, items = list(places), samples.items
+    names = list(places)
+    items = samples.items
     groups: dict[int, list[dict[str, Any]]] = {}
     linked: set[tuple[int, int]] = set()
     for _, place, cell in wrong[:SHOWN]:

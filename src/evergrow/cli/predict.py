@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, facts, listed, percent, plural, table
+from evergrow.cli.console import (
+    Answer,
+    facts,
+    listed,
+    note_line,
+    percent,
+    plural,
+    table,
+)
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.model_files import (
     check_target,
@@ -47,7 +55,7 @@ def predict_command(
     items: Annotated[list[str] | None, typer.Argument()] = None,
     text: Annotated[list[str] | None, typer.Option("-t")] = None,
     top: Annotated[int, typer.Option("-k", min=1)] = 1,
-    reject_unknown: bool = False,
+    unknown: bool = True,
     false_alarm: options.FalseAlarm = 0.05,
     format: Annotated[
         Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")
@@ -64,7 +72,7 @@ def predict_command(
 
       evergrow predict birds.evg photo.jpg --top 3
 
-      evergrow predict birds.evg photos/ --reject-unknown --format csv --out answers.csv
+      evergrow predict birds.evg photos/ --format csv --out answers.csv
 
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
@@ -72,23 +80,26 @@ def predict_command(
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
-      evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out answers/
+      evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out
+      answers/
 
     With --engine the answers are Parquet files in OUT/predict, one per shard.
 
-    Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
+    Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2
+    bad input, 130 interrupted.
 
     Parameters
     ----------
     items : ITEMS
-        Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, .npy/.npz of
-        features; - reads one file name or text per line of standard input.
+        Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts,
+        tables of images, .npy/.npz of features; - reads one file name or text per line
+        of standard input.
     text
         A text to ask about; repeatable.
     top
         How many classes to show of each.
-    reject_unknown
-        Say so where something belongs to no learned class.
+    unknown
+        Answer "unknown" for samples that belong to no learned class.
     format
         How to write the answers.
     out
@@ -101,7 +112,9 @@ def predict_command(
     asked = list(items or ())
     check_items(asked)
     learner = load_model(model, run)
-    alarm = false_alarm if reject_unknown else None
+    alarm = None
+    if unknown and _tells_unknown(learner):
+        alarm = false_alarm
     if spread.engine is not None:
         spread.refuse(text=text)
         if len(asked) != 1 or asked[0] == STDIN:
@@ -120,7 +133,8 @@ def predict_command(
             folder=out,
             quiet=run.as_json,
         )
-        done, written = report.to_values(), f"{out}/predict"
+        done = report.to_values()
+        written = f"{out}/predict"
         values = {
             "model": str(model),
             "answered": done["rows"],
@@ -165,6 +179,14 @@ def predict_command(
     return Answer(
         {**values, "out": str(out)}, [line], code=code, done=f"{out} was written"
     )
+
+
+def _tells_unknown(learner: Learner) -> bool:
+    """Return whether a model can tell unknown samples; print a note if it cannot."""
+    if learner.info()["novelty"] is not None:
+        return True
+    note_line("the model cannot tell what it never learned: nothing is called unknown")
+    return False
 
 
 def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, Any]]:
@@ -232,17 +254,19 @@ def _csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return csv_text(value)
-    return (
-        ""
-        if value is None
-        else f"{value:.6g}"
-        if isinstance(value, float)
-        else str(value).lower()
-    )
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value).lower()
 
 
 def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
-    """Return a table; of unknown things the nearest class stands apart, since its certainty is not theirs."""
+    """Return a table.
+
+    If a sample is unknown, further columns show its novelty and its nearest class,
+    whose probability is not that of "unknown".
+    """
 
     def shown(entry: dict[str, Any]) -> list[str]:
         value = entry[measure]
@@ -251,7 +275,11 @@ def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
             percent(value) if measure == "probability" else f"{value:.4g}",
         ]
 
-    novelty = ["novelty", "threshold"] if rows and "novelty" in rows[0] else []
+    any_unknown = any(row["class"] is None for row in rows)
+    if any_unknown:
+        novelty = ["novelty", "threshold"]
+    else:
+        novelty = []
     columns = ["item", "class", measure, *novelty, *(["nearest"] if novelty else [])]
     cells = []
     for row in rows:
@@ -265,11 +293,10 @@ def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
             line.append(" ".join(shown(row["nearest"])) if unknown else "")
         cells.append(line)
         for entry in row["top"][1:]:
-            more = (
-                ["", "", "", "", "", " ".join(shown(entry))]
-                if unknown
-                else ["", *shown(entry)]
-            )
+            if unknown:
+                more = ["", "", "", "", "", " ".join(shown(entry))]
+            else:
+                more = ["", *shown(entry)]
             cells.append([*more, *[""] * (len(line) - len(more))])
     return table(columns, cells, right=[measure, *novelty])
 
@@ -301,7 +328,7 @@ def _review(
     return json.dumps(content, indent=1, ensure_ascii=False).split("\n")
 
 
-# -- what is asked about --------------------------------------------------------------------------------------
+# -- what is asked about ---------------------------------------------------------------
 
 
 def check_items(items: list[str]) -> None:
@@ -313,9 +340,10 @@ def check_items(items: list[str]) -> None:
 
 def _missing(item: str) -> DatasetNotFoundError:
     quoted = '"' + item.replace('"', '\\"') + '"'
-    text = (
-        "" if os.path.splitext(item)[1] else f"; give a text itself by --text {quoted}"
-    )
+    if os.path.splitext(item)[1]:
+        text = ""
+    else:
+        text = f"; give a text itself by --text {quoted}"
     return DatasetNotFoundError(f"No file or folder {item!r} here{text}.")
 
 
@@ -420,7 +448,7 @@ def _piped() -> list[str]:
     ]
 
 
-# -- answers compared with labels ------------------------------------------------------------------------------
+# -- answers compared with labels ------------------------------------------------------
 
 
 @command("evaluate", panel="Ask")
@@ -438,8 +466,9 @@ def evaluate_command(
 ) -> Answer:
     """Compare a model's answers with labels: accuracy, every class, and which classes are confused.
 
-    Of data with a training and a test part the test part is used, else all of it. Classes in DATA that the model never
-    learned count neither as right nor as wrong; they are used, as those of --unknown are, to see whether it notices.
+    Of data with a training and a test part the test part is used, else all of it.
+    Classes in DATA that the model never learned count neither as right nor as wrong;
+    they are used, as those of --unknown are, to see whether it notices.
 
     For example:
 
@@ -453,8 +482,8 @@ def evaluate_command(
 
       evergrow evaluate birds.evg s3://bucket/test/ --engine local --workers 4
 
-    Exit codes: 0 done, 1 done but below --min-accuracy or images were left out (--on-error skip), 2 bad input, 130
-    interrupted.
+    Exit codes: 0 done, 1 done but below --min-accuracy or images were left out
+    (--on-error skip), 2 bad input, 130 interrupted.
 
     Parameters
     ----------
@@ -465,7 +494,8 @@ def evaluate_command(
     min_accuracy
         Accuracy, between 0 and 1, below which to leave with 1.
     curve
-        Also learn parts of DATA anew, and say what ten more samples of each class would give.
+        Also learn parts of DATA anew, and say what ten more samples of each class would
+        give.
     """
     from evergrow.data import read
     from evergrow.data.inputs import read_labelled, read_unknown
@@ -483,11 +513,9 @@ def evaluate_command(
             quiet=run.as_json,
         )
     else:
-        strange = (
-            None
-            if unknown is None
-            else read_unknown(unknown, learner.kind_, options=reading.options())
-        )
+        strange = None
+        if unknown is not None:
+            strange = read_unknown(unknown, learner.kind_, options=reading.options())
         samples = read_labelled(data, "test", learner.kind_, reading.options())
         kept = report is not None
         result = learner.evaluate(
@@ -499,7 +527,9 @@ def evaluate_command(
         **result.to_dict(),
         "report": None if report is None else str(report),
     }
-    lines, cautions, done = evaluation_lines(result), [], ""
+    lines = evaluation_lines(result)
+    cautions = []
+    done = ""
     # Written so that an accuracy that is not a number fails too.
     if min_accuracy is not None and not result.accuracy >= min_accuracy:
         cautions.append(
@@ -516,19 +546,19 @@ def evaluate_command(
 
         samples = read_labelled(data, "train", learner.kind_, reading.options())
         found = learning_curve(learner, samples)
-        lines, picture = [*lines, *curve_lines(found)], curve_svg(found)
+        lines = [*lines, *curve_lines(found)]
+        picture = curve_svg(found)
         values["curve"] = found.to_values()
     if report is not None:
         from evergrow.cli.pages import evaluation_page
 
-        title, lead = (
-            f"{model.stem} on {Path(data).name}",
-            f"{model.name}, asked about {data}",
-        )
+        title = f"{model.stem} on {Path(data).name}"
+        lead = f"{model.name}, asked about {data}"
         write_text(
             report, evaluation_page(result, title=title, lead=lead, picture=picture)
         )
-        lines, done = [*lines, "", f"report in {report}"], f"{report} was written"
+        lines = [*lines, "", f"report in {report}"]
+        done = f"{report} was written"
     return Answer(
         values, lines, cautions, skipped_code(len(result.left_out)), done=done
     )

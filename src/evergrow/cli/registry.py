@@ -1,7 +1,8 @@
 """The one list of commands, filled by a decorator, and the application that is built from it.
 
-The docstring of a command is its help, and the section on parameters that of its options. What few people need is no
-option of its own: ``--set NAME=VALUE`` sets it, by the name that it has in Python.
+The docstring of a command is its help, and the section on parameters that of its
+options. What few people need is no option of its own: ``--set NAME=VALUE`` sets it, by
+the name that it has in Python.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Command:
     name : str
         ``fit``, or ``lab run`` for a command of a group.
     function : callable
-        Takes what typer parses and returns an :class:`Answer`; its docstring is the help.
+        Takes what typer parses and returns an :class:`Answer`; its docstring is the
+        help.
     panel : str or None
         Heading under which the help lists it.
     """
@@ -68,8 +70,9 @@ GROUPS: dict[str, str] = {}
 def command(name: str, *, panel: str | None = None) -> Callable[[Function], Function]:
     """Return a decorator that makes a function a command; the function itself stays as it is.
 
-    Errors need no care: whatever a command raises becomes one line, one JSON object and an exit code. Every command has
-    ``--json``; one that has to know takes it as ``as_json``.
+    Errors need no care: whatever a command raises becomes one line, one JSON object and
+    an exit code. Every command has ``--json``; one that has to know takes it as
+    ``as_json``.
 
     Parameters
     ----------
@@ -246,7 +249,8 @@ def _is_group(kind: Any) -> bool:
 def _hints(owner: Any) -> dict[str, Any]:
     if isinstance(owner, type):
         return typing.get_type_hints(owner, include_extras=True)
-    # In Python 3.10 typing.get_type_hints hides the option of a parameter whose default is None.
+    # In Python 3.10 typing.get_type_hints hides the option of a parameter whose default
+    # is None.
     return inspect.get_annotations(owner, eval_str=True)
 
 
@@ -268,30 +272,27 @@ def _options(owner: Any) -> Iterator[tuple[inspect.Parameter, str]]:
         metavar, text = texts.get(name, ("", ""))
         if RARE not in marks:
             is_option = parameter.default is not parameter.empty
-            info = (
-                copy.copy(marks[0])
-                if marks
-                else typer.Option()
-                if is_option
-                else typer.Argument()
-            )
-            info.help, info.metavar = (
-                info.help or text or None,
-                info.metavar or metavar or None,
-            )
+            if marks:
+                info = copy.copy(marks[0])
+            elif is_option:
+                info = typer.Option()
+            else:
+                info = typer.Argument()
+            info.help = info.help or text or None
+            info.metavar = info.metavar or metavar or None
             # Where an option is annotated, typer takes its first name as the default.
             if isinstance(info, OptionInfo) and not str(info.default).startswith("--"):
                 long = name.replace("_", "-")
-                switch = (
-                    f"--{long}/--no-{long}"
-                    if parameter.default is True
-                    else f"--{long}"
-                )
-                short = [] if info.default is ... else [str(info.default)]
-                info.default, info.param_decls = (
-                    switch,
-                    (*short, *(info.param_decls or ())),
-                )
+                if parameter.default is True:
+                    switch = f"--{long}/--no-{long}"
+                else:
+                    switch = f"--{long}"
+                if info.default is ...:
+                    short = []
+                else:
+                    short = [str(info.default)]
+                info.default = switch
+                info.param_decls = (*short, *(info.param_decls or ()))
             marks = [info]
         yield (
             parameter.replace(

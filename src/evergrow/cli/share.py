@@ -55,8 +55,9 @@ def merge_command(
 ) -> Answer:
     """Add up what several models know: exactly as if one had learned everything. Needs no data and no backbone.
 
-    They must share a layer: all but one made by [bold]spawn[/bold], or all copies of one model, given as --base, that
-    learned more. What would be counted twice is refused.
+    They must share a layer: all but one made by [bold]spawn[/bold], or all copies of
+    one model, given as --base, that learned more. What would be counted twice is
+    refused.
 
     For example:
 
@@ -64,8 +65,8 @@ def merge_command(
 
       evergrow merge berlin.evg paris.evg -o all.evg --base start.evg
 
-    Exit codes: 0 merged, 2 they do not go together or the file exists, and nothing written, 3 another process is
-    changing the output.
+    Exit codes: 0 merged, 2 they do not go together or the file exists, and nothing
+    written, 3 another process is changing the output.
 
     Parameters
     ----------
@@ -81,14 +82,12 @@ def merge_command(
     model_files.check_target(
         "--output", output, force=force, existing=model_files.REPLACING
     )
-    learner, origin = (
-        model_files.load_model(sources[0]),
-        None if base is None else model_files.load_model(base),
-    )
-    known, samples = (
-        set(learner.class_names_.tolist()),
-        sum(learner.n_samples_.values()),
-    )
+    learner = model_files.load_model(sources[0])
+    origin = None
+    if base is not None:
+        origin = model_files.load_model(base)
+    known = set(learner.class_names_.tolist())
+    samples = sum(learner.n_samples_.values())
     for path in sources[1:]:
         learner.merge(model_files.load_model(path), base=origin)
     change = model_files.ModelChange(output, learner)
@@ -114,11 +113,14 @@ def export_command(
 ) -> Answer:
     """Write a model as one ONNX file: from pixels to scores and labels, without evergrow or torch.
 
-    Its input is [bold]pixels[/bold], bytes of shape (n, 3, height, width), resized and cropped as its metadata say;
-    normalisation, backbone, layer and class weights are in the graph. The labels are in the metadata.
+    Its input is [bold]pixels[/bold], bytes of shape (n, 3, height, width), resized and
+    cropped as its metadata say; normalisation, backbone, layer and class weights are in
+    the graph. The labels are in the metadata.
 
-    Of a model of texts the inputs are [bold]input_ids[/bold], [bold]attention_mask[/bold] and, where the encoder has
-    them, [bold]token_type_ids[/bold]; its tokenizer is written beside the graph, as intents.tokenizer.json.
+    Of a model of texts the inputs are [bold]input_ids[/bold],
+    [bold]attention_mask[/bold] and, where the encoder has them,
+    [bold]token_type_ids[/bold]; its tokenizer is written beside the graph, as
+    intents.tokenizer.json.
 
     For example:
 
@@ -126,7 +128,8 @@ def export_command(
 
       evergrow export intents.evg --onnx intents.onnx
 
-    Exit codes: 0 written, 2 it cannot be exported, or the file exists, and nothing was written.
+    Exit codes: 0 written, 2 it cannot be exported, or the file exists, and nothing was
+    written.
 
     Parameters
     ----------
@@ -139,7 +142,8 @@ def export_command(
     head_only
         Leave the backbone out: the input is features.
     weights
-        The backbone's weights, if not where they were: a file, or bundled, hub or random.
+        The backbone's weights, if not where they were: a file, or bundled, hub or
+        random.
     force
         Replace an existing file.
     """
@@ -157,11 +161,10 @@ def export_command(
     report = export_learner(
         learner, onnx, opset=opset, check=check, head_only=head_only
     )
-    names, first = ", ".join(entry["name"] for entry in report.inputs), report.inputs[0]
-    shape, known = (
-        ", ".join(map(str, first["shape"])),
-        plural(report.n_classes, "class", "classes"),
-    )
+    names = ", ".join(entry["name"] for entry in report.inputs)
+    first = report.inputs[0]
+    shape = ", ".join(map(str, first["shape"]))
+    known = plural(report.n_classes, "class", "classes")
     lines = [
         f"{report.path}: {names}, {first['type']} ({shape}), to {known}; "
         f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, in {report.seconds:.1f} s",
@@ -196,8 +199,9 @@ def serve_command(
 ) -> Answer:
     """Serve the models of a folder: a page to teach them on, and an HTTP API to ask and change them.
 
-    Nothing leaves this machine and no sample is kept. A change is on disk before it is acknowledged. Other commands may
-    change the same files meanwhile. Ctrl-C ends it, after the change in flight.
+    Nothing leaves this machine and no sample is kept. A change is on disk before it is
+    acknowledged. Other commands may change the same files meanwhile. Ctrl-C ends it,
+    after the change in flight.
 
     For example:
 
@@ -207,11 +211,13 @@ def serve_command(
 
       evergrow serve models/ --lan
 
-      evergrow serve models/ --host 0.0.0.0 --token-file tokens.txt --allow-host birds.example.org
+      evergrow serve models/ --host 0.0.0.0 --token-file tokens.txt --allow-host
+      birds.example.org
 
       evergrow serve models/ --read-only --port 8081
 
-    Exit codes: 0 ended as asked, 2 it could not begin (the address is taken, a file cannot be read).
+    Exit codes: 0 ended as asked, 2 it could not begin (the address is taken, a file
+    cannot be read).
 
     Parameters
     ----------
@@ -222,7 +228,8 @@ def serve_command(
     port
         Port to bind; 0 takes a free one.
     lan
-        Let phones in the same network in too: prints a QR code with an address (TLS) and a token that lives an hour.
+        Let phones in the same network in too: prints a QR code with an address (TLS)
+        and a token that lives an hour.
     token_file
         File of lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.
     allow_host
@@ -266,11 +273,10 @@ def serve_command(
 
     def announce(address: str, code: str = "") -> None:
         if not as_json:
-            kept = (
-                "nothing can be changed"
-                if read_only
-                else f"what you teach is kept in {printable(str(folder.resolve()))}"
-            )
+            if read_only:
+                kept = "nothing can be changed"
+            else:
+                kept = f"what you teach is kept in {printable(str(folder.resolve()))}"
             typer.echo(
                 f"serving {printable(os.fspath(folder))} on {address}\n{kept}; Ctrl-C ends it"
             )
@@ -289,7 +295,9 @@ def serve_command(
 def _contents(option: str, file: Path | None) -> str:
     """Return the text of the file of an option; none is empty."""
     try:
-        return "" if file is None else file.read_text(encoding="utf-8")
+        if file is None:
+            return ""
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(
             f"The file of {option} cannot be read: {file}: {error}"

@@ -40,9 +40,11 @@ def sort_command(
 ) -> Answer:
     """Sort the images of FOLDER into a folder for each class.
 
-    Without --move, --copy or --link nothing is touched: it shows what would go where. Images of no learned class go to
-    a folder of their own, and so do answers that are not sure. OUT/sorted.csv lists every file with its answer and
-    probability. No file is overwritten. After an interruption the same command goes on, and --undo takes all back.
+    Without --move, --copy or --link nothing is touched: it shows what would go where.
+    Images of no learned class go to a folder of their own, and so do answers that are
+    not sure. OUT/sorted.csv lists every file with its answer and probability. No file
+    is overwritten. After an interruption the same command goes on, and --undo takes all
+    back.
 
     For example:
 
@@ -54,8 +56,8 @@ def sort_command(
 
       evergrow sort --undo sorted/sorted.csv
 
-    Exit codes: 0 done, 1 done but some files were left in place, 2 bad input or a full disk, 3 another process sorts
-    into the folder, 130 interrupted.
+    Exit codes: 0 done, 1 done but some files were left in place, 2 bad input or a full
+    disk, 3 another process sorts into the folder, 130 interrupted.
 
     Parameters
     ----------
@@ -76,7 +78,13 @@ def sort_command(
     undo : TABLE
         Take back what this table lists.
     """
-    from evergrow.tools.sorting import TABLE, plan_sort, read_table, sort_folder
+    from evergrow.tools.sorting import (
+        TABLE,
+        plan_sort,
+        read_table,
+        sort_folder,
+        split_planned,
+    )
 
     if undo is not None:
         if model is not None:
@@ -101,6 +109,12 @@ def sort_command(
         run.device, run.cache, run.weights, run.as_json, on_error="skip"
     )
     learner = load_model(model, how)
+    path = into / TABLE
+    if os.path.lexists(path):
+        earlier = read_table(path)
+    else:
+        earlier = []
+    resumed, waiting = split_planned(earlier, folder)
     note_rough(learner)
     settings: dict[str, Any] = {
         "unknown": unknown,
@@ -111,31 +125,33 @@ def sort_command(
         note_line(
             "the model has too few samples to tell what it never learned: nothing is called unknown"
         )
-    path = into / TABLE
     if chosen:
-        progress = bool(how.encoding()["progress"])
         rows = sort_folder(
             learner,
             folder,
             into,
             chosen[0],  # type: ignore[arg-type]
-            progress=progress,
+            progress=bool(how.encoding()["progress"]),
             **settings,
         )
-        said, done = (
-            [
-                f"{plural(sum(bool(row.place) for row in rows), 'file')} sorted, listed in {path}"
-            ],
-            str(path),
-        )
+        n_sorted = sum(bool(row.place) for row in rows)
+        said = [f"{plural(n_sorted, 'file')} sorted, listed in {path}"]
+        done = str(path)
     else:
-        earlier = read_table(path) if os.path.lexists(path) else []
-        rows, done = plan_sort(learner, folder, into, **settings, earlier=earlier), ""
+        rows = plan_sort(learner, folder, into, **settings, earlier=earlier)
         said = ["nothing was touched: add --move, --copy or --link to sort them"]
-        if left := [row for row in earlier if row.state == "planned"]:
+        done = ""
+        if resumed:
             said.append(
-                f"{plural(len(left), 'file')} of an interrupted sort will be completed first"
+                f"{plural(len(resumed), 'file')} of an interrupted sort will be "
+                "completed first"
             )
+    if waiting:
+        other = waiting[0].folder
+        said.append(
+            f"{plural(len(waiting), 'file')} of an interrupted sort of {other} are not "
+            "sorted yet: sort that folder again"
+        )
     groups: dict[str, list[SortedFile]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
@@ -149,9 +165,10 @@ def sort_command(
             for row in rows
         ],
     }
-    cautions = (
-        [f"{plural(len(stay), 'file')} left in place: {_reasons(stay)}"] if stay else []
-    )
+    if stay:
+        cautions = [f"{plural(len(stay), 'file')} left in place: {_reasons(stay)}"]
+    else:
+        cautions = []
     written = f"{done} was written" if done else ""
     return Answer(
         values, [*_table(folder, sorted(groups.items())), *said], cautions, done=written
@@ -171,15 +188,13 @@ def _table(folder: Path, groups: Sequence[tuple[str, list[SortedFile]]]) -> list
         cells.append(
             [name, f"{len(rows):,}", percent(min(likely)) if likely else "", names]
         )
-    return (
-        table(
+    if cells:
+        return table(
             ["folder", "files", "least sure", "examples"],
             cells,
             ["files", "least sure"],
         )
-        if cells
-        else []
-    )
+    return []
 
 
 def _reasons(stay: Sequence[SortedFile]) -> str:
@@ -191,17 +206,21 @@ def _reasons(stay: Sequence[SortedFile]) -> str:
 def _undone(path: Path, run: options.RunOptions) -> Answer:
     from evergrow.tools.sorting import read_table, undo_sort
 
-    n = sum(row.state == "done" for row in read_table(path))
+    if os.path.lexists(path):
+        rows = read_table(path)
+    else:
+        rows = []
+    n_done = sum(row.state in ("done", "undoing") for row in rows)
     kept = undo_sort(path, progress=bool(run.encoding()["progress"]))
-    cautions = (
-        [f"{plural(len(kept), 'file')} could not be undone: {_reasons(kept)}"]
-        if kept
-        else []
-    )
-    left = {row.file: row.note for row in kept}
+    n_undone = n_done - sum(row.state == "done" for row in kept)
+    cautions = []
+    if kept:
+        cautions.append(
+            f"{plural(len(kept), 'file')} could not be undone: {_reasons(kept)}"
+        )
     values = {
         "table": str(path) if kept else None,
-        "undone": n - len(kept),
-        "kept": left,
+        "undone": n_undone,
+        "kept": {row.file: row.note for row in kept},
     }
-    return Answer(values, [f"{plural(n - len(kept), 'file')} undone"], cautions)
+    return Answer(values, [f"{plural(n_undone, 'file')} undone"], cautions)

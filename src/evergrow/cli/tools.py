@@ -78,19 +78,21 @@ def fade_command(
 ) -> Answer:
     """Let everything learned so far count for less than what comes, for things whose looks change. Needs no data.
 
-    The model then is the one that learning every sample with FACTOR times its weight would have given.
+    The model then is the one that learning every sample with FACTOR times its weight
+    would have given.
 
     For example:
 
       evergrow fade birds.evg 0.5
 
-    Exit codes: 0 faded, 2 no model or a factor out of range, and nothing changed, 3 another process is changing the
-    model.
+    Exit codes: 0 faded, 2 no model or a factor out of range, and nothing changed, 3
+    another process is changing the model.
 
     Parameters
     ----------
     factor
-        What every sample counts for from now on, in units of what it counted for; above 0, at most 1.
+        What every sample counts for from now on, in units of what it counted for; above
+        0, at most 1.
     """
     with model_files.changing_model(model, wait=wait) as change:
         change.learner.fade(factor)
@@ -140,11 +142,9 @@ def suggest_command(
         model_files.check_target("--out", out)
     learner = model_files.load_model(model, run)
     things, names = read_question(learner.kind_, [data], [], reading)
-    old = (
-        None
-        if learned is None
-        else read_question(learner.kind_, [learned], [], reading)[0]
-    )
+    old = None
+    if learned is not None:
+        old = read_question(learner.kind_, [learned], [], reading)[0]
     found = tools.suggest(
         learner, things, n, novel_fraction=unknown_share, labelled=old
     )
@@ -165,11 +165,10 @@ def suggest_command(
         "model": str(model),
         "suggestions": [{"item": name, "reason": r} for name, r in zip(chosen, why)],
     }
-    fewer = (
-        [f"only {len(chosen)} samples differ enough to be named"]
-        if len(chosen) < n
-        else []
-    )
+    if len(chosen) < n:
+        fewer = [f"only {len(chosen)} samples differ enough to be named"]
+    else:
+        fewer = []
     return Answer(
         values, table(["item", "reason"], list(map(list, zip(chosen, why)))), fewer
     )
@@ -202,7 +201,8 @@ def group_command(
     groups
         How many groups; by default as many as there seem to be.
     known : DATA
-        Labelled data by which to choose how samples are compared and how many groups there are.
+        Labelled data by which to choose how samples are compared and how many groups
+        there are.
     out : FOLDER
         Folder to copy the files to, one folder for each group, the most typical first.
     """
@@ -211,11 +211,9 @@ def group_command(
     check_items([data])
     learner = model_files.load_model(model, run)
     things, names = read_question(learner.kind_, [data], [], reading)
-    labelled = (
-        None
-        if known is None
-        else read_labelled(known, "train", learner.kind_, reading.options())
-    )
+    labelled = None
+    if known is not None:
+        labelled = read_labelled(known, "train", learner.kind_, reading.options())
     found = tools.group_unknown(learner, things, n_groups=groups, known=labelled)
     named = {
         f"group-{place:03d}": [names[row] for row in rows]

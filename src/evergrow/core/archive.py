@@ -1,10 +1,11 @@
 """One container for everything that is written to disk and read again: nested archives with a kind and a version.
 
-An :class:`Archive` has a kind (a registered name, never that of a Python class), the version of that kind's layout,
-plain values, tensors, and further archives inside it. It is written as one safetensors file whose header holds the
-plain values, a checksum over everything and the oldest evergrow that can read it. Loading parses JSON and raw numbers;
-nothing in a file is ever executed, and nothing is allocated from a number in it. What an archive of a kind holds is
-declared in :mod:`evergrow.core.record`.
+An :class:`Archive` has a kind (a registered name, never that of a Python class), the
+version of that kind's layout, plain values, tensors, and further archives inside it. It
+is written as one safetensors file whose header holds the plain values, a checksum over
+everything and the oldest evergrow that can read it. Loading parses JSON and raw
+numbers; nothing in a file is ever executed, and nothing is allocated from a number in
+it. What an archive of a kind holds is declared in :mod:`evergrow.core.record`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _KEY = "evergrow"
 _SEPARATOR = "/"
 _MAX_DEPTH = 12
 _MAX_NESTING = 100
+_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
+_MAX_CONTAINERS = 2_000_000  # lists and objects in a header; each costs 60 to 200 bytes
+_MAX_TENSORS = 65_536
+_MAX_PARTS = 4096
 _STORED_DTYPES = frozenset(
     [
         "float64",
@@ -65,13 +70,15 @@ class Archive:
     meta : dict
         JSON-serialisable values.
     tensors : dict of str to ndarray or torch.Tensor
-        Tensors by name; names have no ``/``. Those of a file are NumPy's: what is read of it may not need torch.
+        Tensors by name; names have no ``/``. Those of a file are NumPy's: what is read
+        of it may not need torch.
     parts : dict of str to Archive
         What is inside, by name.
     version : int
         Version of the kind's layout.
     digest : str
-        Checksum of the file that it was read from; empty for one that was made or is inside another.
+        Checksum of the file that it was read from; empty for one that was made or is
+        inside another.
 
     Examples
     --------
@@ -90,7 +97,7 @@ class Archive:
     digest: str = field(default="", compare=False)
 
 
-# -- files ----------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 def write_archive(
@@ -106,7 +113,8 @@ def write_archive(
     Parameters
     ----------
     path : path-like
-        Target; its folder must exist. It is replaced in one step once everything is on disk.
+        Target; its folder must exist. It is replaced in one step once everything is on
+        disk.
     archive : Archive
         What to write.
     written : callable, optional
@@ -115,7 +123,8 @@ def write_archive(
     Raises
     ------
     OSError
-        If it cannot be written, for example because the disk is full; what was there before stays.
+        If it cannot be written, for example because the disk is full; what was there
+        before stays.
     """
     text, tensors, digest = _prepared(archive)
     head = {
@@ -124,7 +133,8 @@ def write_archive(
         "digest": digest,
         "archive": text,
     }
-    # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
+    # One key only: safetensors writes several in no fixed order, and the same model
+    # must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path) as temporary:
         try:
@@ -142,10 +152,34 @@ def archive_digest(archive: Archive) -> str:
 
 
 def _prepared(archive: Archive) -> tuple[str, dict[str, NDArray[Any]], str]:
-    """Return what is written of an archive: its description, its tensors and the checksum of both."""
+    """Return the description, the tensors and the checksum of an archive.
+
+    Raises
+    ------
+    FileFormatError
+        If it is larger than :func:`read_archive` accepts.
+    """
+    n_parts = _n_archives(archive)
+    if n_parts > _MAX_PARTS:
+        raise FileFormatError(
+            f"a file can have at most {_MAX_PARTS:,} parts, got {n_parts:,}"
+        )
     tensors = {name: as_array(tensor) for name, tensor in _flat_tensors(archive)}
+    if len(tensors) > _MAX_TENSORS:
+        raise FileFormatError(
+            f"a file can have at most {_MAX_TENSORS:,} tensors, got {len(tensors):,}"
+        )
     text = json.dumps(_described(archive), sort_keys=True, allow_nan=False)
+    if _n_containers(text) > _MAX_CONTAINERS:
+        raise FileFormatError(
+            f"a file can describe at most {_MAX_CONTAINERS:,} lists and objects"
+        )
     return text, tensors, _digest(_NEEDS + text, tensors)
+
+
+def _n_archives(archive: Archive) -> int:
+    """Return the number of archives in an archive, itself included."""
+    return 1 + sum(_n_archives(part) for part in archive.parts.values())
 
 
 def as_array(tensor: Any) -> NDArray[Any]:
@@ -174,7 +208,10 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
     NewerSchemaError
         If a newer evergrow wrote it.
     """
-    data = Path(path).read_bytes() if data is None else data
+    if data is None:
+        data = Path(path).read_bytes()
+    else:
+        data = data
     head = _read_head(path, data)
     try:
         tensors = safetensors.numpy.load(data)
@@ -228,7 +265,8 @@ def _described_by(
 ) -> Archive:
     """Return the archive that a header and tensors make up."""
     described = parse_json(head["archive"], f"the description in {os.fspath(path)}")
-    return replace(_nested(path, described, tensors, "", 0), digest=head["digest"])
+    archive = _ArchiveBuilder(path).build(described, tensors, "", 0)
+    return replace(archive, digest=head["digest"])
 
 
 def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -263,54 +301,101 @@ def _digest(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def _nested(
-    path: str | os.PathLike[str],
-    described: Any,
-    tensors: dict[str, NDArray[Any]],
-    prefix: str,
-    depth: int,
-) -> Archive:
-    """Return the archive that a description and the tensors below a prefix make up."""
-    if depth > _MAX_DEPTH:
-        raise FileFormatError(
-            f"{path} must be nested at most {_MAX_DEPTH} deep, got more"
+class _ArchiveBuilder:
+    """Build nested archives from a parsed description and the tensors of a file.
+
+    Every tensor is visited once per level of its name, so the time is linear in the
+    number of parts and tensors.
+
+    Parameters
+    ----------
+    path : path-like
+        The file, for messages.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._n_parts = 0
+
+    def build(
+        self,
+        described: Any,
+        tensors: dict[str, NDArray[Any]],
+        prefix: str,
+        depth: int,
+    ) -> Archive:
+        """Return the archive of one description.
+
+        Parameters
+        ----------
+        described : object
+            The description; a dict with kind, version, meta and parts if it is valid.
+        tensors : dict of str to ndarray
+            Tensors of this archive and its parts, by names relative to it.
+        prefix : str
+            Name of this archive in the file, ending in the separator; empty for the
+            outermost archive.
+        depth : int
+            Number of archives around it.
+        """
+        self._check_description(described, prefix, depth)
+        own: dict[str, NDArray[Any]] = {}
+        inner: dict[str, dict[str, NDArray[Any]]] = {}
+        for name, tensor in tensors.items():
+            part_name, separator, rest = name.partition(_SEPARATOR)
+            if separator:
+                inner.setdefault(part_name, {})[rest] = tensor
+            else:
+                own[name] = tensor
+        parts: dict[str, Archive] = {}
+        for name, part in described["parts"].items():
+            part_prefix = f"{prefix}{name}{_SEPARATOR}"
+            part_tensors = inner.pop(name, {})
+            parts[name] = self.build(part, part_tensors, part_prefix, depth + 1)
+        if inner:
+            part_name, stray = next(iter(inner.items()))
+            stray_name = f"{prefix}{part_name}{_SEPARATOR}{next(iter(stray))}"
+            raise FileFormatError(
+                f"{self._path} must describe every tensor that it holds, "
+                f"but not {stray_name!r}"
+            )
+        return Archive(
+            described["kind"], described["meta"], own, parts, described["version"]
         )
-    known = {"kind": str, "version": int, "meta": dict, "parts": dict}
-    if not isinstance(described, dict) or any(
-        not isinstance(described.get(key), kind) or isinstance(described[key], bool)
-        for key, kind in known.items()
-    ):
-        raise FileFormatError(
-            f"{path} must describe {prefix or 'its contents'!r} by kind, version, meta and parts"
-        )
-    own = {
-        name.removeprefix(prefix): t
-        for name, t in tensors.items()
-        if name.startswith(prefix)
-    }
-    parts = {
-        name: _nested(path, part, tensors, f"{prefix}{name}{_SEPARATOR}", depth + 1)
-        for name, part in described["parts"].items()
-    }
-    stray = [
-        name
-        for name in own
-        if _SEPARATOR in name and name.partition(_SEPARATOR)[0] not in parts
-    ]
-    if stray:
-        raise FileFormatError(
-            f"{path} must describe every tensor that it holds, but not {prefix + stray[0]!r}"
-        )
-    mine = {name: tensor for name, tensor in own.items() if _SEPARATOR not in name}
-    return Archive(
-        described["kind"], described["meta"], mine, parts, described["version"]
-    )
+
+    def _check_description(self, described: Any, prefix: str, depth: int) -> None:
+        """Raise :class:`FileFormatError` if a description is malformed or too large."""
+        if depth > _MAX_DEPTH:
+            raise FileFormatError(
+                f"{self._path} must be nested at most {_MAX_DEPTH} deep, got more"
+            )
+        self._n_parts += 1
+        if self._n_parts > _MAX_PARTS:
+            raise FileFormatError(
+                f"{self._path} must have at most {_MAX_PARTS:,} parts, got more"
+            )
+        known = {"kind": str, "version": int, "meta": dict, "parts": dict}
+        if not isinstance(described, dict) or any(
+            not isinstance(described.get(key), kind) or isinstance(described[key], bool)
+            for key, kind in known.items()
+        ):
+            raise FileFormatError(
+                f"{self._path} must describe {prefix or 'its contents'!r} by kind, "
+                "version, meta and parts"
+            )
+        for name in described["parts"]:
+            if _SEPARATOR in name:
+                raise FileFormatError(
+                    f"{self._path} must have no {_SEPARATOR!r} in the name of a part, "
+                    f"got {name!r}"
+                )
 
 
 def shallow(values: Any) -> Any:
     """Return plain values as they are, or raise :class:`ValueError` where they are nested deeper than any we write.
 
-    Python parses what is nested nearly as deep as its stack, and whatever then walks through it overflows.
+    Python parses what is nested nearly as deep as its stack, and whatever then walks
+    through it overflows.
 
     Examples
     --------
@@ -344,8 +429,8 @@ def parse_json(text: str | bytes, name: str) -> Any:
     Raises
     ------
     FileFormatError
-        If it is no whole JSON, is nested too deeply, or has a key twice, a number that is not finite or an integer of
-        thousands of digits.
+        If it is no whole JSON, is nested too deeply, or has a key twice, a number that
+        is not finite or an integer of thousands of digits.
 
     Examples
     --------
@@ -382,7 +467,9 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _finite_float(word: str) -> float:
     value = float(word)
-    return value if math.isfinite(value) else _refuse_constant(word)
+    if math.isfinite(value):
+        return value
+    return _refuse_constant(word)
 
 
 def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
@@ -391,7 +478,12 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
         (length,) = struct.unpack("<Q", data[:8])
         if length > len(data) - 8:
             raise ValueError("the header is cut off")
-        head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"its header has more than {_MAX_HEADER_BYTES:,} bytes")
+        header = _load_bounded_json(data[8 : 8 + length].decode())
+        if len(header) - 1 > _MAX_TENSORS:
+            raise ValueError(f"it has more than {_MAX_TENSORS:,} tensors")
+        head = _load_bounded_json(header["__metadata__"][_KEY])
         if not isinstance(head, dict):
             raise ValueError("the header has the wrong form")
     except (
@@ -413,7 +505,9 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
         )
     if schema > SCHEMA_VERSION:
         needs = head.get("needs")
-        version = f" {needs}" if isinstance(needs, str) and len(needs) < 20 else ""
+        version = ""
+        if isinstance(needs, str) and len(needs) < 20:
+            version = f" {needs}"
         raise NewerSchemaError(
             f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer evergrow"
             f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"
@@ -428,4 +522,21 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
         raise FileFormatError(
             f"{path} is damaged: its header lacks a description or a checksum"
         )
+    if _n_containers(head["archive"]) > _MAX_CONTAINERS:
+        raise FileFormatError(
+            f"{path} must have at most {_MAX_CONTAINERS:,} lists and objects in its "
+            "description, got more"
+        )
     return head
+
+
+def _load_bounded_json(text: str) -> Any:
+    """Parse JSON after counting its lists and objects, which cost most memory."""
+    if _n_containers(text) > _MAX_CONTAINERS:
+        raise ValueError(f"it has more than {_MAX_CONTAINERS:,} lists and objects")
+    return json.loads(text)
+
+
+def _n_containers(text: str) -> int:
+    """Return an upper bound on the lists and objects in a JSON text."""
+    return text.count("[") + text.count("{")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet take a cell for a formula."""
 
@@ -57,6 +59,69 @@ def csv_text(text: str) -> str:
     ("'=1+1", 'cat', "'\\tcat")
     """
     return ("'" if text.startswith(_FORMULA) else "") + printable(text)
+
+
+_ESCAPE = re.compile(
+    r"\\(?:(\\)|x([0-9a-f]{2})|u([0-9a-f]{4})|U(00(?:0[0-9a-f]|10)[0-9a-f]{4})|(.?))",
+    re.DOTALL,
+)
+
+
+def csv_exact(text: str) -> str:
+    r"""Escape a text for a CSV cell so that :func:`exact_text` gives it back unchanged.
+
+    Backslashes, control characters, line ends and bytes that are not UTF-8 are written
+    as escapes. A single quote goes before a text that a spreadsheet could take for a
+    formula.
+
+    Examples
+    --------
+    >>> from evergrow.core.escaping import csv_exact
+    >>> print(csv_exact("a\\b\n\udce9.png"), csv_exact("=1+1"))
+    a\\b\x0a\udce9.png '=1+1
+    """
+    guard = "'" if text.startswith((*_FORMULA, "'")) else ""
+    return guard + "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    if character == "\\":
+        return "\\\\"
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    return f"\\U{code:08x}"
+
+
+def exact_text(cell: str) -> str:
+    r"""Return the text that :func:`csv_exact` wrote to a cell.
+
+    Raises
+    ------
+    ValueError
+        If a backslash begins no escape.
+
+    Examples
+    --------
+    >>> from evergrow.core.escaping import csv_exact, exact_text
+    >>> exact_text(csv_exact("a\\b\n\udce9.png")) == "a\\b\n\udce9.png"
+    True
+    """
+
+    def character(found: re.Match[str]) -> str:
+        backslash, *codes, _ = found.groups()
+        if backslash:
+            return "\\"
+        for code in codes:
+            if code:
+                return chr(int(code, 16))
+        raise ValueError(f"{found[0]!r} is not an escape")
+
+    return _ESCAPE.sub(character, cell.removeprefix("'"))
 
 
 def markdown_text(text: str) -> str:

@@ -1,7 +1,8 @@
 """Files that are whole or not there: writing in one step, locks that die with their process, and links followed first.
 
-A file is replaced where it really lies: a link that leads to it stays a link. It keeps its mode and, as far as the
-system allows, its owner; one that nobody may write is left alone, whoever asks.
+A file is replaced where it really lies: a link that leads to it stays a link. It keeps
+its mode and, as far as the system allows, its owner; one that nobody may write is left
+alone, whoever asks.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def existing_model(path: str | os.PathLike[str]) -> Path:
 def check_replaceable(path: str | os.PathLike[str]) -> None:
     """Raise :class:`PathError` if there is something that must not be replaced: a read-only file, or no file at all.
 
-    The mode decides, not what the system would let this user do: read-only is read-only for an administrator too.
+    The mode decides, not what the system would let this user do: read-only is read-only
+    for an administrator too.
     """
     try:
         mode = os.stat(path).st_mode
@@ -95,19 +97,49 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
         )
 
 
+def check_writable_folder(folder: str | os.PathLike[str]) -> None:
+    """Raise :class:`PathError` unless files can be made in a folder.
+
+    Nothing is written. The answer is that of the system for the user of this process:
+    an administrator may write nearly everywhere but on a read-only file system.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from evergrow.core.files import check_writable_folder
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     check_writable_folder(folder)
+    >>> check_writable_folder("/nowhere")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.PathError: there is no folder '/nowhere'
+    """
+    name = os.fspath(folder)
+    if not os.path.isdir(folder):
+        raise PathError(f"there is no folder {name!r}")
+    is_allowed = os.access(
+        folder,
+        os.W_OK | os.X_OK,
+        effective_ids=os.access in os.supports_effective_ids,
+    )
+    if not is_allowed:
+        raise PathError(f"you may not write to the folder {name!r}")
+
+
 @contextmanager
 def atomic_path(
     path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None
 ) -> Iterator[Path]:
     """Yield a temporary path in a hidden folder beside a file and move it there in one step if the block succeeds.
 
-    A crash or an error leaves the old file or the new one, never half; the new file is on disk before it takes
-    the old one's place, and has its mode and owner.
+    A crash or an error leaves the old file or the new one, never half; the new file is
+    on disk before it takes the old one's place, and has its mode and owner.
 
     Parameters
     ----------
     path : path-like
-        Target; its folder must exist. Where it is a link, the file that it leads to is replaced.
+        Target; its folder must exist. Where it is a link, the file that it leads to is
+        replaced.
     like : path-like, optional
         A file whose mode and owner a new file gets; by default the umask decides.
 
@@ -129,16 +161,22 @@ def atomic_path(
     """
     target = real_path(path)
     check_replaceable(target)
-    # A folder, since libraries that write files may put temporary ones of their own beside them.
+    # A folder, since libraries that write files may put temporary ones of their own
+    # beside them.
     with partial_folder(target.parent, target.name) as folder:
         temporary = folder / target.name
-        temporary.touch(0o600)
+        # The system applies the umask to a new file. Python reads the umask only by
+        # changing it for all threads. Nobody else can enter the folder meanwhile.
+        temporary.touch(0o666)
+        new_mode = stat.S_IMODE(temporary.stat().st_mode)
+        temporary.chmod(0o600)
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        _take_access(
-            temporary, target if like is None or target.exists() else Path(like)
-        )
+        model = target
+        if like is not None and not target.exists():
+            model = Path(like)
+        _take_access(temporary, model, new_mode)
         os.replace(temporary, target)
     _sync_folder(target.parent)
 
@@ -168,7 +206,8 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
     folder : Path
         Where files were to be written.
     pattern : str
-        Which ones, as a pattern of names without their ending :data:`PARTIAL`; ``"**/.*"`` looks in all folders below.
+        Which ones, as a pattern of names without their ending :data:`PARTIAL`;
+        ``"**/.*"`` looks in all folders below.
     """
     removed = 0
     for leftover in folder.glob(f"{pattern}{PARTIAL}"):
@@ -191,7 +230,10 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
 def restrict(path: Path, mode: int) -> None:
     """Take away from a file, or a folder, what a file of this mode does not allow; its owner keeps the use of it."""
     is_folder = path.is_dir()
-    allowed = (mode | (mode & 0o444) >> 2 | 0o700) if is_folder else (mode | 0o600)
+    if is_folder:
+        allowed = mode | (mode & 0o444) >> 2 | 0o700
+    else:
+        allowed = mode | 0o600
     now = stat.S_IMODE(path.stat().st_mode)
     if now & ~allowed & 0o777:
         os.chmod(path, now & allowed)
@@ -208,12 +250,10 @@ def take_owner(path: Path, like: Path) -> bool:
     return os.stat(path).st_gid == wanted.st_gid
 
 
-def _take_access(path: Path, like: Path) -> None:
-    """Give a file the owner and the mode of another; where that does not exist, what the umask gives new files."""
+def _take_access(path: Path, like: Path, new_mode: int) -> None:
+    """Copy owner and mode of ``like``; give ``new_mode`` if it does not exist."""
     if not like.exists():
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(path, 0o666 & ~mask)
+        os.chmod(path, new_mode)
         return
     mode = stat.S_IMODE(like.stat().st_mode) & 0o777
     same_group = take_owner(path, like)
@@ -242,7 +282,8 @@ def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[bo
     Parameters
     ----------
     folder : path-like
-        What to hold. Others can still read and write it: only those who ask for the lock respect it.
+        What to hold. Others can still read and write it: only those who ask for the
+        lock respect it.
     wait : bool
         Whether to wait for another holder instead of raising.
 

@@ -28,6 +28,8 @@ RandomState = int | np.integer | np.random.RandomState | np.random.Generator | N
 
 _SEED_BITS = 63
 _GLOBAL_GENERATORS = threading.RLock()
+_LEAST_SEED = -(2**63)
+_LARGEST_SEED = 2**64  # what model files store
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
@@ -114,7 +116,7 @@ def borrow_global_generators(device: torch.device | None = None) -> Iterator[Non
 def resolve_seed(random_state: RandomState) -> int:
     """Turn scikit-learn's ``random_state`` into one integer seed.
 
-    An integer is itself; a numpy generator is drawn from once; None asks the operating system.
+    An integer is returned as it is; a numpy generator is drawn from once; None asks the operating system.
 
     Examples
     --------
@@ -131,6 +133,10 @@ def resolve_seed(random_state: RandomState) -> int:
     if isinstance(random_state, (int, np.integer)) and not isinstance(
         random_state, bool
     ):
+        if not _LEAST_SEED <= random_state <= _LARGEST_SEED:
+            raise ParameterError(
+                f"random_state must be between -2**63 and 2**64, got {random_state}"
+            )
         return int(random_state)
     raise ParameterError(
         f"random_state must be None, an integer or a numpy random generator, got {type(random_state).__name__}"

@@ -1,6 +1,7 @@
 """Samples out of folders, tables, archives, feature files, buckets and memory.
 
-Every reader registers itself (see :mod:`evergrow.data.readers`); importing it here makes it known.
+Every reader registers itself (see :mod:`evergrow.data.readers`); importing it here
+makes it known.
 """
 
 from evergrow.core.errors import DatasetNotFoundError

@@ -47,10 +47,13 @@ _OPENERS: dict[bytes, Any] = {
     b"\xfd7": lzma.open,
 }
 _BLOCK = 65536
-_ZIP_END, _ZIP_ENTRY = (
-    22,
-    46,
-)  # bytes of the end record of a zip, and of an entry in its directory without the name
+_LONGEST_NAME = 4096
+_DEEPEST_NAME = 64
+_BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Methods of compression that :mod:`zipfile` unpacks in pieces of bounded size."""
+# Bytes of the end record of a zip, and of an entry in its directory without the name
+_ZIP_END = 22
+_ZIP_ENTRY = 46
 
 
 class TooManyFilesError(FileFormatError):
@@ -67,11 +70,10 @@ def wrap_format_errors(title: str, what: str) -> Iterator[None]:
     except (
         Exception
     ) as error:  # zipfile, tarfile, numpy and arrow each have errors of their own
-        reason = (
-            "a number is cut off"
-            if isinstance(error, struct.error)
-            else one_line(str(error))
-        )
+        if isinstance(error, struct.error):
+            reason = "a number is cut off"
+        else:
+            reason = one_line(str(error))
         raise FileFormatError(f"{title} must be a whole {what}: {reason}") from error
 
 
@@ -87,8 +89,19 @@ class Member(NamedTuple):
 
 
 def name_inside(title: str, name: str) -> str:
-    """Return the name of a file in an archive in one spelling; names that lead out of it are refused."""
+    """Return the name of a file in an archive in one spelling.
+
+    Raises
+    ------
+    FileFormatError
+        If the name leads out of the archive, or is longer or deeper than any real one.
+    """
     plain = name.replace("\\", "/")
+    if len(plain) > _LONGEST_NAME or plain.count("/") > _DEEPEST_NAME:
+        raise FileFormatError(
+            f"{title} must hold names of at most {_LONGEST_NAME:,} characters and "
+            f"{_DEEPEST_NAME} folders, got {printable(plain[:80])!r}..."
+        )
     if (
         plain.startswith("/")
         or ".." in plain.split("/")
@@ -133,13 +146,16 @@ def tar_members(
         wrap_format_errors(title, "tar archive"),
         tarfile.open(fileobj=file, mode="r:") as archive,
     ):
-        # The offset is 0 where there is no member, and then Python 3.10 fails to look for the next one.
+        # The offset is 0 where there is no member, and then Python 3.10 fails to look
+        # for the next one.
         while archive.offset and (info := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all: a gigabyte for a million
             if info.isdir():
                 continue
             if not info.isreg() or info.issparse():
-                kind = "links" if info.issym() or info.islnk() else "special files"
+                kind = "special files"
+                if info.issym() or info.islnk():
+                    kind = "links"
                 if skipped is None:
                     raise FileFormatError(
                         f"{title} must hold plain files only, got {kind}: {printable(info.name)}"
@@ -169,8 +185,8 @@ def tar_members(
 def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
     """Return a zip of at most so many entries, which are counted before its directory is parsed.
 
-    :class:`zipfile.ZipFile` makes an object of every entry in the directory, whatever number the zip states: a million
-    cost seconds and hundreds of megabytes.
+    :class:`zipfile.ZipFile` makes an object of every entry in the directory, whatever
+    number the zip states: a million cost seconds and hundreds of megabytes.
 
     Raises
     ------
@@ -179,18 +195,19 @@ def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
     zipfile.BadZipFile
         If it is no zip.
     """
-    length, tail, at = file.seek(0, os.SEEK_END), b"", -1
+    length = file.seek(0, os.SEEK_END)
+    tail = b""
+    at = -1
     for comment in (
         0,
         2**16,
     ):  # the end record has 22 bytes and perhaps a comment, and 76 of zip64 before it
         file.seek(max(length - comment - _ZIP_END - 76, 0))
         tail = file.read()
-        at = (
-            len(tail) - _ZIP_END
-            if tail[-_ZIP_END:].startswith(b"PK\5\6")
-            else tail.rfind(b"PK\5\6")
-        )
+        if tail[-_ZIP_END:].startswith(b"PK\5\6"):
+            at = len(tail) - _ZIP_END
+        else:
+            at = tail.rfind(b"PK\5\6")
         if at >= 0:
             break
     if at < 0 or len(tail) < at + _ZIP_END:
@@ -203,7 +220,8 @@ def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
                 "its zip64 records are not those that zip programs write"
             )
     if max(count, size // (_ZIP_ENTRY + 1)) > most:
-        # Entries with long names fill a large directory too. No entry is parsed that does not begin like this.
+        # Entries with long names fill a large directory too. No entry is parsed that
+        # does not begin like this.
         wide = count <= most and size <= min(1024 * most, length)
         file.seek(max(length - len(tail) - size, 0))
         if not wide or file.read().count(b"PK\1\2") > most:
@@ -228,17 +246,22 @@ class DataArchive:
     Raises
     ------
     FileFormatError
-        If it is damaged, holds names that lead out of it, or unpacks to far more than images do.
+        If it is damaged, holds names that lead out of it, or unpacks to far more than
+        images do.
     """
 
     def __init__(self, tree: Tree, name: str, most: int | None = None) -> None:
-        self._tree, self._name, self.title = tree, name, tree.place(name)
+        self._tree = tree
+        self._name = name
+        self.title = tree.place(name)
         self._most = MOST_FILES if most is None else most
         self.skipped: Counter[str] = Counter()
         self._opened: tuple[int, Any, threading.Lock] | None = None
         self._is_zip = name.lower().endswith(".zip")
         left = RATIO * tree.size(name) + ROOM
-        opener = None if self._is_zip else _OPENERS.get(tree.read(name, 0, 2))
+        opener = None
+        if not self._is_zip:
+            opener = _OPENERS.get(tree.read(name, 0, 2))
         if opener is not None:
             self._unpack(opener, left)
         self.members: dict[
@@ -282,7 +305,8 @@ class DataArchive:
                             f"it must unpack to at most {RATIO} times its size and 64 MiB"
                         )
                     target.write(block)
-        self._tree, self._name = Tree(Path(target.name).parent), Path(target.name).name
+        self._tree = Tree(Path(target.name).parent)
+        self._name = Path(target.name).name
 
     def _listed(self) -> Iterator[Member]:
         with self._tree.open(self._name, _BLOCK) as file:
@@ -300,11 +324,11 @@ class DataArchive:
                         self.skipped["links"] += 1
                     elif info.flag_bits & 1:
                         self.skipped["encrypted files"] += 1
+                    elif info.compress_type not in _BOUNDED_METHODS:
+                        self.skipped["files neither stored nor deflated"] += 1
                     elif not info.is_dir():
-                        name, tag = (
-                            name_inside(self.title, info.filename),
-                            f"{info.CRC:08x}\0{info.filename}",
-                        )
+                        name = name_inside(self.title, info.filename)
+                        tag = f"{info.CRC:08x}\0{info.filename}"
                         yield Member(
                             name, info.header_offset, 0, 0, info.file_size, tag
                         )

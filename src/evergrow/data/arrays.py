@@ -1,6 +1,7 @@
 """Labelled features, or images as pixels, in NPZ files: whole or by ranges of rows.
 
-Nothing is unpickled, and no claim of a header is believed that the bytes of the file do not bear out.
+Nothing is unpickled, and no claim of a header is believed that the bytes of the file do
+not bear out.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ _TEXTS = ("classes", "backbone", STAMP)
 _FORMAT: Any = (
     np.lib.format
 )  # which has no types for some of the Pythons that this runs on
-_BLOCK, _LOCAL_HEADER, _MOST_ARRAYS = 8192, 30, 1000
+_BLOCK = 8192
+_LOCAL_HEADER = 30
+_MOST_ARRAYS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,14 +94,18 @@ class FeatureSet:
     backbone : mapping
         What computed the features, as plain values for records and files; may be empty.
     origin : str
-        Fingerprint of the raw data that the features were computed from, where whoever computed them knows it.
+        Fingerprint of the raw data that the features were computed from, where whoever
+        computed them knows it.
     unknown : mapping
-        Optional fields that a later evergrow wrote into the file, kept to be written again.
+        Optional fields that a later evergrow wrote into the file, kept to be written
+        again.
     whole : bool
-        Whether there is no test set on purpose, because the data have none; only then ``X_test`` is empty.
+        Whether there is no test set on purpose, because the data have none; only then
+        ``X_test`` is empty.
     widths : tuple of int
-        Columns of each block, where a row holds several side by side as a network gave them; :meth:`part` hands them
-        on joined, at equal energy. Empty where rows are to be taken as they are.
+        Columns of each block, where a row holds several side by side as a network gave
+        them; :meth:`part` hands them on joined, at equal energy. Empty where rows are
+        to be taken as they are.
 
     Examples
     --------
@@ -129,7 +136,8 @@ class FeatureSet:
 
     def __post_init__(self) -> None:
         for part, empty in (("train", False), ("test", self.whole)):
-            X, y = getattr(self, f"X_{part}"), getattr(self, f"y_{part}")
+            X = getattr(self, f"X_{part}")
+            y = getattr(self, f"y_{part}")
             numbers = (
                 isinstance(X, np.ndarray)
                 and X.ndim == 2
@@ -137,7 +145,9 @@ class FeatureSet:
                 and X.shape[1] > 0
             )
             if not numbers or (len(X) == 0) != empty:
-                rows = "empty where whole is true," if empty else "a non-empty"
+                rows = "a non-empty"
+                if empty:
+                    rows = "empty where whole is true,"
                 raise InputError(
                     f"X_{part} must be {rows} 2-D floating-point array, got {_described(X)}"
                 )
@@ -168,11 +178,10 @@ class FeatureSet:
 
     def part(self, part: str) -> Samples:
         """Return the samples of ``"train"``, ``"test"`` or ``"all"``; features without a test part are always whole."""
-        wanted = (
-            ["train"]
-            if self.whole
-            else [name for name in ("train", "test") if part in (name, "all")]
-        )
+        if self.whole:
+            wanted = ["train"]
+        else:
+            wanted = [name for name in ("train", "test") if part in (name, "all")]
         X = np.concatenate([getattr(self, f"X_{name}") for name in wanted])
         values = np.concatenate([getattr(self, f"y_{name}") for name in wanted])
         labels = np.array(
@@ -190,11 +199,16 @@ class FeatureSet:
     def class_name(self, label: Any) -> str:
         """Return the name of a label."""
         named = isinstance(label, int) and 0 <= label < len(self.class_names)
-        return self.class_names[label] if named else str(label)
+        if named:
+            return self.class_names[label]
+        return str(label)
 
     def describe(self) -> dict[str, Any]:
         """Return what a record says about the data."""
-        backbone = {"backbone": dict(self.backbone)} if self.backbone else {}
+        if self.backbone:
+            backbone = {"backbone": dict(self.backbone)}
+        else:
+            backbone = {}
         return {
             "name": self.name,
             "n_train": len(self.y_train),
@@ -218,7 +232,7 @@ class Stamp:
     extra: Extra = NOTHING
 
 
-# -- files ------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
@@ -257,7 +271,7 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
         np.savez(file, **arrays)
 
 
-# -- where arrays lie -----------------------------------------------------------------------------------------------
+# -- where arrays lie ------------------------------------------------------------------
 
 
 class StoredArray(NamedTuple):
@@ -270,7 +284,8 @@ class StoredArray(NamedTuple):
     dtype : numpy.dtype
         Type of its values.
     offset : int
-        First byte of its values, or -1 where they are not rows one after another and must be read whole.
+        First byte of its values, or -1 where they are not rows one after another and
+        must be read whole.
     """
 
     shape: tuple[int, ...]
@@ -305,7 +320,9 @@ class ArrayFile:
     """
 
     def __init__(self, tree: Tree, name: str) -> None:
-        self._tree, self._name, self.title = tree, name, tree.place(name)
+        self._tree = tree
+        self._name = name
+        self.title = tree.place(name)
         self._size = tree.size(name)
         self.arrays: dict[str, StoredArray] = {}
         self.texts: dict[str, str] = {}
@@ -321,7 +338,8 @@ class ArrayFile:
         if array.offset < 0 or not array.shape:
             return _unpacked(self._tree, self._name, key)[start:stop]
         n_bytes = array.row_bytes
-        first, count = array.offset + start * n_bytes, (stop - start) * n_bytes
+        first = array.offset + start * n_bytes
+        count = (stop - start) * n_bytes
         if (
             self._tree.on_disk
         ):  # without a copy in between: files may be as large as memory
@@ -348,7 +366,8 @@ class ArrayFile:
         NewerSchemaError
             If a newer evergrow wrote it.
         """
-        stamp, title = Stamp(), f"{self.title}: {STAMP}"
+        stamp = Stamp()
+        title = f"{self.title}: {STAMP}"
         if STAMP in self.texts:
             stamp = from_document(Stamp, parse_json(self.texts[STAMP], title), title)
         backbone = parse_json(
@@ -504,13 +523,14 @@ def read_npy(path: Path) -> NDArray[Any]:
         return np.asarray(_FORMAT.read_array(file, allow_pickle=False))
 
 
-# -- the source -----------------------------------------------------------------------------------------------------
+# -- the source ------------------------------------------------------------------------
 
 
 class ArraySource(Source):
     """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of one file or many.
 
-    Labels are integers or strings; ``classes`` names integers. Rows of bytes with two or three dimensions are images.
+    Labels are integers or strings; ``classes`` names integers. Rows of bytes with two
+    or three dimensions are images.
     """
 
     format = "arrays"
@@ -523,11 +543,9 @@ class ArraySource(Source):
     def kind(self) -> str:
         """Images where rows are bytes of two or three dimensions, and features elsewhere."""
         name = next(iter(self.files))
-        return (
-            "image"
-            if self._open(name).arrays[self._keys(name)[0][0]].is_pixels
-            else "features"
-        )
+        if self._open(name).arrays[self._keys(name)[0][0]].is_pixels:
+            return "image"
+        return "features"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -537,18 +555,17 @@ class ArraySource(Source):
     def _widths(self, name: str) -> tuple[int, ...]:
         file = self._open(name)
         array = file.arrays[self._keys(name)[0][0]]
-        return (
-            ()
-            if array.is_pixels or STAMP not in file.texts
-            else file.stated(array.shape[1])[1]
-        )
+        if array.is_pixels or STAMP not in file.texts:
+            return ()
+        return file.stated(array.shape[1])[1]
 
     def _keys(self, name: str) -> list[tuple[str, str]]:
         """Return the arrays of samples and of labels that the part is in; a label array may be missing."""
         file = self._open(name)
-        wanted = (
-            ("train", "test") if self.options.part == "all" else (self.options.part,)
-        )
+        if self.options.part == "all":
+            wanted = ("train", "test")
+        else:
+            wanted = (self.options.part,)
         chosen: list[tuple[str, str]] = []
         for part in wanted:
             there = [
@@ -570,7 +587,8 @@ class ArraySource(Source):
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
         arrays = self._open(name).arrays
-        first, shards = None, []
+        first = None
+        shards = []
         for x, y in self._keys(name):
             array = arrays[x]
             form = {"width": array.shape[1:], "pixels": array.is_pixels}
@@ -622,7 +640,10 @@ class ArraySource(Source):
             )
         widths = self._widths(name)
         features = join_blocks(as_features(values, file.title, start), widths)
-        origin = file.stated(features.shape[1])[0] if STAMP in file.texts else {}
+        if STAMP in file.texts:
+            origin = file.stated(features.shape[1])[0]
+        else:
+            origin = {}
         return Samples(
             "features",
             features=features,
@@ -646,11 +667,10 @@ class ArraySource(Source):
             (pair for pair in _KEYS["train"] if set(pair) <= file.arrays.keys()),
             REQUIRED[:2],
         )
-        pairs = (
-            [train, REQUIRED[2:]]
-            if {"X_test", "y_test"} & file.arrays.keys()
-            else [train]
-        )
+        if {"X_test", "y_test"} & file.arrays.keys():
+            pairs = [train, REQUIRED[2:]]
+        else:
+            pairs = [train]
         missing = [key for pair in pairs for key in pair if key not in file.arrays]
         if missing:
             raise FileFormatError(
@@ -667,7 +687,10 @@ class ArraySource(Source):
                 for (x_key, y_key), (_, labels) in zip(pairs, parts, strict=True):
                     _check_arrays(file, x_key, y_key)
                     class_labels(labels.tolist(), dict(enumerate(names)), file.title)
-                test = (Images(X_test), y_test) if len(X_test) else (None, ())
+                if len(X_test):
+                    test = (Images(X_test), y_test)
+                else:
+                    test = (None, ())
                 return Dataset.of(Images(X), y, *test, names=names, layout="arrays")
             backbone, widths, unknown = file.stated(X.shape[1] if X.ndim == 2 else 0)
             whole = len(X_test) == 0 == len(y_test)
@@ -699,7 +722,8 @@ register_reader(
 
 
 def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
-    samples, labels = file.arrays[x], file.arrays.get(y)
+    samples = file.arrays[x]
+    labels = file.arrays.get(y)
     vectors = (
         len(samples.shape) == 2 and samples.shape[1] > 0 and samples.dtype.kind in "fiu"
     )

@@ -48,7 +48,8 @@ class Walk:
     ignored : Counter
         Files left out, by reason.
     unread : Counter
-        Images left out because a plugin that reads them is not installed, or none is known.
+        Images left out because a plugin that reads them is not installed, or none is
+        known.
     """
 
     tree: Tree
@@ -70,18 +71,22 @@ class Walk:
     def images(self, folder: str = "") -> list[str]:
         """Return the images in a folder and the folders below it, relative to the root, sorted by name.
 
-        Links to folders are followed once; those to a folder above would bring in other classes, or the whole disk.
-        Only folders are asked for their status, so that a hundred thousand files cost little more than their names.
+        Links to folders are followed once; those to a folder above would bring in other
+        classes, or the whole disk. Only folders are asked for their status, so that a
+        hundred thousand files cost little more than their names.
         """
         names: list[str] = []
-        followed, pending = {os.path.realpath(self.tree.root / folder)}, [folder]
+        followed = {os.path.realpath(self.tree.root / folder)}
+        pending = [folder]
         while pending:
             current = pending.pop()
             for name, kind in self._entries(current):
                 path = posixpath.join(current, name)
                 if kind == "folder":
                     link = self.tree.on_disk and os.path.islink(self.tree.root / path)
-                    target = os.path.realpath(self.tree.root / path) if link else ""
+                    target = ""
+                    if link:
+                        target = os.path.realpath(self.tree.root / path)
                     above = (
                         (self.tree.root / place).resolve()
                         for place in (current, "")
@@ -141,14 +146,14 @@ class Walk:
             ] += 1
 
 
-# -- which layout -------------------------------------------------------------------------------------------
+# -- which layout ----------------------------------------------------------------------
 
 
 def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
     """Return the names of the training and test folders and of other test folders, or None where they are not.
 
-    Names are compared without case. A test folder without folders in it (unlabelled images) gives way to a
-    validation folder.
+    Names are compared without case. A test folder without folders in it (unlabelled
+    images) gives way to a validation folder.
     """
     walk = Walk(tree)
     spelled: dict[str, str] = {}
@@ -244,14 +249,17 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
     Raises
     ------
     InputError
-        If there are no class folders, if one is empty, or if the folders are data sets of their own.
+        If there are no class folders, if one is empty, or if the folders are data sets
+        of their own.
     """
-    folders, base = Walk(tree).subfolders(), ""
+    folders = Walk(tree).subfolders()
+    base = ""
     walk = Walk(tree)
     if (
         len(folders) == 1 and folders[0].lower() in TRAIN_WORDS
     ):  # a training folder alone
-        base, folders = folders[0], Walk(tree).subfolders(folders[0])
+        base = folders[0]
+        folders = Walk(tree).subfolders(folders[0])
         walk.subfolders()  # counts what lies beside it
     if folders and all(
         split_folders(tree.below(posixpath.join(base, folder))) is not None
@@ -299,11 +307,11 @@ def _class_folders(walk: Walk, part: str, cautions: list[str]) -> list[str]:
     names = walk.subfolders(part)
     if not names:
         loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
-        hint = (
-            f" but {loose} images: move them to folders named after their classes"
-            if loose
-            else ""
-        )
+        hint = ""
+        if loose:
+            hint = (
+                f" but {loose} images: move them to folders named after their classes"
+            )
         raise InputError(
             f"{walk.tree.place(part)} holds no folder{hint}{walk.unread_hint()}. It takes one folder per class, or "
             "train/<class>/ and test/<class>/."
@@ -326,7 +334,7 @@ def _class_folders(walk: Walk, part: str, cautions: list[str]) -> list[str]:
     return places
 
 
-# -- images without labels ----------------------------------------------------------------------
+# -- images without labels -------------------------------------------------------------
 
 
 def images_below(tree: Tree) -> Dataset:

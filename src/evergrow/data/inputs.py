@@ -1,7 +1,7 @@
 """Whatever users hand over, as samples of one kind: paths, images, arrays, texts, features, data frames, streams.
 
-Data frames of pandas and polars, PIL images and loaders of torch are told by their classes; none of these libraries is
-imported here.
+Data frames of pandas and polars, PIL images and loaders of torch are told by their
+classes; none of these libraries is imported here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHUNK = 256
 _TORCH = "torch.utils.data"
 
 
-# -- labels -----------------------------------------------------------------------------------------------------
+# -- labels ----------------------------------------------------------------------------
 
 
 def as_names(labels: Any, n: int) -> NDArray[np.str_]:
@@ -73,7 +73,10 @@ def _label_values(labels: Any) -> list[Any]:
                 f"a frame of labels must have one column, got {len(names)}"
             )
         labels = labels[names[0]]
-    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    if hasattr(labels, "tolist"):
+        values = labels.tolist()
+    else:
+        values = labels
     return [
         value.item() if isinstance(value, np.generic) else value for value in values
     ]
@@ -104,7 +107,7 @@ def kind_of(values: Sequence[Any]) -> str:
     return {"int": "integer", "bool": "boolean"}.get(next(iter(types), "str"), "name")
 
 
-# -- with labels ------------------------------------------------------------------------------------------------
+# -- with labels -----------------------------------------------------------------------
 
 
 def read_labelled(
@@ -115,8 +118,8 @@ def read_labelled(
     Parameters
     ----------
     data : path-like, Dataset, FeatureSet or (items, labels)
-        The source. Paths and names are those of :func:`evergrow.data.read`; what comes there without a test set is
-        taken whole, none is split off.
+        The source. Paths and names are those of :func:`evergrow.data.read`; what comes
+        there without a test set is taken whole, none is split off.
     part : {"train", "test", "all"}
         Which part of a source that has two.
     kind : {"image", "text", "features"}, optional
@@ -165,7 +168,7 @@ def read_parts(
     return found
 
 
-# -- items without labels -----------------------------------------------------------------------------------
+# -- items without labels --------------------------------------------------------------
 
 
 def read_items(
@@ -176,12 +179,14 @@ def read_items(
     Parameters
     ----------
     items : object
-        A path or paths of images, a folder, an archive or a table of images, an image or images (PIL images, uint8
-        arrays), a text or texts, the path of a file of texts, or feature vectors (also the path of an ``.npy`` or
-        ``.npz`` file with an array ``X``). A data frame of numbers is feature vectors; one column of texts or paths is
-        those.
+        A path or paths of images, a folder, an archive or a table of images, an image
+        or images (PIL images, uint8 arrays), a text or texts, the path of a file of
+        texts, or feature vectors (also the path of an ``.npy`` or ``.npz`` file with an
+        array ``X``). A data frame of numbers is feature vectors; one column of texts or
+        paths is those.
     kind : {"image", "text", "features"}, optional
-        What the model takes. It tells texts from paths, and bytes that are features from pixels.
+        What the model takes. It tells texts from paths, and bytes that are features
+        from pixels.
     options : DataOptions, optional
         How to read a path: columns of tables.
 
@@ -204,11 +209,10 @@ def read_items(
         return Samples("image", Images((items,)))
     if hasattr(items, "detach"):
         items = items.detach().cpu().numpy()
-        items = (
-            channels_last(items)
-            if items.ndim in (3, 4) and kind != "features"
-            else items
-        )
+        if items.ndim in (3, 4) and kind != "features":
+            items = channels_last(items)
+        else:
+            items = items
     if is_frame(items):
         values, columns = frame_values(items, kind)
         if isinstance(values, list):
@@ -236,17 +240,16 @@ def read_unknown(
         except InputError:
             return read_items(unknown, kind)  # a folder of images without classes
     labelled = isinstance(unknown, (str, os.PathLike, tuple, Dataset, FeatureSet))
-    return (
-        read_labelled(unknown, part, kind, options)
-        if labelled
-        else read_items(unknown, kind)
-    )
+    if labelled:
+        return read_labelled(unknown, part, kind, options)
+    return read_items(unknown, kind)
 
 
 def _of_name(
     name: str | os.PathLike[str], kind: str | None, options: DataOptions
 ) -> Samples:
-    path, text = Path(name), os.fspath(name)
+    path = Path(name)
+    text = os.fspath(name)
     there = os.path.isfile(
         name
     )  # unlike Path.is_file, no error for a text that is too long for a name
@@ -256,7 +259,9 @@ def _of_name(
         plain = isinstance(name, str) and (
             kind == "text" or (kind is None and not is_image(text))
         )
-        return Samples("text", Texts((text,))) if plain else _of_paths([name])
+        if plain:
+            return Samples("text", Texts((text,)))
+        return _of_paths([name])
     if path.suffix.lower() == ".npy" and there:
         return Samples("features", features=_features(read_npy(path)))
     if there and (is_image(text) or reader_of_file(text) is None):
@@ -273,13 +278,13 @@ def _of_name(
 def _of_paths(paths: Sequence[str | os.PathLike[str]]) -> Samples:
     missing = [os.fspath(path) for path in paths if not os.path.isfile(path)]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        more = ""
+        if len(missing) > 1:
+            more = f" and {len(missing) - 1} more"
         texts = not any(is_image(name) or os.sep in name for name in missing)
-        hint = (
-            "; texts need a backbone of texts, such as 'all-MiniLM-L6-v2' or 'sentence:NAME'"
-            if texts
-            else ""
-        )
+        hint = ""
+        if texts:
+            hint = "; texts need a backbone of texts, such as 'all-MiniLM-L6-v2' or 'sentence:NAME'"
         raise DatasetNotFoundError(
             f"images must be existing files, got {missing[0]!r}{more}{hint}"
         )
@@ -297,11 +302,9 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
         images = all(map(is_image, map(os.fspath, items))) and (
             kind is None or all(map(os.path.isfile, items))
         )
-        return (
-            Samples("text", Texts(tuple(items)))
-            if texts and not images
-            else _of_paths(items)
-        )
+        if texts and not images:
+            return Samples("text", Texts(tuple(items)))
+        return _of_paths(items)
     if (
         all(_is_pil_image(item) or _is_pixels(item) for item in items)
         and kind != "features"
@@ -341,7 +344,7 @@ def _features(array: NDArray[Any]) -> NDArray[Any]:
     return as_features(array, "features")
 
 
-# -- images in memory --------------------------------------------------------------------------------------------
+# -- images in memory ------------------------------------------------------------------
 
 
 def _is_pil_image(item: Any) -> bool:
@@ -360,7 +363,8 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
     Parameters
     ----------
     array : ndarray of shape (3, h, w) or (n, 3, h, w)
-        One image or several; one channel does as well. What has its channels last already only becomes bytes.
+        One image or several; one channel does as well. What has its channels last
+        already only becomes bytes.
 
     Raises
     ------
@@ -388,11 +392,14 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
         and array.shape[-1] not in (1, 3, 4)
     ):
         array = np.moveaxis(array, -3, -1)
-        array = array[..., 0] if array.shape[-1] == 1 else array
+        if array.shape[-1] == 1:
+            array = array[..., 0]
+        else:
+            array = array
     return np.ascontiguousarray(array)
 
 
-# -- data frames -------------------------------------------------------------------------------------------------
+# -- data frames -----------------------------------------------------------------------
 
 
 def is_frame(value: Any) -> bool:
@@ -434,7 +441,8 @@ def frame_values(
     values : ndarray of shape (n, d) or list
         Numbers; texts or paths where the frame has one column and they are none.
     names : tuple of str
-        Names of the columns; none where they are no strings, or it is one of texts or paths.
+        Names of the columns; none where they are no strings, or it is one of texts or
+        paths.
 
     Examples
     --------
@@ -447,7 +455,8 @@ def frame_values(
     """
     if frame.shape[0] == 0:
         raise InputError("items must hold at least one item, got a frame without rows")
-    array, names = np.asarray(frame.to_numpy()), list(frame.columns)
+    array = np.asarray(frame.to_numpy())
+    names = list(frame.columns)
     if len(names) == 1 and kind != "features" and array.dtype.kind in "OUT":
         return list(frame[names[0]]), ()
     strings = [
@@ -506,7 +515,7 @@ def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
     raise InputError(f"columns must be those learned, in their order; {said}")
 
 
-# -- streams -----------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------
 
 
 def is_stream(data: Any) -> bool:
@@ -552,7 +561,8 @@ def labelled_chunks(
     Raises
     ------
     InputError
-        If there is no sample, weights are not one per sample, or labels or weights come beside a stream.
+        If there is no sample, weights are not one per sample, or labels or weights come
+        beside a stream.
     """
     if not is_stream(data):
         samples = read_labelled(data if y is None else (data, y), part, kind)
@@ -582,11 +592,9 @@ def item_chunks(items: Any, kind: str | None) -> Iterable[Samples]:
     InputError
         If a stream has no item.
     """
-    return (
-        read_chunks(items, kind, labelled=False)
-        if is_stream(items)
-        else [read_items(items, kind)]
-    )
+    if is_stream(items):
+        return read_chunks(items, kind, labelled=False)
+    return [read_items(items, kind)]
 
 
 def read_chunks(
@@ -597,7 +605,8 @@ def read_chunks(
     Parameters
     ----------
     data : iterator, Dataset or DataLoader
-        Samples: pairs (item, label) or whole batches (items, labels); items alone where no labels are wanted.
+        Samples: pairs (item, label) or whole batches (items, labels); items alone where
+        no labels are wanted.
     kind : {"image", "text", "features"}, optional
         What the model takes.
     labelled : bool
@@ -616,9 +625,11 @@ def read_chunks(
     >>> [len(samples) for samples in read_chunks(pairs, "features")]
     [256, 44]
     """
-    pairs, empty = _pairs(data, labelled=labelled), True
+    pairs = _pairs(data, labelled=labelled)
+    empty = True
     while held := list(islice(pairs, CHUNK)):
-        items, empty = [item for item, _ in held], False
+        items = [item for item, _ in held]
+        empty = False
         if labelled:
             yield read_labelled((items, [label for _, label in held]), "all", kind)
         else:
@@ -639,11 +650,10 @@ def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
     )
     # iter() would ask a data set beyond its end, which few refuse.
     for element in (data[row] for row in range(len(data))) if rows else data:
-        pair = (
-            tuple(element)
-            if isinstance(element, (tuple, list)) and len(element) <= 2
-            else (element,)
-        )
+        if isinstance(element, (tuple, list)) and len(element) <= 2:
+            pair = tuple(element)
+        else:
+            pair = (element,)
         if len(pair) != 2 and labelled:
             what = type(element).__name__ + (
                 f" of {len(element)}" if hasattr(element, "__len__") else ""
@@ -666,20 +676,23 @@ def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
 
 
 def _label(label: Any) -> Any:
-    return (
-        label.item()
-        if hasattr(label, "item") and getattr(label, "ndim", 1) == 0
-        else label
-    )
+    if hasattr(label, "item") and getattr(label, "ndim", 1) == 0:
+        return label.item()
+    return label
 
 
 def _item(item: Any) -> Any:
     """Return one item as an array, an image or a text; images of tensors have their channels last from here on."""
     tensor = hasattr(item, "detach")
-    array = item.detach().cpu().numpy() if tensor else item
+    if tensor:
+        array = item.detach().cpu().numpy()
+    else:
+        array = item
     image = (
         isinstance(array, np.ndarray)
         and array.ndim == 3
         and (tensor or array.dtype.kind == "f")
     )
-    return channels_last(array) if image else array
+    if image:
+        return channels_last(array)
+    return array

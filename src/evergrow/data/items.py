@@ -1,6 +1,7 @@
 """Samples, the one record of rows with labels; images and texts in it; data sets of a training and a test part.
 
-Nothing is decoded here. An item has a name for messages, and all items together have a stamp for caches.
+Nothing is decoded here. An item has a name for messages, and all items together have a
+stamp for caches.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class Stored(NamedTuple):
     Parameters
     ----------
     store : object
-        A file or a library that holds many images, and can be sent to other processes. ``read(key)`` returns one: the
-        bytes of a file, a path, an array or a PIL image. ``mark(key, times=...)`` returns what tells it from others
-        without reading it; with times, also from older versions.
+        A file or a library that holds many images, and can be sent to other processes.
+        ``read(key)`` returns one: the bytes of a file, a path, an array or a PIL image.
+        ``mark(key, times=...)`` returns what tells it from others without reading it;
+        with times, also from older versions.
     key : object
         What the store calls the image.
     """
@@ -61,13 +63,15 @@ class Images:
     Parameters
     ----------
     values : sequence
-        Files by their names relative to ``root``, with forward slashes; or any of paths, bytes of image files, arrays
-        of bytes, PIL images, references into a store (:class:`Stored`) and errors that say why an image is missing; or
-        one array of shape (n, height, width, 3) or (n, height, width), red first.
+        Files by their names relative to ``root``, with forward slashes; or any of
+        paths, bytes of image files, arrays of bytes, PIL images, references into a
+        store (:class:`Stored`) and errors that say why an image is missing; or one
+        array of shape (n, height, width, 3) or (n, height, width), red first.
     titles : tuple of str
         Names for people; files have their own, and others are numbered without.
     root : Path, optional
-        Folder that files are relative to. Stamps leave it out, so that a folder can be moved.
+        Folder that files are relative to. Stamps leave it out, so that a folder can be
+        moved.
 
     Examples
     --------
@@ -98,7 +102,9 @@ class Images:
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
         """All images as one array, where they are one."""
-        return self.values if isinstance(self.values, np.ndarray) else None
+        if isinstance(self.values, np.ndarray):
+            return self.values
+        return None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,12 +128,13 @@ class Images:
         if self.titles:
             return self.titles[row]
         value = self.values[row]
-        named = (
-            value
-            if isinstance(value, (str, os.PathLike))
-            else getattr(value, "filename", "")
-        )
-        return os.path.basename(os.fspath(named)) if named else f"image {row}"
+        if isinstance(value, (str, os.PathLike)):
+            named = value
+        else:
+            named = getattr(value, "filename", "")
+        if named:
+            return os.path.basename(os.fspath(named))
+        return f"image {row}"
 
     def raw(self, row: int) -> Any:
         """Return one image, read from its store where it has one.
@@ -165,7 +172,10 @@ class Images:
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Images:
         """Return the images of these rows; none is read."""
         numbers = np.asarray(rows, dtype=np.int64)
-        titles = tuple(self.titles[row] for row in numbers) if self.titles else ()
+        if self.titles:
+            titles = tuple(self.titles[row] for row in numbers)
+        else:
+            titles = ()
         if isinstance(self.values, np.ndarray):
             return Images(self.values[numbers], titles)
         return Images(tuple(self.values[row] for row in numbers), titles, self.root)
@@ -175,7 +185,9 @@ class Images:
 
         Without times, a copy on another machine has the same.
         """
-        return self._hash(times=times) if self.lasting else self._content
+        if self.lasting:
+            return self._hash(times=times)
+        return self._content
 
     @cached_property
     def _content(self) -> str:
@@ -217,13 +229,17 @@ class Images:
                 mark = f"{os.fspath(value)}\0{status.st_size}\0{status.st_mtime_ns if times else 0}\0"
                 digest.update(mark.encode("utf-8", "surrogateescape"))
             elif isinstance(value, (bytes, ImageError)):
-                body = value if isinstance(value, bytes) else str(value).encode()
+                if isinstance(value, bytes):
+                    body = value
+                else:
+                    body = str(value).encode()
                 digest.update(len(body).to_bytes(8, "little") + body)
             else:
                 pixels = np.ascontiguousarray(value)
                 shown: tuple[Any, ...] = ()
                 if not isinstance(value, np.ndarray):
-                    # Palette and orientation of a PIL image decide what is seen, and are no part of its pixels.
+                    # Palette and orientation of a PIL image decide what is seen, and
+                    # are no part of its pixels.
                     shown = (value.mode, value.getpalette(), value.getexif().get(274))
                 digest.update(f"{pixels.shape}{pixels.dtype}{shown}\0".encode())
                 digest.update(pixels.reshape(-1).data)
@@ -322,7 +338,8 @@ def concat_items(parts: Sequence[Items]) -> Items:
             for value in part.values
         )
         return Images(values, tuple(name for part in images for name in part.names))
-    root, below = roots[0], [""] * len(roots)
+    root = roots[0]
+    below = [""] * len(roots)
     if any(other != root for other in roots):  # names are relative to the common folder
         root = Path(os.path.commonpath([other.absolute() for other in roots]))
         below = [other.absolute().relative_to(root).as_posix() for other in roots]
@@ -339,7 +356,7 @@ def concat_items(parts: Sequence[Items]) -> Items:
     )
 
 
-# -- samples -----------------------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +384,8 @@ class Samples:
     weights : ndarray of shape (n,) or None
         What each counts for; None where each counts as one.
     columns : tuple of str
-        Names of the columns of the features, where they came in a data frame that has names.
+        Names of the columns of the features, where they came in a data frame that has
+        names.
     row_names : tuple of str
         Names of the samples for people, where they are not those of the items.
     """
@@ -385,9 +403,9 @@ class Samples:
     row_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return (
-            len(self.features) if self.features is not None else len(self.raw_items())
-        )
+        if self.features is not None:
+            return len(self.features)
+        return len(self.raw_items())
 
     def raw_items(self) -> Items:
         """Return the images or texts."""
@@ -440,7 +458,7 @@ def concat_samples(parts: Sequence[Samples]) -> Samples:
     )
 
 
-# -- blocks of features ------------------------------------------------------------------------------------------
+# -- blocks of features ----------------------------------------------------------------
 
 
 def block_slices(widths: Sequence[int]) -> list[slice]:
@@ -490,9 +508,9 @@ def check_widths(name: str, widths: Any, n_columns: int) -> tuple[int, ...]:
 def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
     """Return features with their blocks scaled to equal energy.
 
-    Of every row, each block is brought to length 1 / sqrt(number of blocks), after a square root where it has no
-    negative value: pooled activations of rectified units have heavy tails. A block of zeros stays one. A single block
-    is handed on as it is.
+    Of every row, each block is brought to length 1 / sqrt(number of blocks), after a
+    square root where it has no negative value: pooled activations of rectified units
+    have heavy tails. A block of zeros stays one. A single block is handed on as it is.
 
     Parameters
     ----------
@@ -504,7 +522,8 @@ def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
     Returns
     -------
     ndarray of shape (n, d)
-        In the type of the features, float32 for half precision; rows of length one, where no block is zero.
+        In the type of the features, float32 for half precision; rows of length one,
+        where no block is zero.
 
     Examples
     --------
@@ -516,7 +535,10 @@ def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
     if len(widths) < 2:
         return features
     check_widths("widths", list(widths), features.shape[1])
-    dtype = np.float32 if features.dtype.itemsize <= 4 else np.float64
+    if features.dtype.itemsize <= 4:
+        dtype = np.float32
+    else:
+        dtype = np.float64
     out = np.empty(features.shape, dtype=dtype)
     scale = len(widths) ** -0.5
     for start in range(0, len(features), _JOINED_ROWS):
@@ -541,7 +563,7 @@ def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-# -- data sets ----------------------------------------------------------------------------------------------------
+# -- data sets -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -553,10 +575,11 @@ class Dataset:
     train : Samples
         Training samples, or all samples where there is no test part.
     test : Samples, optional
-        Test samples. They may have classes of their own, unless :func:`evergrow.data.load_data` read them.
+        Test samples. They may have classes of their own, unless
+        :func:`evergrow.data.load_data` read them.
     class_names : tuple of str
-        Classes of the training part, in the order that published class orders permute: names by the alphabet, integers
-        by size.
+        Classes of the training part, in the order that published class orders permute:
+        names by the alphabet, integers by size.
     name : str
         Name for people and records; never a path.
     source, layout : str
@@ -606,12 +629,14 @@ class Dataset:
         **about
             The other fields.
         """
-        known = names if isinstance(names, Mapping) else dict(enumerate(names))
-        given = (
-            [(train, train_labels)]
-            if test is None
-            else [(train, train_labels), (test, test_labels)]
-        )
+        if isinstance(names, Mapping):
+            known = names
+        else:
+            known = dict(enumerate(names))
+        if test is None:
+            given = [(train, train_labels)]
+        else:
+            given = [(train, train_labels), (test, test_labels)]
         plain: list[list[Any]] = [
             list(np.asarray(labels, dtype=object)) for _, labels in given
         ]
@@ -663,7 +688,10 @@ class Dataset:
 
     def _codes(self, samples: Samples | None) -> NDArray[np.int64]:
         place = {name: code for code, name in enumerate(self.class_names)}
-        labels = [] if samples is None else samples.required_labels().tolist()
+        if samples is None:
+            labels = []
+        else:
+            labels = samples.required_labels().tolist()
         return np.fromiter(
             (place.get(label, -1) for label in labels), np.int64, len(labels)
         )
@@ -682,7 +710,8 @@ def stratified_split(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
     """Split rows class by class: at least one to each side where there are two.
 
-    Each class is drawn by its name, so that a new class leaves the split of the others as it was.
+    Each class is drawn by its name, so that a new class leaves the split of the others
+    as it was.
 
     Returns
     -------
@@ -742,7 +771,9 @@ def spelled_alike(names: Sequence[str]) -> list[str]:
         for name in names
         if (other := seen.setdefault(_folded(name), name)) != name
     ]
-    return [f"classes that differ only in spelling: {listed(pairs)}"] if pairs else []
+    if pairs:
+        return [f"classes that differ only in spelling: {listed(pairs)}"]
+    return []
 
 
 def _folded(name: str) -> str:
@@ -759,7 +790,9 @@ def integers(labels: Sequence[str]) -> Sequence[Label]:
     ([10, 9], ['10', 'nine'], ['007'])
     """
     plain = all(_INTEGER.fullmatch(label) for label in set(labels))
-    return [int(label) for label in labels] if plain else labels
+    if plain:
+        return [int(label) for label in labels]
+    return labels
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
@@ -777,7 +810,7 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     )
 
 
-# -- file names -----------------------------------------------------------------------------------------------
+# -- file names ------------------------------------------------------------------------
 
 IMAGE_SUFFIXES = frozenset(
     {
@@ -847,11 +880,9 @@ def unread_format(name: str) -> tuple[str, str] | None:
     if extra is not None and not has_plugin(extra):
         return _PLUGINS[extra][0], f"pip install 'evergrow[{extra}]' reads them"
     unread = name.lower().endswith(_UNREAD)
-    return (
-        ("AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG")
-        if unread
-        else None
-    )
+    if unread:
+        return ("AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG")
+    return None
 
 
 def is_image(name: str) -> bool:

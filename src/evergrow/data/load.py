@@ -59,13 +59,17 @@ def read(
     Parameters
     ----------
     source : str or path-like
-        - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
-          training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
-        - a file: ``.npz`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
-          ``text,label`` or ``path,label``, a ``.json`` export of Label Studio, a ``.zip`` or
-          ``.tar`` of a folder, which is not unpacked;
+        - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid,
+          validation), one folder per class,
+          training and test lists or tables, WebDataset tars, Parquet or feature files,
+          a saved Hugging Face set;
+        - a file: ``.npz`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet``
+          table of
+          ``text,label`` or ``path,label``, a ``.json`` export of Label Studio, a
+          ``.zip`` or ``.tar`` of a folder, which is not unpacked;
         - a pattern of such files, such as ``train-*.tar``;
-        - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
+        - an address that fsspec knows (``s3://``, ``gs://``,
+          ``hf://datasets/OWNER/NAME``) of any of these;
         - the name of a file or folder in :func:`search_path`.
     options : DataOptions, optional
         How to read it.
@@ -92,11 +96,10 @@ def read(
     ...     [source.read(shard).labels.tolist() for shard in source.shards(rows=1, size=1 << 20)]
     [['spam'], ['mail']]
     """
-    chosen = (
-        with_changes(options or DEFAULTS, settings, "data setting")
-        if settings
-        else options or DEFAULTS
-    )
+    if settings:
+        chosen = with_changes(options or DEFAULTS, settings, "data setting")
+    else:
+        chosen = options or DEFAULTS
     text = os.fspath(source)
     if not text.strip():
         raise ParameterError(
@@ -107,9 +110,10 @@ def read(
     packed = (
         pattern.lower().endswith(ARCHIVE_SUFFIXES) and chosen.layout != "webdataset"
     )
-    reader = (
-        _reader(tree, pattern) if packed or chosen.layout == "auto" else chosen.layout
-    )
+    if packed or chosen.layout == "auto":
+        reader = _reader(tree, pattern)
+    else:
+        reader = chosen.layout
     return make_source(reader, tree, pattern, chosen)
 
 
@@ -128,7 +132,9 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
         )
     if not far:
         found = _existing(path, options)
-        return (Tree(found), "") if found.is_dir() else (Tree(found.parent), found.name)
+        if found.is_dir():
+            return (Tree(found), "")
+        return (Tree(found.parent), found.name)
     folder, name = posixpath.split(path)
     if name and reader_of_file(name):
         tree = Tree(f"{scheme}{mark}{folder}")
@@ -142,7 +148,10 @@ def _existing(path: str, options: DataOptions) -> Path:
     if os.path.exists(path):  # unlike Path.exists, no error for a name that is too long
         return Path(path)
     if Path(path).parent == Path("."):
-        roots = search_path() if options.root is None else [Path(options.root)]
+        if options.root is None:
+            roots = search_path()
+        else:
+            roots = [Path(options.root)]
         named = (
             root / f"{path}{suffix}"
             for root in roots
@@ -157,7 +166,8 @@ def _existing(path: str, options: DataOptions) -> Path:
 def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
     """Return the folders that names are looked for in, first match wins.
 
-    These are the folders of ``$EVERGROW_DATA`` (several as in ``$PATH``), then ``./data``.
+    These are the folders of ``$EVERGROW_DATA`` (several as in ``$PATH``), then
+    ``./data``.
 
     Examples
     --------
@@ -177,7 +187,10 @@ def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
 def _nowhere(path: str) -> DatasetNotFoundError:
     """Return the error about a name that is not there, with the nearest one that is."""
     folder, name = os.path.split(os.path.normpath(path))
-    places = [folder] if folder else [".", *map(os.fspath, search_path())]
+    if folder:
+        places = [folder]
+    else:
+        places = [".", *map(os.fspath, search_path())]
     open_ones = [
         place for place in places if os.path.isdir(place) and os.access(place, os.R_OK)
     ]
@@ -193,8 +206,12 @@ def _nowhere(path: str) -> DatasetNotFoundError:
         n=1,
         cutoff=0.6,
     )
-    hint = f" Did you mean {os.path.join(folder, close[0])!r}?" if close else ""
-    where = f"in {folder}" if folder and os.path.isdir(folder) else "here"
+    hint = ""
+    if close:
+        hint = f" Did you mean {os.path.join(folder, close[0])!r}?"
+    where = "here"
+    if folder and os.path.isdir(folder):
+        where = f"in {folder}"
     return DatasetNotFoundError(
         f"No folder or file {path if where == 'here' else name!r} {where}.{hint}"
     )
@@ -255,11 +272,10 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
         inside = inside.below(inner)
     if not options.labelled:
         return images_below(inside)
-    layout = (
-        reader_of_folder(inside)
-        if options.layout in ("auto", "archive")
-        else options.layout
-    )
+    if options.layout in ("auto", "archive"):
+        layout = reader_of_folder(inside)
+    else:
+        layout = options.layout
     found = read_folder(layout, inside, options)
     if not isinstance(found, Dataset):
         raise InputError(f"{inside.place()} must be unpacked to be read as {layout!r}")
@@ -280,10 +296,12 @@ def _only_folder(tree: Tree) -> str | None:
         return None
     below = tree.below(visible[0][0])
     data = any(name.lower().endswith(TABLE_SUFFIXES) for name in below.files())
-    return visible[0][0] if data or Walk(below).subfolders() else None
+    if data or Walk(below).subfolders():
+        return visible[0][0]
+    return None
 
 
-# -- data sets with a test part -----------------------------------------------------------------------------------
+# -- data sets with a test part --------------------------------------------------------
 
 
 def load_data(
@@ -296,7 +314,8 @@ def load_data(
     source : str or path-like
         What :func:`read` takes.
     options : DataOptions, optional
-        How to read it. Where there is no test part one is drawn, unless ``test_size`` is 0.
+        How to read it. Where there is no test part one is drawn, unless ``test_size``
+        is 0.
     **settings
         Fields of :class:`DataOptions`, instead of or on top of ``options``.
 
@@ -367,9 +386,9 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
     ----------
     name : str or path-like
         A path to a ``.npz`` file, or a bare name such as ``"clinc150_minilm"``, looked
-        for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
-        ``classes``, the names of labels 0, 1, ... Without a test set ``X_test`` and ``y_test`` are empty or not there.
-        Pickled arrays are refused.
+        for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test``
+        and may hold ``classes``, the names of labels 0, 1, ... Without a test set
+        ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
 
     Returns
     -------
@@ -403,7 +422,8 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
 
 def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
     """Return data with a name, and with a test part if one is to be drawn; classes of the test part must be known."""
-    drawn, cautions = data.test is None and options.test_size > 0, list(data.cautions)
+    drawn = data.test is None and options.test_size > 0
+    cautions = list(data.cautions)
     if data.test is not None:
         check_test_classes(data.class_names, data.test.required_labels().tolist())
     elif drawn:
@@ -457,7 +477,7 @@ def warn_of(name: str, cautions: Iterable[str], level: int = 3) -> None:
         )
 
 
-# -- reports --------------------------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -473,7 +493,8 @@ class DataReport:
     n_features : int
         Width of the features; 0 for raw data.
     smallest, largest : list of (str, int, int)
-        Classes with the fewest and the most training samples: name, training and test samples.
+        Classes with the fewest and the most training samples: name, training and test
+        samples.
     cautions, notes : list of str
         What is probably not meant, and what is worth knowing.
     """
@@ -507,8 +528,8 @@ def inspect_data(
     Parameters
     ----------
     data : Dataset, FeatureSet, str or path-like
-        As :func:`load_data` gave it, or what :func:`read` takes. The test part of the latter may have classes of its
-        own, as that of a model's evaluation has.
+        As :func:`load_data` gave it, or what :func:`read` takes. The test part of the
+        latter may have classes of its own, as that of a model's evaluation has.
     options : DataOptions, optional
         How to read it; by default no test part is drawn.
     most : int
@@ -523,7 +544,8 @@ def inspect_data(
     (('one', 1, 0), ["classes with fewer than 5 training samples: 2 of 2 ('one', 'two')"])
     """
     if isinstance(data, (str, os.PathLike)):
-        text, options = os.fspath(data), options or DataOptions(test_size=0)
+        text = os.fspath(data)
+        options = options or DataOptions(test_size=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # the report says it all
             data = read(text, options).dataset()
@@ -533,7 +555,8 @@ def inspect_data(
                 data = replace(data, name=name_of(text), source=text)
             else:
                 data = _complete(data, text, options)
-    train, test = Counter(_labels(data, "train")), Counter(_labels(data, "test"))
+    train = Counter(_labels(data, "train"))
+    test = Counter(_labels(data, "test"))
     names = [
         name
         for name in dict.fromkeys([*data.class_names, *sorted({*train, *test})])
@@ -571,4 +594,6 @@ def _labels(data: Dataset | FeatureSet, part: str) -> list[str]:
     if isinstance(data, FeatureSet):
         return [data.class_name(label) for label in getattr(data, f"y_{part}").tolist()]
     samples = data.train if part == "train" else data.test
-    return [] if samples is None else samples.required_labels().tolist()
+    if samples is None:
+        return []
+    return samples.required_labels().tolist()

@@ -95,7 +95,9 @@ def _contents(kind: Any) -> str:
         or types.is_large_list(kind)
         or types.is_fixed_size_list(kind)
     )
-    return "features" if lists and types.is_floating(kind.value_type) else ""
+    if lists and types.is_floating(kind.value_type):
+        return "features"
+    return ""
 
 
 def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
@@ -112,14 +114,17 @@ def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
     good = isinstance(names, list) and all(
         isinstance(name, str) and name.strip() for name in names
     )
-    return dict(enumerate(names)) if good and len(set(names)) == len(names) else {}
+    if good and len(set(names)) == len(names):
+        return dict(enumerate(names))
+    return {}
 
 
 class _ArrowFile:
     """An Arrow stream whose record batches are its row groups; files on disk are mapped, not read."""
 
     def __init__(self, tree: Tree, name: str) -> None:
-        self._tree, self._name = tree, name
+        self._tree = tree
+        self._name = name
         self.schema_arrow: pa.Schema = self.stream().schema
 
     def opened(self) -> Any:
@@ -149,8 +154,8 @@ class _ArrowFile:
 class ParquetSource(Source):
     """Rows of Parquet files: images as bytes or as the ``{bytes, path}`` of Hugging Face, texts, or feature vectors.
 
-    Shards are row groups, several where they are small; a group that is too large is shared out, and then whoever reads
-    a later part of it reads the parts before it too.
+    Shards are row groups, several where they are small; a group that is too large is
+    shared out, and then whoever reads a later part of it reads the parts before it too.
     """
 
     format = "parquet"
@@ -258,7 +263,8 @@ class ParquetSource(Source):
 
     def _shape(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Return the length of feature vectors, and the widths of their blocks as the file states them."""
-        table, title = self._open(name), self.tree.place(name)
+        table = self._open(name)
+        title = self.tree.place(name)
         if table.kind != "features":
             return 0, ()
         schema = table.file.schema_arrow
@@ -280,7 +286,8 @@ class ParquetSource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
-        table, shards = self._open(name), []
+        table = self._open(name)
+        shards = []
         form = {
             "samples": table.sample,
             "labels": table.label,
@@ -305,13 +312,15 @@ class ParquetSource(Source):
         import pyarrow as pa
 
         first, last, skip, rows = where
-        title, table = self.tree.place(name), self._open(name)
+        title = self.tree.place(name)
+        table = self._open(name)
         if not first < last <= len(table.groups):
             raise FileFormatError(
                 f"{title} must hold {last} row groups, as when shards were made"
             )
         left = RATIO * self.tree.size(name) + ROOM
-        kept, count = [], 0
+        kept = []
+        count = 0
         with wrap_format_errors(title, f"{self.format.capitalize()} file"):
             for batch in table.file.iter_batches(
                 _BATCH[table.kind],
@@ -343,17 +352,17 @@ class ParquetSource(Source):
         name, first, last, skip, row = where_of(
             shard, file=str, first=int, last=int, skip=int, row=int
         )
-        title, table = self.tree.place(name), self._open(name)
+        title = self.tree.place(name)
+        table = self._open(name)
         wanted = [
             column
             for column in (table.sample if bodies else "", table.label, table.name)
             if column
         ]
-        rows = (
-            self._rows(name, (first, last, skip, shard.rows), wanted)
-            if wanted
-            else None
-        )
+        if wanted:
+            rows = self._rows(name, (first, last, skip, shard.rows), wanted)
+        else:
+            rows = None
         names = tuple(f"{name}[{number}]" for number in range(row, row + shard.rows))
         labels = None
         if rows is not None and table.label:
@@ -387,24 +396,29 @@ class ParquetSource(Source):
 
 def _image(cell: Any, title: str) -> bytes | ImageError:
     """Return the bytes of an image, or why there are none: one bad cell is one bad image, not a bad shard."""
-    body = cell.get("bytes") if isinstance(cell, dict) else cell
+    if isinstance(cell, dict):
+        body = cell.get("bytes")
+    else:
+        body = cell
     if not isinstance(body, bytes) or not body:
         return ImageError(
             f"image must be there, but its bytes are not in the table: {title}"
         )
     large = len(body) > LARGEST_IMAGE
-    return (
-        ImageError(f"{title} must have at most {LARGEST_IMAGE // 2**20} MiB, got more")
-        if large
-        else body
-    )
+    if large:
+        return ImageError(
+            f"{title} must have at most {LARGEST_IMAGE // 2**20} MiB, got more"
+        )
+    return body
 
 
 def _vectors(column: Any, title: str) -> NDArray[Any]:
     """Return lists of numbers as rows of one width."""
     array = column.combine_chunks()
     values = array.flatten()  # leaves out null lists, so that the count differs
-    width = len(values) // len(array) if len(array) else 0
+    width = 0
+    if len(array):
+        width = len(values) // len(array)
     even = (
         array.null_count == 0 == values.null_count
         and len(values) == len(array) * width > 0
@@ -433,11 +447,9 @@ def _is_packed(flatbuffer: bytes) -> bool:
         """Return where an entry of a table begins, counted from the table; 0 where it has none."""
         names = table - struct.unpack_from("<i", flatbuffer, table)[0]
         (size,) = struct.unpack_from("<H", flatbuffer, names)
-        return (
-            int(struct.unpack_from("<H", flatbuffer, names + 4 + 2 * number)[0])
-            if 4 + 2 * number < size
-            else 0
-        )
+        if 4 + 2 * number < size:
+            return int(struct.unpack_from("<H", flatbuffer, names + 4 + 2 * number)[0])
+        return 0
 
     (message,) = struct.unpack_from("<I", flatbuffer)
     header = message + entry(message, 2)

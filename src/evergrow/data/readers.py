@@ -1,7 +1,7 @@
 """How data are read: the options, and the registry of readers.
 
-A reader registers itself where it is written. Adding one touches its own module and the import of it in
-``evergrow.data``; a package of someone else's only has to be imported.
+A reader registers itself where it is written. Adding one touches its own module and the
+import of it in ``evergrow.data``; a package of someone else's only has to be imported.
 """
 
 from __future__ import annotations
@@ -42,22 +42,26 @@ class DataOptions:
     Parameters
     ----------
     layout : str
-        Name of the reader, one of :func:`evergrow.data.list_readers`; ``"auto"`` finds out.
+        Name of the reader, one of :func:`evergrow.data.list_readers`; ``"auto"`` finds
+        out.
     part : {"train", "test", "all"}
         Which part is read where data have two and only one is wanted.
     labelled : bool
-        Whether labels are wanted; without them all images below a folder count, however it is laid out.
+        Whether labels are wanted; without them all images below a folder count, however
+        it is laid out.
     kind : {"", "image", "text"}
         What the samples must be, where a table could give both.
     text_column, image_column, label_column : str
-        Columns of tables, and of Hugging Face data sets; empty ones are found by their usual names: ``text``, ``path``,
-        ``image``, ``file`` or ``filename``, ``label``. Labels of tars are the field of that name in their ``.json``, or
-        their files of that ending if it begins with a dot.
+        Columns of tables, and of Hugging Face data sets; empty ones are found by their
+        usual names: ``text``, ``path``, ``image``, ``file`` or ``filename``, ``label``.
+        Labels of tars are the field of that name in their ``.json``, or their files of
+        that ending if it begins with a dot.
     root : path-like, optional
-        Folder that names are looked for in, and that the paths of a table are relative to.
+        Folder that names are looked for in, and that the paths of a table are relative
+        to.
     test_size : float
-        Share of each class that becomes the test part where one is drawn, see :func:`evergrow.data.load_data`; 0 draws
-        none.
+        Share of each class that becomes the test part where one is drawn, see
+        :func:`evergrow.data.load_data`; 0 draws none.
     seed : int
         Seed of that draw.
 
@@ -123,8 +127,9 @@ DEFAULTS = DataOptions()
 def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
     """Return a decorator that registers a reader of files or of folders.
 
-    The reader takes a tree of files, the name of a file in it (empty for the folder itself) and the options, and
-    returns a :class:`~evergrow.data.Dataset`, or a source that is read by shards.
+    The reader takes a tree of files, the name of a file in it (empty for the folder
+    itself) and the options, and returns a :class:`~evergrow.data.Dataset`, or a source
+    that is read by shards.
 
     Parameters
     ----------
@@ -133,10 +138,12 @@ def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
     suffixes : tuple of str
         Endings of files that it reads, in lower case.
     fits : callable, optional
-        Tells from a :class:`~evergrow.data.storage.Tree` whether it reads that folder; must be quick.
+        Tells from a :class:`~evergrow.data.storage.Tree` whether it reads that folder;
+        must be quick.
     rank : int
-        Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of telling names) to 100 (one
-        folder per class, which fits any folder), so that others come first unless they ask for more.
+        Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of
+        telling names) to 100 (one folder per class, which fits any folder), so that
+        others come first unless they ask for more.
 
     Examples
     --------
@@ -203,11 +210,10 @@ def reader_of_folder(tree: Tree) -> str:
 def has_files(tree: Tree, suffixes: str | tuple[str, ...]) -> bool:
     """Return whether files end so: in a folder, in ``data``, ``splits`` and parts in it, or in its only folder."""
     folders = tree.folders()
-    inner = (
-        folders.values()
-        if len(folders) == 1
-        else [folders[name] for name in _TELLING if name in folders]
-    )
+    if len(folders) == 1:
+        inner = folders.values()
+    else:
+        inner = [folders[name] for name in _TELLING if name in folders]
     return any(
         name.lower().endswith(suffixes)
         for place in ("", *inner)

@@ -52,7 +52,10 @@ from evergrow.data.storage import LARGEST_IMAGE, Tree
 if TYPE_CHECKING:
     from evergrow.data.arrays import FeatureSet
 
-_SHARD_BYTES, _SHARDS_KEPT, _FILES_KEPT, _AT_ONCE = 64 * 2**20, 4, 64, 8
+_SHARD_BYTES = 64 * 2**20
+_SHARDS_KEPT = 4
+_FILES_KEPT = 64
+_AT_ONCE = 8
 _SPLIT = re.compile(
     r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])"
 )
@@ -71,7 +74,8 @@ class Shard:
     size : int
         Bytes of it at the source, or 0 where they are not known.
     where : dict
-        What its source needs to read it: file, byte range, row groups, rows. Plain JSON values.
+        What its source needs to read it: file, byte range, row groups, rows. Plain JSON
+        values.
 
     Examples
     --------
@@ -94,7 +98,8 @@ class Source(ABC):
     tree : Tree
         The folder.
     pattern : str
-        Which files in it: a name, a pattern with ``*`` or ``?``; empty takes all of the format.
+        Which files in it: a name, a pattern with ``*`` or ``?``; empty takes all of the
+        format.
     options : DataOptions
         How they are read.
     """
@@ -103,7 +108,9 @@ class Source(ABC):
     suffixes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
-        self.tree, self.pattern, self.options = tree, pattern, options
+        self.tree = tree
+        self.pattern = pattern
+        self.options = options
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -145,7 +152,8 @@ class Source(ABC):
 
     @cached_property
     def _every_file(self) -> dict[str, int]:
-        tree, pattern = self.tree, self.pattern
+        tree = self.tree
+        pattern = self.pattern
         if pattern and (not glob.has_magic(pattern) or tree.is_file(pattern)):
             return {pattern: tree.size(pattern)}
         listing = tree.listing(deep=not pattern or "/" in pattern)
@@ -164,7 +172,7 @@ class Source(ABC):
             )
         return {name: listing[name] for name in wanted}
 
-    # -- whole ----------------------------------------------------------------------------------------------------
+    # -- whole -------------------------------------------------------------------------
 
     def samples(self) -> Samples:
         """Return all samples of the part; images that files hold are referred to, and read when they are wanted."""
@@ -197,7 +205,9 @@ class Source(ABC):
         """Return the training part, or all, and the test part where there is one."""
         has_test = part_of_files(self._every_file, "test") != self._every_file
         train = self._of_part("train").samples()
-        test = self._of_part("test").samples() if has_test else None
+        test = None
+        if has_test:
+            test = self._of_part("test").samples()
         if train.labels is None:
             raise InputError(
                 f"{self.tree.place(self.pattern)} must have labels; name their column by label_column"
@@ -205,13 +215,16 @@ class Source(ABC):
         present = set(train.labels.tolist())
         names = [name for name in self.classes.values() if name in present]
         if not names:
-            tested = [] if test is None or test.labels is None else test.labels.tolist()
+            if test is None or test.labels is None:
+                tested = []
+            else:
+                tested = test.labels.tolist()
             names = list(
                 map(str, sorted(integers([*sorted(present), *tested])[: len(present)]))
             )
         return Dataset(train, test, tuple(names), layout=self.format)
 
-    # -- shards -----------------------------------------------------------------------------------------------------
+    # -- shards ------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values from which :func:`source_from` makes the source again; no secret is among them."""
@@ -246,8 +259,9 @@ class Source(ABC):
         rows, size : int
             Most samples and bytes of a shard.
         unreadable : dict, optional
-            Gets the name of every file of which not even the contents can be listed, and why; the source then goes on
-            without these files. By default the first one raises.
+            Gets the name of every file of which not even the contents can be listed,
+            and why; the source then goes on without these files. By default the first
+            one raises.
         """
         check_number("rows", rows, low=1, integer=True)
         check_number("size", size, low=1, integer=True)
@@ -331,8 +345,11 @@ class ShardStore:
 
     @cached_property
     def _identity(self) -> tuple[str, str]:
-        tree, name = self.source.tree, next(iter(self.source.files))
-        changed = str(os.stat(tree.root / name).st_mtime_ns) if tree.on_disk else ""
+        tree = self.source.tree
+        name = next(iter(self.source.files))
+        changed = ""
+        if tree.on_disk:
+            changed = str(os.stat(tree.root / name).st_mtime_ns)
         return self.source.identity(), changed
 
     def mark(self, key: int, *, times: bool) -> str:
@@ -351,8 +368,9 @@ class _Files:
 class ListedSource(Source):
     """Samples that a reader lists: folders, tables, lists, archives, and whatever users of the package register.
 
-    The manifest names every file, so that a worker lists nothing; beyond some ten million images, tar or Parquet shards
-    serve better. What are no plain files is listed by every worker, once.
+    The manifest names every file, so that a worker lists nothing; beyond some ten
+    million images, tar or Parquet shards serve better. What are no plain files is
+    listed by every worker, once.
     """
 
     def __init__(
@@ -388,7 +406,9 @@ class ListedSource(Source):
     def samples(self) -> Samples:
         """Return all samples of the part."""
         found = self._dataset.part(self.options.part)
-        return found if self.options.labelled else replace(found, labels=None)
+        if self.options.labelled:
+            return found
+        return replace(found, labels=None)
 
     @cached_property
     def _samples(self) -> Samples:
@@ -451,7 +471,8 @@ class ListedSource(Source):
     ) -> Iterator[Shard]:
         labels = self._samples.labels
         for span in spans([(1, weight) for weight in self._sizes], rows, size):
-            start, stop = span.first, span.last
+            start = span.first
+            stop = span.last
             where: dict[str, Any] = {"start": start, "stop": stop}
             if self._names is not None:
                 where = {
@@ -473,13 +494,18 @@ class ListedSource(Source):
                     f"{title} must hold {stop} samples, as when shards were made"
                 )
             found = self._samples.take(np.arange(start, stop))
-            rows = range(start, stop) if found.kind == "text" else ()
+            if found.kind == "text":
+                rows = range(start, stop)
+            else:
+                rows = ()
             return replace(
                 found,
                 row_names=tuple(f"{self.pattern or 'row'}[{row}]" for row in rows),
             )
         where = from_values(_Files, shard.where, f"shard {shard.number}")
-        names, sizes, labels = where.files, where.sizes, where.labels
+        names = where.files
+        sizes = where.sizes
+        labels = where.labels
         if (
             not shard.rows
             == len(names)
@@ -583,7 +609,9 @@ def class_labels(
                     f"{title}: labels must be among the {len(names)} that it names, got {value}"
                 )
             value = names[value]
-        text = str(value) if isinstance(value, (str, int)) else ""
+        text = ""
+        if isinstance(value, (str, int)):
+            text = str(value)
         if not text.strip():
             raise InputError(
                 f"{title}: every sample must have a label, got {value!r} in row {row}"
@@ -631,7 +659,7 @@ def check_alike(
     return known, expected
 
 
-# -- how rows become shards -----------------------------------------------------------------------------------
+# -- how rows become shards ------------------------------------------------------------
 
 
 class Span(NamedTuple):
@@ -661,7 +689,8 @@ def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[S
             count = weight = 0
         if whole:
             start = start if count else number
-            count, weight = count + n, weight + bytes_
+            count = count + n
+            weight = weight + bytes_
             continue
         if not n:
             continue
@@ -674,7 +703,7 @@ def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[S
         yield Span(start, len(blocks), 0, count, weight)
 
 
-# -- which files ------------------------------------------------------------------------------------------------
+# -- which files -----------------------------------------------------------------------
 
 
 def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
@@ -697,8 +726,6 @@ def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
     tests = [word for word in TEST_WORDS if word in words.values()]
     if part == "all" or not train or not tests:
         return files
-    return (
-        train
-        if part == "train"
-        else {name: size for name, size in files.items() if words.get(name) == tests[0]}
-    )
+    if part == "train":
+        return train
+    return {name: size for name, size in files.items() if words.get(name) == tests[0]}

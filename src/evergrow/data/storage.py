@@ -1,7 +1,7 @@
 """Files on disk, in buckets and on the Hub, by fsspec: trees of files by names relative to a root.
 
-Keys and other settings of a storage are fsspec's own: in its configuration, in ``FSSPEC_...`` or in what its drivers
-take from the environment. An address holds none.
+Keys and other settings of a storage are fsspec's own: in its configuration, in
+``FSSPEC_...`` or in what its drivers take from the environment. An address holds none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from evergrow.data.items import Images, Stored
 if TYPE_CHECKING:
     from evergrow.data.archives import DataArchive
 
-RATIO, ROOM = 100, 64 * 2**20
+RATIO = 100
+ROOM = 64 * 2**20
 """Packed data of strangers may unpack to so many times their size, and so many bytes; real data do not come near."""
 
 LARGEST_IMAGE = 256 * 2**20
@@ -80,16 +81,18 @@ class Tree:
         self, address: str | os.PathLike[str], archive: DataArchive | None = None
     ) -> None:
         text = os.fspath(address)
-        self.archive, self.base = archive, ""
+        self.archive = archive
+        self.base = ""
         self.remote = is_remote(text)
         if archive is not None:
             self.address = text
         elif self.remote:
             check_address(text)
             plain = text.rstrip("/")
-            self.address = (
-                f"{plain}//" if plain.endswith(":") else plain
-            )  # "memory://" is a folder too
+            if plain.endswith(":"):
+                self.address = f"{plain}//"
+            else:
+                self.address = plain
             self._connection()  # so that a scheme that nobody knows is said at once
         else:
             self.address = os.path.abspath(
@@ -108,7 +111,10 @@ class Tree:
 
     def place(self, name: str = "") -> str:
         """Return the address of a file or folder, for messages."""
-        inside = posixpath.join(self.base, name) if name else self.base
+        if name:
+            inside = posixpath.join(self.base, name)
+        else:
+            inside = self.base
         if self.on_disk:
             return printable(str(Path(self.address, inside)))
         return printable(
@@ -127,11 +133,9 @@ class Tree:
             system, root = fsspec.core.url_to_fs(self.address)
         except ImportError as error:
             scheme = self.address.partition("://")[0].lower()
-            extra = (
-                f" (pip install 'evergrow[{_EXTRAS[scheme]}]')"
-                if scheme in _EXTRAS
-                else ""
-            )
+            extra = ""
+            if scheme in _EXTRAS:
+                extra = f" (pip install 'evergrow[{_EXTRAS[scheme]}]')"
             raise MissingExtraError(
                 f"reading {self.address} must have a driver installed, but: {one_line(str(error))}{extra}"
             ) from error
@@ -153,7 +157,7 @@ class Tree:
         inner.base = self._full(folder)
         return inner
 
-    # -- what is there ------------------------------------------------------------------------------------------
+    # -- what is there -----------------------------------------------------------------
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -211,7 +215,8 @@ class Tree:
         """What every folder of a bucket or an archive holds; the empty name is the root."""
         folders: dict[str, dict[str, EntryKind]] = {"": {}}
         for full in self.sizes:
-            parent, kind = full, "file"
+            parent = full
+            kind = "file"
             while parent:
                 parent, name = posixpath.split(parent)
                 if (
@@ -234,12 +239,11 @@ class Tree:
         with self._reaching(folder), os.scandir(self.root / folder) as entries:
             for entry in entries:
                 if entry.is_symlink():  # which may lead to itself
-                    is_folder, is_file = (
-                        os.path.isdir(entry.path),
-                        os.path.isfile(entry.path),
-                    )
+                    is_folder = os.path.isdir(entry.path)
+                    is_file = os.path.isfile(entry.path)
                 else:  # without asking for the status
-                    is_folder, is_file = entry.is_dir(), entry.is_file()
+                    is_folder = entry.is_dir()
+                    is_file = entry.is_file()
                 yield (
                     entry.name,
                     "folder" if is_folder else "file" if is_file else "broken",
@@ -273,7 +277,7 @@ class Tree:
             system.invalidate_cache()
             return bool(system.isfile(path))
 
-    # -- reading ------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def size(self, name: str) -> int:
         """Return the bytes of a file."""
@@ -300,16 +304,17 @@ class Tree:
             if not self.remote:
                 with open(self.root / name, "rb") as file:
                     file.seek(start)
-                    return (
-                        file.read() if stop is None else file.read(max(stop - start, 0))
-                    )
-            stop = self.size(name) if stop is None else stop
+                    if stop is None:
+                        return file.read()
+                    return file.read(max(stop - start, 0))
+            if stop is None:
+                stop = self.size(name)
+            else:
+                stop = stop
             system, path = self._at(name)
-            return (
-                bytes(system.cat_file(path, start=start, end=stop))
-                if stop > start
-                else b""
-            )
+            if stop > start:
+                return bytes(system.cat_file(path, start=start, end=stop))
+            return b""
 
     def text(self, name: str) -> str:
         """Return the text of a file in UTF-8, with or without a byte order mark."""
@@ -321,11 +326,10 @@ class Tree:
             if not self.remote:
                 return open(self.root / name, "rb")
             system, path = self._at(name)
-            how = (
-                {"cache_type": "readahead", "block_size": block}
-                if block
-                else {"cache_type": "none"}
-            )
+            if block:
+                how = {"cache_type": "readahead", "block_size": block}
+            else:
+                how = {"cache_type": "none"}
             file: IO[bytes] = system.open(path, "rb", **how)
             return file
 
@@ -336,13 +340,12 @@ class Tree:
         system, _ = self._connection()
         with self._reaching(""):
             paths = [self._at(name)[1] for name in names]
-            bodies = (
-                system.cat_ranges(
+            if paths:
+                bodies = system.cat_ranges(
                     paths, [0] * len(paths), list(sizes), on_error="return"
                 )
-                if paths
-                else []
-            )
+            else:
+                bodies = []
         for row, body in enumerate(bodies):
             if isinstance(body, BaseException):
                 bodies[row] = ImageError(
@@ -354,11 +357,10 @@ class Tree:
         """Return images by their names; none is read."""
         if self.on_disk:
             return Images(tuple(names), root=self.root)
-        shown_names = (
-            tuple(names)
-            if self.archive is None
-            else tuple(self._full(name) for name in names)
-        )
+        if self.archive is None:
+            shown_names = tuple(names)
+        else:
+            shown_names = tuple(self._full(name) for name in names)
         return Images(
             tuple(Stored(self.archive or self, name) for name in shown_names),
             shown_names,
@@ -401,9 +403,9 @@ def decoded_text(body: bytes, title: str) -> str:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
-        hint = (
-            "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        )
+        hint = ""
+        if body[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            hint = "; it looks like UTF-16"
         raise FileFormatError(
             f"{title} must be text in UTF-8, but line {line} is not{hint}"
         ) from error

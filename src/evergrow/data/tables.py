@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import posixpath
 from collections import Counter
@@ -12,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.data.folders import has_train_test, is_hidden, partner_name, training_file
 from evergrow.data.items import Dataset, Items, Texts, integers, listed
@@ -20,7 +19,8 @@ from evergrow.data.storage import Tree
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _SUFFIXES = (*TABLE_SUFFIXES, ".txt")
-FILE_COLUMN, SPLIT_COLUMN = "file_name", "split"
+FILE_COLUMN = "file_name"
+SPLIT_COLUMN = "split"
 NAME_COLUMNS = ("name", FILE_COLUMN)
 LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
 _IMAGES = ("path", "image", "file", "filename")
@@ -43,7 +43,7 @@ Row = tuple[int, dict[str, str]]
 """Line number in the file, and the cells by column."""
 
 
-# -- columns --------------------------------------------------------------------------------------------------
+# -- columns ---------------------------------------------------------------------------
 
 
 class Columns(NamedTuple):
@@ -62,7 +62,8 @@ def choose_columns(
     Parameters
     ----------
     contents : mapping of str to str
-        What each column can hold: ``"text"`` (also names of images), ``"image"``, ``"features"`` or nothing we read.
+        What each column can hold: ``"text"`` (also names of images), ``"image"``,
+        ``"features"`` or nothing we read.
     options : DataOptions
         Names of columns, and the kind that is wanted.
     title : str
@@ -71,7 +72,8 @@ def choose_columns(
     Raises
     ------
     FileFormatError
-        If a column is missing or holds something else; the message says which columns there are.
+        If a column is missing or holds something else; the message says which columns
+        there are.
     """
     for column in (options.text_column, options.image_column, options.label_column):
         if column and column not in contents:
@@ -82,7 +84,9 @@ def choose_columns(
     usual_label = (
         name for name in LABEL_COLUMNS if name in contents and name not in given
     )
-    label = (options.label_column or next(usual_label, "")) if options.labelled else ""
+    label = ""
+    if options.labelled:
+        label = options.label_column or next(usual_label, "")
     for kind, column in zip(("text", "image"), given, strict=True):
         if column and options.kind in ("", kind):
             if contents[column] not in (kind, "text"):
@@ -108,7 +112,7 @@ def choose_columns(
     )
 
 
-# -- samples that a file lists --------------------------------------------------------------------------------
+# -- samples that a file lists ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,10 @@ def listed_data(
             seen.add(full)
         items.append(folder.images(names))
     n = len(lists[0].samples)
-    test = (items[1], labels[n:]) if len(lists) == 2 else (None, ())
+    if len(lists) == 2:
+        test = (items[1], labels[n:])
+    else:
+        test = (None, ())
     return Dataset.of(items[0], labels[:n], *test, **about)
 
 
@@ -179,8 +186,9 @@ def find_images(
 ) -> tuple[Tree, list[str]]:
     """Return the folder that holds the images of a file, and their names in it.
 
-    Files name their images from the folder that some program was run in (``data/imagenet-r/...``), so ever shorter
-    names are tried: in the folder of the file, the one above it, and the usual ones in both.
+    Files name their images from the folder that some program was run in
+    (``data/imagenet-r/...``), so ever shorter names are tried: in the folder of the
+    file, the one above it, and the usual ones in both.
 
     Raises
     ------
@@ -189,10 +197,8 @@ def find_images(
     """
     if tree.remote:
         tree.sizes  # noqa: B018  # one listing, rather than a question for every image
-    title, last = (
-        tree.place(file),
-        posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2],
-    )
+    title = tree.place(file)
+    last = posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2]
     bases = [""]
     if options.root is not None:
         tree = Tree(options.root)
@@ -218,7 +224,8 @@ def find_images(
         if tree.is_file(posixpath.join(folder, _without_folders(name, drop)))
     )
     place, drop = next(found, (folders[0], 0))
-    folder, inside = tree.below(place), [_without_folders(name, drop) for name in plain]
+    folder = tree.below(place)
+    inside = [_without_folders(name, drop) for name in plain]
     missing = [name for name in inside if not folder.is_file(name)]
     if missing:
         looked = listed([each or "." for each in folders], most=8)
@@ -230,10 +237,12 @@ def find_images(
 
 
 def _without_folders(name: str, drop: int) -> str:
-    return "/".join(name.split("/")[drop:]) or name if drop else name
+    if drop:
+        return "/".join(name.split("/")[drop:]) or name
+    return name
 
 
-# -- readers --------------------------------------------------------------------------------------------------
+# -- readers ---------------------------------------------------------------------------
 
 
 @register_reader(
@@ -242,7 +251,8 @@ def _without_folders(name: str, drop: int) -> str:
 def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read a table and, if there is one, the table of test samples that goes with it; lines of a ``.txt`` are texts.
 
-    Of a folder, these are its metadata, its training and test table, or its one table with images beside it.
+    Of a folder, these are its metadata, its training and test table, or its one table
+    with images beside it.
 
     Raises
     ------
@@ -253,8 +263,13 @@ def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     DatasetNotFoundError
         If an image that a table names is missing.
     """
-    names = [name] if name else _tables_of(tree)
-    partner = partner_name(tree, name) if name and options.labelled else None
+    if name:
+        names = [name]
+    else:
+        names = _tables_of(tree)
+    partner = None
+    if name and options.labelled:
+        partner = partner_name(tree, name)
     names += [partner] if partner else []
     lists = [_rows(tree, each, options) for each in names]
     notes = [f"tables: {', '.join(map(posixpath.basename, names))}"]
@@ -275,7 +290,10 @@ def _split_parts(whole: SampleList, title: str) -> tuple[list[SampleList], list[
             f"{title} must have rows with {SPLIT_COLUMN} = train, got none"
         )
     both = test.samples and validation.samples
-    notes = [f"rows for validation left out: {len(validation.samples)}"] if both else []
+    if both:
+        notes = [f"rows for validation left out: {len(validation.samples)}"]
+    else:
+        notes = []
     return [train, *[part for part in (test, validation) if part.samples][:1]], notes
 
 
@@ -292,13 +310,18 @@ def _tables_of(tree: Tree) -> list[str]:
         for name, kind in tree.entries()
         if kind == "folder" and not is_hidden(name)
     ]
-    inside = tree.files("data") if folders == ["data"] else []
+    if folders == ["data"]:
+        inside = tree.files("data")
+    else:
+        inside = []
     tables = [
         name
         for name in (*tree.files(), *inside)
         if name.lower().endswith(TABLE_SUFFIXES)
     ]
-    return tables if len(tables) == 1 and len(folders) <= 1 else []
+    if len(tables) == 1 and len(folders) <= 1:
+        return tables
+    return []
 
 
 def _metadata(tree: Tree) -> list[str]:
@@ -322,30 +345,27 @@ def _metadata(tree: Tree) -> list[str]:
     )
     found = whole or ([*train, *test] if train else [])
     # Another file may happen to be called so.
-    return (
-        found
-        if all(FILE_COLUMN.encode() in tree.read(name, 0, 4096) for name in found)
-        else []
-    )
+    if all(FILE_COLUMN.encode() in tree.read(name, 0, 4096) for name in found):
+        return found
+    return []
 
 
-# -- rows and cells -------------------------------------------------------------------------------------------
+# -- rows and cells --------------------------------------------------------------------
 
 
 def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
     """Return the samples of a table; with labels every row must have both, without, empty samples are left out."""
     title = tree.place(name)
-    text, lower = tree.text(name), name.lower()
+    text = tree.text(name)
+    lower = name.lower()
     if posixpath.basename(name) in _METADATA:
         options = replace(options, image_column=options.image_column or FILE_COLUMN)
     if lower.endswith(".txt"):
-        header, rows = (
-            ["text"],
-            [
-                (row, {"text": line.strip()})
-                for row, line in enumerate(text.split("\n"), start=1)
-            ],
-        )
+        header = ["text"]
+        rows = [
+            (row, {"text": line.strip()})
+            for row, line in enumerate(text.split("\n"), start=1)
+        ]
     elif lower.endswith((".jsonl", ".ndjson")):
         header, rows = _read_json_lines(text, title)
     else:
@@ -361,7 +381,9 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
         raise FileFormatError(
             f"{title} must have a column 'label', got {got}; name another by label_column"
         )
-    split = SPLIT_COLUMN if options.labelled and SPLIT_COLUMN in header else ""
+    split = ""
+    if options.labelled and SPLIT_COLUMN in header:
+        split = SPLIT_COLUMN
     needed = [column for column in (columns.sample, columns.label, split) if column]
     kept: list[list[str]] = []
     for line, cells in rows:
@@ -372,7 +394,9 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
                 )
             if options.labelled and not cells[column].strip():
                 raise InputError(f"{title} line {line}: {column} must not be empty")
-        word = cells[split].strip().lower() if split else "train"
+        word = "train"
+        if split:
+            word = cells[split].strip().lower()
         if word not in _SPLITS:
             raise FileFormatError(
                 f"{title} line {line}: {split} must be train, test or validation, got {word!r}"
@@ -396,34 +420,23 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
 def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
     header: list[str] = []
-    # Not pyarrow.csv: a message needs the line, and texts go over several.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    before = csv.field_size_limit(
-        2**31 - 1
-    )  # texts may be long; the limit belongs to the whole process
-    try:
-        for cells in reader:
-            if not cells or cells == [""]:
-                continue
-            if not header:
-                header = [cell.strip() for cell in cells]
-                if len(set(header)) != len(header):
-                    raise FileFormatError(
-                        f"{title} must have every column once, got {listed(header, most=8)}"
-                    )
-            elif len(cells) != len(header):
+    # Not pyarrow.csv: messages need the line number, and cells may hold line ends.
+    for line, cells in read_csv_rows(text, title, separator):
+        if not cells or cells == [""]:
+            continue
+        if not header:
+            header = [cell.strip() for cell in cells]
+            if len(set(header)) != len(header):
                 raise FileFormatError(
-                    f"{title} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
-                    "texts with separators in them need quotes"
+                    f"{title} must have every column once, got {listed(header, most=8)}"
                 )
-            else:
-                rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
-    except csv.Error as error:
-        raise FileFormatError(
-            f"{title} line {reader.line_num} must be a row of cells: {error}"
-        ) from error
-    finally:
-        csv.field_size_limit(before)
+        elif len(cells) != len(header):
+            raise FileFormatError(
+                f"{title} line {line} must have {len(header)} cells, got "
+                f"{len(cells)}; texts with separators in them need quotes"
+            )
+        else:
+            rows.append((line, dict(zip(header, cells, strict=True))))
     return header, rows
 
 
@@ -458,7 +471,7 @@ def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:
     return list(dict.fromkeys(key for _, cells in rows for key in cells)), rows
 
 
-# -- exports of Label Studio ----------------------------------------------------------------------------------
+# -- exports of Label Studio -----------------------------------------------------------
 
 
 @register_reader("label-studio", suffixes=(".json",))
@@ -505,9 +518,10 @@ def read_label_studio(tree: Tree, name: str, options: DataOptions) -> Dataset:
             + (f"no sample of one class ({reasons})." if not rows else "both kinds.")
         )
     kinds, samples, labels = zip(*rows, strict=True)
-    cautions = (
-        (f"samples left out: {unusable.total()} ({reasons})",) if unusable else ()
-    )
+    if unusable:
+        cautions = (f"samples left out: {unusable.total()} ({reasons})",)
+    else:
+        cautions = ()
     found = SampleList(name, samples, labels, images=kinds[0] == "image")
     return listed_data(tree, [found], options, layout="label-studio", cautions=cautions)
 
@@ -516,7 +530,9 @@ def _sample(task: Mapping[str, Any]) -> tuple[str, str]:
     """Return the kind of a task and its file or text; images on other machines have no file."""
     data = task.get("data", task)
     for kind in ("image", "text"):
-        value = data.get(kind) if isinstance(data, dict) else None
+        value = None
+        if isinstance(data, dict):
+            value = data.get(kind)
         if isinstance(value, str) and value.strip():
             return kind, value if kind == "text" else _image_name(value.strip())
     return "", ""
@@ -544,14 +560,15 @@ def _classes(task: Mapping[str, Any]) -> Iterator[str]:
             if isinstance(result, dict) and "value" in result
         ]
     for value in values:
-        chosen = value.get("choices") if isinstance(value, dict) else None
-        names = (
-            [chosen]
-            if isinstance(chosen, str)
-            else chosen
-            if isinstance(chosen, list)
-            else []
-        )
+        chosen = None
+        if isinstance(value, dict):
+            chosen = value.get("choices")
+        if isinstance(chosen, str):
+            names = [chosen]
+        elif isinstance(chosen, list):
+            names = chosen
+        else:
+            names = []
         yield from (
             name.strip() for name in names if isinstance(name, str) and name.strip()
         )
@@ -574,7 +591,10 @@ def _image_name(reference: str) -> str:
         return ""
     if parts.scheme in ("http", "https", "s3", "gs", "azure-blob"):
         return ""
-    name = unquote(parts.path) if "?" in reference else reference
+    if "?" in reference:
+        name = unquote(parts.path)
+    else:
+        name = reference
     if parts.path.rstrip("/").endswith("local-files"):
         name = parse_qs(parts.query).get("d", [""])[0]
     return "/".join(

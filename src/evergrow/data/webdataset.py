@@ -1,7 +1,7 @@
 """WebDataset tar shards: a tar is indexed by its headers, and a shard is a range of its bytes.
 
-A sample is the files of one name up to its first dot, side by side: ``0001.jpg`` and ``0001.cls``. Names are only
-names: nothing is ever unpacked to disk.
+A sample is the files of one name up to its first dot, side by side: ``0001.jpg`` and
+``0001.cls``. Names are only names: nothing is ever unpacked to disk.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ def is_webdataset(tree: Tree, name: str) -> bool:
 class WebDatasetSource(Source):
     """Images and labels in plain tar files, as the WebDataset library reads them.
 
-    The label of a sample is the text of its ``.cls`` file, else the field ``label`` of its ``.json`` (another one by
-    ``label_column``), else the text of its ``.txt``; a ``label_column`` that begins with a dot is the ending itself.
+    The label of a sample is the text of its ``.cls`` file, else the field ``label`` of
+    its ``.json`` (another one by ``label_column``), else the text of its ``.txt``; a
+    ``label_column`` that begins with a dot is the ending itself.
     """
 
     format = "webdataset"
@@ -121,7 +122,8 @@ class WebDatasetSource(Source):
         places, label = self._index(name)
         shards = []
         for span in spans([(1, stop - start) for start, stop in places], rows, size):
-            start, stop = places[span.first][0], places[span.last - 1][1]
+            start = places[span.first][0]
+            stop = places[span.last - 1][1]
             where = {"file": name, "start": start, "stop": stop, "label": label}
             shards.append(Shard(0, span.rows, span.size, where))
         return {"labels": label}, shards
@@ -208,13 +210,13 @@ class WebDatasetSource(Source):
         content = body[member.data : member.data + member.size]
         if suffix != "json":
             return decoded_text(content, what).strip()
-        values, key = parse_json(content, what), self.options.label_column or "label"
+        values = parse_json(content, what)
+        key = self.options.label_column or "label"
         if not isinstance(values, dict) or key not in values:
-            got = (
-                listed(values, most=8)
-                if isinstance(values, dict)
-                else type(values).__name__
-            )
+            if isinstance(values, dict):
+                got = listed(values, most=8)
+            else:
+                got = type(values).__name__
             raise InputError(f"{what} must have a field {key!r}, got {got}")
         return values[key]
 

@@ -99,9 +99,10 @@ def write_answers(
     """Write predictions, atomically.
 
     Columns: ``name``, ``label`` (the prediction; null if unknown), ``probability`` or
-    ``score``, ``unknown``, ``novelty`` and ``threshold`` if novelty was requested,
-    ``top`` (the most likely classes, if more than one was requested), and
-    ``true_label`` if known.
+    ``score``, and ``true_label`` if known. If novelty was requested: ``nearest`` (the
+    most likely class, also of unknown samples), ``unknown``, ``novelty`` and
+    ``threshold``. If several classes were requested: ``top``, the most likely classes
+    with their values.
 
     Parameters
     ----------
@@ -134,6 +135,8 @@ def write_answers(
         "label": arrow.array(classes(ranked[:, 0]), arrow.string(), mask=unknown),
         answers.measure: arrow.array(values[:, 0], arrow.float64(), mask=unknown),
     }
+    if answers.unknown is not None:
+        columns["nearest"] = arrow.array(classes(ranked[:, 0]), arrow.string())
     for column in ("unknown", "novelty", "threshold"):
         if getattr(answers, column) is not None:
             columns[column] = arrow.array(getattr(answers, column))
@@ -182,7 +185,7 @@ def _write(
             row_group_size=group_rows,
             compression=compression,
             use_dictionary=[
-                name for name in ("label", "true_label") if name in columns
+                name for name in ("label", "nearest", "true_label") if name in columns
             ],
             write_page_checksum=True,
         )

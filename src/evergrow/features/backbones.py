@@ -1,7 +1,7 @@
 """Backbones by name or from a module, and the way back from a saved description.
 
-Image backbones are any architecture of timm and any module of the user's; text backbones are sentence encoders of the
-hub, of a folder or of a package.
+Image backbones are any architecture of timm and any module of the user's; text
+backbones are sentence encoders of the hub, of a folder or of a package.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ LARGEST_OPTION = 4096
 MOST_BLOCKS = 256
 """Largest number of blocks, four times what any architecture has."""
 
-RICH_COST, BEST_COST = 1.35, 2.05
+RICH_COST = 1.35
+BEST_COST = 2.05
 """Cost of a pass at a larger size, in passes at the network's own, that ``rich`` takes where images have the pixels and
 that the larger size of ``best`` takes."""
 
@@ -83,7 +84,8 @@ ZOOM = 1.25
 
 SMALL = 2
 """How many times smaller than the network's size images must be for all of them to be seen: such images mostly show one
-thing that fills them, and the border that a network's own view cuts off is a part of it."""
+thing that fills them, and the border that a network's own view cuts off is a part of
+it."""
 
 STRIDE = 32
 """What sizes are multiples of."""
@@ -107,33 +109,38 @@ def create_backbone(
     Parameters
     ----------
     name : str or torch.nn.Module
-        A name of timm's collection, for example ``"vit_base_patch16_224.augreg_in21k"``,
-        ``"vit_base_patch14_dinov2.lvd142m"``, ``"resnet101"`` or ``"tf_efficientnet_lite0"``; ``"all-MiniLM-L6-v2"`` or
-        ``"sentence:NAME_OR_FOLDER"`` for texts; or a module of yours from images (n, 3, height, width) to features
-        (n, d).
-    weights : {None, "bundled", "hub", "random"}, another registered source, or path-like
-        ``"bundled"`` takes them from an installed package, ``"hub"`` from the model hub or its cache, ``"random"``
-        draws them. A path is a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file (a folder for texts). None takes
-        the bundled ones where they are installed, otherwise the hub's.
+        A name of timm's collection, for example
+        ``"vit_base_patch16_224.augreg_in21k"``, ``"vit_base_patch14_dinov2.lvd142m"``,
+        ``"resnet101"`` or ``"tf_efficientnet_lite0"``; ``"all-MiniLM-L6-v2"`` or
+        ``"sentence:NAME_OR_FOLDER"`` for texts; or a module of yours from images (n, 3,
+        height, width) to features (n, d).
+    weights : {None, "bundled", "hub", "random"}, another registered source, or
+    path-like
+        ``"bundled"`` takes them from an installed package, ``"hub"`` from the model hub
+        or its cache, ``"random"`` draws them. A path is a ``.safetensors``, ``.pth``,
+        ``.pt`` or ``.bin`` file (a folder for texts). None takes the bundled ones where
+        they are installed, otherwise the hub's.
     preset : {"timm", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
-        What is done to images: the model's own, or what published continual-learning numbers used (pixels in [0, 1]
-        without normalisation).
+        What is done to images: the model's own, or what published continual-learning
+        numbers used (pixels in [0, 1] without normalisation).
     device : str or torch.device
         Where it computes; ``"auto"`` takes a GPU where there is one.
     seed : int
         For random weights.
     recipe : {"auto", "fast", "rich", "best"}, str or sequence of str
-        What its feature vectors are made of: the network's own vector, or blocks from several depths and views; see
-        :meth:`Backbone.with_recipe`.
+        What its feature vectors are made of: the network's own vector, or blocks from
+        several depths and views; see :meth:`Backbone.with_recipe`.
     **model_options
-        Arguments of the architecture, for example ``img_size=224`` for DINOv2; ``max_seq_length`` for texts.
+        Arguments of the architecture, for example ``img_size=224`` for DINOv2;
+        ``max_seq_length`` for texts.
 
     Raises
     ------
     UnknownNameError
         If timm knows no such name; the message has the nearest.
     WeightsError
-        If weights cannot be had or do not fit; the message says what to install or where to put a file.
+        If weights cannot be had or do not fit; the message says what to install or
+        where to put a file.
     MissingExtraError
         If a text encoder is asked for and its library is not installed.
 
@@ -153,7 +160,9 @@ def create_backbone(
             raise ParameterError(
                 "weights and model options must be left out for a module, which has its own"
             )
-        module, title, origin = name, type(name).__name__, "module"
+        module = name
+        title = type(name).__name__
+        origin = "module"
         options: dict[str, Any] = {}
     elif not isinstance(name, str) or not name:
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
@@ -163,17 +172,16 @@ def create_backbone(
             name, weights, device=target, options=model_options
         ).with_recipe(recipe)
     else:
-        title, (module, origin, options) = (
-            name,
-            _load_timm(name, weights, seed, model_options),
-        )
+        title = name
+        (module, origin, options) = _load_timm(name, weights, seed, model_options)
     if isinstance(preset, Preprocessing):
-        preset_name, preprocessing = "custom", preset
+        preset_name = "custom"
+        preprocessing = preset
     else:
         check_choice("preset", preset, PRESETS)
-        preset_name, preprocessing = (
-            preset,
-            PRESETS[preset](_own_preprocessing(module, options.get("img_size"))),
+        preset_name = preset
+        preprocessing = PRESETS[preset](
+            _own_preprocessing(module, options.get("img_size"))
         )
     # The width of its features is seen by running it once.
     parameter = next(module.parameters(), None)
@@ -195,11 +203,9 @@ def create_backbone(
         raise ParameterError(
             f"module must return one vector per image, got shape {tuple(features.shape)} from {title}: pool it first"
         )
-    width, weights_hash, settings = (
-        features.shape[1],
-        hash_weights(module),
-        preprocessing.to_dict(),
-    )
+    width = features.shape[1]
+    weights_hash = hash_weights(module)
+    settings = preprocessing.to_dict()
     spec = BackboneSpec(
         title, "image", width, origin, weights_hash, preset_name, settings, options
     )
@@ -224,7 +230,8 @@ def backbone_from_spec(
     spec : BackboneSpec
         Its description.
     weights : str, path-like or torch.nn.Module, optional
-        Where its weights are, if no longer where they came from; the module itself if it was made from one.
+        Where its weights are, if no longer where they came from; the module itself if
+        it was made from one.
     device : str or torch.device
         Where it computes.
 
@@ -240,9 +247,9 @@ def backbone_from_spec(
     >>> backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec
     True
     """
-    preset = (
-        Preprocessing.from_dict(spec.preprocessing) if spec.kind == "image" else "timm"
-    )
+    preset = "timm"
+    if spec.kind == "image":
+        preset = Preprocessing.from_dict(spec.preprocessing)
     if isinstance(weights, nn.Module):
         backbone: Backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
@@ -265,7 +272,8 @@ def backbone_from_spec(
             module, origin, _ = _load_timm(
                 spec.name, weights, spec.options.get("seed", 0), options
             )
-            # The same network gives vectors of the same width: no pass is needed to see it.
+            # The same network gives vectors of the same width: no pass is needed to see
+            # it.
             found = replace(spec, weights=origin, weights_hash=hash_weights(module))
             backbone = ImageBackbone(module, found, resolve_device(device))
         else:
@@ -291,7 +299,7 @@ def _check_widths(name: str, found: Sequence[int], told: Sequence[int]) -> None:
         raise WeightsError(f"features of {name} must be {wide} wide, got {said}")
 
 
-# -- images ---------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------
 
 
 class ImageBackbone(Backbone):
@@ -309,7 +317,8 @@ class ImageBackbone(Backbone):
     Attributes
     ----------
     module : torch.nn.Module
-        The network, for those who tune it; :meth:`encode` runs it in evaluation mode and leaves its mode as it was.
+        The network, for those who tune it; :meth:`encode` runs it in evaluation mode
+        and leaves its mode as it was.
     """
 
     def __init__(
@@ -318,11 +327,13 @@ class ImageBackbone(Backbone):
         self.module = module
         self.spec = spec
         self.own = Preprocessing.from_dict(spec.preprocessing)
-        # Convolutional networks run faster with channels last; one convolution is only a transformer's way in.
+        # Convolutional networks run faster with channels last; one convolution is only
+        # a transformer's way in.
         convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
-        self._layout = (
-            torch.channels_last if convolutions > 1 else torch.preserve_format
-        )
+        if convolutions > 1:
+            self._layout = torch.channels_last
+        else:
+            self._layout = torch.preserve_format
         self.to(device)
 
     def to(self, device: str | torch.device) -> Self:
@@ -349,7 +360,8 @@ class ImageBackbone(Backbone):
         Parameters
         ----------
         batch : Tensor of shape (n, 3, height, width)
-            From :attr:`transform`; moved to the device if it is elsewhere. A surrounding ``torch.autocast`` applies.
+            From :attr:`transform`; moved to the device if it is elsewhere. A
+            surrounding ``torch.autocast`` applies.
         """
         if (
             not isinstance(batch, Tensor)
@@ -357,11 +369,10 @@ class ImageBackbone(Backbone):
             or batch.shape[1] != 3
             or not batch.is_floating_point()
         ):
-            what = (
-                f"{batch.dtype} of shape {tuple(batch.shape)}"
-                if isinstance(batch, Tensor)
-                else type(batch).__name__
-            )
+            if isinstance(batch, Tensor):
+                what = f"{batch.dtype} of shape {tuple(batch.shape)}"
+            else:
+                what = type(batch).__name__
             raise InputError(
                 f"batch must be a floating-point tensor (n, 3, height, width), got {what}"
             )
@@ -372,7 +383,8 @@ class ImageBackbone(Backbone):
         _check_widths(
             self.spec.name, [block.shape[1] for block in read], self.spec.blocks.widths
         )
-        # Joined out here they are an ordinary tensor, which a probe can later be trained on.
+        # Joined out here they are an ordinary tensor, which a probe can later be
+        # trained on.
         return torch.cat(read, dim=1)
 
     def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
@@ -412,7 +424,8 @@ class ImageBackbone(Backbone):
                 for size in (_larger(height, RICH_COST), _larger(height, BEST_COST))
             )
             whole = View(height, math.ceil(height * height / min(self.own.resize)))
-            first, wide = None, side is not None and side >= small.size
+            first = None
+            wide = side is not None and side >= small.size
             if wide:
                 first = small
             elif side is not None and side * SMALL <= height and whole.whole < height:
@@ -431,31 +444,33 @@ class ImageBackbone(Backbone):
             try:
                 if large.size > height:
                     read([FeatureBlock(FINAL, FINAL, large if best else small)])
-                    return (
-                        Views((first, large), "mirror", note=found.note)
-                        if best
-                        else found
-                    )
+                    if best:
+                        return Views((first, large), "mirror", note=found.note)
+                    return found
             except ParameterError:  # a network of one size takes zooms
                 pass
-            return (
-                Views((None,), "mirror", (View(height, int(ZOOM * height)),))
-                if best
-                else Views()
-            )
+            if best:
+                return Views((None,), "mirror", (View(height, int(ZOOM * height)),))
+            return Views()
 
-        depths, kind = len(depth_names(self.module)), "maps"
+        depths = len(depth_names(self.module))
+        kind = "maps"
         if depths and isinstance(getattr(self.module, "num_prefix_tokens", None), int):
-            # A transformer of one width has blocks of tokens, any other network stages of maps.
+            # A transformer of one width has blocks of tokens, any other network stages
+            # of maps.
             with contextlib.suppress(
                 InputError, ParameterError
             ):  # said by name where a recipe asks for it
                 last, earlier = read(
                     [FeatureBlock("mean", -1), FeatureBlock("mean", -min(3, depths))]
                 )
-                kind = "tokens" if last.shape[1] == earlier.shape[1] else "maps"
+                kind = "maps"
+                if last.shape[1] == earlier.shape[1]:
+                    kind = "tokens"
         rich = rich_blocks(kind, depths, has_class_token(self.module))
-        own = View(height, height) if height == width else None
+        own = None
+        if height == width:
+            own = View(height, height)
         return resolve_recipe(
             recipe, read, rich, name=self.spec.name, views=views, own=own
         )
@@ -489,11 +504,14 @@ def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing
         return Preprocessing()
     from timm.data.config import resolve_model_data_config
 
-    arguments = {"img_size": int(img_size)} if img_size is not None else {}
+    if img_size is not None:
+        arguments = {"img_size": int(img_size)}
+    else:
+        arguments = {}
     return Preprocessing.from_timm(resolve_model_data_config(module, args=arguments))  # type: ignore[no-untyped-call]
 
 
-# -- texts ----------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------
 
 
 class TextBackbone(Backbone):
@@ -656,7 +674,7 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# -- architectures of timm ------------------------------------------------------------------------------------
+# -- architectures of timm -------------------------------------------------------------
 
 
 def _load_timm(
@@ -729,7 +747,8 @@ def timm_entry(name: str) -> tuple[str, Any]:
     )()
     current = str(old.get(name) or name)
     with contextlib.suppress(RuntimeError):  # the architecture is known, the tag is not
-        # A name with other characters could be a path or an address, which timm would go and fetch.
+        # A name with other characters could be a path or an address, which timm would
+        # go and fetch.
         if not set(current) & set("/\\:") and timm.is_model(current):
             return current, timm.get_pretrained_cfg(current)
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
@@ -751,13 +770,14 @@ def _timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
     return module
 
 
-# -- what a stranger's file may have built --------------------------------------------------------------------
+# -- what a stranger's file may have built ---------------------------------------------
 
 
 def check_buildable(name: str, options: Mapping[str, Any]) -> None:
     """Raise unless a network with options out of a file is about as large as the architecture of that name.
 
-    The parameters are counted on a device that has no memory; an architecture that cannot be built there is not judged.
+    The parameters are counted on a device that has no memory; an architecture that
+    cannot be built there is not judged.
 
     Parameters
     ----------
@@ -783,7 +803,10 @@ def check_buildable(name: str, options: Mapping[str, Any]) -> None:
     if not options:
         return
     for key, value in options.items():
-        limit = MOST_BLOCKS if "depth" in key or "layer" in key else LARGEST_OPTION
+        if "depth" in key or "layer" in key:
+            limit = MOST_BLOCKS
+        else:
+            limit = LARGEST_OPTION
         parts = value if isinstance(value, list) else [value]
         if len(parts) > MOST_BLOCKS:
             raise FileFormatError(

@@ -1,10 +1,13 @@
 """What decides a feature vector: the recipe of its blocks, the description of a backbone, and its interface.
 
-A recipe is one text: entries with commas between them, each ``WHAT[@VIEW[+VIEW...]][:mirror]``. WHAT is a name
-(``fast``, ``rich``, ``best``), ``final``, or a block ``POOLING@PLACE``; a VIEW is a size in pixels (``320``), or a zoom
-(``64of72``: the middle 64 pixels of an image that is resized as for 72). Views with ``+`` between them are blocks of
-their own, those with ``~`` are averaged: ``rich@224+320:mirror`` reads several depths at two sizes, each averaged over
-the image and its mirror image. :func:`resolve_recipe` turns a recipe into the blocks that one network has.
+A recipe is one text: entries with commas between them, each
+``WHAT[@VIEW[+VIEW...]][:mirror]``. WHAT is a name (``fast``, ``rich``, ``best``),
+``final``, or a block ``POOLING@PLACE``; a VIEW is a size in pixels (``320``), or a zoom
+(``64of72``: the middle 64 pixels of an image that is resized as for 72). Views with
+``+`` between them are blocks of their own, those with ``~`` are averaged:
+``rich@224+320:mirror`` reads several depths at two sizes, each averaged over the image
+and its mirror image. :func:`resolve_recipe` turns a recipe into the blocks that one
+network has.
 """
 
 from __future__ import annotations
@@ -75,9 +78,9 @@ class View(NamedTuple):
         return cls(int(found[1]), int(found[2] or found[1]))
 
     def __str__(self) -> str:
-        return (
-            str(self.size) if self.size == self.whole else f"{self.size}of{self.whole}"
-        )
+        if self.size == self.whole:
+            return str(self.size)
+        return f"{self.size}of{self.whole}"
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,13 @@ class FeatureBlock:
     Parameters
     ----------
     pooling : str
-        ``"final"`` for the network's own vector, one of :data:`POOLINGS`, or a name of :data:`RECIPES` that stands for
-        several blocks until :func:`resolve_recipe` has put them in its place.
+        ``"final"`` for the network's own vector, one of :data:`POOLINGS`, or a name of
+        :data:`RECIPES` that stands for several blocks until :func:`resolve_recipe` has
+        put them in its place.
     place : int or str
-        Where it is read: -1 for the last depth (block, stage or hidden state), -2 for the one before, the name of a
-        submodule, or ``"final"`` for what the network pools by itself.
+        Where it is read: -1 for the last depth (block, stage or hidden state), -2 for
+        the one before, the name of a submodule, or ``"final"`` for what the network
+        pools by itself.
     view : View, optional
         What is seen of an image; by default all, at the network's own size.
     side : {"", "mirror", "flipped"}
@@ -121,13 +126,12 @@ class FeatureBlock:
             text.partition(":") if isinstance(text, str) else ("", "", "")
         )
         pooling, *rest = body.split("@")
-        place = (
-            FINAL
-            if pooling == FINAL
-            else rest.pop(0)
-            if rest and pooling in POOLINGS
-            else ""
-        )
+        if pooling == FINAL:
+            place = FINAL
+        elif rest and pooling in POOLINGS:
+            place = rest.pop(0)
+        else:
+            place = ""
         if (
             not place
             or place.strip() != place
@@ -138,7 +142,10 @@ class FeatureBlock:
                 f"block must be 'final' or POOLING@PLACE, with a pooling of {', '.join(POOLINGS)} and a place such as "
                 f"-1 for the last depth, final or the name of a submodule, perhaps with @VIEW and :mirror, got {text!r}"
             )
-        depth = int(place) if _DEPTH.fullmatch(place) else place
+        if _DEPTH.fullmatch(place):
+            depth = int(place)
+        else:
+            depth = place
         return cls(pooling, depth, side=cast("Side", side)).seen(*rest)
 
     def seen(self, text: str = "") -> Self:
@@ -153,9 +160,11 @@ class FeatureBlock:
     @property
     def read_as(self) -> tuple[Self, ...]:
         """The blocks that passes of the network give: one for each view, of the image and of its mirror image."""
-        sides: tuple[Side, ...] = (
-            ("", "flipped") if self.side == "mirror" else (self.side,)
-        )
+        sides: tuple[Side, ...]
+        if self.side == "mirror":
+            sides = ("", "flipped")
+        else:
+            sides = (self.side,)
         return tuple(
             replace(self, view=view, side=side, also=())
             for view in (self.view, *self.also)
@@ -163,11 +172,10 @@ class FeatureBlock:
         )
 
     def __str__(self) -> str:
-        place = (
-            self.pooling
-            if self.pooling in (FINAL, *RECIPES)
-            else f"{self.pooling}@{self.place}"
-        )
+        if self.pooling in (FINAL, *RECIPES):
+            place = self.pooling
+        else:
+            place = f"{self.pooling}@{self.place}"
         views = "~".join([str(self.view or ""), *map(str, self.also)])
         return f"{place}{f'@{views}' if views else ''}{f':{self.side}' if self.side else ''}"
 
@@ -240,7 +248,9 @@ class FeatureRecipe:
             for name, width in zip(self.blocks, self.widths, strict=True)
             if name not in names
         }
-        return FeatureRecipe(tuple(kept), tuple(kept.values())) if kept else None
+        if kept:
+            return FeatureRecipe(tuple(kept), tuple(kept.values()))
+        return None
 
     def vectors(self, blocks: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
         """Return feature vectors out of the blocks of :attr:`passes`; several views or sides are averaged."""
@@ -267,10 +277,14 @@ def _check_different(blocks: Sequence[FeatureBlock], name: str) -> None:
 
 def _entries(recipe: Any, name: str) -> list[FeatureBlock]:
     """Return the blocks of a recipe, names among them, or raise :class:`ParameterError`."""
-    texts = recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe
-    texts = (
-        [part.strip() for part in texts.split(",")] if isinstance(texts, str) else texts
-    )
+    if isinstance(recipe, FeatureRecipe):
+        texts = recipe.blocks
+    else:
+        texts = recipe
+    if isinstance(texts, str):
+        texts = [part.strip() for part in texts.split(",")]
+    else:
+        texts = texts
     if not isinstance(texts, Sequence) or not 1 <= len(texts) <= _MOST:
         raise ParameterError(
             f"{name} must be a list of 1 to {_MOST} blocks, got {recipe!r}"
@@ -298,7 +312,10 @@ def _entries(recipe: Any, name: str) -> list[FeatureBlock]:
                 f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as 'final,mean@-2', got {recipe!r}"
             )
         else:
-            several = rest.pop().split("+") if "+" in body else [None]
+            if "+" in body:
+                several = rest.pop().split("+")
+            else:
+                several = [None]
             what = "@".join([head, *rest])
             found += [
                 FeatureBlock.parse(
@@ -332,7 +349,7 @@ def check_recipe(recipe: Any, name: str = "recipe") -> None:
     _entries(recipe, name)
 
 
-# -- the recipe of one network --------------------------------------------------------------------------------
+# -- the recipe of one network ---------------------------------------------------------
 
 
 class Views(NamedTuple):
@@ -358,7 +375,8 @@ def resolve_recipe(
     Parameters
     ----------
     recipe : str, sequence of str or FeatureRecipe
-        A name (``"auto"`` is rich where depths are known, and final elsewhere), or blocks.
+        A name (``"auto"`` is rich where depths are known, and final elsewhere), or
+        blocks.
     read : callable
         Runs the network; widths are those of what it gives.
     rich : sequence of FeatureBlock
@@ -366,7 +384,8 @@ def resolve_recipe(
     name : str
         The network's name, for messages.
     views : callable
-        From ``"rich"`` or ``"best"`` to what it looks at; asked only where one of them is named without views.
+        From ``"rich"`` or ``"best"`` to what it looks at; asked only where one of them
+        is named without views.
     own : View, optional
         The network's own size, which need not be said.
 
@@ -379,7 +398,8 @@ def resolve_recipe(
     entries = _entries(recipe, "recipe")
     wanted: list[FeatureBlock] = []
     for entry in entries:
-        names, chosen = [entry], Views((entry.view,), entry.side, entry.also)
+        names = [entry]
+        chosen = Views((entry.view,), entry.side, entry.also)
         if entry.pooling == "fast" or (entry.pooling == "auto" and len(rich) == 1):
             names = [FeatureBlock(FINAL, FINAL)]
         elif entry.pooling in RECIPES:
@@ -481,13 +501,19 @@ def rich_blocks(
     class_token : bool
         Whether it has a class token.
     """
-    poolings = ("cls", "mean") if kind == "tokens" and class_token else ("mean",)
+    if kind == "tokens" and class_token:
+        poolings = ("cls", "mean")
+    else:
+        poolings = ("mean",)
     last = [
         FeatureBlock(pooling, -depth)
         for depth in range(1, min(3, depths) + 1)
         for pooling in poolings
     ]
-    more = ("max", "cls", "spread") if kind == "texts" and depths else ()
+    if kind == "texts" and depths:
+        more = ("max", "cls", "spread")
+    else:
+        more = ()
     return [
         FeatureBlock(FINAL, FINAL),
         *last,
@@ -495,7 +521,7 @@ def rich_blocks(
     ]
 
 
-# -- backbones -------------------------------------------------------------------------------------------------
+# -- backbones -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -511,20 +537,25 @@ class BackboneSpec:
     n_features : int
         Width of its feature vectors.
     weights : str
-        Where the weights came from: ``"bundled"``, ``"hub"``, ``"file:/its/path"``, ``"random"``, ``"module"``. Says
-        where to look for them again; what they are is said by the hash.
+        Where the weights came from: ``"bundled"``, ``"hub"``, ``"file:/its/path"``,
+        ``"random"``, ``"module"``. Says where to look for them again; what they are is
+        said by the hash.
     weights_hash : str
         Hash of all parameters and buffers.
     preset : str
-        Name of the preprocessing, for example ``"timm"`` or ``"pilot"``; empty for texts.
+        Name of the preprocessing, for example ``"timm"`` or ``"pilot"``; empty for
+        texts.
     preprocessing : dict
         Its settings in full; empty for texts.
     options : dict
-        What else the backbone was created with (a random seed, arguments of the architecture).
+        What else the backbone was created with (a random seed, arguments of the
+        architecture).
     recipe : FeatureRecipe, optional
-        The blocks that its feature vectors are made of; None for the network's own vector alone.
+        The blocks that its feature vectors are made of; None for the network's own
+        vector alone.
     extra : Extra
-        Optional fields that a later evergrow wrote, kept to be written again; they decide nothing.
+        Optional fields that a later evergrow wrote, kept to be written again; they
+        decide nothing.
     """
 
     name: str
@@ -541,19 +572,16 @@ class BackboneSpec:
     @property
     def blocks(self) -> FeatureRecipe:
         """The blocks of a feature vector, be it a single one."""
-        return (
-            FeatureRecipe((FINAL,), (self.n_features,))
-            if self.recipe is None
-            else self.recipe
-        )
+        if self.recipe is None:
+            return FeatureRecipe((FINAL,), (self.n_features,))
+        return self.recipe
 
     def decisive(self) -> dict[str, Any]:
         """Return all fields that decide the features, as plain values; the source of the weights is not among them."""
-        plain = (
-            self
-            if self.recipe is None
-            else replace(self, recipe=replace(self.recipe, note=""))
-        )
+        if self.recipe is None:
+            plain = self
+        else:
+            plain = replace(self, recipe=replace(self.recipe, note=""))
         return {
             name: value
             for name, value in plain.to_dict().items()
@@ -585,8 +613,9 @@ class Backbone(ABC):
     spec : BackboneSpec
         What decides its output.
     transform : callable or None
-        From a decoded image (a PIL image in RGB) to a float32 tensor (3, height, width); cheap to send to worker
-        processes. None for texts, which go to :meth:`encode` as they are.
+        From a decoded image (a PIL image in RGB) to a float32 tensor (3, height,
+        width); cheap to send to worker processes. None for texts, which go to
+        :meth:`encode` as they are.
     device : torch.device
         Where it computes.
     """
@@ -599,7 +628,8 @@ class Backbone(ABC):
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return float32 features (n, d) of a batch of transformed images or of texts, without gradients.
 
-        Where the recipe has several blocks they lie side by side, as the network gives them.
+        Where the recipe has several blocks they lie side by side, as the network gives
+        them.
 
         Parameters
         ----------
@@ -617,10 +647,11 @@ class Backbone(ABC):
         Parameters
         ----------
         recipe : {"auto", "fast", "rich", "best"}, str, sequence of str or FeatureRecipe
-            A name, ``"rich@224+320:mirror"``, or blocks such as ``["final", "mean@-2"]``; see
-            :mod:`evergrow.features.base`.
+            A name, ``"rich@224+320:mirror"``, or blocks such as ``["final",
+            "mean@-2"]``; see :mod:`evergrow.features.base`.
         side : int, optional
-            Pixels that the shorter side of the images has, by which ``rich`` and ``best`` choose their sizes.
+            Pixels that the shorter side of the images has, by which ``rich`` and
+            ``best`` choose their sizes.
 
         Raises
         ------

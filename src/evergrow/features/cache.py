@@ -1,10 +1,12 @@
 """The feature cache: no features are computed twice.
 
-An entry is a folder, named by a hash of what decides the features: the items (by name, size and time of change), the
-backbone with its weights and preprocessing, and the precision asked for. It can therefore never be out of date, only
-unused. Every :data:`CHUNK` items are one file, written beside its place and renamed into it, with one tensor for each
-block of each view, mirror images apart, so that recipes use what others left; ``meta.json`` tells people what the entry
-is. Of a chunk that lacks blocks only those are computed, and one that is damaged is computed again.
+An entry is a folder, named by a hash of what decides the features: the items (by name,
+size and time of change), the backbone with its weights and preprocessing, and the
+precision asked for. It can therefore never be out of date, only unused. Every
+:data:`CHUNK` items are one file, written beside its place and renamed into it, with one
+tensor for each block of each view, mirror images apart, so that recipes use what others
+left; ``meta.json`` tells people what the entry is. Of a chunk that lacks blocks only
+those are computed, and one that is damaged is computed again.
 """
 
 from __future__ import annotations
@@ -89,8 +91,8 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
     stamp : str
         Stamp of the items.
     spec : BackboneSpec
-        The backbone. What its weights are counts, not where they came from; its recipe does not count, since every
-        chunk keeps its blocks apart.
+        The backbone. What its weights are counts, not where they came from; its recipe
+        does not count, since every chunk keeps its blocks apart.
     policy : str
         Requested precision (:attr:`evergrow.features.EncodeConfig.precision`).
 
@@ -191,7 +193,8 @@ class CacheEntry:
         Parameters
         ----------
         wait : bool
-            Whether to wait for another process that holds it, instead of raising :class:`BusyError`.
+            Whether to wait for another process that holds it, instead of raising
+            :class:`BusyError`.
         """
         from filelock import FileLock, Timeout
 
@@ -236,7 +239,8 @@ class CacheEntry:
 
     def info(self) -> CacheInfo:
         """Return its description, or raise :class:`FileNotFoundError` if there is no such entry."""
-        about, path = CacheInfo(), self.folder / _META
+        about = CacheInfo()
+        path = self.folder / _META
         if (
             path.is_file() and not path.is_symlink()
         ):  # opening a pipe would wait for its writer
@@ -378,11 +382,10 @@ class CacheInfo:
     def of(cls, items: Items, spec: BackboneSpec) -> CacheInfo:
         """Return the contents of ``meta.json``: no path of this machine, and no text."""
         prefix, colon, place = spec.name.rpartition(":")
-        name = (
-            f"{prefix}{colon}{Path(place).name}"
-            if Path(place).is_absolute()
-            else spec.name
-        )
+        if Path(place).is_absolute():
+            name = f"{prefix}{colon}{Path(place).name}"
+        else:
+            name = spec.name
         return cls(
             items.kind, len(items), items.name(0) if items.kind == "image" else "", name
         )
@@ -406,7 +409,10 @@ class FeatureCache:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
-        self.root = default_root() if root is None else Path(root)
+        if root is None:
+            self.root = default_root()
+        else:
+            self.root = Path(root)
 
     def entry(self, key: str) -> CacheEntry:
         """Return the entry of a key, whether or not it exists."""

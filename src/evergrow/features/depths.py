@@ -1,10 +1,11 @@
 """Blocks of one pass of a network: depths of image networks, read by hooks, and hidden states of sentence encoders.
 
-What is read is pooled at once; nothing else is kept. A hook sees exactly what the next layer sees, tuners on the
-network included, and the pass itself is the network's own, so that the final vector is the same to the last bit. What
-hooks read of timm's transformers agrees with ``forward_intermediates(norm=True)``; that function is not used because it
-knows five depths of an EfficientNet that has seven, drops the tokens that some tuners need, and reads no named
-submodule.
+What is read is pooled at once; nothing else is kept. A hook sees exactly what the next
+layer sees, tuners on the network included, and the pass itself is the network's own, so
+that the final vector is the same to the last bit. What hooks read of timm's
+transformers agrees with ``forward_intermediates(norm=True)``; that function is not used
+because it knows five depths of an EfficientNet that has seven, drops the tokens that
+some tuners need, and reads no named submodule.
 """
 
 from __future__ import annotations
@@ -98,9 +99,11 @@ def read_views(
     module : torch.nn.Module
         From images to vectors (n, d).
     blocks : sequence of FeatureBlock
-        What to read. An image and its mirror image, where both are needed, go through the network in one batch.
+        What to read. An image and its mirror image, where both are needed, go through
+        the network in one batch.
     transform : Preprocessing
-        What prepared the images; it says where the views lie, in the order in which blocks first name them.
+        What prepared the images; it says where the views lie, in the order in which
+        blocks first name them.
     images : Tensor of shape (n, 3, height, width)
         Prepared images.
     """
@@ -109,12 +112,18 @@ def read_views(
     views = list(dict.fromkeys(half.view for half in halves))
     for view, (part, columns) in zip(views, transform.cuts(), strict=True):
         mine = [half for half in halves if half.view == view]
-        seen = images if len(views) == 1 else images[:, :, : part.size[0], columns]
+        if len(views) == 1:
+            seen = images
+        else:
+            seen = images[:, :, : part.size[0], columns]
         sides = [
             side for side in ("", "flipped") if any(half.side == side for half in mine)
         ]
         turned = [seen.flip(-1) if side else seen for side in sides]
-        batch = turned[0] if len(turned) == 1 else torch.cat(turned)
+        if len(turned) == 1:
+            batch = turned[0]
+        else:
+            batch = torch.cat(turned)
         depths = list(dict.fromkeys(replace(half, view=None, side="") for half in mine))
         for depth, values in zip(
             depths, read_depths(module, depths, batch), strict=True
@@ -149,7 +158,8 @@ def read_depths(
     Raises
     ------
     ParameterError
-        If the network lacks a depth, a submodule or a class token that is asked for; the message says what there is.
+        If the network lacks a depth, a submodule or a class token that is asked for;
+        the message says what there is.
     InputError
         If what a submodule returns cannot be pooled.
 
@@ -164,7 +174,8 @@ def read_depths(
     ...     [tuple(block.shape) for block in read_depths(network, blocks, torch.zeros(2, 3, 160, 160))]
     [(2, 64), (2, 64)]
     """
-    depths, prefix = depth_names(module), getattr(module, "num_prefix_tokens", 0)
+    depths = depth_names(module)
+    prefix = getattr(module, "num_prefix_tokens", 0)
     prefix = prefix if isinstance(prefix, int) else 0
     sites: dict[str, list[FeatureBlock]] = {}
     for block in blocks:
@@ -197,11 +208,10 @@ def read_depths(
             or output.ndim not in (2, 3, 4)
             or output.shape[0] != images.shape[0]
         ):
-            what = (
-                f"shape {tuple(output.shape)}"
-                if isinstance(output, Tensor)
-                else type(output).__name__
-            )
+            if isinstance(output, Tensor):
+                what = f"shape {tuple(output.shape)}"
+            else:
+                what = type(output).__name__
             raise InputError(
                 f"block {str(first)!r} must be read at a submodule that returns a tensor (n, positions, channels) or "
                 f"(n, channels, height, width), got {what} from {name}"
@@ -255,7 +265,8 @@ def read_depths(
 
 def _site(module: nn.Module, depths: list[str], block: FeatureBlock) -> str:
     """Return the name of the submodule where a block is read, or say what there is."""
-    network, place = type(module).__name__, block.place
+    network = type(module).__name__
+    place = block.place
     if isinstance(place, int):
         if -place <= len(depths):
             return depths[place]
@@ -284,7 +295,8 @@ def _site(module: nn.Module, depths: list[str], block: FeatureBlock) -> str:
 def _positions(module: nn.Module, name: str, output: Tensor, *, normed: bool) -> Tensor:
     """Return an output as positions (n, p, width), in float32.
 
-    The final norm is applied to what a depth gives, where it is a norm for that: all depths then speak one scale.
+    The final norm is applied to what a depth gives, where it is a norm for that: all
+    depths then speak one scale.
     """
     if output.ndim == 2:
         return output.unsqueeze(1).float()
@@ -306,7 +318,10 @@ def _positions(module: nn.Module, name: str, output: Tensor, *, normed: bool) ->
         if weight.shape == (output.shape[-1 if last else 1],) and of_maps != last:
             output = norm(output)
     if output.ndim == 4:
-        output = output.flatten(1, 2) if last else output.flatten(2).transpose(1, 2)
+        if last:
+            output = output.flatten(1, 2)
+        else:
+            output = output.flatten(2).transpose(1, 2)
     return output.float()
 
 
@@ -348,11 +363,9 @@ def pool_positions(pooling: str, rows: Tensor, mask: Tensor | None = None) -> Te
     if mask is None:
         if pooling == "mean":
             return rows.mean(dim=1)
-        return (
-            rows.amax(dim=1)
-            if pooling == "max"
-            else rows.var(dim=1, correction=0).sqrt()
-        )
+        if pooling == "max":
+            return rows.amax(dim=1)
+        return rows.var(dim=1, correction=0).sqrt()
     counted = mask.bool().unsqueeze(2)
     total = counted.sum(dim=1).clamp_min(1)
     if pooling == "max":
@@ -367,7 +380,7 @@ def pool_positions(pooling: str, rows: Tensor, mask: Tensor | None = None) -> Te
     return (gaps.square().sum(dim=1) / total).sqrt()
 
 
-# -- hidden states of sentence encoders -------------------------------------------------------------------------
+# -- hidden states of sentence encoders ------------------------------------------------
 
 
 def _transformer(encoder: nn.Module) -> Any:
@@ -431,10 +444,8 @@ def read_hidden_states(
     ParameterError
         If the encoder lacks a depth that is asked for; the message says what there is.
     """
-    depths, mask = (
-        hidden_depths(encoder),
-        tokens.get("attention_mask"),
-    )  # embeddings without a transformer have none
+    depths = hidden_depths(encoder)  # embeddings without a transformer have none
+    mask = tokens.get("attention_mask")
     places = [-1 if block.place == FINAL else block.place for block in blocks]
     for block, place in zip(blocks, places, strict=True):
         if block.view is not None or block.also or block.side:
@@ -449,7 +460,8 @@ def read_hidden_states(
     if any(place != -1 for place in places):
         _transformer(encoder).config.output_hidden_states = True
     output = encoder.eval()(tokens)
-    layers, read = output.get("all_layer_embeddings") or (), []
+    layers = output.get("all_layer_embeddings") or ()
+    read = []
     for block, place in zip(blocks, places, strict=True):
         if block.pooling == FINAL:
             read.append(
@@ -458,23 +470,21 @@ def read_hidden_states(
                 ].float()
             )
             continue
-        states = (
-            output.get("token_embeddings")
-            if place == -1
-            else layers[place]
-            if layers
-            else None
-        )
+        if place == -1:
+            states = output.get("token_embeddings")
+        elif layers:
+            states = layers[place]
+        else:
+            states = None
         if (
             mask is None
             or not isinstance(states, Tensor)
             or states.shape[:2] != mask.shape
         ):
-            what = (
-                tuple(states.shape)
-                if isinstance(states, Tensor)
-                else type(states).__name__
-            )
+            if isinstance(states, Tensor):
+                what = tuple(states.shape)
+            else:
+                what = type(states).__name__
             raise InputError(
                 f"block {str(block)!r} must be read at the states of all tokens, got {what}"
             )

@@ -1,8 +1,10 @@
 """The one way from items to features: read, batch, run the backbone, check, keep.
 
-:func:`encode` takes whole data sets and uses the cache; :func:`encode_batch` takes samples that are prepared already,
-one pass of the network for all of them. What is done to an image before the network sees it is the business of
-:class:`~evergrow.features.Preprocessing`; which vectors are read of one pass, that of the recipe.
+:func:`encode` takes whole data sets and uses the cache; :func:`encode_batch` takes
+samples that are prepared already, one pass of the network for all of them. What is done
+to an image before the network sees it is the business of
+:class:`~evergrow.features.Preprocessing`; which vectors are read of one pass, that of
+the recipe.
 """
 
 from __future__ import annotations
@@ -95,10 +97,11 @@ class EncodeConfig:
     workers : int or "auto"
         Processes that decode images; 0 decodes in this one.
     precision : {"auto", "float32", "float16"}
-        ``"auto"`` runs the backbone in half precision on a GPU if its first batch then agrees with float32 to 1e-3 of
-        every row's norm, and in float32 otherwise.
+        ``"auto"`` runs the backbone in half precision on a GPU if its first batch then
+        agrees with float32 to 1e-3 of every row's norm, and in float32 otherwise.
     on_error : {"raise", "skip"}
-        What to do about an image that cannot be read: raise and name it, or leave it out and warn.
+        What to do about an image that cannot be read: raise and name it, or leave it
+        out and warn.
     cache : None, False or path-like
         The default cache, none, or the one in this folder.
     progress : bool
@@ -138,9 +141,9 @@ class EncodeConfig:
 
     def changed(self, **changes: Any) -> EncodeConfig:
         """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
-        return (
-            with_changes(self, changes, "setting of an encoding") if changes else self
-        )
+        if changes:
+            return with_changes(self, changes, "setting of an encoding")
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +181,13 @@ class Features:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the features, for ``np.asarray``."""
-        X = self.X if dtype is None else self.X.astype(dtype, copy=False)
-        return X.copy() if copy else X
+        if dtype is None:
+            X = self.X
+        else:
+            X = self.X.astype(dtype, copy=False)
+        if copy:
+            return X.copy()
+        return X
 
 
 def encode(
@@ -201,8 +209,8 @@ def encode(
     config : EncodeConfig, optional
         How.
     join : bool
-        Whether blocks of a recipe are brought to equal energy, as heads take them; otherwise they lie side by side as
-        the network gave them.
+        Whether blocks of a recipe are brought to equal energy, as heads take them;
+        otherwise they lie side by side as the network gave them.
     **settings
         Fields of :class:`EncodeConfig` to change.
 
@@ -244,14 +252,16 @@ def encode(
     ) as pool:  # while the next chunk goes through the backbone
         finished = []
         for chunk in work.chunks():
-            start, end = end, end + len(next(iter(chunk.blocks.values())))
+            start = end
+            end = end + len(next(iter(chunk.blocks.values())))
             for rows in split_rows(range(end - start), _FINISHED):
                 place = X[start + rows.start : start + rows.stop]
                 finished.append(
                     pool.submit(_finish, place, chunk, rows, work.recipe, join)
                 )
             failures += chunk.failures
-            computed, precision = computed + chunk.computed, chunk.precision
+            computed = computed + chunk.computed
+            precision = chunk.precision
     for done in finished:
         done.result()
     _judge(failures, work.n_items)
@@ -308,7 +318,10 @@ def encode_batch(
     """
     batch: Any = list(samples)
     if backbone.transform is not None:
-        layout = torch.channels_last if batch[0].ndim == 3 else torch.contiguous_format
+        if batch[0].ndim == 3:
+            layout = torch.channels_last
+        else:
+            layout = torch.contiguous_format
         batch = torch.stack(batch).contiguous(memory_format=layout)
     return join_blocks(
         _Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths
@@ -392,11 +405,9 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     entry = {name: getattr(spec, name) for name in names} | {
         "weights": spec.weights.partition(":")[0]
     }
-    return (
-        entry
-        if spec.recipe is None
-        else {**entry, "recipe": to_values(replace(spec.recipe, note=""))}
-    )
+    if spec.recipe is None:
+        return entry
+    return {**entry, "recipe": to_values(replace(spec.recipe, note=""))}
 
 
 class _Encoding:
@@ -415,7 +426,9 @@ class _Encoding:
         self.batch_size = config.batch_size or (
             32 if backbone.device.type == "cpu" else 128
         )
-        self.n_items, self.done, self.started = len(items), 0, time.perf_counter()
+        self.n_items = len(items)
+        self.done = 0
+        self.started = time.perf_counter()
         if self.n_items == 0:
             raise InputError("items must hold at least one item, got none")
         if backbone.spec.kind != items.kind:
@@ -427,10 +440,8 @@ class _Encoding:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of all items in order."""
-        chunks, wanted = (
-            split_rows(range(self.n_items), cache.CHUNK),
-            set(self.passes.blocks),
-        )
+        chunks = split_rows(range(self.n_items), cache.CHUNK)
+        wanted = set(self.passes.blocks)
         entry = self._find_entry()
         with ExitStack() as stack:
             if self.config.progress:
@@ -438,37 +449,41 @@ class _Encoding:
                     meter("features", self.n_items, enabled=True)
                 )
             try:
-                stored = {} if entry is None else self._open(entry, chunks, stack)
+                if entry is None:
+                    stored = {}
+                else:
+                    stored = self._open(entry, chunks, stack)
             except (
                 OSError,
                 NewerSchemaError,
             ) as error:  # files of a newer evergrow stay untouched
                 _warn_unused(error)
-                entry, stored = None, {}
+                entry = None
+                stored = {}
             names = {
                 rows: wanted & set(stored[rows].names if rows in stored else ())
                 for rows in chunks
             }
             missing = [rows for rows in chunks if names[rows] != wanted]
             # What all of them have is not computed again.
-            there = (
-                set.intersection(*(names[rows] for rows in missing))
-                if missing
-                else set()
-            )
+            if missing:
+                there = set.intersection(*(names[rows] for rows in missing))
+            else:
+                there = set()
             computed = self._computed(
                 missing, self.passes.without(tuple(there)) or self.passes
             )
             for rows in chunks:
-                kept = (
-                    entry.load(rows, self.passes)
-                    if entry is not None and rows in stored
-                    else None
-                )
+                kept = None
+                if entry is not None and rows in stored:
+                    kept = entry.load(rows, self.passes)
                 chunk = kept
                 if names[rows] != wanted:
                     fresh = next(computed)
-                    chunk = fresh if kept is None else fresh.joined(kept)
+                    if kept is None:
+                        chunk = fresh
+                    else:
+                        chunk = fresh.joined(kept)
                 if chunk is None or not wanted <= set(chunk.names):
                     chunk = next(self._computed([rows], self.passes))
                 if chunk is kept:
@@ -503,7 +518,8 @@ class _Encoding:
         self, entry: CacheEntry, chunks: list[range], stack: ExitStack
     ) -> dict[range, ChunkHead]:
         """Return the chunks that an entry holds; where blocks are missing, it is locked and made ready for them."""
-        stored, wanted = entry.stored(chunks), set(self.passes.blocks)
+        stored = entry.stored(chunks)
+        wanted = set(self.passes.blocks)
         if len(stored) == len(chunks) and all(
             wanted <= set(head.names) for head in stored.values()
         ):
@@ -517,7 +533,8 @@ class _Encoding:
         )
         if self.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
-            stored, self.precision = {}, "float32"
+            stored = {}
+            self.precision = "float32"
         entry.begin(CacheInfo.of(self.items, self.backbone.spec))
         return stored
 
@@ -571,7 +588,9 @@ class _Encoding:
     def _batches(
         self, chunks: list[range], backbone: Backbone
     ) -> Iterator[Iterator[LoadedBatch]]:
-        items, transform, device = self.items, backbone.transform, backbone.device
+        items = self.items
+        transform = backbone.transform
+        device = backbone.device
         if items.kind == "text":
             yield text_batches(items, chunks, self.batch_size)
             return
@@ -581,18 +600,19 @@ class _Encoding:
             )
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
         # A transform of the user's gives floats, of a size that is not known.
-        image_bytes = (
-            3 * math.prod(transform.size)
-            if isinstance(transform, Preprocessing)
-            else 12 * 512 * 512
-        )
-        wanted, own = self.config.workers, None
+        if isinstance(transform, Preprocessing):
+            image_bytes = 3 * math.prod(transform.size)
+        else:
+            image_bytes = 12 * 512 * 512
+        wanted = self.config.workers
+        own = None
         if (
             device.type == "cuda"
             and isinstance(transform, Preprocessing)
             and can_prepare(transform)
         ):
-            own, image_bytes = transform, max(image_bytes, LARGEST_RAW)
+            own = transform
+            image_bytes = max(image_bytes, LARGEST_RAW)
             if (
                 getattr(items, "pixels", None) is not None
             ):  # beside a GPU there is nothing left to do for them
@@ -600,11 +620,10 @@ class _Encoding:
         workers = choose_workers(
             wanted, len(rows), device, self.batch_size * image_bytes
         )
-        reader = (
-            ImageReader(items, transform)
-            if own is None
-            else RawReader(items, own, pinned=workers == 0)
-        )
+        if own is None:
+            reader = ImageReader(items, transform)
+        else:
+            reader = RawReader(items, own, pinned=workers == 0)
         with (
             loaded_batches(reader, rows, workers=workers, device=device) as batches,
             nullcontext(batches)
@@ -626,11 +645,10 @@ def _encoded(
 
     device = runner.backbone.device
     calls = (partial(start, batch) for batch in batches)
-    steps = (
-        run_ahead(calls, _AHEAD, _starter(device))
-        if device.type == "cuda"
-        else (call() for call in calls)
-    )
+    if device.type == "cuda":
+        steps = run_ahead(calls, _AHEAD, _starter(device))
+    else:
+        steps = (call() for call in calls)
     with closing(steps):
         for loaded, fetch in steps:
             yield loaded, fetch()
@@ -649,9 +667,11 @@ def _first_precision(device: torch.device, policy: Policy) -> Precision | None:
             f"precision must be 'auto' or 'float32' where the backbone runs on {device.type}, got 'float16'; "
             "only CUDA devices run it"
         )
-    return (
-        policy if policy != "auto" else (None if device.type == "cuda" else "float32")
-    )
+    if policy != "auto":
+        return policy
+    if device.type == "cuda":
+        return None
+    return "float32"
 
 
 class _Runner:
@@ -666,14 +686,16 @@ class _Runner:
     """
 
     def __init__(self, backbone: Backbone, precision: Precision | None) -> None:
-        self.backbone, self.precision = backbone, precision
+        self.backbone = backbone
+        self.precision = precision
 
     def start(
         self, batch: Tensor | list[str] | None
     ) -> Callable[[], NDArray[np.float32]]:
         """Run a batch, and return the function that waits for its features and checks them.
 
-        Images come as the backbone's transform gives them or, where it is a :class:`Preprocessing`, as bytes.
+        Images come as the backbone's transform gives them or, where it is a
+        :class:`Preprocessing`, as bytes.
         """
         if batch is None:
             return lambda: np.empty(
@@ -726,7 +748,8 @@ class _Runner:
         """Return the features of a batch on the device; the first batch decides the precision."""
         if self.precision is not None:
             return self._encode(batch, self.precision)
-        exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
+        exact = self._encode(batch, "float32")
+        half = self._encode(batch, "float16")
         # FeatureBlock by block: one of small numbers must agree as well as the others.
         halves, exacts = (
             torch.split(part, list(self.backbone.spec.blocks.widths), dim=1)
@@ -737,13 +760,17 @@ class _Runner:
         return half if self.precision == "float16" else exact
 
     def _encode(self, batch: Any, precision: Precision) -> Tensor:
-        device, transform = self.backbone.device, self.backbone.transform
+        device = self.backbone.device
+        transform = self.backbone.transform
         if isinstance(batch, Tensor):
             batch = batch.to(device, non_blocking=True)
             if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
                 batch = transform.normalised(batch)
-        # On a CPU an outer autocast of the caller is turned off: the precision is part of the result.
-        kind = torch.float16 if device.type == "cuda" else None
+        # On a CPU an outer autocast of the caller is turned off: the precision is part
+        # of the result.
+        kind = None
+        if device.type == "cuda":
+            kind = torch.float16
         with torch.autocast(device.type, dtype=kind, enabled=precision == "float16"):
             return self.backbone.encode(batch).float()
 
@@ -763,7 +790,7 @@ def distance(half: Tensor, exact: Tensor) -> float:
     return float(torch.nan_to_num(gaps, nan=torch.inf, posinf=torch.inf).max())
 
 
-# -- warnings and progress ----------------------------------------------------------------------------------
+# -- warnings and progress -------------------------------------------------------------
 
 
 def _judge(failures: Sequence[Failure], n_items: int) -> None:
@@ -771,7 +798,9 @@ def _judge(failures: Sequence[Failure], n_items: int) -> None:
     if not failures:
         return
     named = ", ".join(failure.name for failure in failures[:_NAMED])
-    more = f" and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
+    more = ""
+    if len(failures) > _NAMED:
+        more = f" and {len(failures) - _NAMED} more"
     said = f"{named}{more}; the first because {failures[0].reason}"
     if len(failures) == n_items:
         raise ImageError(f"None of the {n_items} images can be read: {said}")

@@ -1,7 +1,7 @@
 """Images prepared by the GPU that runs the backbone: processes beside it decode them, and the GPU resizes and crops.
 
-Resizing is Pillow's arithmetic in the same integers, so that the bytes are those that a CPU gives, view by view. Images
-that need a border, and large ones, go through Pillow.
+Resizing is Pillow's arithmetic in the same integers, so that the bytes are those that a
+CPU gives, view by view. Images that need a border, and large ones, go through Pillow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ FILTERS = {"bilinear": 1.0, "bicubic": 2.0}
 LARGEST_RAW = 2**20
 """Bytes of a decoded image; of one with more, the views are less to send than the image."""
 
-_TALLEST = 2  # height over width; some versions of Pillow resize what is taller in another order
+# Height over width; some versions of Pillow resize what is taller in another order
+_TALLEST = 2
 _SLICE = 64  # images that are resized at a time
 _AHEAD = 3  # prepared batches that wait for the network
 _BITS = 22  # of the fraction of Pillow's weights
@@ -65,8 +66,8 @@ class RawBatch(NamedTuple):
 def can_prepare(own: Preprocessing) -> bool:
     """Return whether a GPU resizes and crops as Pillow does.
 
-    Where both sides of an image are scaled alike, the order of Pillow's two passes is the same in all of its versions,
-    but for tall images.
+    Where both sides of an image are scaled alike, the order of Pillow's two passes is
+    the same in all of its versions, but for tall images.
     """
     return own.interpolation in FILTERS and own.crop_mode == "center"
 
@@ -81,7 +82,8 @@ class RawReader(ImageReader):
     transform : Preprocessing
         What will be done to them.
     pinned : bool
-        Whether batches are placed where a GPU can fetch them by itself; not in worker processes, which have none.
+        Whether batches are placed where a GPU can fetch them by itself; not in worker
+        processes, which have none.
     """
 
     def __init__(
@@ -100,11 +102,10 @@ class RawReader(ImageReader):
             and source.dtype == np.uint8
             and source.shape[2:] == (3,)
         )
-        image = (
-            source
-            if in_memory and source.size
-            else np.asarray(decode_image(source, name=name))
-        )
+        if in_memory and source.size:
+            image = source
+        else:
+            image = np.asarray(decode_image(source, name=name))
         height, width = image.shape[:2]
         if (
             image.nbytes <= LARGEST_RAW
@@ -150,11 +151,15 @@ class GpuPreparation:
     """
 
     def __init__(self, transform: Preprocessing, device: torch.device) -> None:
-        self._own, self._device = transform, device
-        # Halves go through a GPU's matrix units, and hold bytes and parts of weights exactly; sums need more.
-        self._exact: dict[str, Any] = (
-            {"out_dtype": torch.float32} if device.type == "cuda" else {}
-        )
+        self._own = transform
+        self._device = device
+        # Halves go through a GPU's matrix units, and hold bytes and parts of weights
+        # exactly; sums need more.
+        self._exact: dict[str, Any]
+        if device.type == "cuda":
+            self._exact = {"out_dtype": torch.float32}
+        else:
+            self._exact = {}
         dtype = torch.float16 if self._exact else torch.float32
         self._weights = lru_cache(64)(
             lambda *about: resize_weights(*about).to(device, dtype)
@@ -165,7 +170,8 @@ class GpuPreparation:
     ) -> Generator[LoadedBatch, None, None]:
         """Yield batches of pixels on the device.
 
-        A thread reads and prepares them, on a stream of its own; on the network's stream it would wait for the network.
+        A thread reads and prepares them, on a stream of its own; on the network's
+        stream it would wait for the network.
         """
         if self._device.type == "cpu":
             yield from map(self._prepared, batches)
@@ -175,7 +181,8 @@ class GpuPreparation:
         def prepared() -> Iterator[tuple[LoadedBatch, Any]]:
             for batch in batches:
                 with torch.inference_mode(), torch.cuda.stream(stream):
-                    loaded, done = self._prepared(batch), torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    loaded = self._prepared(batch)  # type: ignore[no-untyped-call]
+                    done = torch.cuda.Event()
                     done.record(stream)
                 yield loaded, done
 
@@ -199,9 +206,12 @@ class GpuPreparation:
             dtype=torch.uint8,
             device=self._device,
         )
-        here, start, place = batch.data.to(self._device, non_blocking=True), 0, 0
+        here = batch.data.to(self._device, non_blocking=True)
+        start = 0
+        place = 0
         for shape, alike in groupby(batch.shapes):
-            count, (height, width) = len(list(alike)), shape or self._own.size
+            count = len(list(alike))
+            (height, width) = shape or self._own.size
             images = here[start : start + 3 * count * height * width].view(
                 count, height, width, 3
             )
@@ -215,8 +225,11 @@ class GpuPreparation:
                     continue
                 for view, columns in self._own.cuts():
                     places[:, : view.size[0], columns] = self._view(view, some)
-            start, place = start + images.numel(), place + count
-        pixels = sheets.permute(0, 3, 1, 2) if len(sheets) else None
+            start = start + images.numel()
+            place = place + count
+        pixels = None
+        if len(sheets):
+            pixels = sheets.permute(0, 3, 1, 2)
         return LoadedBatch(np.array(batch.rows, dtype=np.int64), pixels, batch.failures)
 
     def _view(self, own: Preprocessing, images: Tensor) -> Tensor:
@@ -254,8 +267,9 @@ def resize_weights(
 ) -> Tensor:
     """Return Pillow's weights (2, kept, length) from a side of ``length`` pixels to some of its ``resized`` ones.
 
-    Pillow rounds weights to 22 binary digits. The two matrices are their lower and upper parts, of at
-    most 11 digits, which half precision holds; float32 adds their products with bytes without rounding.
+    Pillow rounds weights to 22 binary digits. The two matrices are their lower and
+    upper parts, of at most 11 digits, which half precision holds; float32 adds their
+    products with bytes without rounding.
 
     Parameters
     ----------

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import multiprocessing
 import os
 import shutil
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +30,11 @@ from evergrow.core.errors import ImageError, InputError
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
 from evergrow.data.items import Items, has_plugin, plugin_of, unread_format
+from evergrow.features.image_formats import (
+    WORK_PER_PIXEL,
+    decoding_work,
+    open_image,
+)
 from evergrow.features.preprocess import Preprocessing
 
 if TYPE_CHECKING:
@@ -49,6 +53,20 @@ MAX_PIXELS = 178_956_970
 ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
 
+_QUICK_WORK = 60_000_000  # units of decoding_work: about a quarter of a second
+_RAW_UNITS_PER_PIXEL = 32
+_BAND = 2**20  # pixels that are scaled at once
+_ORIENTATION = 0x0112  # tag of EXIF data
+_TURNS = {  # names of PIL.Image.Transpose by orientation
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
 _LOOKED_AT = 64  # images whose sizes decide which view is taken
 
 
@@ -57,15 +75,21 @@ def decode_image(
 ) -> Image:
     """Return an image in RGB, the right way up.
 
-    An orientation noted in the EXIF data is applied. Grey, palette and CMYK images become RGB as Pillow's
-    ``convert("RGB")`` makes them; an alpha channel is dropped, not laid over a colour. 16-bit grey is scaled to 8 bits
-    (Pillow would clip it). Of an animation the first frame counts.
+    Reads JPEG, PNG, WebP, GIF, TIFF, BMP and PPM, and HEIC and camera RAW if their
+    plugins are installed; other formats are refused by name. An orientation in the EXIF
+    data is applied; the result has no metadata. Grey, palette and CMYK images become
+    RGB as by Pillow's ``convert("RGB")``; an alpha channel is dropped, not laid over a
+    colour. 16-bit grey is scaled to 8 bits (Pillow would clip it). Only the first frame
+    of an animation is decoded.
+
+    Before decoding, the size, the bytes of decoded pixels and the work (such as the
+    scans of a progressive JPEG) are read from headers and compared with ``max_pixels``.
 
     Parameters
     ----------
     source : path-like, bytes, PIL.Image.Image or ndarray
-        A file, the content of a file, an image, or uint8 pixels of shape (height, width), (height, width, 1),
-        (height, width, 3) or (height, width, 4).
+        A file, the content of a file, an image, or uint8 pixels of shape (height,
+        width), (height, width, 1), (height, width, 3) or (height, width, 4).
     name : str, optional
         What to call the image in messages; the path by default.
     max_pixels : int
@@ -105,14 +129,61 @@ def decode_image(
         name = name or str(opened)
     else:
         raise ImageError(
-            f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}"
+            "image must be a path, bytes, a PIL image or a uint8 array, got "
+            f"{type(source).__name__}"
         )
     if plugin_of(name) == "raw" and has_plugin("raw"):
         return _from_raw(opened, name, max_pixels)
-    with _readable(name), opened_image(opened) as image:
+    with _readable(name), _opened(opened) as file, open_image(file, name) as image:
         _check_size(*image.size, max_pixels)
+        decoding_work(image, file, max_pixels)
         image.load()
         return _to_rgb(image)
+
+
+def is_quick_to_decode(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> bool:
+    """Return whether decoding an image takes no more than about a quarter of a second.
+
+    Only headers are read. A file that :func:`decode_image` refuses counts as quick.
+
+    Parameters
+    ----------
+    data : bytes
+        Content of the file.
+    name : str
+        Its name, which tells camera RAW from other formats.
+    max_pixels : int
+        As in :func:`decode_image`.
+
+    Examples
+    --------
+    >>> import io
+    >>> from PIL import Image
+    >>> from evergrow.features.images import is_quick_to_decode
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (64, 64)).save(file, "PNG")
+    >>> is_quick_to_decode(file.getvalue(), "x.png")
+    True
+    """
+    if plugin_of(name) == "raw" and has_plugin("raw"):
+        return False
+    try:
+        file = io.BytesIO(data)
+        with _readable(name), open_image(file, name) as image:
+            _check_size(*image.size, max_pixels)
+            return decoding_work(image, file, max_pixels) <= _QUICK_WORK
+    except ImageError:
+        return True
+
+
+@contextmanager
+def _opened(source: Path | io.BytesIO) -> Iterator[BinaryIO]:
+    """Yield an open file; a file that is given stays open."""
+    if isinstance(source, Path):
+        with open(source, "rb") as file:
+            yield file
+    else:
+        yield source
 
 
 def median_side(items: Items) -> int | None:
@@ -132,18 +203,22 @@ def median_side(items: Items) -> int | None:
             sides.append(min(source.shape[:2]))
         elif not isinstance(source, Exception):
             with suppress(Exception):  # decoding will say what is wrong with it
-                opened = (
-                    io.BytesIO(source)
-                    if isinstance(source, (bytes, bytearray, memoryview))
-                    else source
-                )
-                with (
-                    nullcontext(opened)
-                    if hasattr(opened, "size")
-                    else opened_image(opened) as image
-                ):
-                    sides.append(min(image.size))
-    return int(np.median(sides)) if sides else None
+                sides.append(min(_size_of(source)))
+    if sides:
+        return int(np.median(sides))
+    return None
+
+
+def _size_of(source: Any) -> tuple[int, int]:
+    """Return width and height of a file, its content or a PIL image."""
+    if hasattr(source, "size"):
+        return (source.width, source.height)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        opened: Path | io.BytesIO = io.BytesIO(source)
+    else:
+        opened = Path(source)
+    with _opened(opened) as file, open_image(file, "the image") as image:
+        return image.size
 
 
 @contextmanager
@@ -152,6 +227,8 @@ def _readable(name: str) -> Iterator[None]:
     try:
         yield
     except ImageError as error:
+        if repr(name) in str(error):
+            raise
         raise ImageError(f"{error} (in {name})") from error
     except MemoryError:
         raise  # says something about the machine, not about the image
@@ -173,24 +250,6 @@ def _reason(error: Exception, name: str) -> str:
     return str(error) or type(error).__name__
 
 
-def opened_image(opened: Any) -> Image:
-    """Open an image without decoding it; Pillow refuses those with too many pixels."""
-    from PIL import Image
-
-    _prepare_pillow()
-    return Image.open(opened)
-
-
-@cache
-def _prepare_pillow() -> None:
-    """Let Pillow read HEIC images, where the plugin for them is installed, and not warn at half of its limit."""
-    from PIL import Image
-
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    if has_plugin("heic"):
-        importlib.import_module("pillow_heif").register_heif_opener()
-
-
 def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
     """Return the image that a camera's own file holds, developed as the camera would."""
     from PIL import Image
@@ -202,7 +261,9 @@ def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
             opened if isinstance(opened, io.BytesIO) else os.fspath(opened)
         ) as raw,
     ):
-        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, max_pixels)
+        # Developing takes 32 times as long as a pass over a JPEG.
+        most = max(1, max_pixels * WORK_PER_PIXEL // _RAW_UNITS_PER_PIXEL)
+        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, most)
         return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
 
 
@@ -217,40 +278,73 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _to_rgb(image: Image) -> Image:
-    from PIL import ImageOps
+    """Return an image in RGB, turned as its EXIF data says, without any metadata."""
+    from PIL.Image import Transpose
 
     try:
-        upright = ImageOps.exif_transpose(image)
+        orientation = image.getexif().get(_ORIENTATION)
     except Exception:  # a damaged EXIF block says nothing about the pixels
-        upright = image
-    if upright.mode == "RGB":
-        return upright.copy() if upright is image else upright
-    if upright.mode.startswith(("I", "F")):
-        return _scaled_to_bytes(upright).convert("RGB")
-    if upright.mode == "P" and "transparency" in upright.info:
-        upright = upright.convert(
-            "RGBA"
-        )  # the same colours, without a warning about transparency
-    return upright.convert("RGB")
+        orientation = None
+    converted = _converted(image)
+    if orientation in _TURNS:
+        converted = converted.transpose(Transpose[_TURNS[orientation]])
+    elif converted is image:
+        converted = image.copy()
+    converted.info = {}
+    return converted
+
+
+def _converted(image: Image) -> Image:
+    """Convert an image to RGB as :func:`decode_image` documents it."""
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith(("I", "F")):
+        return _scaled_to_bytes(image).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        # The same colours, without a warning about transparency.
+        return image.convert("RGBA").convert("RGB")
+    return image.convert("RGB")
 
 
 def _scaled_to_bytes(image: Image) -> Image:
-    """Scale grey levels of 16 bits, 32 bits or floating point to 0..255."""
+    """Scale grey levels of 16 bits, 32 bits or floating point to 0..255.
+
+    Bands of rows are scaled one after another, so that memory stays small beside the
+    image itself.
+    """
     from PIL import Image
 
-    levels = np.asarray(image).astype(np.float64)
-    if not np.isfinite(levels).all():
-        raise ImageError("image must have finite grey levels, got NaN or infinity")
-    low, high = float(levels.min()), float(levels.max())
+    rows_at_once = max(1, _BAND // image.width)
+    bands = [
+        (0, top, image.width, min(top + rows_at_once, image.height))
+        for top in range(0, image.height, rows_at_once)
+    ]
+    low = math.inf
+    high = -math.inf
+    for band in bands:
+        levels = np.asarray(image.crop(band))
+        band_low = float(levels.min())
+        band_high = float(levels.max())
+        if not (math.isfinite(band_low) and math.isfinite(band_high)):
+            raise ImageError("image must have finite grey levels, got NaN or infinity")
+        low = min(low, band_low)
+        high = max(high, band_high)
     if image.mode == "F" and low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
     elif image.mode != "F" and low >= 0 and high <= 65535:
-        low, high = (
-            0.0,
-            65535.0,
-        )  # the range of the format, so that a dark image stays dark
+        # The range of the format, so that a dark image stays dark.
+        low = 0.0
+        high = 65535.0
     span = high - low or 1.0
-    return Image.fromarray(np.rint((levels - low) / span * 255).astype(np.uint8))
+    scaled = np.empty((image.height, image.width), dtype=np.uint8)
+    for band in bands:
+        levels = np.asarray(image.crop(band)).astype(np.float64)
+        levels -= low
+        levels /= span
+        levels *= 255
+        scaled[band[1] : band[3]] = np.rint(levels, out=levels)
+    return Image.fromarray(scaled)
 
 
 def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
@@ -277,7 +371,7 @@ def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
         return image.convert("RGB")
 
 
-# -- batches ---------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -293,8 +387,8 @@ class Failure:
     reason : str
         Why, without any path of this machine beyond the name.
     passing : bool
-        Whether the system refused (no permission, an input error), which may be over next time; what the file holds
-        is not to blame.
+        Whether the system refused (no permission, an input error), which may be over
+        next time; what the file holds is not to blame.
     """
 
     row: int
@@ -338,8 +432,9 @@ def split_rows(rows: range, batch_size: int) -> list[range]:
 class ImageReader(Dataset[Any]):
     """Batches of images by their rows: read, decoded and transformed; cheap to send to workers.
 
-    The last step of a :class:`Preprocessing`, from bytes to normalised numbers, is left to the device: bytes are a
-    quarter of what they become, so that there is less to send and to copy.
+    The last step of a :class:`Preprocessing`, from bytes to normalised numbers, is left
+    to the device: bytes are a quarter of what they become, so that there is less to
+    send and to copy.
 
     Parameters
     ----------
@@ -350,13 +445,19 @@ class ImageReader(Dataset[Any]):
     """
 
     def __init__(self, items: Items, transform: Transform) -> None:
-        self._items, self._transform = items, transform
-        self._own = transform if isinstance(transform, Preprocessing) else None
+        self._items = items
+        self._transform = transform
+        if isinstance(transform, Preprocessing):
+            self._own = transform
+        else:
+            self._own = None
 
     def load(self, source: Any, name: str | None = None) -> Any:
         """Return the tensor of one image, or raise :class:`ImageError`."""
         image = decode_image(source, name=name)
-        return self._transform(image) if self._own is None else self._own.pixels(image)
+        if self._own is None:
+            return self._transform(image)
+        return self._own.pixels(image)
 
     def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
         """Return the rows that could be read, their images as :meth:`load` gives them, and the failures."""
@@ -384,9 +485,10 @@ class ImageReader(Dataset[Any]):
         batch: Tensor | None = None
         for place, image in enumerate(loaded):
             if batch is None:
-                layout = (
-                    torch.channels_last if image.ndim == 3 else torch.contiguous_format
-                )
+                if image.ndim == 3:
+                    layout = torch.channels_last
+                else:
+                    layout = torch.contiguous_format
                 batch = torch.empty(
                     (len(loaded), *image.shape), dtype=image.dtype, memory_format=layout
                 )
@@ -433,15 +535,20 @@ def loaded_batches(
     workers : int
         Processes that read; 0 reads in this one.
     device : torch.device
-        Where the batches will go: those of a GPU are placed where it can fetch them by itself.
+        Where the batches will go: those of a GPU are placed where it can fetch them by
+        itself.
     draws : torch.Generator, optional
-        Where the workers' seeds come from; the global random state stays as it is in any case.
+        Where the workers' seeds come from; the global random state stays as it is in
+        any case.
     """
     if workers == 0:
         yield (reader.__getitems__(rows) for rows in batches)
         return
-    # Forked workers share the items instead of a copy each, and need no importable main module.
-    context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+    # Forked workers share the items instead of a copy each, and need no importable main
+    # module.
+    context = None
+    if sys.platform == "linux":
+        context = multiprocessing.get_context("fork")
     loader = DataLoader(
         reader,
         batch_sampler=batches,  # type: ignore[arg-type]
@@ -521,9 +628,10 @@ def choose_workers(
 ) -> int:
     """Return the number of decoding processes: as wanted, or as suits the machine.
 
-    A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants all but two, which start its
-    kernels and pin its batches (on 16 cores 14 workers were faster than 16).
-    Batches wait in shared memory, which containers often keep small: no more workers than it has room for.
+    A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants
+    all but two, which start its kernels and pin its batches (on 16 cores 14 workers
+    were faster than 16). Batches wait in shared memory, which containers often keep
+    small: no more workers than it has room for.
 
     Parameters
     ----------
@@ -545,19 +653,19 @@ def choose_workers(
     """
     if wanted != "auto":
         return min(wanted, n_batches)
-    cores = (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     gpu = device.type != "cpu"
     if n_batches <= _PREFETCH or (sys.platform != "linux" and not gpu):
         return 0  # starting processes would cost more than they save
-    useful = (
-        min(max(cores - 2, 1), 16)
-        if gpu
-        else (0 if cores <= 2 else min(cores // 4 or 1, 8))
-    )
+    if gpu:
+        useful = min(max(cores - 2, 1), 16)
+    elif cores <= 2:
+        useful = 0
+    else:
+        useful = min(cores // 4 or 1, 8)
     try:
         free = shutil.disk_usage(_SHARED_MEMORY).free
     except OSError:  # no such limit

@@ -51,12 +51,14 @@ class Preprocessing:
     resize : tuple of int
         Height and width that images are resized for before the crop.
     crop_mode : {"center", "squash", "border"}
-        ``"center"`` resizes the shorter side and cuts out the centre; ``"squash"`` resizes both sides, whatever the
-        proportions; ``"border"`` resizes the longer side and fills up with the mean colour.
+        ``"center"`` resizes the shorter side and cuts out the centre; ``"squash"``
+        resizes both sides, whatever the proportions; ``"border"`` resizes the longer
+        side and fills up with the mean colour.
     interpolation : str
         Pillow's filter for resizing, with antialiasing.
     mean, std : tuple of float
-        Per channel, for pixels in [0, 1]. Means of 0 and deviations of 1 leave the pixels alone.
+        Per channel, for pixels in [0, 1]. Means of 0 and deviations of 1 leave the
+        pixels alone.
 
     Examples
     --------
@@ -103,11 +105,15 @@ class Preprocessing:
         size : int
             Height and width of the result.
         resize : int, optional
-            What the shorter side is resized to before the crop; by default 8/7 of the size (256 for 224). With the size
-            itself, as for CIFAR, nothing of a square is cut off.
+            What the shorter side is resized to before the crop; by default 8/7 of the
+            size (256 for 224). With the size itself, as for CIFAR, nothing of a square
+            is cut off.
         """
         check_number("size", size, low=1, integer=True)
-        resized = round(size * 256 / 224) if resize is None else resize
+        if resize is None:
+            resized = round(size * 256 / 224)
+        else:
+            resized = resize
         return cls(
             (size, size), (resized, resized), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
         )
@@ -133,7 +139,8 @@ class Preprocessing:
         Raises
         ------
         FileFormatError
-            If one is missing or out of range; sizes from files are bounded, since images of that size are made.
+            If one is missing or out of range; sizes from files are bounded, since
+            images of that size are made.
         """
         made = from_values(cls, values, "preprocessing")
         missing = {item.name for item in fields(cls)} - {*values}
@@ -159,8 +166,9 @@ class Preprocessing:
         size : int
             Height and width of the result.
         whole : int
-            The size that images are resized for; the middle of that is seen. A smaller one than ``size`` shows some of
-            the border that the network's own view cuts off.
+            The size that images are resized for; the middle of that is seen. A smaller
+            one than ``size`` shows some of the border that the network's own view cuts
+            off.
 
         Raises
         ------
@@ -198,7 +206,8 @@ class Preprocessing:
     def pixels(self, image: Image) -> Tensor:
         """Return the bytes (3, height, width) of an image in RGB, resized and cropped: a quarter of the tensor's size.
 
-        Workers send these; :meth:`normalised` does the rest where the backbone computes.
+        Workers send these; :meth:`normalised` does the rest where the backbone
+        computes.
         """
         from PIL import Image as PILImage
 
@@ -213,19 +222,20 @@ class Preprocessing:
         if (
             covers and window is None
         ):  # a strip, of which only the part that the crop keeps is computed
-            across, down = image.width / width, image.height / height
+            across = image.width / width
+            down = image.height / height
             left, top, right, bottom = self._crop_box(height, width)
             part = (left * across, top * down, right * across, bottom * down)
             return to_bytes(image.resize(self.size[::-1], resample, box=part))
         if (width, height) != image.size:
             image = image.resize((width, height), resample)
         if not covers:  # laid on the middle of a background
-            fill = (
-                tuple(round(255 * value) for value in self.mean)
-                if self.crop_mode == "border"
-                else (0, 0, 0)
-            )
-            height, width = max(self.size[0], height), max(self.size[1], width)
+            if self.crop_mode == "border":
+                fill = tuple(round(255 * value) for value in self.mean)
+            else:
+                fill = (0, 0, 0)
+            height = max(self.size[0], height)
+            width = max(self.size[1], width)
             background = PILImage.new("RGB", (width, height), fill)
             background.paste(
                 image, ((width - image.width) // 2, (height - image.height) // 2)
@@ -247,9 +257,10 @@ class Preprocessing:
         """
         result = pixels / 255
         if any(self.mean) or any(value != 1 for value in self.std):
-            channels = (
-                _channels.__wrapped__ if torch.compiler.is_compiling() else _channels
-            )  # a graph needs its own
+            if torch.compiler.is_compiling():
+                channels = _channels.__wrapped__
+            else:
+                channels = _channels
             result.sub_(channels(self.mean, result.device)).div_(
                 channels(self.std, result.device)
             )
@@ -260,7 +271,8 @@ class Preprocessing:
     ) -> tuple[tuple[int, int], int, int] | None:
         """Return the size that an image is resized to, and the top and left of the crop in it.
 
-        None where borders must be filled, or where it is a strip of which only a part is worth computing.
+        None where borders must be filled, or where it is a strip of which only a part
+        is worth computing.
         """
         resized = self._resized_size(height, width)
         if (
@@ -274,10 +286,8 @@ class Preprocessing:
 
     def _crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Return left, top, right and bottom of the centre of an image."""
-        top, left = (
-            round((height - self.size[0]) / 2.0),
-            round((width - self.size[1]) / 2.0),
-        )
+        top = round((height - self.size[0]) / 2.0)
+        left = round((width - self.size[1]) / 2.0)
         return left, top, left + self.size[1], top + self.size[0]
 
     def _resized_size(self, height: int, width: int) -> tuple[int, int]:
@@ -287,9 +297,14 @@ class Preprocessing:
         if self.crop_mode == "center" and self.resize[0] == self.resize[1]:
             short = self.resize[0]
             long = int(short * max(height, width) / min(height, width))
-            return (short, long) if height <= width else (long, short)
+            if height <= width:
+                return (short, long)
+            return (long, short)
         ratios = (height / self.resize[0], width / self.resize[1])
-        ratio = max(ratios) if self.crop_mode == "border" else min(ratios)
+        if self.crop_mode == "border":
+            ratio = max(ratios)
+        else:
+            ratio = min(ratios)
         return max(round(height / ratio), 1), max(round(width / ratio), 1)
 
 
@@ -348,8 +363,8 @@ def view_sheet(
     own : Preprocessing
         What is done for the network's own view.
     views : tuple of (int, int) or None
-        Size and whole of each, as in :meth:`Preprocessing.for_view`, None for the network's own; repetitions do not
-        count.
+        Size and whole of each, as in :meth:`Preprocessing.for_view`, None for the
+        network's own; repetitions do not count.
     """
     parts = [
         own if view is None else own.for_view(*view) for view in dict.fromkeys(views)

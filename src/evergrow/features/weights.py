@@ -41,19 +41,21 @@ _SHOWN = 3
 def read_weights(path: str | os.PathLike[str]) -> Tensors:
     """Return the tensors of a weights file by name.
 
-    The usual wrappings are taken off: training checkpoints that hold the weights under ``"state_dict"``,
-    ``"state_dict_ema"``, ``"model"`` or ``"model_ema"``, and names that all begin with ``"module."`` or the like.
+    The usual wrappings are taken off: training checkpoints that hold the weights under
+    ``"state_dict"``, ``"state_dict_ema"``, ``"model"`` or ``"model_ema"``, and names
+    that all begin with ``"module."`` or the like.
 
     Parameters
     ----------
     path : path-like
-        A ``.safetensors`` file, or a ``.pth``, ``.pt`` or ``.bin`` file of ``torch.save``, of which only tensors and
-        plain values are read.
+        A ``.safetensors`` file, or a ``.pth``, ``.pt`` or ``.bin`` file of
+        ``torch.save``, of which only tensors and plain values are read.
 
     Raises
     ------
     WeightsError
-        If there is no such file, or it is damaged, or it holds anything that would have to be executed.
+        If there is no such file, or it is damaged, or it holds anything that would have
+        to be executed.
 
     Examples
     --------
@@ -105,7 +107,10 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
         if inner is None:
             break
         content = inner
-    named = content.items() if isinstance(content, Mapping) else ()
+    if isinstance(content, Mapping):
+        named = content.items()
+    else:
+        named = ()
     tensors = {str(name): value for name, value in named if isinstance(value, Tensor)}
     if not tensors:
         raise WeightsError(
@@ -128,8 +133,9 @@ def load_weights(
 ) -> None:
     """Put weights into a module, all of them or none.
 
-    Classifier weights are left out where the module has no classifier. Position embeddings are resampled where timm
-    knows how to for this architecture and only the image size differs.
+    Classifier weights are left out where the module has no classifier. Position
+    embeddings are resampled where timm knows how to for this architecture and only the
+    image size differs.
 
     Parameters
     ----------
@@ -163,7 +169,8 @@ def load_weights(
     )
     best: list[str] = []
     for candidate in _candidates(module, wanted, dict(tensors)):
-        # A counter that old files lack, and that evaluation never reads, keeps its value.
+        # A counter that old files lack, and that evaluation never reads, keeps its
+        # value.
         counters = {
             name: value
             for name, value in wanted.items()
@@ -208,7 +215,8 @@ def _candidates(
     yield tensors
     if "_conv_stem.weight" in tensors:
         yield _efficientnet_names(tensors, list(wanted))
-    # timm keeps, beside each architecture, a function that converts the layouts it was published in.
+    # timm keeps, beside each architecture, a function that converts the layouts it was
+    # published in.
     home = sys.modules[type(module).__module__]
     known = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
     convert: Callable[..., Any] | None = next(
@@ -216,8 +224,9 @@ def _candidates(
     )
     if convert is None or not home.__name__.startswith("timm."):
         return
-    # It resamples patch kernels too, so that weights of one patch size go into another architecture and give features
-    # that nobody trained. Only position embeddings and classifiers may change their shape.
+    # It resamples patch kernels too, so that weights of one patch size go into another
+    # architecture and give features that nobody trained. Only position embeddings and
+    # classifiers may change their shape.
     for name, value in tensors.items():
         fixed = (
             name in wanted
@@ -245,8 +254,9 @@ def _candidates(
 def _efficientnet_names(tensors: Tensors, names: list[str]) -> Tensors:
     """Rename EfficientNet weights of the layout ``_conv_stem``, ``_blocks.0._depthwise_conv``, ... to timm's.
 
-    Both list their layers in the order of computation, so the n-th name goes to the n-th; that the last parts of the
-    names agree and (later) all the shapes is the proof.
+    Both list their layers in the order of computation, so the n-th name goes to the
+    n-th; that the last parts of the names agree and (later) all the shapes is the
+    proof.
     """
     body = {
         name: value for name, value in tensors.items() if not name.startswith("_fc.")
@@ -285,7 +295,8 @@ def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:
     module : torch.nn.Module
         On any device; the hash does not depend on it.
     named : callable
-        From a name in the module to the one that is hashed, where versions of a library call the same thing otherwise.
+        From a name in the module to the one that is hashed, where versions of a library
+        call the same thing otherwise.
 
     Examples
     --------

@@ -67,7 +67,8 @@ class Heads(Registry["type[IncrementalClassifier]"]):
 
     def register(self, name: str) -> Callable[[Any], Any]:
         """Return a decorator that files a class under a name, in settings and in files."""
-        known, written = super().register(name), record(f"head/{name}")
+        known = super().register(name)
+        written = record(f"head/{name}")
         return lambda cls: written(known(cls))
 
     def _complete(self) -> dict[str, type[IncrementalClassifier]]:
@@ -107,10 +108,12 @@ class Unsupported:
 class IncrementalClassifier(NamedClasses, Estimator, ABC):
     """A classifier that learns batch by batch over an open set of classes.
 
-    A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
-    :meth:`_contents` / :meth:`_restore`, and :meth:`_regroup` where classes can get other names. ``_learn`` must either
-    succeed or leave the head unchanged, and replace what was learned rather than change it in place; the base commits
-    the labels only after it returns. Further methods are optional: a head that lacks one raises
+    A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`,
+    :meth:`_scores` and the pair :meth:`_contents` / :meth:`_restore`, and
+    :meth:`_regroup` where classes can get other names. ``_learn`` must either succeed
+    or leave the head unchanged, and replace what was learned rather than change it in
+    place; the base commits the labels only after it returns. Further methods are
+    optional: a head that lacks one raises
     :class:`~evergrow.core.errors.UnsupportedError` when it is asked for.
 
     Attributes
@@ -142,7 +145,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     device_: torch.device
     _unknown_fields: Mapping[str, Any] = MappingProxyType({})
 
-    # -- hooks ------------------------------------------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------
 
     @abstractmethod
     def _check_params(self) -> None:
@@ -184,7 +187,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def _settle(self) -> None:
         """Work out what answers need, as far as it is not there yet."""
 
-    # -- what not every head can do ---------------------------------------------------------------------
+    # -- what not every head can do ----------------------------------------------------
 
     spawn: Any = Unsupported("start an empty learner with the same layer")
     with_expected_rows: Any = Unsupported("be learned in parts")
@@ -235,7 +238,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     __sklearn_is_fitted__ = _is_fitted
 
-    # -- learning ---------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any) -> Self:
         """Forget everything and learn the first task.
@@ -256,7 +259,8 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def _begin(self, X: Any, y: Any, sample_weight: Any) -> Self:
         """Learn the first task. It may have weights, which ``fit`` has none of: the layer is made without them."""
         self._check_params()
-        device, before = resolve_device(self.device), vars(self).copy()
+        device = resolve_device(self.device)
+        before = vars(self).copy()
         try:
             Z, labels, weights = self._labelled(X, y, sample_weight, device, reset=True)
             update = LabelUpdate.of(None, labels, device, weights)
@@ -283,7 +287,8 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     ) -> tuple[Tensor, NDArray[Any], Tensor | None]:
         """Return rows and labels of some weight, and the weights; None where every one is one."""
         Z = self._features(X, device, reset=reset)
-        labels, weights = as_labels(y, len(Z)), as_weights(sample_weight, len(Z))
+        labels = as_labels(y, len(Z))
+        weights = as_weights(sample_weight, len(Z))
         if weights is None:
             return Z, labels, None
         self.require_weights()
@@ -299,8 +304,8 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     ) -> Self:
         """Learn one more batch: new classes, old classes or both, of any size.
 
-        The first call is the same as :meth:`fit`. If anything is wrong with the batch the learner stays
-        exactly as it was.
+        The first call is the same as :meth:`fit`. If anything is wrong with the batch
+        the learner stays exactly as it was.
 
         Parameters
         ----------
@@ -309,10 +314,12 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         y : array-like of shape (n,)
             Labels, of the same kind as before.
         classes : array-like, optional
-            Accepted for scikit-learn's sake and not needed; if given, ``y`` must be among them.
+            Accepted for scikit-learn's sake and not needed; if given, ``y`` must be
+            among them.
         sample_weight : array-like of shape (n,), optional
-            How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. The layer of a first
-            batch is made without a look at them. Not every head takes them; see :attr:`takes_weights`.
+            How many samples each counts for: 2 is as if it came twice, 0 as if it had
+            not come. The layer of a first batch is made without a look at them. Not
+            every head takes them; see :attr:`takes_weights`.
 
         Returns
         -------
@@ -337,7 +344,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         self.classes_ = update.classes
         return self
 
-    # -- answering --------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Return the score of every class; for two classes, as scikit-learn has it, one signed column.
@@ -353,7 +360,9 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             Larger means more likely.
         """
         scores = self.class_scores(X)
-        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+        if scores.shape[1] == 2:
+            return scores[:, 1] - scores[:, 0]
+        return scores
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most likely class of every row.
@@ -403,8 +412,9 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
                     f"X must have at least one row and one column, got shape {tuple(Z.shape)}"
                 )
         elif (
-            # What a stream hands over, so that scikit-learn's milliseconds of checks would find nothing. A sum that is
-            # not finite may come from finite numbers; such an array takes the long way, which tells.
+            # What a stream hands over, so that scikit-learn's milliseconds of checks
+            # would find nothing. A sum that is not finite may come from finite numbers;
+            # such an array takes the long way, which tells.
             type(X) is np.ndarray
             and X.dtype in (np.float32, np.float64)
             and X.ndim == 2
@@ -437,7 +447,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             self.__dict__.pop("feature_names_in_", None)
         return Z
 
-    # -- copies, solving, names -------------------------------------------------------------------------
+    # -- copies, solving, names --------------------------------------------------------
 
     def branch(self) -> Self:
         """Return a copy that learns on its own; it costs nothing, since learning replaces what was learned."""
@@ -465,12 +475,13 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         self.classes_ = change.classes
         return self
 
-    # -- files ------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the classifier to one safetensors file, atomically.
 
-        A crash leaves the old file or the new one. The file holds settings, labels and what was learned, never code.
+        A crash leaves the old file or the new one. The file holds settings, labels and
+        what was learned, never code.
 
         Parameters
         ----------
@@ -487,7 +498,8 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             name: plain_value(name, value)
             for name, value in self.get_params(deep=False).items()
         }
-        # What a later version wrote beside that, and this one does not know, goes back where it was.
+        # What a later version wrote beside that, and this one does not know, goes back
+        # where it was.
         for name, value in self._unknown_fields.items():
             archive.meta.setdefault(name, value)
         labels = asdict(StoredLabels.of(self.classes_))
@@ -509,12 +521,14 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         path : path-like
             Where from.
         device : str or torch.device, optional
-            Where to put it; by default where its ``device`` setting says, as far as this machine has that.
+            Where to put it; by default where its ``device`` setting says, as far as
+            this machine has that.
 
         Raises
         ------
         FileFormatError
-            If the file is no classifier of this class, is damaged or contradicts itself.
+            If the file is no classifier of this class, is damaged or contradicts
+            itself.
         NewerSchemaError
             If a newer evergrow wrote it.
         """
@@ -566,14 +580,14 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             raise FileFormatError(
                 f"{name} must have settings that the method takes: {error}"
             ) from error
-        made.device_ = (
-            _usable_device(name, made.device)
-            if device is None
-            else resolve_device(device)
-        )
+        if device is None:
+            made.device_ = _usable_device(name, made.device)
+        else:
+            made.device_ = resolve_device(device)
         if device is not None:
             made.device = device
-        made.classes_, made.n_features_in_ = saved.labels.table(), saved.n_features
+        made.classes_ = saved.labels.table()
+        made.n_features_in_ = saved.n_features
         if saved.feature_names is not None:
             made.feature_names_in_ = np.asarray(saved.feature_names, dtype=object)
         learned: Any = read_fields(
@@ -625,8 +639,6 @@ def _usable_device(name: str, device: Any) -> torch.device:
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),
     }
-    return (
-        wanted
-        if (wanted.index or 0) < usable.get(wanted.type, 0)
-        else torch.device("cpu")
-    )
+    if (wanted.index or 0) < usable.get(wanted.type, 0):
+        return wanted
+    return torch.device("cpu")

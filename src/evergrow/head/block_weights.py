@@ -1,29 +1,39 @@
 """Weights of blocks of columns: fixed by the first task, and chosen again from statistics alone.
 
-Blocks come from several depths and poolings of one pass through a backbone, each of equal energy. The first task fixes
-a weight of each before the layer; how much each counts in answers is chosen again as the statistics grow.
+Blocks come from several depths and poolings of one pass through a backbone, each of
+equal energy. The first task fixes a weight of each before the layer; how much each
+counts in answers is chosen again as the statistics grow.
 
-Columns in blocks b, centred total scatter T, centred cross products Q and a ridge per block, ``L = diag(lambda_b)``:
+Columns in blocks b, centred total scatter T, centred cross products Q and a ridge per
+block, ``L = diag(lambda_b)``:
 
-    P = (T + L)^-1        W = P Q        RSS = |Y|^2 - <W, Q> - <W, L W>        df = tr(P T)
+    P = (T + L)^-1        W = P Q        RSS = |Y|^2 - <W, Q> - <W, L W>        df =
+    tr(P T)
 
-Generalised cross-validation ``N RSS / (N - 1 - df)^2`` falls where a block that does not help is given a larger ridge.
-With ``t_b = log lambda_b`` its slopes for all blocks follow from one factorisation,
+Generalised cross-validation ``N RSS / (N - 1 - df)^2`` falls where a block that does
+not help is given a larger ridge. With ``t_b = log lambda_b`` its slopes for all blocks
+follow from one factorisation,
 
-    dRSS / dt_b = 2 lambda_b <W, P L W>_b        ddf / dt_b = -lambda_b (tr P - tr P L P)_b
+    dRSS / dt_b = 2 lambda_b <W, P L W>_b        ddf / dt_b = -lambda_b (tr P - tr P L
+    P)_b
 
-(parts of the sums that belong to b; traces are estimated with the same random signs throughout), so that a handful of
-factorisations finds the best ridges of any number of blocks. Half the rows times the logarithm of the score counts like
-a log-likelihood, and ridges that differ between blocks pay ``sum (t_b - mean)^2 / (2 SPREAD^2)``: few rows say little.
+(parts of the sums that belong to b; traces are estimated with the same random signs
+throughout), so that a handful of factorisations finds the best ridges of any number of
+blocks. Half the rows times the logarithm of the score counts like a log-likelihood, and
+ridges that differ between blocks pay ``sum (t_b - mean)^2 / (2 SPREAD^2)``: few rows
+say little.
 
-Solving with a ridge per block is solving with one ridge after column j was multiplied by its block's weight
-``w_b ~ lambda_b^-1/2``; weights are returned so that the energy of all columns together stays what it was.
+Solving with a ridge per block is solving with one ridge after column j was multiplied
+by its block's weight ``w_b ~ lambda_b^-1/2``; weights are returned so that the energy
+of all columns together stays what it was.
 
-Where there are no more rows than columns, estimated traces mislead: as ridges vanish so do RSS and N - 1 - df, but not
-the error of an estimate. There T = R^T R with R (r, d) of full rank, Q = R^T Z, and matrices of order r say the same
-exactly, with R_b the columns of a block:
+Where there are no more rows than columns, estimated traces mislead: as ridges vanish so
+do RSS and N - 1 - df, but not the error of an estimate. There T = R^T R with R (r, d)
+of full rank, Q = R^T Z, and matrices of order r say the same exactly, with R_b the
+columns of a block:
 
-    K = I + sum_b R_b R_b^T / lambda_b        RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df = r - tr K^-1
+    K = I + sum_b R_b R_b^T / lambda_b        RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df
+    = r - tr K^-1
 """
 
 from __future__ import annotations
@@ -45,7 +55,8 @@ from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
 MOST_OF_FIRST = 4.0
 """Largest weight that a first task gives to a block, and inverse of the smallest: a few classes are no evidence for
-switching off for ever what all units are made of. In answers a block may count for less, and come back."""
+switching off for ever what all units are made of. In answers a block may count for
+less, and come back."""
 
 ENOUGH_ROWS = 200
 """Rows from which on cross-validation is trusted with the weights of blocks."""
@@ -102,7 +113,8 @@ def first_blocks(
         )
     if sizes is None or len(sizes) == 1:
         return None
-    sizes, rows = tuple(int(size) for size in sizes), Z.to(torch.float64)
+    sizes = tuple(int(size) for size in sizes)
+    rows = Z.to(torch.float64)
     targets = torch.nn.functional.one_hot(codes).to(rows)
     if len(rows) < ENOUGH_ROWS:
         found = cautious_weights(len(sizes))
@@ -156,14 +168,16 @@ def choose_block_weights(
     blocks : sequence of int
         Columns of each block; they add up to d.
     given : sequence of float, optional
-        Weights that the columns of each block were multiplied by before; those returned come on top of them, and it is
-        both together that should not be far apart.
+        Weights that the columns of each block were multiplied by before; those returned
+        come on top of them, and it is both together that should not be far apart.
     basis : Tensor of shape (d, k), optional
-        V, where the sums over columns are ``V G V^T`` and ``V Q``; without it they are G and Q. The columns of V can
-        also be the rows themselves, with the identity for G and one-hot targets for Q.
+        V, where the sums over columns are ``V G V^T`` and ``V Q``; without it they are
+        G and Q. The columns of V can also be the rows themselves, with the identity for
+        G and one-hot targets for Q.
     start : sequence of float, optional
-        Weights in use, where the search begins and which stay where others are hardly better. By default it begins
-        where all blocks count alike, whatever they were multiplied by.
+        Weights in use, where the search begins and which stay where others are hardly
+        better. By default it begins where all blocks count alike, whatever they were
+        multiplied by.
 
     Examples
     --------
@@ -181,28 +195,29 @@ def choose_block_weights(
     """
     even = tuple(1.0 for _ in blocks)
     counts = counts.to(gram)
-    rows, classes = float(counts.sum()), int((counts > 0).sum())
+    rows = float(counts.sum())
+    classes = int((counts > 0).sum())
     if len(blocks) < 2 or classes < 2 or rows - classes < 1.0:
         return even
     mean = cross.sum(dim=1) / rows
-    gram, cross = (
-        gram - rows * torch.outer(mean, mean),
-        cross - torch.outer(mean, counts),
-    )
+    gram = gram - rows * torch.outer(mean, mean)
+    cross = cross - torch.outer(mean, counts)
     mean = mean if basis is None else basis @ mean
     search: _WeightSearch
     if rows <= sum(blocks) or (basis is not None and 2 * basis.shape[1] <= len(basis)):
         search = _ThinSearch(gram, cross, basis, counts, blocks, given)
     else:
         if basis is not None:
-            gram, cross = basis @ gram @ basis.T, basis @ cross
+            gram = basis @ gram @ basis.T
+            cross = basis @ cross
         search = _DenseSearch(gram, cross, counts, blocks, given)
     energy = float(search.energies.sum())
     if not energy > 1e-10 * (energy + rows * float(mean.square().sum())):
         return even
-    # Equal weights, by the logarithms of their ridges, or those in use: but a block that is all but switched off has no
-    # slope that would lead back.
-    begin, limit = search.given, 2.0 * math.log(MOST_OF_FIRST)
+    # Equal weights, by the logarithms of their ridges, or those in use: but a block
+    # that is all but switched off has no slope that would lead back.
+    begin = search.given
+    limit = 2.0 * math.log(MOST_OF_FIRST)
     if start is not None:
         used = -2.0 * torch.tensor(start, dtype=torch.float64).log()
         apart = used - search.given
@@ -221,9 +236,10 @@ def choose_block_weights(
     limit = 0.5 * math.log(LARGEST_BLOCK_WEIGHT)
     weights = (-0.5 * (ridges - ridges.mean())).clamp(-limit, limit).exp()
     kept = float((weights.square() * search.energies).sum())
-    weights = (
-        weights * math.sqrt(energy / kept) if kept > 0.0 else weights
-    )  # all columns' energy stays what it is
+    if kept > 0.0:
+        weights = weights * math.sqrt(energy / kept)
+    else:
+        weights = weights
     return tuple(
         weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist()
     )
@@ -251,7 +267,8 @@ class _WeightSearch(ABC):
         blocks: Sequence[int],
         given: Sequence[float] | None,
     ) -> None:
-        self.blocks, self.rows = list(blocks), float(counts.sum())
+        self.blocks = list(blocks)
+        self.rows = float(counts.sum())
         self.targets = self.rows - float(counts.square().sum()) / self.rows
         self.owner = torch.repeat_interleave(
             torch.arange(len(blocks)), torch.tensor(self.blocks)
@@ -277,15 +294,20 @@ class _WeightSearch(ABC):
         """Return the best logarithms of ridges and their score, or None where no ridge can be judged."""
         value, slopes = self._judge(ridges)
         for _ in range(5):
-            # Where rows are many a small ridge changes nothing, and no slope shows which block would do without.
+            # Where rows are many a small ridge changes nothing, and no slope shows
+            # which block would do without.
             more, above = self._judge(ridges + _DECADE)
             if math.isfinite(value) and not more < value + _FREE:
                 break
-            ridges, value, slopes = ridges + _DECADE, more, above
+            ridges = ridges + _DECADE
+            value = more
+            slopes = above
         if not math.isfinite(value):
             return None, value
-        # In units of SPREAD, so that the first step is that long: a third fewer steps than in units of one.
-        start, known = ridges.numpy() / SPREAD, (value, SPREAD * slopes.numpy())
+        # In units of SPREAD, so that the first step is that long: a third fewer steps
+        # than in units of one.
+        start = ridges.numpy() / SPREAD
+        known = (value, SPREAD * slopes.numpy())
 
         def judge(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             if np.array_equal(point, start):
@@ -325,7 +347,8 @@ class _WeightSearch(ABC):
             rss, slack, rss_slopes, slack_slopes = self._parts(ridges)
         except NumericalError:
             return math.inf, torch.zeros_like(ridges)
-        # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
+        # Both are differences of nearly equal numbers where the fit is nearly perfect:
+        # there, rather no score.
         if rss <= 1e-10 * self.targets or slack <= 1e-6 * self.rows:
             return math.inf, torch.zeros_like(ridges)
         return math.log(
@@ -342,7 +365,8 @@ class _DenseSearch(_WeightSearch):
 
     def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
         super().__init__(total.diagonal().clamp_min(0.0), *others)
-        self.total, self.cross = total, cross
+        self.total = total
+        self.cross = cross
         signs = torch.randint(
             0,
             2,
@@ -386,7 +410,8 @@ class _ThinSearch(_WeightSearch):
     ) -> None:
         values, vectors = symmetric_eigh(gram)
         kept = values > 1e-12 * values[-1].clamp_min(0.0)
-        lengths, vectors = values[kept].sqrt(), vectors[:, kept]
+        lengths = values[kept].sqrt()
+        vectors = vectors[:, kept]
         root = lengths[:, None] * (vectors.T if basis is None else vectors.T @ basis.T)
         super().__init__(root.square().sum(dim=0), *others)
         self.inner = [part @ part.T for part in torch.split(root, self.blocks, dim=1)]
@@ -400,7 +425,8 @@ class _ThinSearch(_WeightSearch):
             matrix.add_(part, alpha=share)
         inverse = torch.cholesky_inverse(safe_cholesky(matrix, shift=1.0).lower)
         left = inverse @ self.seen
-        again, squared = inverse @ left, inverse @ inverse
+        again = inverse @ left
+        squared = inverse @ inverse
         rss = self.rest + float(left.square().sum())
         slack = self.rows - 1.0 - len(inverse) + float(inverse.diagonal().sum())
         rss_slopes = torch.stack(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
+from evergrow.core.threads import threads_for
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
@@ -53,8 +55,21 @@ from evergrow.head.pseudo_labels import (
     merge_pseudo_labels,
     pseudo_label_rows,
 )
-from evergrow.head.readout import READOUTS, Choice, HeldOutScores, SolvedCache
+from evergrow.head.readout import (
+    READOUTS,
+    Choice,
+    HeldOutScores,
+    Locked,
+    SolvedCache,
+    SolvedChoice,
+    solved_once,
+)
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_USUAL_WIDTH = 3000  # columns of a layer whose width is not known yet
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
@@ -90,44 +105,117 @@ class Learned:
 
 def _solution_of(solved: SolvedCache) -> Solution | None:
     """Return what a file keeps of what was solved; a calibrated temperature is no matter of the statistics."""
-    return (
-        None
-        if solved.solution is None
-        else Solution(solved.solution, solved.known_temperature, solved.choice)
-    )
+    found = solved.known_solution()
+    if found is None:
+        return None
+    return Solution(*found)
+
+
+class Blend(Locked):
+    """Labelled samples and guesses together; their sums are added at the first question.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The labelled samples.
+    guesses : PseudoLabels
+        The guesses.
+    before : SolvedCache
+        Its choices are where the search for new ones begins.
+    fixed : float or None
+        The ridge; None where it is chosen from the statistics.
+    """
+
+    def __init__(
+        self,
+        model: RidgeModel,
+        guesses: PseudoLabels,
+        before: SolvedCache,
+        fixed: float | None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.guesses = guesses
+        self.kind = before.kind
+        self.fixed = fixed
+        self._known = SolvedChoice(before.choice)
+
+    @solved_once
+    def cache(self) -> SolvedCache:
+        """What answers are solved from."""
+        return SolvedCache(
+            self.guesses.blended(self.model),
+            self.kind,
+            self.fixed,
+            self._known,
+            shape_masses=self.model.masses,
+        )
+
+    def with_cache(self, cache: SolvedCache) -> Blend:
+        """Return the same samples and guesses with another state of their solution."""
+        made = Blend(self.model, self.guesses, cache, self.fixed)
+        vars(made)["cache"] = cache
+        return made
+
+
+def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
+    """Let a method of the classifier use as many threads as its work deserves.
+
+    The first argument of the method are rows, if it has any.
+    """
+
+    @functools.wraps(method)
+    def limited(*args: P.args, **settings: P.kwargs) -> T:
+        head: Any = args[0]
+        rows: Any = args[1] if len(args) > 1 else ()
+        n_rows = 0
+        if hasattr(rows, "__len__"):
+            n_rows = len(rows)
+        with threads_for(head._work(n_rows)):
+            return method(*args, **settings)
+
+    return limited
 
 
 @HEADS.register("evergrow")
 class Classifier(IncrementalClassifier):
     """A classifier that learns new classes batch by batch, exactly as if it saw everything at once.
 
-    The first batch fixes a layer: random Fourier units of a bandwidth that suits the data, beside the features
-    themselves. Every batch adds to sums over samples, from which class scores are solved when they are asked for. So
-    nothing is forgotten and no sample is kept, and samples can be taken out again, learners merged, classes renamed.
+    The first batch fixes a layer: random Fourier units of a bandwidth that suits the
+    data, beside the features themselves. Every batch adds to sums over samples, from
+    which class scores are solved when they are asked for. So nothing is forgotten and
+    no sample is kept, and samples can be taken out again, learners merged, classes
+    renamed.
 
     Parameters
     ----------
     n_units : int or None
-        Units of the layer; 0 uses the features alone. None takes the layer's own number: by default 3,000, or 24 a
-        feature where that is fewer, but at least 2,048.
+        Units of the layer, at most 65,536; 0 uses the features alone. None takes the
+        layer's own number: by default 3,000, or 24 a feature where that is fewer, but
+        at least 2,048.
     alpha : float or "gcv"
-        Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation, again and again as they grow.
+        Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation,
+        again and again as they grow.
     layer : Layer, str, mapping or None
-        :class:`~evergrow.head.layers.FourierLayer` (the default), :class:`~evergrow.head.layers.GuidedLayer`, the name
-        of a layer, or its plain values such as ``{"kind": "guided", "scales": "auto"}``.
+        :class:`~evergrow.head.layers.FourierLayer` (the default),
+        :class:`~evergrow.head.layers.GuidedLayer`, the name of a layer, or its plain
+        values such as ``{"kind": "guided", "scales": "auto"}``.
     readout : {"denoised", "ridge"}
-        Class scores from class means that are taken for the estimates they are, so that a class of a few samples beside
-        others of many is recognised too; or from ridge regression.
+        Class scores from class means that are taken for the estimates they are, so that
+        a class of a few samples beside others of many is recognised too; or from ridge
+        regression.
     normalize : {"auto", "none", "l2", "sqrt-l2"}
-        What is done to features first. ``"auto"`` brings rows to length one, after a square root where no feature is
-        negative; it leaves several ``blocks`` as they are.
+        What is done to features first. ``"auto"`` brings rows to length one, after a
+        square root where no feature is negative; it leaves several ``blocks`` as they
+        are.
     shape_directions : int
-        Directions of the first batch in which the second moments of every class are kept, so that the denoised readout
-        knows the shape of each class; 0 keeps none. A class of n samples takes ``8 k (n + 1)`` bytes, and at most
-        ``4 k (k + 3)``.
+        Directions of the first batch in which the second moments of every class are
+        kept, so that the denoised readout knows the shape of each class; 0 keeps none.
+        A class of n samples takes ``8 k (n + 1)`` bytes, and at most ``4 k (k + 3)``.
     blocks : tuple of int or None
-        Columns of each block of features that stand side by side, each of equal energy, as those of several depths of a
-        backbone do. The denoised readout chooses from the statistics how much each counts.
+        Columns of each block of features that stand side by side, each of equal energy,
+        as those of several depths of a backbone do. The denoised readout chooses from
+        the statistics how much each counts.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : int, numpy generator or None
@@ -168,7 +256,7 @@ class Classifier(IncrementalClassifier):
     _temperature: float | None = None
     _standard: NoveltyStandard | None = None
     _guesses: PseudoLabels | None = None
-    _blend: tuple[RidgeModel, PseudoLabels, SolvedCache] | None = None
+    _blend: Blend | None = None
 
     def __init__(
         self,
@@ -192,7 +280,7 @@ class Classifier(IncrementalClassifier):
         self.device = device
         self.random_state = random_state
 
-    # -- settings -----------------------------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------
 
     def _check_params(self) -> None:
         self._chosen_layer()
@@ -224,7 +312,11 @@ class Classifier(IncrementalClassifier):
     def _chosen_layer(self) -> Layer:
         """Return the settings of the layer to build."""
         layer: Any = self.layer
-        own: dict[str, Any] = {} if self.n_units is None else {"n_units": self.n_units}
+        own: dict[str, Any]
+        if self.n_units is None:
+            own = {}
+        else:
+            own = {"n_units": self.n_units}
         if layer is None:
             return FourierLayer(**own)
         if isinstance(layer, str):
@@ -236,13 +328,17 @@ class Classifier(IncrementalClassifier):
             raise ParameterError(
                 f"layer must be a layer, its name or None, got {type(layer).__name__}"
             )
-        return dataclasses.replace(layer, **own) if own else layer
+        if own:
+            return dataclasses.replace(layer, **own)
+        return layer
 
     def _fixed_alpha(self) -> float | None:
         """Return the ridge, None where it is chosen from the statistics."""
-        return None if isinstance(self.alpha, str) else float(self.alpha)
+        if isinstance(self.alpha, str):
+            return None
+        return float(self.alpha)
 
-    # -- learning -----------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------
 
     def _reset(self) -> None:
         for name in (
@@ -255,14 +351,13 @@ class Classifier(IncrementalClassifier):
         ):
             self.__dict__.pop(name, None)
 
+    @_with_threads_for_rows
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
             self._commit(self._first_model(Z, labels.codes), None, None)
-        learned, guesses = (
-            self._model.learn(Z, labels.codes, labels.groups, labels.weights),
-            self._guesses,
-        )
+        learned = self._model.learn(Z, labels.codes, labels.groups, labels.weights)
+        guesses = self._guesses
         if guesses is not None:  # a label replaces the guess about its row
             guesses = guesses.group(labels.groups).without(learned, Z)
         solved = self._solved.followed(
@@ -278,24 +373,26 @@ class Classifier(IncrementalClassifier):
         rule = resolve_normalization(rule, Z)
         Z = normalize(Z, rule)
         blocks = first_blocks(Z, codes, self.blocks)
-        Z = Z if blocks is None else blocks.apply(Z)
-        kind, alpha = self._chosen_layer(), self._fixed_alpha()
-        # A matrix of all rows and many classes would be large: the default layer looks at no targets.
+        if blocks is None:
+            Z = Z
+        else:
+            Z = blocks.apply(Z)
+        kind = self._chosen_layer()
+        alpha = self._fixed_alpha()
+        # A matrix of all rows and many classes would be large: the default layer looks
+        # at no targets.
         is_drawn = isinstance(kind, FourierLayer)
-        Y = (
-            Z.new_empty(len(Z), 0)
-            if is_drawn
-            else torch.nn.functional.one_hot(codes).to(Z.dtype)
-        )
+        if is_drawn:
+            Y = Z.new_empty(len(Z), 0)
+        else:
+            Y = torch.nn.functional.one_hot(codes).to(Z.dtype)
         layer = kind.build(Z, Y, seed=self._seed, alpha=alpha, verbose=self.verbose > 0)
         check_contrast(layer, Z)
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
-        shapes = (
-            ClassShapes.first(Z, self.shape_directions)
-            if self.shape_directions
-            else None
-        )
+        shapes = None
+        if self.shape_directions:
+            shapes = ClassShapes.first(Z, self.shape_directions)
         state = self._empty_state(layer.n_outputs, floor, Z.device)
         return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
 
@@ -314,36 +411,51 @@ class Classifier(IncrementalClassifier):
         """Make a new model the current one; what was solved for the old one is solved anew when needed."""
         if solved is None:
             before: SolvedCache | None = vars(self).get("_solved")
-            fixed = self._fixed_alpha()
-            solved = (
-                SolvedCache(model, self.readout, fixed)
-                if before is None
-                else before.after(model, fixed)
-            )
-        self._model, self._solved, self._guesses = model, solved, guesses or None
+            if before is None:
+                solved = SolvedCache(model, self.readout, self._fixed_alpha())
+            else:
+                solved = before.after(model, self._fixed_alpha())
+        self._model = model
+        self._solved = solved
+        self._set_guesses(guesses)
 
-    # -- rows without labels ------------------------------------------------------------------------------
+    def _set_guesses(self, guesses: PseudoLabels | None) -> None:
+        """Let other guesses count in answers, or none."""
+        self._guesses = guesses or None
+        if not guesses:
+            self._blend = None
+            return
+        before = self._solved
+        if self._blend is not None and "cache" in vars(self._blend):
+            before = self._blend.cache
+        self._blend = Blend(self._model, guesses, before, self._fixed_alpha())
 
+    # -- rows without labels -----------------------------------------------------------
+
+    @_with_threads_for_rows
     def learn_unlabelled(
         self, X: Any, *, threshold: float | None = None
     ) -> PseudoLabelReport:
         """Learn rows without labels as what they look like, the less the more labels there are.
 
-        They are sums of their own: :meth:`forget_unlabelled` takes them out, and a label that comes for one of the
-        rows replaces its guess. See :mod:`evergrow.head.pseudo_labels`.
+        They are sums of their own: :meth:`forget_unlabelled` takes them out, and a
+        label that comes for one of the rows replaces its guess. See
+        :mod:`evergrow.head.pseudo_labels`.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
             Features. Rows that were guessed before are guessed anew.
         threshold : float, optional
-            Novelty above which a row is left out; by default that of one in twenty rows as the statistics expect them.
-            Where each class has one sample only, nothing is known of their spread, and the second pass alone decides.
+            Novelty above which a row is left out; by default that of one in twenty rows
+            as the statistics expect them. Where each class has one sample only, nothing
+            is known of their spread, and the second pass alone decides.
 
         Returns
         -------
         PseudoLabelReport
-            How many rows were used and left out. Where all look unknown, nothing has changed.
+            How many rows were used and left out. Where all look unknown, nothing has
+            changed.
 
         Examples
         --------
@@ -374,13 +486,14 @@ class Classifier(IncrementalClassifier):
             self.branch(), self._features(X, self.device_), threshold
         )
         if report.used:
-            self._guesses, self._blend = found, None
+            self._blend = None
+            self._set_guesses(found)
         return report
 
     def forget_unlabelled(self) -> Self:
         """Take out all that was learned without labels: the classifier is, bit for bit, one that never saw it."""
         self._require_started()
-        self._guesses, self._blend = None, None
+        self._set_guesses(None)
         return self
 
     @property
@@ -391,41 +504,30 @@ class Classifier(IncrementalClassifier):
     @property
     def _answering(self) -> SolvedCache:
         """What answers are solved from: the labelled samples, with the guesses where there are some."""
-        if self._guesses is None:
+        if self._blend is None:
             return self._solved
-        model, guesses = self._model, self._guesses
-        if (
-            self._blend is None
-            or self._blend[0] is not model
-            or self._blend[1] is not guesses
-        ):
-            before = self._solved if self._blend is None else self._blend[2]
-            cache = before.after(guesses.blended(model), self._fixed_alpha())
-            self._blend = (
-                model,
-                guesses,
-                dataclasses.replace(cache, shape_masses=model.masses),
-            )
-        return self._blend[2]
+        return self._blend.cache
 
-    # -- answers ------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def _scores(self, Z: Tensor) -> Tensor:
-        readout, model = self._answering.readout(), self._model
+        readout = self._answering.readout()
+        model = self._model
         out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
         for rows, H in model.activations(Z):
             out[rows] = torch.addmm(readout.offset, H, readout.weights)
         shapes = self._answering.shapes
-        return (
-            out
-            if shapes is None or model.shapes is None
-            else shapes.add(model.shapes.rows(model.inputs(Z)), out)
-        )
+        if shapes is None or model.shapes is None:
+            return out
+        return shapes.add(model.shapes.rows(model.inputs(Z)), out)
 
+    @_with_threads_for_rows
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return class probabilities: a softmax of the scores at :attr:`temperature_`.
 
-        Expect them to be honest on data like the learned, not on unknown classes: use :meth:`novelty_score` for those.
+        Expect them to be honest on data like the learned, not on unknown classes: use
+        :meth:`novelty_score` for those.
 
         Parameters
         ----------
@@ -445,14 +547,14 @@ class Classifier(IncrementalClassifier):
         )
 
     @property
+    @_with_threads_for_rows
     def temperature_(self) -> float:
         """Temperature of the softmax: the one given to :meth:`calibrate`, else a guess from the statistics."""
         self._require_fitted()
-        found = (
-            self._solved.temperature()
-            if self._temperature is None
-            else self._temperature
-        )
+        if self._temperature is None:
+            found = self._solved.temperature()
+        else:
+            found = self._temperature
         if (
             self._guesses is not None
         ):  # scores are larger by as much as the means are better known
@@ -462,9 +564,10 @@ class Classifier(IncrementalClassifier):
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each row is; higher means more novel.
 
-        A weighted sum of five terms (see :mod:`evergrow.head.novelty`), with mean 0 and spread 1 on known things once
-        :meth:`calibrate` has been told what these are like, and about so before. Things of another world have larger
-        ones without bound.
+        A weighted sum of five terms (see :mod:`evergrow.head.novelty`), with mean 0 and
+        spread 1 on known things once :meth:`calibrate` has been told what these are
+        like, and about so before. Things of another world have larger ones without
+        bound.
 
         Parameters
         ----------
@@ -492,6 +595,7 @@ class Classifier(IncrementalClassifier):
             self._solved.standard if self._standard is None else self._standard
         ).score(terms)
 
+    @_with_threads_for_rows
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
         """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
 
@@ -503,13 +607,15 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         ndarray of shape (n, 6)
-            Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is less known, and the last.
+            Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is
+            less known, and the last.
         """
         self._require_fitted()
         return np.asarray(
             self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy()
         )
 
+    @_with_threads_for_rows
     def expected_terms(self) -> NDArray[np.float64]:
         """Return the terms of novelty (256, 6) that the statistics alone expect of known rows."""
         self._require_fitted()
@@ -527,6 +633,7 @@ class Classifier(IncrementalClassifier):
         inputs = self._model.inputs(self._features(X, self.device_))
         return np.asarray(inputs.cpu().numpy())
 
+    @_with_threads_for_rows
     def whitened(self, X: Any) -> NDArray[np.float64]:
         """Return rows about the mean of all, in units of the spread within classes, of length one.
 
@@ -538,7 +645,8 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         ndarray of shape (n, k)
-            Their products are cosines: how like each other rows are where classes differ.
+            Their products are cosines: how like each other rows are where classes
+            differ.
         """
         self._require_fitted()
         solved = self._solved
@@ -546,8 +654,9 @@ class Classifier(IncrementalClassifier):
         white = solved.scatter()[1].factor.half_solve((rows - solved.terms.centre).T).T
         return np.asarray(torch.nn.functional.normalize(white, dim=1).cpu().numpy())
 
-    # -- calibration --------------------------------------------------------------------------------------
+    # -- calibration -------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def held_out_scores(
         self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None
     ) -> HeldOutScores:
@@ -556,7 +665,8 @@ class Classifier(IncrementalClassifier):
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
-            Rows that were learned; of each class at least one learned row must not be among those taken out.
+            Rows that were learned; of each class at least one learned row must not be
+            among those taken out.
         y : array-like of shape (n,)
             The labels they were learned with.
         folds : ndarray of int of shape (n,), optional
@@ -566,16 +676,15 @@ class Classifier(IncrementalClassifier):
         """
         self._require_fitted()
         Z = self._features(X, self.device_)
-        codes, found = (
-            known_codes(self.classes_, as_labels(y, len(Z))),
-            as_weights(sample_weight, len(Z)),
-        )
-        weights = None if found is None else torch.from_numpy(found).to(Z.device)
-        parts = (
-            np.zeros(len(Z), dtype=np.int64)
-            if folds is None
-            else np.asarray(folds, dtype=np.int64)
-        )
+        codes = known_codes(self.classes_, as_labels(y, len(Z)))
+        found = as_weights(sample_weight, len(Z))
+        weights = None
+        if found is not None:
+            weights = torch.from_numpy(found).to(Z.device)
+        if folds is None:
+            parts = np.zeros(len(Z), dtype=np.int64)
+        else:
+            parts = np.asarray(folds, dtype=np.int64)
         return self._solved.held_out_scores(
             Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights
         )
@@ -593,7 +702,8 @@ class Classifier(IncrementalClassifier):
         temperature : float, optional
             Of the softmax; None for a guess from the statistics.
         novelty : NoveltyStandard, optional
-            How terms of novelty become a score; None for default weights and what the statistics say of known rows.
+            How terms of novelty become a score; None for default weights and what the
+            statistics say of known rows.
 
         Returns
         -------
@@ -613,19 +723,20 @@ class Classifier(IncrementalClassifier):
         self._require_started()
         if temperature is not None:
             check_number("temperature", temperature, low=0, low_open=True)
-        self._temperature, self._standard = (
-            None if temperature is None else float(temperature),
-            novelty,
-        )
+        self._temperature = None
+        if temperature is not None:
+            self._temperature = float(temperature)
+        self._standard = novelty
         return self
 
-    # -- exact edits --------------------------------------------------------------------------------------
+    # -- exact edits -------------------------------------------------------------------
 
     def spawn(self) -> Self:
         """Return an empty learner with the same frozen layer, for another site or worker.
 
-        What it learns can be brought back with :meth:`merge`. Calling ``fit`` on it starts from scratch with a
-        layer of its own; ``partial_fit`` keeps the shared one.
+        What it learns can be brought back with :meth:`merge`. Calling ``fit`` on it
+        starts from scratch with a layer of its own; ``partial_fit`` keeps the shared
+        one.
         """
         self._require_started()
         child = self.branch()
@@ -668,7 +779,8 @@ class Classifier(IncrementalClassifier):
         Parameters
         ----------
         place : int
-            Number of the part. The same content at the same place is still merged only once.
+            Number of the part. The same content at the same place is still merged only
+            once.
 
         Returns
         -------
@@ -680,15 +792,18 @@ class Classifier(IncrementalClassifier):
         )
         return self
 
+    @_with_threads_for_rows
     def merge(self, other: Classifier, base: Classifier | None = None) -> Self:
         """Add everything another learner with the same layer has learned; exact, nothing counted twice.
 
         Parameters
         ----------
         other : Classifier
-            Made by :meth:`spawn` from this learner or from a common ancestor; not changed.
+            Made by :meth:`spawn` from this learner or from a common ancestor; not
+            changed.
         base : Classifier, optional
-            What both learners began as, where they are copies that went on separately. Its samples count once.
+            What both learners began as, where they are copies that went on separately.
+            Its samples count once.
 
         Returns
         -------
@@ -697,11 +812,16 @@ class Classifier(IncrementalClassifier):
         Raises
         ------
         MergeError
-            If the layers differ, if samples would be counted twice (both learned the same first batch, or the same
-            learner is merged twice), or if the base is not part of both.
+            If the layers differ, if samples would be counted twice (both learned the
+            same first batch, or the same learner is merged twice), or if the base is
+            not part of both.
         """
         self._require_started()
-        heads: list[Classifier] = [self, other] if base is None else [self, other, base]
+        heads: list[Classifier]
+        if base is None:
+            heads = [self, other]
+        else:
+            heads = [self, other, base]
         for head in heads[1:]:
             if not isinstance(head, Classifier) or "_model" not in vars(head):
                 raise MergeError(
@@ -709,11 +829,10 @@ class Classifier(IncrementalClassifier):
                 )
         if len(self.classes_) and len(other.classes_):
             check_kind(self.classes_, other.classes_)
-        classes = (
-            np.union1d(self.classes_, other.classes_)
-            if len(self.classes_)
-            else other.classes_
-        )
+        if len(self.classes_):
+            classes = np.union1d(self.classes_, other.classes_)
+        else:
+            classes = other.classes_
         if base is not None:
             missing = np.setdiff1d(
                 base.classes_, np.intersect1d(self.classes_, other.classes_)
@@ -735,6 +854,7 @@ class Classifier(IncrementalClassifier):
         self.classes_ = classes
         return self
 
+    @_with_threads_for_rows
     def unlearn(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take samples out again that were learned before: the learner then equals one that never saw them.
 
@@ -752,7 +872,8 @@ class Classifier(IncrementalClassifier):
         Raises
         ------
         UnlearnError
-            If more samples of a class are given than were learned, or some lie where nothing was learned.
+            If more samples of a class are given than were learned, or some lie where
+            nothing was learned.
         """
         self._require_fitted()
         Z, labels, weights = self._labelled(X, y, sample_weight, self.device_)
@@ -780,9 +901,10 @@ class Classifier(IncrementalClassifier):
     def forget_classes(self, labels: Iterable[Any]) -> Self:
         """Remove whole classes: they are never predicted again.
 
-        Label, count and mean of each class are gone, but the spread of its samples around that mean stays in the pooled
-        second moments (as it does for every class) and keeps a slight influence on the others' scores; pass the
-        samples to :meth:`unlearn` to remove that too.
+        Label, count and mean of each class are gone, but the spread of its samples
+        around that mean stays in the pooled second moments (as it does for every class)
+        and keeps a slight influence on the others' scores; pass the samples to
+        :meth:`unlearn` to remove that too.
 
         Parameters
         ----------
@@ -790,7 +912,10 @@ class Classifier(IncrementalClassifier):
             Classes to forget.
         """
         self._require_fitted()
-        names = [labels] if isinstance(labels, str) else list(labels)
+        if isinstance(labels, str):
+            names = [labels]
+        else:
+            names = list(labels)
         if not names:
             raise LabelError("labels must name at least one class, got none")
         codes = known_codes(self.classes_, as_labels(names, len(names))).tolist()
@@ -805,12 +930,14 @@ class Classifier(IncrementalClassifier):
     def fade(self, factor: float) -> Self:
         """Let everything learned so far count for less than what comes, as if it had been learned with weights.
 
-        Counts of samples stay. Samples that are unlearned later have the weight that they have then.
+        Counts of samples stay. Samples that are unlearned later have the weight that
+        they have then.
 
         Parameters
         ----------
         factor : float
-            What every sample and every guess counts for from now on, in units of what it counted for; between 0 and 1.
+            What every sample and every guess counts for from now on, in units of what
+            it counted for; between 0 and 1.
 
         Returns
         -------
@@ -826,37 +953,47 @@ class Classifier(IncrementalClassifier):
         self._commit(model, None, self._guesses and self._guesses.faded(float(factor)))
         return self
 
+    @_with_threads_for_rows
     def _keep(self, model: RidgeModel, kept: list[int]) -> None:
         """Go on with some classes of a model."""
-        guesses, model = (
-            self._guesses and self._guesses.keep(self._model, kept),
-            model.keep(kept),
-        )
+        guesses = self._guesses and self._guesses.keep(self._model, kept)
+        model = model.keep(kept)
         model.require_sound(self._model, self._fixed_alpha())
         self._commit(model, None, guesses)
         self.classes_ = self.classes_[kept]
 
     def _regroup(self, change: ClassChange) -> None:
-        model, order = self._model.group(change.groups), change.order
+        model = self._model.group(change.groups)
+        order = change.order
         guesses = self._guesses and self._guesses.group(change.groups)
-        self._commit(
-            model,
-            None if order is None else self._solved.reordered(model, order),
-            guesses,
-        )
         if order is None:
-            self._solved.choice = None
+            solved = SolvedCache(model, self.readout, self._fixed_alpha())
+        else:
+            solved = self._solved.reordered(model, order)
+        self._commit(model, solved, guesses)
 
-    # -- solving, files, export ---------------------------------------------------------------------------
+    # -- solving, files, export --------------------------------------------------------
 
     def _solve_order(self) -> float:
         return self._model.state.order
 
+    def _work(self, n_rows: int) -> float:
+        """Return roughly how many operations it takes to learn rows, or to answer them.
+
+        That is n k^2 for n rows and k columns of the statistics, and k^3 to solve.
+        """
+        if "_model" in vars(self):
+            order = float(self._model.state.order)
+        else:
+            order = min(float(n_rows), float(self.n_units or _USUAL_WIDTH))
+        return (n_rows + order) * order**2
+
+    @_with_threads_for_rows
     def _settle(self) -> None:
         self._solved = self._solved.refreshed()
         self._solved.temperature()
-        if self._guesses is not None:
-            self._blend = self._model, self._guesses, self._answering.refreshed()
+        if self._blend is not None:
+            self._blend = self._blend.with_cache(self._answering.refreshed())
             self._answering.temperature()
 
     def _contents(self) -> Learned:
@@ -874,17 +1011,16 @@ class Classifier(IncrementalClassifier):
         )
 
     def _restore(self, learned: Learned) -> None:
-        self._seed, model, guesses = (
-            learned.seed,
-            self._check_model(learned.model),
-            learned.guesses,
-        )
-        self._temperature, self._standard = learned.temperature, learned.novelty
+        self._seed = learned.seed
+        model = self._check_model(learned.model)
+        guesses = learned.guesses
+        self._temperature = learned.temperature
+        self._standard = learned.novelty
         solved = self._adopted(
             SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution
         )
         self._commit(model, solved, guesses)
-        if guesses is not None:
+        if self._blend is not None and guesses is not None:
             sums = [
                 (state.n_features, state.n_targets)
                 for state in (guesses.state, model.state)
@@ -893,23 +1029,24 @@ class Classifier(IncrementalClassifier):
                 sums[0] == sums[1],
                 "its guesses are of another layer or of other classes",
             )
-            self._blend = (
-                model,
-                guesses,
-                self._adopted(self._answering, learned.guessed),
-            )
+            adopted = self._adopted(self._answering, learned.guessed)
+            self._blend = self._blend.with_cache(adopted)
 
     def _adopted(self, cache: SolvedCache, found: Solution | None) -> SolvedCache:
         """Return the cache of a model of a file with what the file says was solved for it."""
         if found is None:
             return cache
-        model, choice = cache.model, found.choice
+        model = cache.model
+        choice = found.choice
         fits = found.readout.weights.shape == (
             model.layer.n_outputs,
             len(self.classes_),
         )
         require(fits, "its solution is of another layer or of other classes")
-        blocks = 0 if model.blocks is None else len(model.blocks.sizes)
+        if model.blocks is None:
+            blocks = 0
+        else:
+            blocks = len(model.blocks.sizes)
         require(
             choice is not None or self.readout == "ridge",
             "its solution does not say how it was chosen",
@@ -917,26 +1054,27 @@ class Classifier(IncrementalClassifier):
         is_known = choice is None or len(choice.weights) in (0, blocks)
         require(is_known, "its solution has weights of another number of blocks")
         is_fresh = choice is not None and choice.rows == model.rows
-        solved = dataclasses.replace(
-            cache,
-            choice=choice,
+        return SolvedCache(
+            model,
+            cache.kind,
+            cache.fixed,
+            SolvedChoice(choice, is_fresh=is_fresh),
             solution=found.readout,
-            known_temperature=found.temperature,
+            temperature=found.temperature,
+            shape_masses=cache.shape_masses,
         )
-        return dataclasses.replace(solved, is_fresh=is_fresh)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
         self._require_fitted()
-        solved, shapes = self._answering.readout(), self._answering.shapes
+        solved = self._answering.readout()
+        shapes = self._answering.shapes
         found = layer_map(self._model, solved.weights, solved.offset)
-        return (
-            found
-            if shapes is None or not shapes.has_terms
-            else dataclasses.replace(found, shapes=shapes)
-        )
+        if shapes is None or not shapes.has_terms:
+            return found
+        return dataclasses.replace(found, shapes=shapes)
 
-    # -- looking inside -----------------------------------------------------------------------------------
+    # -- looking inside ----------------------------------------------------------------
 
     @property
     def model_(self) -> RidgeModel:
@@ -973,19 +1111,19 @@ class Classifier(IncrementalClassifier):
         """
         self._require_fitted()
         self._answering.readout()
-        return (
-            None
-            if self.blocks_ is None
-            else np.array([block["weight"] for block in self.blocks_])
-        )
+        if self.blocks_ is None:
+            return None
+        return np.array([block["weight"] for block in self.blocks_])
 
     @property
     def blocks_(self) -> list[dict[str, Any]] | None:
         """What is known of every block of features, by the choice made last; None where features have no blocks.
 
-        ``columns`` and ``weight`` (how much it counts, with a mean square of one over the blocks).
+        ``columns`` and ``weight`` (how much it counts, with a mean square of one over
+        the blocks).
         """
-        blocks, choice = self.model_.blocks, self._answering.choice
+        blocks = self.model_.blocks
+        choice = self._answering.choice
         if blocks is None:
             return None
         weights = np.asarray(blocks.weights)

@@ -1,7 +1,8 @@
 """An open set of labels, and what files hold of them.
 
-Labels are of any one kind (integers, strings, ...), grow and shrink, and are always sorted. What needs the names of
-classes alone is done without torch, which takes a second to import.
+Labels are of any one kind (integers, strings, ...), grow and shrink, and are always
+sorted. What needs the names of classes alone is done without torch, which takes a
+second to import.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class LabelUpdate:
         """Fit new labels into the table of known classes."""
         import torch
 
-        known = labels[:0] if known is None or len(known) == 0 else known
+        if known is None or len(known) == 0:
+            known = labels[:0]
+        else:
+            known = known
         check_kind(known, labels)
         classes = np.union1d(known, labels)
         codes = torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64)).to(
@@ -118,7 +122,8 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
         )
     if labels.dtype.kind == "O":
         words = all(isinstance(label, str) for label in labels)
-        objects, labels = labels, np.array(labels.tolist())
+        objects = labels
+        labels = np.array(labels.tolist())
         if (
             labels.dtype.kind in "USO" and not words
         ):  # numpy would silently turn numbers into strings
@@ -135,7 +140,8 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
 
 def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
     """Raise :class:`LabelError` if new labels are of another kind than the known ones."""
-    old, new = _KINDS.get(known.dtype.kind), _KINDS.get(labels.dtype.kind)
+    old = _KINDS.get(known.dtype.kind)
+    new = _KINDS.get(labels.dtype.kind)
     if old != new:
         raise LabelError(
             f"labels must be {old} as before, got {new} ({labels[:1].tolist()[0]!r})"
@@ -161,7 +167,7 @@ def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.searchsorted(known, labels).astype(np.int64))
 
 
-# -- other names ----------------------------------------------------------------------------------------------
+# -- other names -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -194,18 +200,18 @@ class ClassChange:
         Raises
         ------
         LabelError
-            If a class is not known, or a new label is of another kind than the old ones.
+            If a class is not known, or a new label is of another kind than the old
+            ones.
         """
         for given in (list(names), list(names.values())) if names else ():
             check_kind(classes, _label_array(given))
         known = classes.tolist()
         for label in names:
             if label not in known:
-                close = (
-                    nearest(label, known)
-                    if isinstance(label, str)
-                    else ", ".join(map(repr, known[:3]))
-                )
+                if isinstance(label, str):
+                    close = nearest(label, known)
+                else:
+                    close = ", ".join(map(repr, known[:3]))
                 raise LabelError(f"There is no class {label!r}; nearest: {close}.")
         table, codes = np.unique(
             _label_array([names.get(label, label) for label in known]),
@@ -219,11 +225,9 @@ class ClassChange:
     @property
     def order(self) -> list[int] | None:
         """For every new class the position of the old one; None where several become one."""
-        return (
-            None
-            if any(len(group) > 1 for group in self.groups)
-            else [group[0] for group in self.groups]
-        )
+        if any(len(group) > 1 for group in self.groups):
+            return None
+        return [group[0] for group in self.groups]
 
 
 class NamedClasses:
@@ -286,7 +290,8 @@ class NamedClasses:
         labels : iterable
             Classes to merge, at least two with ``into``.
         into : object
-            The label they get: a new one, or that of a class, which then is one of those merged.
+            The label they get: a new one, or that of a class, which then is one of
+            those merged.
 
         Raises
         ------
@@ -317,18 +322,20 @@ def _label_array(values: list[Any]) -> NDArray[Any]:
         isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         for value in values
     )
-    return np.array(values) if plain else as_labels(values, len(values))
+    if plain:
+        return np.array(values)
+    return as_labels(values, len(values))
 
 
-# -- files ----------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StoredLabels:
     """Labels of the columns of statistics, in a form that JSON holds.
 
-    In a file classes may have got other names: then labels are in any order, and columns of one label are one class,
-    whose sums are added when the head is read.
+    In a file classes may have got other names: then labels are in any order, and
+    columns of one label are one class, whose sums are added when the head is read.
 
     Parameters
     ----------

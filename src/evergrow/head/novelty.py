@@ -1,31 +1,39 @@
 """How unlike anything learned something is: terms of novelty, and how they become a score.
 
-With ``A = S_w + alpha I``, f degrees of freedom, class means m_c of n_c rows and the mean m of all rows, a row h has
+With ``A = S_w + alpha I``, f degrees of freedom, class means m_c of n_c rows and the
+mean m of all rows, a row h has
 
-    a = f |h - m|^2        z_c = f (h - m)^T A^-1 (m_c - m)        K_cd = f (m_c - m)^T A^-1 (m_d - m)
+    a = f |h - m|^2        z_c = f (h - m)^T A^-1 (m_c - m)        K_cd = f (m_c - m)^T
+    A^-1 (m_d - m)
 
-(lengths in A^-1), of which ``e = z^T K^-1 z`` lies in the span of the means. The terms are
+(lengths in A^-1), of which ``e = z^T K^-1 z`` lies in the span of the means. The terms
+are
 
-- relative Mahalanobis: distance to the nearest class over ``1 + 1 / n_c``, less that to all classes as one;
+- relative Mahalanobis: distance to the nearest class over ``1 + 1 / n_c``, less that to
+  all classes as one;
 - whitened cosine: minus the largest ``z_c / sqrt(a K_cc)``;
 - span cosine: minus the largest ``z_c / sqrt(e K_cc)``;
 - span distance: the smallest ``(e - 2 z_c + K_cc) / (1 + 1 / n_c)``;
 - rest: ``a - e`` over its expectation for a new row of a known class.
 
-Of one class alone the first term is the distance itself, and those in the span are zero.
+Of one class alone the first term is the distance itself, and those in the span are
+zero.
 
-With no more classes than coordinates, quadratic forms in ``K^-1`` and ``(K + f N^-1)^-1`` are solved as they stand (N:
-counts on a diagonal). With more, nothing of the order of the classes is factored: their means span everything, and with
-``B = sum n_c (m_c - m)(m_c - m)^T``, of which the sum of products of all rows tells,
+With no more classes than coordinates, quadratic forms in ``K^-1`` and ``(K + f
+N^-1)^-1`` are solved as they stand (N: counts on a diagonal). With more, nothing of the
+order of the classes is factored: their means span everything, and with ``B = sum n_c
+(m_c - m)(m_c - m)^T``, of which the sum of products of all rows tells,
 
     z^T (K + f N^-1)^-1 z = f (h - m)^T (A^-1 - (A + B)^-1) (h - m)
 
-No one of them is good everywhere. A weighted sum of them is brought to mean 0 and spread 1 on known rows, less what the
-count of the nearest class explains, and far things get more. What a stream teaches of the weights:
+No one of them is good everywhere. A weighted sum of them is brought to mean 0 and
+spread 1 on known rows, less what the count of the nearest class explains, and far
+things get more. What a stream teaches of the weights:
 :mod:`evergrow.learner.novelty_pool`.
 
-Probabilities ``softmax(score / T)`` are calibrated from the same rows. They have one number to choose; its log loss at
-a fixed grid of temperatures is a mean over rows, so it can be pooled over batches and sites without keeping a score.
+Probabilities ``softmax(score / T)`` are calibrated from the same rows. They have one
+number to choose; its log loss at a fixed grid of temperatures is a mean over rows, so
+it can be pooled over batches and sites.
 """
 
 from __future__ import annotations
@@ -59,7 +67,9 @@ COUNT_RIDGE = 1e-3
 
 N_TERMS = len(TERMS)
 N_COLUMNS = N_TERMS + 1  # the last is 1 / count of the nearest class
-FLAT = 1e-3  # least spread of a term, in units of its mean (or 1): one that never varies must not decide
+# Least spread of a term, in units of its mean (or 1): one that never varies must not
+# decide
+FLAT = 1e-3
 
 
 @record("novelty-standard")
@@ -93,8 +103,9 @@ class NoveltyStandard:
         mean: NDArray[np.float64],
         second: NDArray[np.float64],
         weights: NDArray[np.float64] = DEFAULT_WEIGHTS,
+        slope: float | None = None,
     ) -> NoveltyStandard:
-        """Return the score that known rows tell of.
+        """Return the score with mean 0 and spread 1 on known rows.
 
         Parameters
         ----------
@@ -102,14 +113,17 @@ class NoveltyStandard:
             Means of the terms of known rows, and of their products.
         weights : ndarray of shape (5,)
             Weights of the terms, up to their sum.
+        slope : float, optional
+            How much the weighted terms rise with 1 / count; by default from the
+            moments.
         """
         scale, covariance = term_spreads(mean, second)
         weights = weights / weights.sum()
         terms = covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale)
-        across = float(weights @ (covariance[:N_TERMS, N_TERMS] / scale))
-        slope = max(
-            across / (max(float(covariance[N_TERMS, N_TERMS]), 0.0) + COUNT_RIDGE), 0.0
-        )
+        if slope is None:
+            across = float(weights @ (covariance[:N_TERMS, N_TERMS] / scale))
+            variance = max(float(covariance[N_TERMS, N_TERMS]), 0.0)
+            slope = max(across / (variance + COUNT_RIDGE), 0.0)
         spread = float(np.sqrt(max(float(weights @ terms @ weights), 1e-12)))
         return cls(
             tuple(weights.tolist()),
@@ -151,7 +165,8 @@ def term_spreads(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return spread (5,) and covariance (6, 6) of terms with these means (6,) and means of products (6, 6)."""
     covariance = second - np.outer(mean, mean)
-    # A term that never varies, as one does with two classes, may come out below zero by rounding.
+    # A term that never varies, as one does with two classes, may come out below zero by
+    # rounding.
     np.fill_diagonal(covariance, np.maximum(covariance.diagonal(), 0.0))
     variance = np.maximum(covariance.diagonal()[:N_TERMS], 1e-24)
     return np.maximum(
@@ -159,11 +174,11 @@ def term_spreads(
     ), covariance
 
 
-# -- temperatures -------------------------------------------------------------------------------------------------
+# -- temperatures ----------------------------------------------------------------------
 
-STEPS_PER_OCTAVE = 4
+STEPS_PER_OCTAVE = 2
 
 TEMPERATURES: tuple[float, ...] = tuple(
-    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49)
+    float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-4, 25)
 )
 """The grid, from 1/4 to 4,096."""

@@ -1,12 +1,14 @@
 """Rows without labels: what a classifier took them for, as sums of their own that can be taken out again exactly.
 
-A row of the likeliest class c, of calibrated probability p, enters with the weight ``p / sqrt(n_c)`` where n_c samples
-of the class have labels. A guess so counts as much as a sample where the class has one, and fades out by itself as
-labels come. The first pass guesses by the labelled samples alone, the second by these and the first guesses. Rows that
-look unknown are left out, to the labelled samples in the first pass, to all in the second.
+A row of the likeliest class c, of calibrated probability p, enters with the weight ``p
+/ sqrt(n_c)`` where n_c samples of the class have labels. A guess so counts as much as a
+sample where the class has one, and fades out by itself as labels come. The first pass
+guesses by the labelled samples alone, the second by these and the first guesses. Rows
+that look unknown are left out, to the labelled samples in the first pass, to all in the
+second.
 
-Class weights, their ridge and the weights of blocks are solved from samples and guesses together. Counts, shapes of
-classes, calibration and novelty are those of samples alone.
+Class weights, their ridge and the weights of blocks are solved from samples and guesses
+together. Counts, shapes of classes, calibration and novelty are those of samples alone.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ LEFT_OUT = 0.05
 
 COLD_SHARE = 0.2
 """Temperature of the first pass in units of the spread of all scores, where each class has one sample and nothing is
-known of their spread. Chosen on species and sentences that no figure is reported on: 0.1 to 0.4 do alike."""
+known of their spread. Chosen on species and sentences that no figure is reported on:
+0.1 to 0.4 do alike."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class PseudoLabelReport:
 
     def plus(self, other: PseudoLabelReport) -> PseudoLabelReport:
         """Return both together."""
-        used, unknown = self.used + other.used, self.unknown + other.unknown
+        used = self.used + other.used
+        unknown = self.unknown + other.unknown
         classes = dict((Counter(self.classes) + Counter(other.classes)).most_common())
         return PseudoLabelReport(used, unknown, self.repeated + other.repeated, classes)
 
@@ -80,7 +84,8 @@ class PseudoLabels:
     state : RidgeStatistics
         Statistics of the rows with their weights.
     marks : Tensor of shape (n,)
-        Fingerprints of the rows, 8 bytes each, all different; no row can be found from them.
+        Fingerprints of the rows, 8 bytes each, all different; no row can be found from
+        them.
     codes : Tensor of shape (n,)
         The classes they were taken for.
     weights : Tensor of shape (n,)
@@ -186,7 +191,8 @@ class PseudoLabels:
         Raises
         ------
         MergeError
-            If one side no longer has all guesses of the base, whose sums could then not be told apart.
+            If one side no longer has all guesses of the base, whose sums could then not
+            be told apart.
         """
         state = self.state.merge(other.state)
         if not base:
@@ -254,7 +260,8 @@ def merge_pseudo_labels(
     sides : sequence of PseudoLabels or None
         Of this learner, of the other, and of what both began as.
     groups : sequence of sequences of sequences of int
-        For each, the old column of every class of the merged model, none where it is new there.
+        For each, the old column of every class of the merged model, none where it is
+        new there.
     model : RidgeModel
         With the merged classes.
     """
@@ -291,25 +298,35 @@ def pseudo_label_rows(
     Z : Tensor of shape (n, d)
         Features.
     threshold : float or None
-        Novelty to the labelled samples above which a row is left out; None for one that the statistics tell.
+        Novelty to the labelled samples above which a row is left out; None for one that
+        the statistics tell.
     """
-    model, solved = head._model, head._solved
+    model = head._model
+    solved = head._solved
     first = torch.from_numpy(
         np.sort(np.unique(row_marks(Z).cpu().numpy(), return_index=True)[1])
     ).to(Z.device)
-    rows, is_spread_known = Z[first], solved.scatter()[1].noise_energy() > 0.0
+    rows = Z[first]
+    is_spread_known = solved.scatter()[1].noise_energy() > 0.0
     if is_spread_known:
-        standard = solved.standard if head._standard is None else head._standard
+        if head._standard is None:
+            standard = solved.standard
+        else:
+            standard = head._standard
         rows = rows[_looks_known(solved, standard, rows, threshold)]
     rest = (
         PseudoLabels.none(model) if head._guesses is None else head._guesses
     ).without(model, rows)
-    head._guesses, counts = rest or None, model.counts.to(Z)
+    head._set_guesses(rest)
+    counts = model.counts.to(Z)
     codes = first[:0]
     for turn in range(PASSES if len(rows) else 0):
         scores = torch.from_numpy(head.class_scores(rows)).to(Z)
         is_cold = not is_spread_known and not turn
-        temperature = COLD_SHARE * float(scores.std()) if is_cold else head.temperature_
+        if is_cold:
+            temperature = COLD_SHARE * float(scores.std())
+        else:
+            temperature = head.temperature_
         probabilities, codes = torch.softmax(
             scores / max(temperature, 1e-12), dim=1
         ).max(dim=1)
@@ -317,8 +334,10 @@ def pseudo_label_rows(
         if turn:
             blend = head._answering
             kept = _looks_known(blend, blend.standard, rows, None)
-            rows, codes, weights = rows[kept], codes[kept], weights[kept]
-        head._guesses = rest.added(model, rows, codes, weights)
+            rows = rows[kept]
+            codes = codes[kept]
+            weights = weights[kept]
+        head._set_guesses(rest.added(model, rows, codes, weights))
     classes = dict(Counter(head.classes_[codes.cpu().numpy()].tolist()).most_common())
     report = PseudoLabelReport(
         len(rows), len(first) - len(rows), len(Z) - len(first), classes

@@ -1,26 +1,29 @@
 """From statistics to linear class scores: ridge regression, and the readout that takes class means for estimates.
 
-The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves for the class means
-and takes the noise off them (:mod:`evergrow.head.linalg.scatter`). What was worked out is kept until the statistics
-change.
+The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves
+for the class means and takes the noise off them (:mod:`evergrow.head.linalg.scatter`).
+What was worked out is kept until the statistics change.
 
-Probabilities and novelty are calibrated on learned rows that are scored as if their fold had not been learned. Means,
-scatter, degrees of freedom and shapes are then those of the rest, exactly; ridge and strength of the prior of shapes
-stay. Nothing of the order of the layer is factored: the solved scatter follows the rows that are taken out.
+Probabilities and novelty are calibrated on learned rows that are scored as if their
+fold had not been learned. Means, scatter, degrees of freedom and shapes are then those
+of the rest, exactly; ridge and strength of the prior of shapes stay. Nothing of the
+order of the layer is factored: the solved scatter follows the rows that are taken out.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import Self
 
 from evergrow.core.record import Between, record
 from evergrow.core.seeding import generator
@@ -43,6 +46,8 @@ from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import TEMPERATURES, NoveltyStandard
 from evergrow.head.ridge_model import RidgeModel, row_energy
 
+T = TypeVar("T")
+
 READOUTS = ("denoised", "ridge")
 
 _BLOCK = 2**22  # numbers whose log losses are worked out at once
@@ -62,7 +67,7 @@ UNCALIBRATED = 0.06
 of image and text features the calibrated temperature is 0.03 to 0.12 of that energy."""
 
 
-# -- ridge regression -----------------------------------------------------------------------------------------
+# -- ridge regression ------------------------------------------------------------------
 
 
 def solve_ridge(model: RidgeModel, alpha: float | None) -> Readout:
@@ -86,11 +91,13 @@ def solve_ridge(model: RidgeModel, alpha: float | None) -> Readout:
 def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     """Return the temperature of the softmax that turns ridge scores into probabilities.
 
-    No data is held out. With df the trace of the hat matrix and t the mean score of the true class on the rows learned,
-    ``a = 1 - (1 - t) / (1 - df / n)`` estimates that score on new rows (leave one out, on average), and the temperature
-    is ``sqrt(a) / (4 ln C)``; the constant was measured on image and text features.
+    No data is held out. With df the trace of the hat matrix and t the mean score of the
+    true class on the rows learned, ``a = 1 - (1 - t) / (1 - df / n)`` estimates that
+    score on new rows (leave one out, on average), and the temperature is ``sqrt(a) / (4
+    ln C)``; the constant was measured on image and text features.
     """
-    stats, n = model.state, model.pooled_rows
+    stats = model.state
+    n = model.pooled_rows
     factor = safe_cholesky(stats.gram, shift=readout.alpha)
     dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse
     learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
@@ -102,7 +109,7 @@ def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     )
 
 
-# -- class means as estimates -----------------------------------------------------------------------------------
+# -- class means as estimates ----------------------------------------------------------
 
 
 @record("denoised-choice")
@@ -144,7 +151,8 @@ def choose_weights(model: RidgeModel, choice: Choice | None) -> tuple[float, ...
 
     The search begins with the weights in use, or with those that the first task fixed.
     """
-    link, blocks = model.layer.link_columns(), model.blocks
+    link = model.layer.link_columns()
+    blocks = model.blocks
     if blocks is None or link is None or len(blocks.sizes) < 2:
         return ()
     if float(model.masses.sum()) < ENOUGH_ROWS:
@@ -155,7 +163,10 @@ def choose_weights(model: RidgeModel, choice: Choice | None) -> tuple[float, ...
             )
         )
     gram, cross, basis = model.state.part(link)
-    start = choice.weights if choice is not None and choice.rows else ()
+    if choice is not None and choice.rows:
+        start = choice.weights
+    else:
+        start = ()
     start = start or (1.0,) * len(blocks.sizes)
     return choose_block_weights(
         gram, cross, model.masses, blocks.sizes, blocks.weights, basis, start
@@ -186,10 +197,12 @@ def weighted_statistics(
 ) -> RidgeStatistics:
     """Return the statistics with the weights of blocks."""
     scale = column_scale(model, weights)
-    return model.state if scale is None else model.state.scaled(scale)
+    if scale is None:
+        return model.state
+    return model.state.scaled(scale)
 
 
-# -- terms of novelty ---------------------------------------------------------------------------------------------
+# -- terms of novelty ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +220,8 @@ class NoveltyTerms:
     energies : Tensor of shape (C,)
         The diagonal of K.
     span : CholeskyFactor or None
-        Of K; None where there are more classes than coordinates, which the means span then.
+        Of K; None where there are more classes than coordinates, which the means span
+        then.
     total : CholeskyFactor
         Of ``K + f N^-1``, else of ``A + B``.
     expected : float
@@ -249,11 +263,14 @@ class NoveltyTerms:
         gram : callable
             Returns the sum of products of all rows, (k, k).
         """
-        counts, free = scatter.counts, scatter.freedom
+        counts = scatter.counts
+        free = scatter.freedom
         shares = counts / counts.sum()
-        centre, solved = scatter.means @ shares, scatter.solve_means()
+        centre = scatter.means @ shares
+        solved = scatter.solve_means()
         common = solved @ shares
-        # Rows of a large matrix are multiplied a few at a time, without another one of that size.
+        # Rows of a large matrix are multiplied a few at a time, without another one of
+        # that size.
         pairs = zip(
             torch.split(scatter.means, _BLOCK_ROWS),
             torch.split(solved, _BLOCK_ROWS),
@@ -270,11 +287,13 @@ class NoveltyTerms:
                 free * (scatter.means - centre[:, None]).T @ (solved - common[:, None])
             )
             metric = 0.5 * (metric + metric.T)
-            # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
+            # The means less their mean are linearly dependent; a shift this small
+            # leaves their span as it is.
             span = safe_cholesky(metric, shift=1e-8 * float(energies.mean()))
             total = safe_cholesky(metric + torch.diag(free / counts))
         else:
-            span, root = None, float(counts.sum()) ** 0.5 * centre
+            span = None
+            root = float(counts.sum()) ** 0.5 * centre
             total = safe_cholesky(
                 gram() - torch.outer(root, root),
                 shift=scatter.alpha + scatter.factor.jitter,
@@ -298,13 +317,12 @@ class NoveltyTerms:
         H : Tensor of shape (n, k)
             Rows in the coordinates of the statistics.
         outside : Tensor of shape (n,), optional
-            Energy that rows have outside of these coordinates, where nothing was learned.
+            Energy that rows have outside of these coordinates, where nothing was
+            learned.
         """
         centred = H - self.centre
-        products, energy = (
-            self._products(centred),
-            self.scatter.freedom * self.scatter.quadratic(centred.T),
-        )
+        products = self._products(centred)
+        energy = self.scatter.freedom * self.scatter.quadratic(centred.T)
         inside, explained = self._explained(centred, products, energy)
         if outside is not None:
             energy = energy + self.scatter.freedom * outside / self.scatter.alpha
@@ -313,10 +331,11 @@ class NoveltyTerms:
     def expected_rows(self) -> Tensor:
         """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
 
-        Rows of a class lie about its true mean with the common scatter. Of that mean the observed one is an estimate:
-        it is drawn nearer to the mean of all, the more so the fewer rows there were. Drawn are products of rows with
-        the class means and their energy outside the span of the means, or with more classes than coordinates the rows
-        themselves.
+        Rows of a class lie about its true mean with the common scatter. Of that mean
+        the observed one is an estimate: it is drawn nearer to the mean of all, the more
+        so the fewer rows there were. Drawn are products of rows with the class means
+        and their energy outside the span of the means, or with more classes than
+        coordinates the rows themselves.
         """
         scatter, counts, free = self.scatter, self.scatter.counts, self.scatter.freedom
         source = generator(0, "novelty", "expected")
@@ -341,10 +360,8 @@ class NoveltyTerms:
         centred = kept[:, None] * (scatter.means[:, codes].T - self.centre)
         if self.span is None:
             centred = centred + noise
-            products, energy = (
-                self._products(centred),
-                free * scatter.quadratic(centred.T),
-            )
+            products = self._products(centred)
+            energy = free * scatter.quadratic(centred.T)
             return self._terms(
                 products, *self._explained(centred, products, energy), energy
             )
@@ -365,10 +382,8 @@ class NoveltyTerms:
     def _noise_factor(self) -> Tensor:
         """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
         scatter, free = self.scatter, self.scatter.freedom
-        known, ridge = (
-            scatter.noise_energy(inside=True),
-            scatter.alpha + scatter.factor.jitter,
-        )
+        known = scatter.noise_energy(inside=True)
+        ridge = scatter.alpha + scatter.factor.jitter
         scale = max(self.expected / max(known, 1e-300), 1.0)
         if self.span is None and known > 0.0:
             covariance = scatter.matrix().mul_(scale / free)
@@ -377,7 +392,10 @@ class NoveltyTerms:
             return safe_cholesky(covariance, shift=shift).lower
         means = scatter.means - self.centre[:, None]
         if known <= 0.0:  # nothing is known of the spread but that of the means
-            spread = means if self.span is None else self._products(means.T)
+            if self.span is None:
+                spread = means
+            else:
+                spread = self._products(means.T)
             return spread / math.sqrt(len(self.energies))
         directions = free * (
             self.solved
@@ -412,11 +430,9 @@ class NoveltyTerms:
     def _terms(
         self, products: Tensor, inside: Tensor, explained: Tensor, energy: Tensor
     ) -> Tensor:
-        counts, energy, inside = (
-            self.scatter.counts,
-            energy.clamp_min(1e-9),
-            inside.clamp_min(1e-12),
-        )
+        counts = self.scatter.counts
+        energy = energy.clamp_min(1e-9)
+        inside = inside.clamp_min(1e-12)
         rest = (energy - inside).clamp_min(1e-9)
         unsure = (
             1.0 + 1.0 / counts
@@ -440,7 +456,7 @@ class NoveltyTerms:
         return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
 
 
-# -- rows as if they had not been learned -------------------------------------------------------------------------
+# -- rows as if they had not been learned ----------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,20 +467,28 @@ class HeldOutScores:
     ----------
     terms : ndarray of shape (n, 6)
         Terms of novelty of each, and 1 / count of the class nearest to it.
-    log_losses : ndarray of shape (57,) or None
-        Mean log loss of their classes at every temperature of :data:`TEMPERATURES`; None for the ridge readout, whose
-        temperature follows from the statistics.
+    losses : ndarray of shape (n, 29) or None
+        Log loss of the class of each row at every temperature of
+        :data:`TEMPERATURES`; None for the ridge readout, whose temperature follows from
+        the statistics.
     guess : float
         Temperature that the statistics alone suggest.
     """
 
     terms: NDArray[np.float64]
-    log_losses: NDArray[np.float64] | None = None
+    losses: NDArray[np.float64] | None = None
     guess: float = 1.0
 
+    @property
+    def log_losses(self) -> NDArray[np.float64] | None:
+        """Mean log loss at every temperature (29,); None for the ridge readout."""
+        if self.losses is None:
+            return None
+        return self.losses.mean(axis=0)
 
-def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
-    """Return the mean log loss of rows at every temperature of the grid.
+
+def log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
+    """Return the log loss of each row at every temperature of the grid.
 
     Parameters
     ----------
@@ -475,40 +499,124 @@ def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
 
     Returns
     -------
-    ndarray of shape (57,)
+    ndarray of shape (n, 29)
 
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.readout import mean_log_losses
-    >>> mean_log_losses(torch.zeros(3, 2), torch.tensor([0, 1, 1])).round(4)[:2].tolist()
-    [0.6931, 0.6931]
+    >>> from evergrow.head.readout import log_losses
+    >>> log_losses(torch.zeros(3, 2), torch.tensor([0, 1, 1])).round(4)[:, 0].tolist()
+    [0.6931, 0.6931, 0.6931]
     """
-    total = np.zeros(len(TEMPERATURES))
+    cross_entropy = torch.nn.functional.cross_entropy
     block = max(_BLOCK // max(scores.shape[1], 1), 1)
+    blocks = []
     for part, right in zip(
         torch.split(scores.to(torch.float64), block),
         torch.split(codes, block),
         strict=True,
     ):
-        for place, temperature in enumerate(TEMPERATURES):
-            total[place] += float(
-                torch.nn.functional.cross_entropy(
-                    part / temperature, right, reduction="sum"
-                )
-            )
-    return np.asarray(total / max(len(codes), 1))
+        columns = [
+            cross_entropy(part / temperature, right, reduction="none")
+            for temperature in TEMPERATURES
+        ]
+        blocks.append(torch.stack(columns, dim=1))
+    return np.asarray(torch.cat(blocks).cpu().numpy())
 
 
-# -- what was worked out ------------------------------------------------------------------------------------------
+# -- what was worked out ---------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class SolvedCache:
+class solved_once(Generic[T]):  # noqa: N801 (used like a property)
+    """An attribute that is computed at its first use, by one thread, and does not change afterwards.
+
+    Like :func:`functools.cached_property`, but the lock ``_lock`` of the instance is
+    held meanwhile. The lock must be reentrant if one such attribute needs another.
+
+    Examples
+    --------
+    >>> import threading
+    >>> from evergrow.head.readout import solved_once
+    >>> class Square:
+    ...     def __init__(self, side):
+    ...         self.side = side
+    ...         self._lock = threading.RLock()
+    ...     @solved_once
+    ...     def area(self):
+    ...         return self.side**2
+    >>> Square(3).area
+    9
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: Any, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        values = vars(instance)
+        with instance._lock:
+            if self._name not in values:
+                values[self._name] = self._compute(instance)
+            found: T = values[self._name]
+        return found
+
+
+class Locked:
+    """An object with a lock of its own; a copy of it, also in another process, gets another lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedChoice:
+    """Settings chosen from the statistics, and the class means solved at them.
+
+    Parameters
+    ----------
+    choice : Choice or None
+        The settings; None while nothing was chosen.
+    scatter : SolvedScatter or None
+        The class means solved at them; None while they are not solved.
+    stats : RidgeStatistics or None
+        The statistics with the coordinates of ``scatter``.
+    is_fresh : bool
+        Whether ridge and strength were chosen for just these statistics.
+    """
+
+    choice: Choice | None = None
+    scatter: SolvedScatter | None = None
+    stats: RidgeStatistics | None = None
+    is_fresh: bool = False
+
+
+class SolvedCache(Locked):
     """Class weights, temperature and terms of novelty of a model, each worked out when first asked for.
 
-    A few rows more or less are followed rather than solved anew, and what was chosen from the statistics (ridge,
-    weights of blocks, strength of the prior of shapes) is chosen anew when the number of rows has changed by a quarter.
+    A few rows more or less are followed rather than solved anew, and what was chosen
+    from the statistics (ridge, weights of blocks, strength of the prior of shapes) is
+    chosen anew when the number of rows has changed by a quarter.
+
+    Threads may share it: every result is computed once, under a lock, and does not
+    change afterwards.
 
     Parameters
     ----------
@@ -518,31 +626,57 @@ class SolvedCache:
         How class scores are solved for.
     fixed : float or None
         The ridge; None where it is chosen from the statistics.
-    choice : Choice, optional
-        What was chosen before the last change.
-    known_scatter : tuple of SolvedScatter and RidgeStatistics, optional
-        The class means solved at that choice, and the statistics with their coordinates.
+    known : SolvedChoice, optional
+        What was chosen before the last change, and the class means solved at that
+        choice where they are known.
     solution : Readout, optional
-        The linear class scores.
-    known_temperature : float, optional
-        The temperature that the statistics suggest.
-    is_fresh : bool
-        Whether ridge and strength were chosen for just these statistics.
+        The linear class scores, where they are known.
+    temperature : float, optional
+        The temperature that the statistics suggest, where it is known.
     shape_masses : Tensor of shape (C,), optional
         Weight behind the shapes of classes, where that is not the model's.
     """
 
-    model: RidgeModel
-    kind: str
-    fixed: float | None
-    choice: Choice | None = None
-    known_scatter: tuple[SolvedScatter, RidgeStatistics] | None = None
-    solution: Readout | None = None
-    known_temperature: float | None = None
-    is_fresh: bool = False
-    shape_masses: Tensor | None = None
+    def __init__(
+        self,
+        model: RidgeModel,
+        kind: str,
+        fixed: float | None,
+        known: SolvedChoice | None = None,
+        *,
+        solution: Readout | None = None,
+        temperature: float | None = None,
+        shape_masses: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.kind = kind
+        self.fixed = fixed
+        self.shape_masses = shape_masses
+        # Replaced as a whole: with the final one, what it began with can be freed.
+        if known is None:
+            self._known = SolvedChoice()
+        else:
+            self._known = known
+        self._is_chosen = False
+        if solution is not None:
+            vars(self)["_solution"] = solution, temperature
 
-    # -- the next one -----------------------------------------------------------------------------------------
+    @property
+    def choice(self) -> Choice | None:
+        """What was chosen for these statistics, or before the last change; None where nothing was."""
+        return self._known.choice
+
+    def known_solution(self) -> tuple[Readout, float | None, Choice | None] | None:
+        """Return class scores, temperature and choice as far as they are solved; None without class scores."""
+        if "_solution" not in vars(self):
+            return None
+        readout, temperature = self._solution
+        if temperature is None:
+            temperature = vars(self).get("_temperature")
+        return readout, temperature, self.choice
+
+    # -- the next one ------------------------------------------------------------------
 
     def after(
         self,
@@ -552,8 +686,11 @@ class SolvedCache:
     ) -> SolvedCache:
         """Return the cache of another model, which begins where this one's choices ended."""
         # A solution that was followed is in the coordinates of the features.
-        known = None if scatter is None else (scatter, model.state)
-        return SolvedCache(model, self.kind, fixed, self.choice, known)
+        stats = None
+        if scatter is not None:
+            stats = model.state
+        known = SolvedChoice(self.choice, scatter, stats)
+        return SolvedCache(model, self.kind, fixed, known)
 
     def followed(
         self,
@@ -578,103 +715,147 @@ class SolvedCache:
         weights : Tensor of shape (n,) or None
             What the rows count for, where that is not one.
         """
-        scatter = None
+        known = self._known
         if (
-            self.known_scatter is not None
-            and self.choice is not None
-            and model.state.basis is None
+            known.choice is None
+            or known.scatter is None
+            or known.stats is None
+            or known.stats.basis is not None
+            or model.state.basis is not None
+            or len(known.scatter.signs) + len(codes) > MAX_CORRECTIONS
         ):
-            before, stats = self.known_scatter
-            if (
-                stats.basis is None
-                and len(before.signs) + len(codes) <= MAX_CORRECTIONS
-            ):
-                H = weighted_rows(model, self.choice.weights, Z)
-                old = before if groups is None else before.group(groups)
-                scatter = old.follow(H, codes, weights, -1 if groups is None else 1)
-        return self.after(model, self.fixed, scatter)
+            return self.after(model, self.fixed)
+        H = weighted_rows(model, known.choice.weights, Z)
+        if groups is None:
+            scatter = known.scatter.follow(H, codes, weights, sign=-1)
+        else:
+            scatter = known.scatter.group(groups).follow(H, codes, weights)
+        known = SolvedChoice(known.choice, scatter, model.state)
+        return SolvedCache(model, self.kind, self.fixed, known)
 
     def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
         """Return the cache of the same statistics with classes in another order; nothing large is solved again."""
-        solution, known = self.solution, None
-        if solution is not None:
+        solution: Readout | None = None
+        temperature: float | None = None
+        if (found := self.known_solution()) is not None:
+            readout, temperature, _ = found
             solution = replace(
-                solution,
-                weights=solution.weights[:, order],
-                offset=solution.offset[order],
+                readout, weights=readout.weights[:, order], offset=readout.offset[order]
             )
-        if self.known_scatter is not None and self.known_scatter[1].basis is None:
-            known = self.known_scatter[0].group([[old] for old in order]), model.state
-        made = replace(self, model=model, solution=solution, known_scatter=known)
+        known = self._known
+        if (
+            known.scatter is None
+            or known.stats is None
+            or known.stats.basis is not None
+        ):
+            known = replace(known, scatter=None, stats=None)
+        else:
+            scatter = known.scatter.group([[old] for old in order])
+            known = replace(known, scatter=scatter, stats=model.state)
+        made = SolvedCache(
+            model,
+            self.kind,
+            self.fixed,
+            known,
+            solution=solution,
+            temperature=temperature,
+            shape_masses=self.shape_masses,
+        )
         if "expected_terms" in vars(self):
-            made.expected_terms = self.expected_terms
+            vars(made)["expected_terms"] = self.expected_terms
         return made
 
     def refreshed(self) -> SolvedCache:
         """Return a cache in which everything is chosen for just these statistics."""
-        if self.choice is None or self.is_fresh:
+        known = self._known
+        if known.choice is None or known.is_fresh:
             return self
-        choice = replace(self.choice, rows=0)
         return SolvedCache(
-            self.model, self.kind, self.fixed, choice, shape_masses=self.shape_masses
+            self.model,
+            self.kind,
+            self.fixed,
+            SolvedChoice(replace(known.choice, rows=0)),
+            shape_masses=self.shape_masses,
         )
 
-    # -- answers ----------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------
 
     def readout(self) -> Readout:
         """Return the linear class scores."""
-        model = self.model
-        if self.solution is None and self.kind == "ridge":
-            self.solution = solve_ridge(model, self.fixed)
-        elif self.solution is None:
-            choice, scatter, stats = self.scatter()
-            estimates, scale = (
-                scatter.estimate_means(),
-                column_scale(model, choice.weights),
-            )
-            self.known_temperature = 1.0 + UNCALIBRATED * estimates.spread
-            lifted = stats.lift(estimates.weights)
-            lifted = lifted if scale is None else scale[:, None] * lifted
-            self.solution = Readout(
-                lifted, estimates.offset, choice.alpha, scatter.factor.jitter
-            )
-        return self.solution
+        return self._solution[0]
+
+    @solved_once
+    def _solution(self) -> tuple[Readout, float | None]:
+        """The linear class scores, and the temperature where it comes with them."""
+        if self.kind == "ridge":
+            return solve_ridge(self.model, self.fixed), None
+        choice, scatter, stats = self.scatter()
+        estimates = scatter.estimate_means()
+        lifted = stats.lift(estimates.weights)
+        scale = column_scale(self.model, choice.weights)
+        if scale is not None:
+            lifted = scale[:, None] * lifted
+        readout = Readout(lifted, estimates.offset, choice.alpha, scatter.factor.jitter)
+        return readout, 1.0 + UNCALIBRATED * estimates.spread
 
     def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:
         """Return what was chosen, the class means solved at it, and the statistics with their coordinates."""
-        geometry, denoised = None, self.kind == "denoised"
-        # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.
-        fixed, choice = self.fixed if denoised else None, self.choice
-        if (
-            choice is None
-            or not choice.holds(self.model.rows)
-            or fixed not in (None, choice.alpha)
-        ):
-            weights = choose_weights(self.model, choice) if denoised else ()
-            geometry = ClassGeometry.of(
-                weighted_statistics(self.model, weights), self.model.masses
-            )
+        if not self._is_chosen:
+            with self._lock:
+                if not self._is_chosen:
+                    self._solve_scatter()
+        known = self._known
+        if known.choice is None or known.scatter is None or known.stats is None:
+            raise AssertionError("the class means must be solved by now")
+        return known.choice, known.scatter, known.stats
+
+    def _solve_scatter(self) -> None:
+        """Choose settings for the statistics and solve for the class means; the caller holds the lock."""
+        # Ridge regression has a ridge of its own; that of the scatter, for novelty, is
+        # always chosen.
+        is_denoised = self.kind == "denoised"
+        fixed = self.fixed if is_denoised else None
+        known = self._known
+        geometry: ClassGeometry | None = None
+        choice = known.choice
+        holds = (
+            choice is not None
+            and choice.holds(self.model.rows)
+            and fixed in (None, choice.alpha)
+        )
+        if choice is None or not holds:
+            if is_denoised:
+                weights = choose_weights(self.model, choice)
+            else:
+                weights = ()
+            geometry = self._geometry(weights)
+            scatter = known.scatter
             if choice is None or choice.weights != weights:
-                self.known_scatter = None
-            choice = self.choice = self._choose(
-                geometry, fixed, None if choice is None else choice.step, weights
-            )
-            if (
-                self.known_scatter is not None
-                and self.known_scatter[0].alpha != choice.alpha
-            ):
-                self.known_scatter = None
-            self.is_fresh = self.known_scatter is None
-        if self.known_scatter is None:
+                scatter = None
+                self._known = known = replace(known, scatter=None, stats=None)
+            step = None if choice is None else choice.step
+            choice = self._choose(geometry, fixed, step, weights, scatter)
+            if scatter is not None and scatter.alpha != choice.alpha:
+                scatter = None
+                # Free the old factor before the new one is made.
+                self._known = known = replace(known, scatter=None, stats=None)
+            known = replace(known, choice=choice, is_fresh=scatter is None)
+        if known.scatter is None:
             if geometry is None:
-                geometry = ClassGeometry.of(
-                    weighted_statistics(self.model, choice.weights), self.model.masses
-                )
-            stats = (
-                geometry.stats if geometry.stats.basis is not None else self.model.state
-            )  # one Gram matrix is held
-            self.known_scatter = SolvedScatter.of(geometry, choice.alpha), stats
-        return choice, *self.known_scatter
+                geometry = self._geometry(choice.weights)
+            # One Gram matrix is held.
+            stats = self.model.state
+            if geometry.stats.basis is not None:
+                stats = geometry.stats
+            scatter = SolvedScatter.of(geometry, choice.alpha)
+            known = replace(known, scatter=scatter, stats=stats)
+        self._known = known
+        self._is_chosen = True  # last, for threads that do not hold the lock
+
+    def _geometry(self, weights: tuple[float, ...]) -> ClassGeometry:
+        """Return class means and scatter with the weights of blocks."""
+        stats = weighted_statistics(self.model, weights)
+        return ClassGeometry.of(stats, self.model.masses)
 
     def _choose(
         self,
@@ -682,23 +863,29 @@ class SolvedCache:
         alpha: float | None,
         start: int | None,
         weights: tuple[float, ...],
+        scatter: SolvedScatter | None,
     ) -> Choice:
         """Choose the ridge, unless it is given, and the strength of the prior of shapes."""
-        model, step = self.model, 0
+        model = self.model
+        step = 0
         if alpha is None:
             rows = model.pooled_rows
             energy = row_energy(geometry.stats, model.masses, rows)
             whole = float(geometry.stats.gram.diagonal().sum()) / rows
-            # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
-            known = None if self.known_scatter is None else self.known_scatter[0]
+            # Where all rows are the same up to rounding, the scale is that of a whole
+            # row, not of a centred one.
             alpha, step = choose_ridge(
-                geometry, energy if energy > 1e-10 * whole else whole, start, known
+                geometry, energy if energy > 1e-10 * whole else whole, start, scatter
             )
-        masses = model.masses if self.shape_masses is None else self.shape_masses
-        strength = (
-            1.0 if model.shapes is None else ShapeScores(model.shapes, masses).strength
-        )
+        strength = 1.0
+        if model.shapes is not None:
+            strength = ShapeScores(model.shapes, self._shape_masses()).strength
         return Choice(alpha, step, strength, model.rows, weights)
+
+    def _shape_masses(self) -> Tensor:
+        if self.shape_masses is None:
+            return self.model.masses
+        return self.shape_masses
 
     def project(self, Z: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return features (n, d) in the coordinates of the statistics (n, k), and their energy (n,) outside."""
@@ -722,28 +909,32 @@ class SolvedCache:
         # Rows too large to be squared are as unknown as can be.
         return torch.nan_to_num(found, nan=torch.inf)
 
-    @cached_property
+    @solved_once
     def shapes(self) -> ShapeScores | None:
         """What the shapes of classes add to the scores; None where no shapes are kept."""
         if self.model.shapes is None or self.kind == "ridge":
             return None
         self.readout()
-        strength = 1.0 if self.choice is None else self.choice.strength
-        masses = self.model.masses if self.shape_masses is None else self.shape_masses
-        return ShapeScores(self.model.shapes, masses, strength)
+        if self.choice is None:
+            strength = 1.0
+        else:
+            strength = self.choice.strength
+        return ShapeScores(self.model.shapes, self._shape_masses(), strength)
 
     def temperature(self) -> float:
         """Return a temperature for probabilities, guessed from the statistics."""
-        readout = self.readout()
-        if self.known_temperature is None and self.kind == "ridge":
-            self.known_temperature = ridge_temperature(self.model, readout)
-        elif self.known_temperature is None:
-            self.known_temperature = (
-                1.0 + UNCALIBRATED * self.scatter()[1].estimate_means().spread
-            )
-        return self.known_temperature
+        return self._temperature
 
-    @cached_property
+    @solved_once
+    def _temperature(self) -> float:
+        readout, temperature = self._solution
+        if temperature is not None:
+            return temperature
+        if self.kind == "ridge":
+            return ridge_temperature(self.model, readout)
+        return 1.0 + UNCALIBRATED * self.scatter()[1].estimate_means().spread
+
+    @solved_once
     def terms(self) -> NoveltyTerms:
         """What novelty is weighed from."""
         return NoveltyTerms.of(self.scatter()[1], self._gram)
@@ -757,16 +948,25 @@ class SolvedCache:
             gram, H.T, H if weights is None else weights[:, None] * H, alpha=-1.0
         )
 
-    @cached_property
+    @solved_once
     def standard(self) -> NoveltyStandard:
         """How terms become a score where nothing was calibrated: by what the statistics say of known rows."""
         terms = self.expected_terms
         return NoveltyStandard.of(terms.mean(axis=0), terms.T @ terms / len(terms))
 
-    @cached_property
+    @solved_once
     def expected_terms(self) -> NDArray[np.float64]:
-        """Terms of rows drawn as the statistics say known ones are."""
-        return np.asarray(self.terms.expected_rows().cpu().numpy())
+        """Terms of rows drawn as the statistics say known ones are.
+
+        Classes are drawn in the order of their energies, so that other names of classes
+        give the same rows.
+        """
+        terms = self.terms
+        order = torch.argsort(terms.energies, stable=True).tolist()
+        if order != sorted(order):
+            groups = [[column] for column in order]
+            terms = NoveltyTerms.of(terms.scatter.group(groups), self._gram)
+        return np.asarray(terms.expected_rows().cpu().numpy())
 
     def held_out_scores(
         self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None
@@ -776,30 +976,30 @@ class SolvedCache:
         Parameters
         ----------
         Z : Tensor of shape (n, d)
-            The rows; of each class at least one learned row must not be in any one fold.
+            The rows; of each class at least one learned row must not be in any one
+            fold.
         codes, folds : Tensor of shape (n,)
             Their classes and their folds.
         weights : Tensor of shape (n,), optional
-            What they were learned with, where that is not one. Each is scored once all the same.
+            What they were learned with, where that is not one. Each is scored once all
+            the same.
         """
-        self.readout()  # most of its cost is shared with what comes now, and a file keeps it
+        # Most of its cost is shared with what comes now, and a file keeps it
+        self.readout()
         choice, scatter, _ = self.scatter()
-        shapes, spread = self.model.shapes, 0.0
+        shapes = self.model.shapes
+        spread = 0.0
         rows = (
             *self.project(Z),
             None if shapes is None else shapes.rows(self.model.inputs(Z)),
         )
-        scores, terms = (
-            Z.new_empty(len(codes), len(scatter.counts)),
-            Z.new_empty(len(codes), 6),
-        )
+        scores = Z.new_empty(len(codes), len(scatter.counts))
+        terms = Z.new_empty(len(codes), 6)
         for fold in torch.unique(folds).tolist():
             mine = torch.nonzero(folds == fold).ravel()
-            own, taken, reduced = (
-                codes[mine],
-                None if weights is None else weights[mine],
-                rows[0][mine],
-            )
+            own = codes[mine]
+            taken = None if weights is None else weights[mine]
+            reduced = rows[0][mine]
             outside, shape = (None if part is None else part[mine] for part in rows[1:])
             rest = scatter.follow(reduced, own, taken, sign=-1)
             terms[mine] = NoveltyTerms.of(
@@ -818,5 +1018,5 @@ class SolvedCache:
         if self.kind == "ridge":
             return HeldOutScores(found)
         return HeldOutScores(
-            found, mean_log_losses(scores, codes), 1.0 + UNCALIBRATED * spread
+            found, log_losses(scores, codes), 1.0 + UNCALIBRATED * spread
         )

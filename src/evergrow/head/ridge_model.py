@@ -1,7 +1,7 @@
 """What a classifier has learned: a frozen layer and statistics that can be added, subtracted and merged.
 
-A model is a record. Every operation returns a new one and leaves the old as it was, so that whoever holds
-the old one after a failure holds the state before it.
+A model is a record. Every operation returns a new one and leaves the old as it was, so
+that whoever holds the old one after a failure holds the state before it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ class RidgeModel:
     counts : Tensor of shape (C,)
         Samples per class, int64.
     masses : Tensor of shape (C,)
-        Sum of the weights of each class's samples, float64; the counts where every sample counted as one.
+        Sum of the weights of each class's samples, float64; the counts where every
+        sample counted as one.
     lineage : frozenset of str
-        Fingerprints of the first batches that went in, to notice what would be counted twice.
+        Fingerprints of the first batches that went in, to notice what would be counted
+        twice.
     shapes : ClassShapes or None
         Second moments per class in a few directions, where they are kept.
     blocks : FeatureBlocks or None
-        What is done to blocks of columns between normalisation and layer, where features have several.
+        What is done to blocks of columns between normalisation and layer, where
+        features have several.
     """
 
     layer: FeatureMap
@@ -89,12 +92,16 @@ class RidgeModel:
     def pooled_rows(self) -> float:
         """Rows behind the statistics, those of forgotten classes among them; the sum of weights where there are any."""
         weighted = bool((self.masses != self.counts).any())
-        return float(self.masses.sum()) if weighted else float(max(self.state.count, 1))
+        if weighted:
+            return float(self.masses.sum())
+        return float(max(self.state.count, 1))
 
     def inputs(self, Z: Tensor) -> Tensor:
         """Return features as the layer sees them: normalised, and their blocks weighted and reduced."""
         Z = normalize(Z, self.normalization)
-        return Z if self.blocks is None else self.blocks.apply(Z)
+        if self.blocks is None:
+            return Z
+        return self.blocks.apply(Z)
 
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Return the rows' activations, one chunk of bounded size after the other."""
@@ -105,7 +112,8 @@ class RidgeModel:
     ) -> Iterator[Batch]:
         """Yield activations and targets; sums of w h h^T and w h y^T are those of both times the root of w."""
         for rows, H in self.activations(Z):
-            own, columns = codes[rows], None
+            own = codes[rows]
+            columns = None
             if n_classes > MANY_CLASSES:
                 columns, own = torch.unique(own, return_inverse=True)
             targets = torch.nn.functional.one_hot(
@@ -113,7 +121,8 @@ class RidgeModel:
             ).to(H.dtype)
             if weights is not None:
                 root = weights[rows].sqrt()[:, None]
-                H, targets = H * root, targets * root
+                H = H * root
+                targets = targets * root
             yield H, targets, columns
 
     def learn(
@@ -124,7 +133,8 @@ class RidgeModel:
         weights: Tensor | None = None,
     ) -> RidgeModel:
         """Return the model with rows Z of classes ``codes`` learned; ``groups`` places the old classes."""
-        old, n_classes = self.group(groups), len(groups)
+        old = self.group(groups)
+        n_classes = len(groups)
         shapes = old.shapes
         if shapes is not None:
             shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, weights=weights)
@@ -152,10 +162,8 @@ class RidgeModel:
                 f"where {int(self.counts[worst])} were learned (class at position {worst})"
             )
         # A class of which samples are left must keep some weight, one without must not.
-        masses, kept = (
-            self.masses - torch.bincount(codes, weights, minlength=n_classes),
-            self.counts > removed,
-        )
+        masses = self.masses - torch.bincount(codes, weights, minlength=n_classes)
+        kept = self.counts > removed
         slack = 1e-9 * self.masses
         if bool(((masses <= slack) & kept).any()) or bool(
             ((masses.abs() > slack) & ~kept).any()
@@ -163,7 +171,8 @@ class RidgeModel:
             raise UnlearnError(
                 "samples to unlearn must have the weights that they were learned with, got others"
             )
-        # Rows that were learned satisfy H (G + alpha I)^-1 H^T < I; others usually do not.
+        # Rows that were learned satisfy H (G + alpha I)^-1 H^T < I; others usually do
+        # not.
         stats = self.state
         factor = safe_cholesky(stats.gram, shift=alpha)
         for H, *_ in self._batches(Z, codes, n_classes, weights):
@@ -178,10 +187,8 @@ class RidgeModel:
                         "samples to unlearn must have been learned before, but at least one of the "
                         f"{part.shape[0]} given lies where nothing was learned"
                     ) from None
-        masses, shapes = (
-            torch.where(kept, masses, torch.zeros_like(masses)),
-            self.shapes,
-        )
+        masses = torch.where(kept, masses, torch.zeros_like(masses))
+        shapes = self.shapes
         try:
             state = self.state.accumulate(
                 self._batches(Z, codes, n_classes, weights), sign=-1
@@ -212,10 +219,15 @@ class RidgeModel:
         before : RidgeModel
             The model before.
         alpha : float or None
-            The ridge that will be asked for; None if it will be chosen from the statistics.
+            The ridge that will be asked for; None if it will be chosen from the
+            statistics.
         """
-        stats, old = self.state, before.state
-        floor = alpha_grid(self.row_energy)[0] if alpha is None else alpha
+        stats = self.state
+        old = before.state
+        if alpha is None:
+            floor = alpha_grid(self.row_energy)[0]
+        else:
+            floor = alpha
         rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
         if (
             1e3 * rounding < floor
@@ -232,7 +244,8 @@ class RidgeModel:
     def keep(self, columns: Sequence[int]) -> RidgeModel:
         """Return the model with only the classes at ``columns``.
 
-        The means of the others are gone; the spread of their samples around these stays in the pooled statistics.
+        The means of the others are gone; the spread of their samples around these stays
+        in the pooled statistics.
         """
         dropped = [
             column for column in range(len(self.counts)) if column not in set(columns)
@@ -248,7 +261,8 @@ class RidgeModel:
         left = dataclasses.replace(self, state=state).group(
             [[column] for column in columns]
         )
-        # Rows of the classes that are gone still count where the spread of all is looked at.
+        # Rows of the classes that are gone still count where the spread of all is
+        # looked at.
         state = dataclasses.replace(
             left.state, count=self.state.count, sq_targets=float(left.masses.sum())
         )
@@ -292,13 +306,14 @@ class RidgeModel:
         MergeError
             If the layers differ, or samples would be counted twice.
         """
-        parts = [other] if base is None else [other, base]
-        state, counts, masses, shapes = (
-            self.state,
-            self.counts,
-            self.masses,
-            self.shapes,
-        )
+        if base is None:
+            parts = [other]
+        else:
+            parts = [other, base]
+        state = self.state
+        counts = self.counts
+        masses = self.masses
+        shapes = self.shapes
         for part in parts:
             same = (
                 self.blocks == part.blocks and self.normalization == part.normalization
@@ -367,12 +382,10 @@ class RidgeModel:
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless the parts of a file fit each other."""
-        width, state, counts, masses = (
-            self.layer.n_features_in,
-            self.state,
-            self.counts,
-            self.masses,
-        )
+        width = self.layer.n_features_in
+        state = self.state
+        counts = self.counts
+        masses = self.masses
         if self.blocks is not None:
             require(
                 sum(self.blocks.sizes) == width,
@@ -429,14 +442,15 @@ def _fingerprint(Z: Tensor, codes: Tensor) -> str:
     return digest.hexdigest()
 
 
-# -- what a head computes, as plain matrices: the form in which it leaves evergrow --------------------------------
+# -- what a head computes, as plain matrices: the form in which it leaves evergrow -----
 
 
 @dataclass(frozen=True)
 class LayerMap:
     """Scores ``units(z) A + z B + c`` of normalised features z, with the terms of class shapes if there are any.
 
-    Every head with one hidden layer is of this form: a direct link is part of B, and a head without units has only B.
+    Every head with one hidden layer is of this form: a direct link is part of B, and a
+    head without units has only B.
 
     Parameters
     ----------
@@ -455,7 +469,8 @@ class LayerMap:
     shapes : ShapeScores or None
         What the shapes of classes add.
     blocks : FeatureBlocks or None
-        What blocks of columns are multiplied by once they are normalised, before everything else.
+        What blocks of columns are multiplied by once they are normalised, before
+        everything else.
 
     Examples
     --------
@@ -482,20 +497,26 @@ def layer_map(
     factor: float = 1.0,
 ) -> LayerMap:
     """Return the map of a ridge model with class weights (n_outputs, C), all multiplied by a factor."""
-    weights, layer = weights.detach().cpu() * factor, model.layer
-    # [units, (z - centre) scale, 1] @ [A; B; c] = units @ A + z @ (scale B) - centre @ (scale B) + c
-    constant, linear = (
-        weights[-1] if layer.intercept else weights.new_zeros(weights.shape[1]),
-        None,
-    )
-    link, units, readout = layer.link_columns(), None, None
+    weights = weights.detach().cpu() * factor
+    layer = model.layer
+    # [units, (z - centre) scale, 1] @ [A; B; c] = units @ A + z @ (scale B) - centre @
+    # (scale B) + c
+    if layer.intercept:
+        constant = weights[-1]
+    else:
+        constant = weights.new_zeros(weights.shape[1])
+    linear = None
+    link = layer.link_columns()
+    units = None
+    readout = None
     if link is not None and layer.centre is not None:
         linear = weights[link] * layer.scale
         constant = constant - layer.centre.cpu().to(weights) @ linear
     if offset is not None:
         constant = constant + offset.detach().cpu() * factor
     if layer.n_units:
-        units, readout = layer.units(), weights[: layer.n_units]
+        units = layer.units()
+        readout = weights[: layer.n_units]
     return LayerMap(
         model.normalization,
         units,

@@ -19,25 +19,27 @@ from evergrow.head.linalg.statistics import RidgeStatistics
 class SCLClassifier(Classifier):
     """The method of the SCL-MGSM paper, under the paper's names.
 
-    ``fit`` grows a layer of random units from the first task (MGSM) and freezes it; every later batch only adds to
-    sufficient statistics of a ridge regression, so nothing is forgotten and no data is kept. It is a
-    :class:`~evergrow.Classifier` with a guided layer and the ridge readout, with the paper's defaults; for data of your
+    ``fit`` grows a layer of random units from the first task (MGSM) and freezes it;
+    every later batch only adds to sufficient statistics of a ridge regression, so
+    nothing is forgotten and no data is kept. It is a :class:`~evergrow.Classifier` with
+    a guided layer and the ridge readout, with the paper's defaults; for data of your
     own take that one.
 
     Parameters
     ----------
     alpha : float or "gcv"
-        Ridge. ``"gcv"`` chooses it by generalised cross-validation on the accumulated statistics, anew after every
-        update.
+        Ridge. ``"gcv"`` chooses it by generalised cross-validation on the accumulated
+        statistics, anew after every update.
     block_size, n_candidates, contraction, tol : int, int, float, float
         s, B_max, r and epsilon of the construction.
     scales : "paper", "auto" or sequence of float
-        Scales of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16 features; ``"auto"`` is set
-        from the first task.
+        Scales of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16
+        features; ``"auto"`` is set from the first task.
     activation : str
         Activation of the units.
     criterion : {"exact", "theorem"}
-        Acceptance by the true fall of the residual, or by the paper's printed inequality.
+        Acceptance by the true fall of the residual, or by the paper's printed
+        inequality.
     max_units : int
         Cap on the width of the layer.
     solver : {"auto", "dense", "compact", "recursive"}
@@ -49,7 +51,8 @@ class SCLClassifier(Classifier):
     verbose : int
         Show the progress of the construction if positive.
     n_units : int or None
-        Exact width; the search is filled up with units of the same distribution. None keeps what it accepts.
+        Exact width; the search is filled up with units of the same distribution. None
+        keeps what it accepts.
 
     Attributes
     ----------

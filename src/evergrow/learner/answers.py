@@ -26,7 +26,8 @@ class Answers:
     measure : {"probability", "score"}
         Which of the two.
     rows : ndarray of int of shape (n,)
-        The items that the rows belong to: all, unless some could not be read and were skipped.
+        The items that the rows belong to: all, unless some could not be read and were
+        skipped.
     failures : tuple of (str, str)
         Name of every item left out, and why.
     novelty : ndarray of shape (n,) or None
@@ -94,9 +95,13 @@ class Answers:
         Returns
         -------
         DataFrame
-            Columns ``class`` and ``probability`` (or ``score``), with ``top`` also ``class_2``, ``probability_2`` and
-            so on, and where novelty was asked for ``novelty``, ``threshold`` and ``unknown``. In pandas its index is
-            that of the frame that was asked about, or the numbers of the items; in polars a column ``row`` has these.
+            Columns ``class`` and ``probability`` (or ``score``); with ``top`` also
+            ``class_2``, ``probability_2`` and so on. If novelty was asked for, also
+            ``novelty``, ``threshold``, ``unknown``, ``nearest_class`` and
+            ``nearest_probability``; unknown items then have a nearest class, and
+            neither a class nor a probability. The index in pandas is that of the
+            frame that was asked about, or the numbers of the items; in polars they
+            are in the column ``row``.
         """
         check_choice("library", library, ("pandas", "polars"))
         check_number("top", top, low=1, integer=True)
@@ -105,7 +110,7 @@ class Answers:
         )
         ranked = self.ranked(top)
         values = np.take_along_axis(self.values, ranked, axis=1)
-        columns: dict[str, NDArray[Any]] = {}
+        columns: dict[str, Any] = {}
         for rank in range(ranked.shape[1]):
             ending = f"_{rank + 1}" if rank else ""
             columns[f"class{ending}"] = self.labels[ranked[:, rank]]
@@ -113,8 +118,31 @@ class Answers:
         for name in ("novelty", "threshold", "unknown"):
             if getattr(self, name) is not None:
                 columns[name] = getattr(self, name)
+        if self.unknown is not None:
+            columns["nearest_class"] = columns["class"]
+            columns[f"nearest_{self.measure}"] = columns[self.measure]
+            columns["class"] = self._known_labels(module, library)
+            columns[self.measure] = np.where(self.unknown, np.nan, values[:, 0])
         if library == "polars":
             return module.DataFrame({"row": self.rows, **columns})
         return module.DataFrame(
             columns, index=self.rows if self.index is None else self.index[self.rows]
         )
+
+    def _known_labels(self, module: Any, library: str) -> Any:
+        """Return the label of each item as a column; unknown items have none."""
+        assert self.unknown is not None
+        found = self.labels[self.ranked(1)[:, 0]].tolist()
+        known = [
+            None if unknown else label
+            for label, unknown in zip(found, self.unknown.tolist(), strict=True)
+        ]
+        kinds = {"name": "object", "integer": "Int64", "boolean": "boolean"}
+        if library == "polars":
+            types = {
+                "name": module.String,
+                "integer": module.Int64,
+                "boolean": module.Boolean,
+            }
+            return module.Series(known, dtype=types[self.label_kind])
+        return module.array(known, dtype=kinds[self.label_kind])

@@ -6,17 +6,28 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import LabelError, MergeError, NothingLeftError, UnlearnError
+from evergrow.core.errors import (
+    LabelError,
+    MergeError,
+    NothingLeftError,
+    NumericalError,
+    UnlearnError,
+)
 from evergrow.data import DataOptions
 from evergrow.data.inputs import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features.base import BackboneSpec
-from evergrow.learner.calibration import Calibration
+from evergrow.learner.calibration import (
+    Calibration,
+    before_new_classes,
+    calibrated,
+)
 from evergrow.learner.label_types import require_known
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.snapshot import (
@@ -64,7 +75,8 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
     counts = dict(
         sorted((mapping.get(name, name), n) for name, n in now.counts.items())
     )
-    return now.after(change, head=head, counts=counts)
+    calibration = now.calibration.renamed(mapping)
+    return now.after(change, head=head, counts=counts, calibration=calibration)
 
 
 def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:
@@ -77,17 +89,19 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     names : iterable of str
         Classes to merge.
     into : str
-        Name of the one that they become: a new one, or that of a class, which then is among those merged.
+        Name of the one that they become: a new one, or that of a class, which then is
+        among those merged.
 
     Raises
     ------
     LabelError
         If a class is not known, or there are fewer than two.
     """
-    given, target = (
-        {names} if isinstance(names, str) else {str(name) for name in names},
-        _class_name(into),
-    )
+    if isinstance(names, str):
+        given = {names}
+    else:
+        given = {str(name) for name in names}
+    target = _class_name(into)
     gone = sorted(given | ({target} & now.counts.keys()))
     head = now.head.branch().merge_classes(gone, target).settle(cheap_only=True)
     mapping = {name: target for name in gone if name != target}
@@ -99,11 +113,19 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     )
     counts = {name: n for name, n in now.counts.items() if name not in gone}
     counts[target] = sum(now.counts[name] for name in gone)
-    return now.after(change, head=head, counts=dict(sorted(counts.items())))
+    calibration = replace(now.calibration.renamed(mapping), n_classes=len(counts))
+    return now.after(
+        change,
+        head=head,
+        counts=dict(sorted(counts.items())),
+        calibration=calibration,
+    )
 
 
 def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
-    """Return what is known without whole classes; without the last one the model is empty again.
+    """Return the snapshot without whole classes; without the last one it is empty.
+
+    Held-out rows of these classes are removed from the calibration too.
 
     Raises
     ------
@@ -119,18 +141,25 @@ def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
         now.head.branch().forget_classes
     )  # a head that cannot says so, also of its last class
     change = Change.now("forget", sum(now.counts[name] for name in gone), gone)
-    return _with_left(now, change, forget(gone) if left else None, left)
+    calibration = now.calibration.without_classes(gone)
+    return _with_left(now, change, forget(gone) if left else None, left, calibration)
 
 
 def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
-    """Return what is known without samples, as if they had never been learned.
+    """Return the snapshot without samples, as if they had never been learned.
+
+    Their held-out rows are removed from the calibration. Remaining rows that were
+    measured while the samples were learned stay as they are; the change says how many.
 
     Raises
     ------
     UnlearnError
         If they were never learned, or with other weights.
     """
-    head, counts = now.head.branch(), Counter(now.counts)
+    head = now.head.branch()
+    counts = Counter(now.counts)
+    calibration = now.calibration
+    influenced = 0
     data: list[str] = []
     for block in blocks:
         require_known(block.labels.tolist(), now.counts)
@@ -145,20 +174,40 @@ def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
         ):  # the last ones; the head stays as it is, and is not used any more
             head.unlearn(block.X, block.labels, sample_weight=block.weights)
         data.append(fingerprint(block.X, block.weights))
+        calibration, found = calibration.without_samples(block.X, block.labels, counts)
+        influenced = max(influenced, found)
     left = {name: n for name, n in counts.items() if n}
     samples = sum(now.counts.values()) - sum(left.values())
+    gone = sorted(now.counts.keys() - left.keys())
+    calibration = calibration.without_classes(gone)
     change = Change.now(
-        "unlearn", samples, sorted(now.counts.keys() - left.keys()), data=tuple(data)
+        "unlearn",
+        samples,
+        gone,
+        data=tuple(data),
+        influenced_scores=min(influenced, calibration.n_rows),
     )
-    return _with_left(now, change, head, left)
+    try:
+        return _with_left(now, change, head, left, calibration)
+    except NumericalError as error:
+        raise UnlearnError(
+            "samples to unlearn must have the labels that they were learned with: "
+            "without the given ones the statistics are those of no samples"
+        ) from error
 
 
 def _with_left(
-    now: Snapshot, change: Change, head: Any, left: dict[str, int]
+    now: Snapshot,
+    change: Change,
+    head: Any,
+    left: dict[str, int],
+    calibration: Calibration,
 ) -> Snapshot:
-    """Return what is known after samples were taken out; without the last one the model has learned nothing."""
+    """Return the snapshot after samples were removed; empty without the last one."""
     if left:
-        return now.after(change, head=head, counts=left)
+        head = head.settle(cheap_only=True)
+        calibration = calibration.applied(head)
+        return now.after(change, head=head, counts=left, calibration=calibration)
     return now.after(
         change, head=None, counts={}, calibration=Calibration(), widths=(), columns=()
     )
@@ -230,24 +279,29 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
     before, after = (
         np.array([name] * len(X), dtype=np.str_) for name in (source, target)
     )
-    head = (
-        now.head.branch()
-        .unlearn(X, before)
-        .partial_fit(X, after)
-        .settle(cheap_only=True)
-    )
+    remaining = {name: n for name, n in {**now.counts, source: left}.items() if n}
+    head = now.head.branch().unlearn(X, before)
+    calibration, influenced = now.calibration.without_samples(X, before, remaining)
+    if not left:
+        calibration = calibration.without_classes([source])
+    calibration = calibration.applied(head.settle(cheap_only=True))
+    block = LabelledRows(X, after)
+    calibration = before_new_classes(calibration, head, block, remaining, now.seed)
+    head = head.partial_fit(X, after).settle(cheap_only=True)
+    counts = counted(remaining, after)
+    calibration = calibrated(calibration, head, block, counts, now.seed)
     change = Change.now(
         "relabel",
         len(X),
         [] if target in now.counts else [target],
         data=(fingerprint(X),),
         names={source: target},
+        influenced_scores=influenced,
     )
-    counts = {name: n for name, n in {**now.counts, source: left}.items() if n}
-    return now.after(change, head=head, counts=counted(counts, after))
+    return now.after(change, head=head, counts=counts, calibration=calibration)
 
 
-# -- two models become one ----------------------------------------------------------------------------------
+# -- two models become one -------------------------------------------------------------
 
 
 def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
@@ -269,12 +323,15 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
             raise MergeError(
                 f"learners to merge must have labels of one kind, got {kinds}"
             )
-    known = Snapshot(mine.recipe, {}) if base is None else base
+    if base is None:
+        known = Snapshot(mine.recipe, {})
+    else:
+        known = base
     _check_separate(mine, theirs, base)
     counts = summed(mine.counts, theirs.counts, known.counts)
     head = mine.head.branch().merge(theirs.head, known.head).settle(cheap_only=True)
     calibration = mine.calibration.merged(theirs.calibration, known.calibration)
-    calibration.apply(head)
+    calibration = calibration.applied(head)
     change = Change.now(
         "merge",
         sum(theirs.counts.values()) - sum(known.counts.values()),
@@ -291,8 +348,11 @@ def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list
     """Return how two backbones differ; where their weights were found plays no part."""
     if a is None or b is None:
         names = ["none" if spec is None else spec.name for spec in (a, b)]
-        return [] if a is b else [f"backbone {names[0]} and {names[1]}"]
-    mine, theirs = a.decisive(), b.decisive()
+        if a is b:
+            return []
+        return [f"backbone {names[0]} and {names[1]}"]
+    mine = a.decisive()
+    theirs = b.decisive()
     return [
         f"{name} {mine.get(name)!r} and {theirs.get(name)!r}"
         for name in {**mine, **theirs}

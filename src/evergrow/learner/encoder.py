@@ -41,7 +41,8 @@ class Encoder:
     weights, preset, device
         For :func:`evergrow.features.create_backbone`.
     recipe : str or sequence of str
-        What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that has one.
+        What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that
+        has one.
     automatic : str
         What ``"auto"`` stands for elsewhere.
     config : EncodeConfig
@@ -115,15 +116,14 @@ class Encoder:
         if not isinstance(wanted, Backbone):
             made = create_backbone(wanted, weights, self.preset, device=self.device)
         if self.recipe != "auto" or made.spec.recipe is None:
-            side = (
-                median_side(items)
-                if items is not None and items.kind == "image"
-                else None
-            )
+            side = None
+            if items is not None and items.kind == "image":
+                side = median_side(items)
             made = made.with_recipe(
                 self.automatic if self.recipe == "auto" else self.recipe, side
             )
-        self._backbone, self.spec = made, made.spec
+        self._backbone = made
+        self.spec = made.spec
         if "tuner" in made.spec.options:  # it was adapted before it came here
             from evergrow.adapt.fsa import adaptation_of
 
@@ -149,7 +149,8 @@ class Encoder:
         if (
             self.config.on_error == "skip"
         ):  # training stops at the first one that cannot be read
-            rows, labels = self.encode(samples).rows, samples.required_labels()
+            rows = self.encode(samples).rows
+            labels = samples.required_labels()
             check_kept(labels.tolist(), labels[rows].tolist())
             samples = samples.take(rows)
         made = adapt(
@@ -171,7 +172,9 @@ class Encoder:
     @property
     def widths(self) -> tuple[int, ...]:
         """Columns of each block of a feature vector; a single one, or none, where it is to be taken as it is."""
-        return self.own_widths if self.spec is None else self.spec.blocks.widths
+        if self.spec is None:
+            return self.own_widths
+        return self.spec.blocks.widths
 
     @property
     def kind(self) -> str | None:
@@ -198,7 +201,8 @@ class Encoder:
         samples : Samples
             What to encode.
         on_error : {"raise", "skip"}, optional
-            What to do about images that cannot be read, instead of what the settings say.
+            What to do about images that cannot be read, instead of what the settings
+            say.
         """
         from evergrow.features.encoding import Features, encode
 
@@ -255,7 +259,9 @@ class Encoder:
         WeightsError
             If its weights are missing or no longer the same.
         """
-        given, spec, learned = self.wanted, self.spec, self.adaptation
+        given = self.wanted
+        spec = self.spec
+        learned = self.adaptation
         if self._backbone is not None:
             return self._backbone
         if spec is None:
@@ -281,15 +287,17 @@ class Encoder:
         """Return the backbone of a description, as it was before any tuner was put on it."""
         from evergrow.features.backbones import backbone_from_spec
 
-        given, name = self.wanted, repr(self.wanted)
+        given = self.wanted
+        name = repr(self.wanted)
         if isinstance(given, Backbone):
             if given.spec.weights_hash == spec.weights_hash:
                 return given.with_recipe(spec.recipe or FINAL)
             name = f"{given.spec.name} (hash {given.spec.weights_hash})"
         elif not isinstance(given, str) or given in ("auto", spec.name):
-            weights = (
-                given if is_instance_of(given, "torch.nn", "Module") else self.weights
-            )
+            if is_instance_of(given, "torch.nn", "Module"):
+                weights = given
+            else:
+                weights = self.weights
             return backbone_from_spec(spec, weights=weights, device=self.device)
         raise WeightsError(
             f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), got {name}"

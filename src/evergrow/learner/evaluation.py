@@ -119,7 +119,8 @@ class Evaluation:
     n_samples : int
         Samples that were looked at, of known and unknown classes.
     accuracy : float
-        Share of right answers among samples of classes that the model knows; NaN where there are none.
+        Share of right answers among samples of classes that the model knows; NaN where
+        there are none.
     balanced_accuracy : float
         Mean recall of the classes with samples.
     classes : tuple of str
@@ -131,8 +132,8 @@ class Evaluation:
     confused : tuple of Confusion
         The most frequent confusions, most frequent first.
     unknown_classes : dict of str to int
-        Samples of classes in the data that the model does not know. They count neither as right nor as wrong in
-        ``accuracy``; ``accuracy_all`` counts them as wrong.
+        Samples of classes in the data that the model does not know. They count neither
+        as right nor as wrong in ``accuracy``; ``accuracy_all`` counts them as wrong.
     seconds : float
         Time taken, with the extraction of features.
     left_out : tuple of str
@@ -140,7 +141,8 @@ class Evaluation:
     unknown : OpenWorld or None
         How unknown things are told from known ones, where there were any to try.
     samples : SampleAnswers or None
-        What was answered about each sample, where that was to be kept; not part of :meth:`to_dict`.
+        What was answered about each sample, where that was to be kept; not part of
+        :meth:`to_dict`.
 
     Examples
     --------
@@ -190,7 +192,8 @@ class Evaluation:
         Parameters
         ----------
         with_confusion : bool
-            Whether with ``confusion``, whose size grows with the square of the classes; else it is empty.
+            Whether with ``confusion``, whose size grows with the square of the classes;
+            else it is empty.
         """
         names = (
             *(
@@ -212,7 +215,10 @@ class Evaluation:
                 "unknown",
             ),
         )
-        left_out = () if with_confusion else ("confusion",)
+        if with_confusion:
+            left_out = ()
+        else:
+            left_out = ("confusion",)
         return {
             name: [] if name in left_out else _plain(getattr(self, name))
             for name in names
@@ -229,7 +235,9 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def evaluate_predictions(
@@ -256,9 +264,11 @@ def evaluate_predictions(
     strange : sequence of float
         Novelty of further samples, of classes that the model does not know.
     threshold, false_alarm : float
-        Novelty above which something is unknown, and the share of false alarms that it is for.
+        Novelty above which something is unknown, and the share of false alarms that it
+        is for.
     """
-    labels, answers = np.asarray(truth, dtype=np.str_), np.asarray(guess, dtype=np.str_)
+    labels = np.asarray(truth, dtype=np.str_)
+    answers = np.asarray(guess, dtype=np.str_)
     if labels.ndim != 1 or labels.shape != answers.shape or len(labels) == 0:
         raise InputError(
             f"labels and predictions must be as many and at least one, got shapes {labels.shape}, {answers.shape}"
@@ -271,11 +281,9 @@ def evaluate_predictions(
         (np.searchsorted(names, labels[known]), np.searchsorted(names, answers[known])),
         1,
     )
-    hits, there, said = (
-        confusion.diagonal(),
-        confusion.sum(axis=1),
-        confusion.sum(axis=0),
-    )
+    hits = confusion.diagonal()
+    there = confusion.sum(axis=1)
+    said = confusion.sum(axis=0)
     per_class = tuple(
         ClassScore(
             str(name),
@@ -339,7 +347,8 @@ def open_world(
     from scipy.stats import rankdata
 
     ranks = rankdata(np.concatenate([known, unknown]))
-    # The rank sum of the unknown, less what it is if all of them come first, counts the pairs in the right order.
+    # The rank sum of the unknown, less what it is if all of them come first, counts the
+    # pairs in the right order.
     pairs = float(ranks[len(known) :].sum()) - len(unknown) * (len(unknown) + 1) / 2
     return OpenWorld(
         n_known=len(known),
@@ -353,4 +362,6 @@ def open_world(
 
 
 def _ratio(part: float, whole: float) -> float:
-    return float(part) / float(whole) if whole else math.nan
+    if whole:
+        return float(part) / float(whole)
+    return math.nan

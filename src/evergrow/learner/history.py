@@ -1,13 +1,16 @@
 """The history of a model: earlier states, which share what they have in common, and a log of rollbacks.
 
-The folder ``model.evg.history`` lies beside the model. ``<number>.json`` is a state: it lists the pieces that its file
-consists of. A piece is a tensor, a part of a large one, or what lies between two; its file ``<hash>.piece`` is named
-after its content, so that states with the same tensor share it. ``log.json`` records what was rolled back and redone.
-The model itself is not in its history: whoever replaces it puts it there first.
+The folder ``model.evg.history`` lies beside the model. ``<number>.json`` is a state: it
+lists the pieces that its file consists of. A piece is a tensor, a part of a large one,
+or what lies between two; its file ``<hash>.piece`` is named after its content, so that
+states with the same tensor share it. ``log.json`` records what was rolled back and
+redone. The model itself is not in its history: whoever replaces it puts it there first.
 
-Pieces are written before the state that lists them, and states are removed before their pieces, so that a crash leaves
-at most pieces that nobody lists; the next writer removes them. Nothing in the folder is believed: a state is put in the
-model's place only if every piece has its hash and the whole has the checksum that the model, or the log, knows of it.
+Pieces are written before the state that lists them, and states are removed before their
+pieces, so that a crash leaves at most pieces that nobody lists; the next writer removes
+them. Nothing in the folder is believed: a state is put in the model's place only if
+every piece has its hash and the whole has the checksum that the model, or the log,
+knows of it.
 """
 
 from __future__ import annotations
@@ -46,17 +49,19 @@ from evergrow.learner.snapshot import Ancestor, Change, Lineage, check_history
 KEEP = 10
 """Earlier states kept, unless another number is asked for."""
 
-TIMES, ROOM = 5, 20_000_000
+TIMES = 5
+ROOM = 20_000_000
 """A model and its history take at most so many times the model, and so many bytes, unless another size is asked for."""
 
-_DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there
+# Of a revision's number: no model gets beyond it, and a foreign file must not push the
+# count there
+_DIGITS = 9
 _PIECE = 4 * 2**20  # bytes of a piece at most: a larger file is none, and is not read
 _SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
 _LONGEST_LIST = 8 * 2**20  # bytes: the pieces of a model of hundreds of gigabytes
-_RATIO, _SLACK = (
-    100,
-    64 * 2**20,
-)  # how much more than its pieces a state may have that lists some of them many times
+# How much more than its pieces a state may have that lists some of them many times
+_RATIO = 100
+_SLACK = 64 * 2**20
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(
     os, "O_NONBLOCK", 0
 )  # should it become a link or a pipe meanwhile
@@ -138,8 +143,8 @@ class Undone:
     change : Change
         The record for people.
     before, after : str
-        Checksums of the model before and after. The entry is written first; as long as the model is still what it was
-        before the latest entry, that did not happen.
+        Checksums of the model before and after. The entry is written first; as long as
+        the model is still what it was before the latest entry, that did not happen.
     undone : tuple of Change
         What a rollback took back: the model's own file tells of it no more.
     """
@@ -326,7 +331,8 @@ class History:
 
     def position(self, current: Header) -> Lineage:
         """Return the place of the model as it is now in its history."""
-        number, taken = current.revision, self.numbers()
+        number = current.revision
+        taken = self.numbers()
         if number == 0 or number in taken:  # what a state says of itself is not enough
             state = State.of(self.model.read_bytes(), current.digest)
             if number == 0 or self._state(number) != state:
@@ -334,15 +340,14 @@ class History:
                     (other for other in taken if self._state(other) == state),
                     max([*taken, 0]) + 1,
                 )
-        return (
-            Lineage(number)
-            if current.is_saved_by_hand
-            else dataclasses.replace(current.lineage, number=number)
-        )
+        if current.is_saved_by_hand:
+            return Lineage(number)
+        return dataclasses.replace(current.lineage, number=number)
 
     def adopt(self, current: Header) -> None:
         """See that the model as it is now is in the history."""
-        number, data = self.position(current).number, self.model.read_bytes()
+        number = self.position(current).number
+        data = self.model.read_bytes()
         state = State.of(data, current.digest)
         ends = accumulate(state.sizes, initial=0)
         for name, (start, stop) in zip(state.hashes, pairwise(ends), strict=True):
@@ -378,7 +383,10 @@ class History:
 
     def kept(self, current: Header) -> list[Ancestor]:
         """Return the revisions before the model for which there is something where they should lie."""
-        ancestors = () if current.is_saved_by_hand else current.lineage.ancestors
+        if current.is_saved_by_hand:
+            ancestors = ()
+        else:
+            ancestors = current.lineage.ancestors
         return [
             entry for entry in ancestors if os.path.lexists(self.file(entry.revision))
         ]
@@ -427,7 +435,8 @@ class History:
         keep, room : int
             Revisions, and bytes of all their pieces, that may stay.
         """
-        kept, trail = self.numbers(), {entry.revision for entry in lineage.ancestors}
+        kept = self.numbers()
+        trail = {entry.revision for entry in lineage.ancestors}
         order = [
             *(number for number in kept if number not in trail),
             *(number for number in kept if number in trail),
@@ -458,11 +467,15 @@ class History:
         Parameters
         ----------
         digest : str
-            Checksum of the model as it is now. Where it learned something else since, nothing can be taken back.
+            Checksum of the model as it is now. Where it learned something else since,
+            nothing can be taken back.
         """
         stack: list[Undone] = []
         for entry in self.undone(digest):
-            stack = stack[:-1] if entry.change.what == "redo" else [*stack, entry]
+            if entry.change.what == "redo":
+                stack = stack[:-1]
+            else:
+                stack = [*stack, entry]
         chain: list[Undone] = []
         while stack and stack[-1].after == digest:
             chain.append(stack.pop())
@@ -487,7 +500,8 @@ class History:
         Parameters
         ----------
         digest : str
-            Checksum of the model as it is now, to leave out a rollback that a crash cut short.
+            Checksum of the model as it is now, to leave out a rollback that a crash cut
+            short.
         """
         try:
             if self._log.is_symlink():
@@ -506,7 +520,8 @@ class History:
 
     def log(self, digest: str, *entries: Undone) -> None:
         """Add entries to the log, and leave out one that a crash cut short; the checksum is that of the model now."""
-        known, happened = self.undone(), self.undone(digest)
+        known = self.undone()
+        happened = self.undone(digest)
         if not entries and happened == known:
             return
         with files.atomic_path(self._log, like=self.model) as temporary:

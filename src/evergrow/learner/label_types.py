@@ -1,8 +1,9 @@
 """Labels as they came: a model keeps classes under names, and answers in the kind that was learned.
 
-A name is ``str`` of the label, so that a model file, the command line and exports know one kind of class only. The kind
-stands beside it: names themselves, integers or booleans. What is read from files has names, and fits a model of any
-kind that can read them.
+A name is ``str`` of the label, so that a model file, the command line and exports know
+one kind of class only. The kind stands beside it: names themselves, integers or
+booleans. What is read from files has names, and fits a model of any kind that can read
+them.
 """
 
 from __future__ import annotations
@@ -109,18 +110,17 @@ def common_kind(
         return model
     readable = batch is None and all(can_read(model, name) for name in names.tolist())
     if batch != model and not readable:
-        strange = (
-            names[0]
-            if batch is not None
-            else next(name for name in names if not can_read(model, str(name)))
-        )
+        if batch is not None:
+            strange = names[0]
+        else:
+            strange = next(name for name in names if not can_read(model, str(name)))
         raise LabelError(
             f"labels must be {model}s as before, got {batch or 'name'}s ({str(strange)!r})"
         )
     return model
 
 
-# -- warnings about classes ---------------------------------------------------------------------------------
+# -- warnings about classes ------------------------------------------------------------
 
 
 def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
@@ -143,7 +143,8 @@ ENOUGH_SAMPLES = 10
 def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the classes that are not to be trusted yet, the rarest first, with their counts.
 
-    They have fewer than ten samples, and fewer than a fifth of what a class has that is not so poor.
+    They have fewer than ten samples, and fewer than a fifth of what a class has that is
+    not so poor.
 
     Parameters
     ----------
@@ -189,4 +190,6 @@ def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
 def _usual(counts: Mapping[str, int]) -> float:
     """Return the median count of classes that have enough; 0 where none has."""
     enough = [count for count in counts.values() if count >= ENOUGH_SAMPLES]
-    return float(np.median(enough)) if enough else 0.0
+    if enough:
+        return float(np.median(enough))
+    return 0.0

@@ -24,6 +24,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.estimator import Estimator
 from evergrow.core.record import to_archive
+from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import inputs
 from evergrow.data.items import Samples, concat_items
@@ -60,55 +61,63 @@ if TYPE_CHECKING:
     from evergrow.learner.calibration import Calibration
 
 
-_KEPT_AS = {"features": "recipe"}
-"""Arguments that are kept under another name: the method of that name gives feature vectors."""
-
-
 class Learner(Estimator):
     """A classifier for images, texts or feature vectors that keeps learning new classes.
 
-    A frozen backbone turns samples into feature vectors and a head learns from these, exactly as if it saw
-    everything at once. Nothing of a sample is kept. Whatever fails leaves the learner as it was. scikit-learn's tools
-    take it for a classifier: it can be cloned, searched over and put at the end of a pipeline.
+    A frozen backbone turns samples into feature vectors and a head learns from these,
+    exactly as if it saw everything at once. Nothing of a sample is kept. Whatever fails
+    leaves the learner as it was. scikit-learn's tools take it for a classifier: it can
+    be cloned, searched over and put at the end of a pipeline.
 
     Parameters
     ----------
     backbone : "auto", str, Backbone, torch.nn.Module or None
-        ``"auto"`` takes the best one on this machine for the kind of the first data (none for feature vectors) and says
-        which: on the logger ``"evergrow"``, and in ``info()["backbone"]``. A name or a module is for
+        ``"auto"`` takes the best one on this machine for the kind of the first data
+        (none for feature vectors) and says which: on the logger ``"evergrow"``, and in
+        ``info()["backbone"]``. A name or a module is for
         :func:`evergrow.features.create_backbone`. None: data are feature vectors.
     method : str
         The head: ``"evergrow"``, ``"scl-mgsm"`` (the paper's method), or another of
-        :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and novelty need one of these two.
+        :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and
+        novelty need one of these two.
     adapt : str, FsaConfig, dict or None
-        What is trained of the backbone: ``fit`` trains it on the images of its data, freezes it, and everything after
-        uses the adapted backbone. None leaves the backbone as it is. A name, one of
-        :func:`evergrow.adapt.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
-        :class:`~evergrow.adapt.FsaConfig` (or its plain form) says it all.
+        What is trained of the backbone: ``fit`` trains it on the images of its data,
+        freezes it, and everything after uses the adapted backbone. None leaves the
+        backbone as it is. A name, one of :func:`evergrow.adapt.tuners.adapting_tuners`,
+        means RanPAC's protocol, 20 epochs; an :class:`~evergrow.adapt.FsaConfig` (or
+        its plain form) says it all.
     features : {"auto", "fast", "rich", "best"}, str or sequence of str
-        What feature vectors are made of: the network's own vector (``"fast"``), several depths of one pass
-        (``"rich"``), several depths at two sizes with mirror images (``"best"``, six to seven passes), or a recipe
-        such as ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see :mod:`evergrow.features.base`.
-        ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"``, where the network's depths
-        are known, and ``"final"`` with the paper's method.
+        What feature vectors are made of: the network's own vector (``"fast"``), several
+        depths of one pass (``"rich"``), several depths at two sizes with mirror images
+        (``"best"``, six to seven passes), or a recipe such as ``"rich@224+320:mirror"``
+        or ``"final,mean@-2"``; see :mod:`evergrow.features.base`. ``"auto"`` keeps the
+        recipe of a backbone that has one; elsewhere it is ``"rich"``, where the
+        network's depths are known, and ``"final"`` with the paper's method.
     options : dict, optional
-        Options of the head to set otherwise; see :func:`evergrow.lab.methods.method_options`.
+        Options of the head to set otherwise; see
+        :func:`evergrow.lab.methods.method_options`.
     weights, preset : optional
         For :func:`evergrow.features.create_backbone`.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-    random_state : int
-        Seed of the head and of the adaptation.
+    random_state : int, numpy generator or None
+        Seed of the head, the adaptation and the calibration. The first ``fit`` or
+        ``begin`` draws one number from a generator; None draws it from the operating
+        system. The model file stores that number, and a loaded learner has it as
+        ``random_state``.
     cache : None, False or path-like
-        Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
+        Where features are kept: the default cache (features of files and tables only),
+        nowhere, or a folder.
     extract : EncodeConfig or dict, optional
-        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``. They and
-        ``cache`` are read when the model begins or is loaded.
+        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``,
+        ``precision``, ``progress``. They and ``cache`` are read when the model begins
+        or is loaded.
 
     Attributes
     ----------
     classes_ : ndarray
-        Classes learned, sorted, of the kind that they came as: names, integers or booleans.
+        Classes learned, sorted, of the kind that they came as: names, integers or
+        booleans.
     class_names_ : ndarray of str
         Their names.
     n_samples_ : dict of label to int
@@ -118,7 +127,8 @@ class Learner(Estimator):
     revision_ : int
         Number of the latest change.
     origin_ : (Path, str) or None
-        The model file that this was loaded from or last written to, and its checksum then; None for others.
+        The model file that this was loaded from or last written to, and its checksum
+        then; None for others.
 
     Examples
     --------
@@ -133,6 +143,15 @@ class Learner(Estimator):
     >>> learner.score(X[1400:], y[1400:]) > 0.9
     True
     """
+
+    _begun: Encoder | None = None
+    """The encoder; set by `begin` or the first fit, or rebuilt from the snapshot."""
+    _snapshot: Snapshot | None = None
+    _source: tuple[Any, str] = (None, "the archive")
+    """Device and name of what was loaded."""
+    _drawn_seed: tuple[Any, int] | None = None
+    """A `random_state` that is no integer, and the seed drawn from it."""
+    origin_: tuple[Path, str] | None = None
 
     def __init__(
         self,
@@ -152,7 +171,7 @@ class Learner(Estimator):
         self.backbone = backbone
         self.method = method
         self.adapt = adapt
-        self.recipe = features  # the method of that name gives feature vectors
+        self.features = features
         self.options = options
         self.weights = weights
         self.preset = preset
@@ -160,17 +179,8 @@ class Learner(Estimator):
         self.random_state = random_state
         self.cache = cache
         self.extract = extract
-        self._begun: Encoder | None = (
-            None  # there from begin or the first fit on, or made of what is known
-        )
-        self._snapshot: Snapshot | None = None
-        self._source: tuple[Any, str] = (
-            None,
-            "the archive",
-        )  # device and name of what was loaded
-        self.origin_: tuple[Path, str] | None = None
 
-    # -- what is known ---------------------------------------------------------------------------------------
+    # -- what is known -----------------------------------------------------------------
 
     @property
     def classes_(self) -> NDArray[Any]:
@@ -236,7 +246,9 @@ class Learner(Estimator):
 
     def backbone_(self) -> Any:
         """Return the backbone, loading it if need be; None where samples are features."""
-        return None if self._state().spec is None else self._encoder.backbone()
+        if self._state().spec is None:
+            return None
+        return self._encoder.backbone()
 
     def info(self) -> dict[str, Any]:
         """Return what the learner is, in plain values; loads no backbone."""
@@ -251,9 +263,9 @@ class Learner(Estimator):
         if self._snapshot is None:
             return f"Learner(method={self.method!r}, nothing learned yet)"
         info = self.info()
-        backbone = (
-            f", backbone={info['backbone']['name']!r}" if info["backbone"] else ""
-        )
+        backbone = ""
+        if info["backbone"]:
+            backbone = f", backbone={info['backbone']['name']!r}"
         known = f"{info['n_classes']} classes, {info['n_samples']} samples, revision {info['revision']}"
         return (
             f"Learner(method={self.method!r}, kind={info['kind']!r}{backbone}, {known})"
@@ -292,9 +304,10 @@ class Learner(Estimator):
         """What turns samples into features: as it began, or as a file says."""
         if self._begun is None:
             now = self._state()
-            adaptation = (
-                None if now.adaptation is None else read_adaptation(now.adaptation)
-            )
+            if now.adaptation is None:
+                adaptation = None
+            else:
+                adaptation = read_adaptation(now.adaptation)
             known: Any = {
                 "spec": now.spec,
                 "adaptation": adaptation,
@@ -311,7 +324,7 @@ class Learner(Estimator):
         getattr(head, method)
         return head
 
-    # -- learning --------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------
 
     def begin(self, kind: str | None = None) -> Self:
         """Choose the backbone before there is anything to learn; the empty model can be saved and taught later.
@@ -363,20 +376,25 @@ class Learner(Estimator):
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Folders, tables and files as :func:`evergrow.data.load_data` takes them; items with labels, as one pair
-            or with the labels in ``y``: paths, PIL images, uint8 arrays, texts or a matrix of features; or samples that
-            come one after the other, as pairs or batches of pairs: a generator, a torch dataset or loader. Of sources
-            with a training and a test part the training part is learned; others are learned whole. Streams are read
-            once and held in part only; the layer is made from their first 20,000 samples.
+            Folders, tables and files as :func:`evergrow.data.load_data` takes them;
+            items with labels, as one pair or with the labels in ``y``: paths, PIL
+            images, uint8 arrays, texts or a matrix of features; or samples that come
+            one after the other, as pairs or batches of pairs: a generator, a torch
+            dataset or loader. Of sources with a training and a test part the training
+            part is learned; others are learned whole. Streams are read once and held in
+            part only; the layer is made from their first 20,000 samples.
         y : array-like of shape (n,), optional
-            Labels of ``data``: names, integers or booleans. Answers are of the same kind.
+            Labels of ``data``: names, integers or booleans. Answers are of the same
+            kind.
         sample_weight : array-like of shape (n,), optional
-            How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. ``n_samples_`` goes on
-            counting samples. Asks for a method that takes weights.
+            How many samples each counts for: 2 is as if it came twice, 0 as if it had
+            not come. ``n_samples_`` goes on counting samples. Asks for a method that
+            takes weights.
         engine : Engine, optional
             Several processes or machines that learn shard by shard, exactly, such as
-            ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that every worker reads for itself;
-            the layer is made from 20,000 samples of it, drawn by the seed, or all where there are no more.
+            ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that
+            every worker reads for itself; the layer is made from 20,000 samples of it,
+            drawn by the seed, or all where there are no more.
 
         Returns
         -------
@@ -392,7 +410,8 @@ class Learner(Estimator):
         Warns
         -----
         FewSamplesWarning
-            Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
+            Where classes have fewer than ten samples, and fewer than a fifth of what
+            the others have.
         """
         if engine is not None:
             _check_alone(engine, y=y, sample_weight=sample_weight).fit(self, data)
@@ -400,18 +419,22 @@ class Learner(Estimator):
         return self._fit(data, y, sample_weight)
 
     def _fit(self, data: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
+        begun = None
+        if self._snapshot is not None and self._snapshot.is_empty:
+            begun = self._snapshot
+        if begun is None:
+            self._drawn_seed = None  # a new fit draws a new number from a generator
         head = self._new_head()  # wrong options are refused before anything is read
+        seed = self._seed()
         config = None
         if self.adapt is not None:  # what trains takes time to import
             from evergrow.adapt.fsa import adaptation_config
 
             config = adaptation_config(self.adapt)
-        begun = (
-            self._snapshot
-            if self._snapshot is not None and self._snapshot.is_empty
-            else None
-        )
-        encoder = self._open_encoder() if begun is None else self._encoder
+        if begun is None:
+            encoder = self._open_encoder()
+        else:
+            encoder = self._encoder
         chunks = iter(
             inputs.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
         )
@@ -420,9 +443,10 @@ class Learner(Estimator):
             head.require_weights()
         if config is not None:
             if first.kind != "image":
-                what = (
-                    "feature vectors" if first.kind == "features" else f"{first.kind}s"
-                )
+                if first.kind == "features":
+                    what = "feature vectors"
+                else:
+                    what = f"{first.kind}s"
                 raise InputError(
                     f"A backbone is adapted to images, and these are {what}; leave adapt out."
                 )
@@ -430,8 +454,13 @@ class Learner(Estimator):
         if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = encoder.begun(first)
         if config is not None:
-            encoder, first = encoder.adapted(first, config, seed=self._seed())
-        blank = begun or self._blank(encoder)
+            encoder, first = encoder.adapted(first, config, seed=seed)
+        if begun is None:
+            blank = self._blank(encoder)
+        else:
+            # Parameters may have changed since `begin`: the file must describe the
+            # head.
+            blank = dataclasses.replace(begun, recipe=self._recipe(), seed=seed)
         if encoder.spec is None:  # else its description says which blocks there are
             blank = dataclasses.replace(
                 blank, columns=first.columns, widths=encoder.widths
@@ -439,10 +468,9 @@ class Learner(Estimator):
         blocks = self._blocks(
             itertools.chain([first], chunks), (encoder, blank), classes
         )
-        now = learn(
-            blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit"
-        )
-        self._begun, self._snapshot = encoder, now
+        now = learn(blank, with_widths(head, encoder.widths), blocks, seed, "fit")
+        self._begun = encoder
+        self._snapshot = now
         return self
 
     def partial_fit(
@@ -464,14 +492,16 @@ class Learner(Estimator):
         y : array-like of shape (n,), optional
             Labels of ``data``, of the kind that was learned before.
         classes : array-like, optional
-            All classes that this call may bring; others are refused. Not needed: any class may come at any time.
+            All classes that this call may bring; others are refused. Not needed: any
+            class may come at any time.
         sample_weight : array-like of shape (n,), optional
             As for :meth:`fit`.
         engine : Engine, optional
             As for :meth:`fit`.
         again : bool
-            Whether to learn a batch once more that was learned before, so that its samples count twice. It is noticed
-            by the fingerprints of whole batches in the history.
+            Whether to learn a batch once more that was learned before, so that its
+            samples count twice. It is noticed by the fingerprints of whole batches in
+            the history.
 
         Returns
         -------
@@ -480,14 +510,16 @@ class Learner(Estimator):
         Raises
         ------
         KnownSamplesError
-            If ``again`` is false and a batch was learned before; nothing is learned then.
+            If ``again`` is false and a batch was learned before; nothing is learned
+            then.
         LabelError
             If a label is of another kind than before, or not among ``classes``.
 
         Warns
         -----
         FewSamplesWarning
-            As for :meth:`fit`, where a class becomes one of those; later batches do not repeat it.
+            As for :meth:`fit`, where a class becomes one of those; later batches do not
+            repeat it.
         """
         now = self._snapshot
         if engine is not None:
@@ -503,23 +535,29 @@ class Learner(Estimator):
             data, y, sample_weight, "train", self._encoder.kind
         )
         blocks = self._blocks(chunks, classes=classes)
-        known = frozenset() if again else learned_data(now.history)
+        if again:
+            known = frozenset()
+        else:
+            known = learned_data(now.history)
         self._snapshot = learn(
-            now, now.head.branch(), blocks, self._seed(), "update", known
+            now, now.head.branch(), blocks, now.seed, "update", known
         )
         return self
 
     def learn_unlabelled(self, data: Any) -> PseudoLabelReport:
         """Learn samples without labels as what they look like; they count the less the more labels there are.
 
-        With one or two labels per class this gives 5 to 10 points of accuracy, with twenty next to nothing. It is a
-        guess, and kept apart from what is certain: :meth:`forget_unlabelled` takes all of it out, and a label that
-        comes for such a sample later replaces the guess. Counts, calibration and novelty are those of labelled samples.
+        With one or two labels per class this gives 5 to 10 points of accuracy, with
+        twenty next to nothing. It is a guess, and kept apart from what is certain:
+        :meth:`forget_unlabelled` takes all of it out, and a label that comes for such a
+        sample later replaces the guess. Counts, calibration and novelty are those of
+        labelled samples.
 
         Parameters
         ----------
         data : object
-            As for :meth:`predict`. Labels are passed over; copies, and samples that look unknown, are left out.
+            As for :meth:`predict`. Labels are passed over; copies, and samples that
+            look unknown, are left out.
 
         Returns
         -------
@@ -562,13 +600,14 @@ class Learner(Estimator):
     def fade(self, factor: float) -> Self:
         """Let everything learned so far count for less than what comes, exactly as if learned with weights.
 
-        For things whose looks change. Counts of samples stay; a sample that is unlearned later is unlearned with the
-        weight that it has then.
+        For things whose looks change. Counts of samples stay; a sample that is
+        unlearned later is unlearned with the weight that it has then.
 
         Parameters
         ----------
         factor : float
-            What every sample counts for from now on, in units of what it counted for; above 0, at most 1.
+            What every sample counts for from now on, in units of what it counted for;
+            above 0, at most 1.
         """
         self._able("fade")
         self._snapshot = unlabelled.faded(self._taught(), factor)
@@ -577,13 +616,17 @@ class Learner(Estimator):
     def settle(self) -> Self:
         """Work out now what answers need, rather than at the first question; a saved learner then answers at once.
 
-        ``fit`` does so, and later changes do where it takes no more than a second. With thousands of units and classes
-        it takes several.
+        ``fit`` does so, and later changes do where it takes no more than a second. With
+        thousands of units and classes it takes several.
         """
-        self._taught().head.settle()
+        now = self._taught()
+        head = now.head.branch().settle()
+        self._snapshot = dataclasses.replace(
+            now, head=head, calibration=now.calibration.applied(head)
+        )
         return self
 
-    # -- editing ---------------------------------------------------------------------------------------------
+    # -- editing -----------------------------------------------------------------------
 
     def forget_classes(self, names: str | int | Iterable[Any]) -> Self:
         """Remove whole classes: they are never predicted again. Needs no data and no backbone.
@@ -600,17 +643,26 @@ class Learner(Estimator):
         LabelError
             If a class was never learned.
         """
-        wanted = [names] if isinstance(names, (str, int)) else list(names)
+        if isinstance(names, (str, int)):
+            wanted = [names]
+        else:
+            wanted = list(names)
         self._snapshot = edits.forgotten(self._taught(), wanted)
         return self
 
     def unlearn(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> Self:
-        """Take samples out again: the learner then equals one that never saw them; without its last one it is empty.
+        """Remove samples: the learner then equals one that never saw them.
+
+        Without its last sample a learner is empty. Held-out scores of the samples are
+        removed from the calibration too. Scores of other samples that were measured
+        while the removed ones were learned stay as measured;
+        ``history_[-1].influenced_scores`` is the largest possible number of these.
 
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Samples with the labels they were learned with; of sources with two parts the training part.
+            Samples with the labels they were learned with; of sources with two parts
+            the training part.
         y : array-like of shape (n,), optional
             Labels of ``data``.
         sample_weight : array-like of shape (n,), optional
@@ -639,7 +691,8 @@ class Learner(Estimator):
         Raises
         ------
         LabelError
-            If the class was never learned, or the new name is that of another: :meth:`merge_classes` makes two one.
+            If the class was never learned, or the new name is that of another:
+            :meth:`merge_classes` makes two one.
         """
         return self.rename_classes({old: new})
 
@@ -678,7 +731,8 @@ class Learner(Estimator):
         names : iterable of str
             Classes to merge.
         into : str
-            Name of the one that they become: a new one, or that of a class, which then is among those merged.
+            Name of the one that they become: a new one, or that of a class, which then
+            is among those merged.
 
         Raises
         ------
@@ -703,7 +757,8 @@ class Learner(Estimator):
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels) or items
-            The samples. Of data with labels those of class ``source`` are moved, of data without all.
+            The samples. Of data with labels those of class ``source`` are moved, of
+            data without all.
         source : str
             The class they were learned as; it is gone if none remains.
         target : str
@@ -724,7 +779,7 @@ class Learner(Estimator):
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
 
-    # -- several learners --------------------------------------------------------------------------------------
+    # -- several learners --------------------------------------------------------------
 
     def copy(self) -> Learner:
         """Return a learner that knows the same; changing either leaves the other as it is.
@@ -740,18 +795,21 @@ class Learner(Estimator):
         (4, 3)
         """
         twin = self._twin()
-        twin._snapshot, twin.origin_ = (
-            self._state(),
-            self.origin_,
-        )  # every change works on a branch of the head
+        twin._snapshot = self._state()  # every change works on a branch of the head
+        twin.origin_ = self.origin_
         return twin
 
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
-        head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
-        blank = self._blank(self._encoder)
+        head = self._able("spawn").spawn()
+        now = self._taught()
+        child = self._twin()
         child._snapshot = dataclasses.replace(
-            blank, head=head, label_kind=now.label_kind, columns=now.columns
+            self._blank(self._encoder),
+            head=head,
+            label_kind=now.label_kind,
+            columns=now.columns,
+            seed=now.seed,
         )
         return child
 
@@ -763,13 +821,14 @@ class Learner(Estimator):
         other : Learner
             Made by :meth:`spawn` from this learner or a common ancestor; not changed.
         base : Learner, optional
-            The learner that both began as copies of, where they did: what it knows is counted once. Since then both
-            may only have learned or merged.
+            The learner that both began as copies of, where they did: what it knows is
+            counted once. Since then both may only have learned or merged.
 
         Raises
         ------
         MergeError
-            If backbones or layers differ, or samples would be counted twice; the message says what differs.
+            If backbones or layers differ, or samples would be counted twice; the
+            message says what differs.
         """
         for name, learner in (("other", other), ("base", base)):
             if learner is not None and not isinstance(learner, Learner):
@@ -782,7 +841,7 @@ class Learner(Estimator):
         )
         return self
 
-    # -- answering ---------------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------
 
     def predict(self, items: Any) -> NDArray[Any]:
         """Return the most likely class of every item.
@@ -790,8 +849,9 @@ class Learner(Estimator):
         Parameters
         ----------
         items : object
-            A path or paths, a folder of images, PIL images, uint8 arrays, texts or features; or a generator, a torch
-            dataset or loader of such, whose labels are passed over.
+            A path or paths, a folder of images, PIL images, uint8 arrays, texts or
+            features; or a generator, a torch dataset or loader of such, whose labels
+            are passed over.
 
         Returns
         -------
@@ -812,12 +872,13 @@ class Learner(Estimator):
         Returns
         -------
         ndarray of shape (n, C), or (n,) for two classes
-            Of two classes the score of the second less that of the first, as scikit-learn's tools take it.
+            Of two classes the score of the second less that of the first, as
+            scikit-learn's tools take it.
         """
         scores = self.class_scores(items)
-        return (
-            np.asarray(scores[:, 1] - scores[:, 0]) if scores.shape[1] == 2 else scores
-        )
+        if scores.shape[1] == 2:
+            return np.asarray(scores[:, 1] - scores[:, 0])
+        return scores
 
     def class_scores(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, one column per entry of ``classes_`` whatever their number.
@@ -866,7 +927,8 @@ class Learner(Estimator):
         Raises
         ------
         NotFittedError
-            If no class ever came with two samples at once, so that nothing could be held out.
+            If no class ever came with two samples at once, so that nothing could be
+            held out.
         """
         self._able("novelty_score")
         return self._taught().calibration.threshold(false_alarm)
@@ -881,26 +943,29 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         false_alarm : float
-            Share of known things that may be called unknown; the threshold was calibrated on samples of every batch,
-            scored as if they had not been learned.
+            Share of known things that may be called unknown; the threshold was
+            calibrated on samples of every batch, scored as if they had not been
+            learned.
         """
         threshold = self.threshold(false_alarm)
         return np.asarray(
             ~(self.novelty_score(items) <= threshold)
         )  # what is no number is not known
 
-    def features(self, items: Any) -> Features:
+    def encode(self, items: Any, *, on_error: OnError | None = None) -> Features:
         """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
 
         Parameters
         ----------
         items : object
             As for :meth:`predict`.
+        on_error : {"raise", "skip"}, optional
+            As for :meth:`ask`.
         """
         from evergrow.features.encoding import Features
 
         self._state()
-        parts = list(self._features_of(items))
+        parts = list(self._features_of(items, on_error=on_error))
         if len(parts) == 1:
             return parts[0]
         starts = np.cumsum([0, *(len(part) + len(part.failures) for part in parts)])
@@ -910,7 +975,13 @@ class Learner(Estimator):
         failures = tuple(failure for part in parts for failure in part.failures)
         return Features(np.concatenate([part.X for part in parts]), rows, failures)
 
-    def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
+    def ask(
+        self,
+        items: Any,
+        *,
+        false_alarm: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Answers:
         """Return everything about items at once; each goes through the backbone once.
 
         Parameters
@@ -918,21 +989,31 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         false_alarm : float, optional
-            Share of known things that may be called unknown; None asks nothing about that.
+            Share of known things that may be called unknown; None asks nothing about
+            that.
+        on_error : {"raise", "skip"}, optional
+            Whether an image that cannot be read raises an error or is left out. By
+            default the extraction settings of the learner decide.
 
         Returns
         -------
         Answers
         """
-        threshold = None if false_alarm is None else self.threshold(false_alarm)
-        now, features = self._taught(), self.features(items)
-        able, names = hasattr(now.head, "predict_proba"), now.classes
-        values = (
-            self._probabilities(features.X)
-            if able
-            else now.head.class_scores(features.X)
-        )
-        novelty = None if threshold is None else now.head.novelty_score(features.X)
+        if false_alarm is None:
+            threshold = None
+        else:
+            threshold = self.threshold(false_alarm)
+        now = self._taught()
+        features = self.encode(items, on_error=on_error)
+        able = hasattr(now.head, "predict_proba")
+        names = now.classes
+        if able:
+            values = self._probabilities(features.X)
+        else:
+            values = now.head.class_scores(features.X)
+        novelty = None
+        if threshold is not None:
+            novelty = now.head.novelty_score(features.X)
         return Answers(
             names,
             values,
@@ -962,12 +1043,14 @@ class Learner(Estimator):
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Labelled data; of sources with two parts the test part. Samples of classes that the model does not know are
-            counted apart and serve as unknown ones. Labels are compared by their names, whatever their kind.
+            Labelled data; of sources with two parts the test part. Samples of classes
+            that the model does not know are counted apart and serve as unknown ones.
+            Labels are compared by their names, whatever their kind.
         y : array-like of shape (n,), optional
             Labels of ``data``.
         unknown : path-like, Dataset, FeatureSet, (items, labels) or items, optional
-            More things that the model does not know; of labelled data only classes that were not learned count.
+            More things that the model does not know; of labelled data only classes that
+            were not learned count.
         false_alarm : float
             Share of false alarms that the threshold is for.
         keep_samples : bool
@@ -977,12 +1060,15 @@ class Learner(Estimator):
         -------
         Evaluation
         """
-        started, now = time.perf_counter(), self._taught()
-        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.parts)
-        # Raises where unknown things are to be told and cannot be, before any work is done.
-        threshold = (
-            self.threshold(false_alarm) if opens or unknown is not None else None
-        )
+        started = time.perf_counter()
+        now = self._taught()
+        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
+        # Raises where unknown things are to be told and cannot be, before any work is
+        # done.
+        if opens or unknown is not None:
+            threshold = self.threshold(false_alarm)
+        else:
+            threshold = None
         parts: list[tuple[Any, ...]] = []
         left_out: list[str] = []
         n = 0
@@ -993,12 +1079,12 @@ class Learner(Estimator):
             answers = self._answers_to(encoded.X)
             certainty = None
             if keep_samples and hasattr(now.head, "predict_proba"):
-                likely, columns = (
-                    self._probabilities(encoded.X),
-                    np.searchsorted(now.classes, answers),
-                )
+                likely = self._probabilities(encoded.X)
+                columns = np.searchsorted(now.classes, answers)
                 certainty = np.take_along_axis(likely, columns[:, None], axis=1)[:, 0]
-            novelty = now.head.novelty_score(encoded.X) if opens else None
+            novelty = None
+            if opens:
+                novelty = now.head.novelty_score(encoded.X)
             labels = samples.required_labels()[encoded.rows]
             parts.append(
                 (samples.items, encoded.rows + n, labels, answers, certainty, novelty)
@@ -1027,7 +1113,9 @@ class Learner(Estimator):
         )
         kept = None
         if keep_samples:
-            things = None if items[0] is None else concat_items(items)
+            things = None
+            if items[0] is not None:
+                things = concat_items(items)
             kept = SampleAnswers(things, rows, true, told, sure)
         seconds = time.perf_counter() - started
         return dataclasses.replace(
@@ -1044,7 +1132,8 @@ class Learner(Estimator):
         sample_weight : array-like of shape (n,), optional
             What each sample counts for.
         """
-        right, weights = [], []
+        right = []
+        weights = []
         for samples in inputs.labelled_chunks(
             data, y, sample_weight, "test", self._encoder.kind
         ):
@@ -1079,7 +1168,7 @@ class Learner(Estimator):
         """Return the answers to features."""
         return np.asarray(self._taught().head.predict(X), dtype=np.str_)
 
-    # -- files -------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, in one step; backbone weights are not in it.
@@ -1127,8 +1216,9 @@ class Learner(Estimator):
         cache, extract : optional
             As for the class; they are not part of the file.
         lazy : bool
-            Whether to leave the head in the file, too, until it is asked or learns: what is known can be told and
-            classes can be renamed and merged without importing torch. What is wrong with it is said then.
+            Whether to leave the head in the file, too, until it is asked or learns:
+            what is known can be told and classes can be renamed and merged without
+            importing torch. What is wrong with it is said then.
 
         Raises
         ------
@@ -1138,15 +1228,19 @@ class Learner(Estimator):
             If a newer evergrow wrote it.
         """
         if not isinstance(source, Archive):
-            name = os.fspath(source) if name is None else name
+            if name is None:
+                name = os.fspath(source)
+            else:
+                name = name
             source = read_archive(source)
         name = name or "the archive"
         now = read_snapshot(source, name)
         recipe: Any = "auto"
         if now.spec is not None:
-            recipe = (
-                "final" if now.spec.recipe is None else list(now.spec.recipe.blocks)
-            )
+            if now.spec.recipe is None:
+                recipe = "final"
+            else:
+                recipe = list(now.spec.recipe.blocks)
         learner = cls(
             "auto" if backbone is None and now.spec is not None else backbone,
             now.recipe.method,
@@ -1155,26 +1249,24 @@ class Learner(Estimator):
             options=dict(now.recipe.options) or None,
             weights=weights,
             device="auto" if device is None else device,
+            random_state=now.seed,
             cache=cache,
             extract=extract,
         )
         learner._source = device, name
-        learner._snapshot = now if lazy else with_head(now, device, name)
+        if lazy:
+            learner._snapshot = now
+        else:
+            learner._snapshot = with_head(now, device, name)
         return learner
 
-    # -- arguments ---------------------------------------------------------------------------------------------
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the constructor's arguments by name."""
-        return {
-            name: getattr(self, _KEPT_AS.get(name, name))
-            for name in self._param_names()
-        }
+    # -- arguments ---------------------------------------------------------------------
 
     def set_params(self, **params: Any) -> Self:
         """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused.
 
-        A single option goes by ``options__NAME``, as in a grid that scikit-learn searches.
+        A single option goes by ``options__NAME``, as in a grid that scikit-learn
+        searches.
 
         Examples
         --------
@@ -1196,33 +1288,34 @@ class Learner(Estimator):
                 **{name.removeprefix("options__"): single[name] for name in single},
             }
         for name, value in params.items():
-            setattr(self, _KEPT_AS.get(name, name), value)
+            setattr(self, name, value)
         return self
 
-    # -- making parts ------------------------------------------------------------------------------------------
+    # -- making parts ------------------------------------------------------------------
 
     def _new_head(self) -> IncrementalClassifier:
-        return self._recipe().create(device=self.device, random_state=self.random_state)
+        return self._recipe().create(device=self.device, random_state=self._seed())
 
     def _recipe(self) -> HeadRecipe:
         return HeadRecipe(self.method, {} if self.options is None else self.options)
 
     def _seed(self) -> int:
+        """Return the seed of the next fit; draw from a generator once per fit."""
         state = self.random_state
-        return (
-            int(state)
-            if isinstance(state, (int, np.integer)) and not isinstance(state, bool)
-            else 0
-        )
+        if isinstance(state, (int, np.integer)):
+            return resolve_seed(state)
+        if self._drawn_seed is None or self._drawn_seed[0] is not state:
+            self._drawn_seed = (state, resolve_seed(state))
+        return self._drawn_seed[1]
 
     def _open_encoder(self) -> Encoder:
-        check_recipe(self.recipe, "features")
+        check_recipe(self.features, "features")
         return Encoder(
             self.backbone,
             self.weights,
             self.preset,
             self.device,
-            self.recipe,
+            self.features,
             "final" if self.method == "scl-mgsm" else "auto",
             encode_config(self.extract, self.cache),
         )
@@ -1244,7 +1337,8 @@ class Learner(Estimator):
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
         twin = type(self)(**self.get_params())
-        twin._begun, twin._source = self._encoder, self._source
+        twin._begun = self._encoder
+        twin._source = self._source
         return twin
 
     def _encoded(
@@ -1285,20 +1379,19 @@ class Learner(Estimator):
         """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
         wanted: set[str] = set()
         kept: set[str] = set()
-        allowed = (
-            None
-            if classes is None
-            else inputs.as_names(
+        allowed = None
+        if classes is not None:
+            allowed = inputs.as_names(
                 classes, len(classes) if hasattr(classes, "__len__") else 0
             )
-        )
 
         def encoded() -> Iterator[LabelledRows]:
             for samples in chunks:
                 labels = samples.required_labels()
-                strange = (
-                    [] if allowed is None else np.setdiff1d(labels, allowed).tolist()
-                )
+                if allowed is None:
+                    strange = []
+                else:
+                    strange = np.setdiff1d(labels, allowed).tolist()
                 if strange:
                     raise LabelError(
                         f"labels must be among the classes that were announced, got {strange[0]!r}"

@@ -1,7 +1,8 @@
 """The one loop that learns: blocks of labelled feature vectors, from chunks of data or from merged shards.
 
-The first block of all makes the layer of a head; every further one only adds to sums, so that data in one block and the
-same data in several teach the same, to rounding, once there is a layer. A change is complete before the model knows it.
+The first block of all makes the layer of a head; every further one only adds to sums,
+so that data in one block and the same data in several teach the same, to rounding, once
+there is a layer. A change is complete before the model knows it.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ def learn(
     KnownSamplesError
         If a block has one of these.
     """
-    counts, calibration, samples = base.counts, base.calibration, 0
+    counts = base.counts
+    calibration = base.calibration
+    samples = 0
     kind: str | None = base.label_kind if counts else None
     data: list[str] = []
     for block in blocks:
@@ -128,13 +131,14 @@ def learn(
             )
         first = base.is_empty and not samples
         if not first:
-            calibration = before_new_classes(calibration, head, block, counts)
+            calibration = before_new_classes(calibration, head, block, counts, seed)
         if first and block.weights is None:
             head.fit(block.X, block.labels)
         else:  # it fails whole, and nothing after it can fail
             head.partial_fit(block.X, block.labels, sample_weight=block.weights)
         head.settle(cheap_only=not first)
-        counts, samples = counted(counts, block.labels), samples + len(block.labels)
+        counts = counted(counts, block.labels)
+        samples = samples + len(block.labels)
         calibration = calibrated(calibration, head, block, counts, seed)
     return learned(
         base,

@@ -1,13 +1,15 @@
 """A model in a file that many changes go through: each is whole or not there, one at a time, and can be undone.
 
-``model.evg`` is always a complete model. Beside it ``model.evg.history`` holds the states before it
-(:mod:`evergrow.learner.history`). The model as it is goes into the history first; then the next one takes its place in
-one step, so that a crash at any moment leaves the old model or the new one. Partial files that a killed process left
-are removed by the next one that changes the model.
+``model.evg`` is always a complete model. Beside it ``model.evg.history`` holds the
+states before it (:mod:`evergrow.learner.history`). The model as it is goes into the
+history first; then the next one takes its place in one step, so that a crash at any
+moment leaves the old model or the new one. Partial files that a killed process left are
+removed by the next one that changes the model.
 
-Each model names the revisions before it with their checksums; nothing else in the history is ever put in its place. A
-link to a model stays a link: model, history and lock are those of the file that it leads to. The history is open to
-nobody who may not read the model.
+Each model names the revisions before it with their checksums; nothing else in the
+history is ever put in its place. A link to a model stays a link: model, history and
+lock are those of the file that it leads to. The history is open to nobody who may not
+read the model.
 """
 
 from __future__ import annotations
@@ -130,8 +132,8 @@ def commit(
 ) -> Committed:
     """Make what a learner knows the next revision of a model file.
 
-    All changes that the learner went through since it was loaded become one revision. Where nothing changed, nothing is
-    written.
+    All changes that the learner went through since it was loaded become one revision.
+    Where nothing changed, nothing is written.
 
     Parameters
     ----------
@@ -140,13 +142,14 @@ def commit(
     learner : Learner
         What to write. Its ``revision_`` becomes that of the file.
     change : Change or str, optional
-        A note on the latest change, or a change whose note and further fields (``extra``) are taken.
+        A note on the latest change, or a change whose note and further fields
+        (``extra``) are taken.
     keep : int
-        Earlier revisions to keep. With 0 they are removed once the model is on disk and before it takes its place:
-        nothing of them stays, also after a kill.
+        Earlier revisions to keep. With 0 they are removed once the model is on disk and
+        before it takes its place: nothing of them stays, also after a kill.
     keep_bytes : int, optional
-        Bytes that they may take; what they have in common counts once. By default model and history together take at
-        most five times the model plus 20 MB.
+        Bytes that they may take; what they have in common counts once. By default model
+        and history together take at most five times the model plus 20 MB.
     wait : bool
         Whether to wait for another writer instead of raising.
     who : str, optional
@@ -155,38 +158,46 @@ def commit(
     Returns
     -------
     Committed
-        The revision of the file, an ``int``. Its ``dropped`` lists the revisions that fell out of the history.
+        The revision of the file, an ``int``. Its ``dropped`` lists the revisions that
+        fell out of the history.
 
     Raises
     ------
     BusyError
-        If another process is changing the model, or has changed it since the learner was loaded from it.
+        If another process is changing the model, or has changed it since the learner
+        was loaded from it.
     ModelWriteError
-        If it cannot be written, for example because the disk is full; the model is as it was.
+        If it cannot be written, for example because the disk is full; the model is as
+        it was.
     """
     check_number("keep", keep, low=0, integer=True)
     check_number(
         "keep_bytes", 0 if keep_bytes is None else keep_bytes, low=0, integer=True
     )
-    remark = (
-        change
-        if isinstance(change, Change)
-        else Change("update", "", 0, note=change or "")
-    )
+    if isinstance(change, Change):
+        remark = change
+    else:
+        remark = Change("update", "", 0, note=change or "")
     before = learner._state()
     with _hold(path, wait, new=True) as place, _writing(place.model):
         model = place.model
-        current = Header.read(model) if model.exists() else None
+        current = None
+        if model.exists():
+            current = Header.read(model)
         digest, size = (
             ("", 0) if current is None else (current.digest, model.stat().st_size)
         )
-        lineage = Lineage() if current is None else place.position(current)
+        if current is None:
+            lineage = Lineage()
+        else:
+            lineage = place.position(current)
         loaded_here = learner.origin_ is not None and learner.origin_[0] == model
         if loaded_here and learner.origin_ != (model, digest):
             raise BusyError(
                 f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
             )
-        # Changes that are in the file already keep their numbers; the others, one at least, become this revision.
+        # Changes that are in the file already keep their numbers; the others, one at
+        # least, become this revision.
         if (
             current is not None
             and before.history[: len(current.history)] == current.history
@@ -200,19 +211,22 @@ def commit(
             return Committed(lineage.number)
         old = max(min(old, len(before.history) - 1), 0)
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
-        who = author() if who is None else who
+        if who is None:
+            who = author()
+        else:
+            who = who
         fresh = [
             dataclasses.replace(entry, revision=number, who=entry.who or who)
             for entry in before.history[old:]
         ]
         for entry in fresh[-1:]:
-            note, extra = remark.note or entry.note, {**entry.extra, **remark.extra}
+            note = remark.note or entry.note
+            extra = {**entry.extra, **remark.extra}
             fresh[-1] = dataclasses.replace(entry, note=note, extra=extra)
-        ancestors = (
-            ()
-            if current is None
-            else (*lineage.ancestors, Ancestor(lineage.number, digest))
-        )
+        if current is None:
+            ancestors = ()
+        else:
+            ancestors = (*lineage.ancestors, Ancestor(lineage.number, digest))
         following = Lineage(number, ancestors)
         now = dataclasses.replace(
             before, history=(*before.history[:old], *fresh), lineage=following
@@ -221,16 +235,19 @@ def commit(
             place.log(current.digest)
             if keep:
                 place.adopt(current)
-        gone = [] if keep else place.numbers()
+        if keep:
+            gone = []
+        else:
+            gone = place.numbers()
         digest = write_archive(
             model, now.to_archive(), written=lambda: place.remove(gone)
         )
-        learner._snapshot, learner.origin_ = now, (model, digest)
-        room = (
-            default_room(size, model.stat().st_size)
-            if keep_bytes is None
-            else keep_bytes
-        )
+        learner._snapshot = now
+        learner.origin_ = (model, digest)
+        if keep_bytes is None:
+            room = default_room(size, model.stat().st_size)
+        else:
+            room = keep_bytes
         done = Committed(number)
         done.dropped = (*gone, *place.prune(following, keep, room))
     return done
@@ -262,7 +279,8 @@ def rollback(
     Returns
     -------
     Change
-        The record of it, as :func:`history` lists it from now on. :func:`redo` takes it back.
+        The record of it, as :func:`history` lists it from now on. :func:`redo` takes it
+        back.
 
     Raises
     ------
@@ -272,11 +290,16 @@ def rollback(
         If what is kept is damaged, was altered, or is no revision of this model.
     """
     check_number("n", n, low=1, integer=True)
-    who, extra = author() if who is None else who, dict(extra or {})
+    if who is None:
+        who = author()
+    else:
+        who = who
+    extra = dict(extra or {})
     with _hold(path, wait) as place, _writing(place.model):
         current = Header.read(place.model)
         place.undone()  # a broken log is said before anything else
-        kept, ancestors = place.kept(current), current.lineage.ancestors
+        kept = place.kept(current)
+        ancestors = current.lineage.ancestors
         if not kept:
             raise ParameterError(
                 f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}"
@@ -290,10 +313,8 @@ def rollback(
         undone = [
             entry for entry in current.history if entry.revision > target.revision
         ]
-        note, samples = (
-            f"undid {', '.join(entry.what for entry in undone)}",
-            sum(entry.samples for entry in undone),
-        )
+        note = f"undid {', '.join(entry.what for entry in undone)}"
+        samples = sum(entry.samples for entry in undone)
         change = Change.now(
             "rollback",
             samples,
@@ -338,12 +359,17 @@ def redo(
     Raises
     ------
     ParameterError
-        If not as many rollbacks can be taken back: there were none, or something else was learned since.
+        If not as many rollbacks can be taken back: there were none, or something else
+        was learned since.
     FileFormatError
         If what is kept is damaged, or is not what was undone.
     """
     check_number("n", n, low=1, integer=True)
-    who, extra = author() if who is None else who, dict(extra or {})
+    if who is None:
+        who = author()
+    else:
+        who = who
+    extra = dict(extra or {})
     with _hold(path, wait) as place, _writing(place.model):
         steps = place.redoable(Header.read(place.model).digest)[:n]
         if not steps:
@@ -407,7 +433,8 @@ def open_revision(
     path : path-like
         The model file.
     number : int
-        The revision, as :func:`history` lists it; that of the model itself is the model.
+        The revision, as :func:`history` lists it; that of the model itself is the
+        model.
     **settings
         As for :func:`open_model`.
 
@@ -419,16 +446,16 @@ def open_revision(
         If it is damaged, was altered, or is no revision of this model.
     """
     model = existing_model(path)
-    place, current = History(model), Header.read(model)
+    place = History(model)
+    current = Header.read(model)
     if number in (current.revision, current.lineage.number):
         return open_model(path, **settings)
     if number not in place.numbers():
         kept = sorted({*place.numbers(), current.revision})
-        shown = (
-            f"kept is {kept[0]}"
-            if len(kept) == 1
-            else f"kept are {kept[0]} to {kept[-1]}"
-        )
+        if len(kept) == 1:
+            shown = f"kept is {kept[0]}"
+        else:
+            shown = f"kept are {kept[0]} to {kept[-1]}"
         raise ParameterError(f"Revision {number} is not kept; {shown}.")
     digests = {entry.revision: entry.digest for entry in current.lineage.ancestors}
     if number not in digests:  # it was undone, and the log has its checksum
@@ -506,7 +533,7 @@ def clean_folder(folder: Path) -> None:
             pass
 
 
-# -- one writer at a time -----------------------------------------------------------------------------------
+# -- one writer at a time --------------------------------------------------------------
 
 
 def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
@@ -520,6 +547,7 @@ def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
                 f"No folder {str(model.parent)!r} to write a model to."
             )
         files.check_replaceable(model)
+        files.check_writable_folder(model.parent)
     except PathError as error:
         raise ModelWriteError(f"The model cannot be written: {error}") from error
     if model.exists() and not os.access(model, os.W_OK):

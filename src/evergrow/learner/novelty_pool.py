@@ -1,14 +1,21 @@
-"""What a stream teaches of novelty: moments of the terms of known and of unknown rows, batch by batch.
+"""Learn the weights of the novelty terms from held-out rows of a stream.
 
-No term of novelty (:mod:`evergrow.head.novelty`) is good everywhere, so their weights are learned from the stream. Rows
-that are scored as if they had not been learned are what a model knows; rows of a new class, before they are learned,
-are what it does not know. With the mean D and the spread S of the terms of unknown rows, in units of the mean and
-spread of known ones, the weights are
+No term of novelty (:mod:`evergrow.head.novelty`) is good everywhere, so their weights
+are learned. Held-out rows of known classes show what a model knows. Rows of a new
+class, measured before they are learned, show what it does not know. With the mean D
+and the spread S of the terms of unknown rows, in units of the mean and spread of known
+ones, the weights are
 
-    w = argmin over w >= 0 of  w^T (S + rho I) w / 2 - w^T (D + rho c w_0)        c = w_0^T D / w_0^T S w_0
+    w = argmin over w >= 0 of  w^T (S + rho I) w / 2 - w^T (D + rho c w_0)
+    c = w_0^T D / w_0^T S w_0
 
-which is w_0 while nothing is known of unknown rows. The score ``w^T z`` is brought to mean 0 and spread 1 on known
-rows, less what the count of the nearest class explains, and far things get more. Only sums are kept of each batch.
+The default w_0 is used while no unknown row was measured. The score ``w^T z`` has mean
+0 and spread 1 on known rows, less what the count of the nearest class explains, and
+the score of far things is raised.
+
+An unknown row that the default weights find anyway says nothing about the weights. Its
+evidence falls with its default score (:func:`evidence`), and rho grows as evidence gets
+scarce, so that one class of far things does not decide for all later ones.
 """
 
 from __future__ import annotations
@@ -19,229 +26,211 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.record import require
 from evergrow.head.novelty import (
     DEFAULT_WEIGHTS,
     FLAT,
-    N_COLUMNS,
     N_TERMS,
     NoveltyStandard,
     term_spreads,
 )
 
 PRIOR_STRENGTH = 0.3
-"""rho: how strongly weights are drawn to the default. 0.03 to 1 are within half a point of each other."""
+"""rho: how strongly weights are drawn to the default. Results from 0.03 to 1 differ by
+less than half a point."""
 
 CLIP = 6.0
-"""Most that one term of an unknown row counts, in spreads of known rows: what is far off is found anyway."""
+"""Largest value of a term of an unknown row, in spreads of known rows."""
+
+HARD_SCORE = 3.0
+"""Default novelty up to which an unknown row counts in full as evidence for weights."""
+
+EVIDENCE = 10.0
+"""Evidence, in rows, at which rho has twice its smallest value."""
+
+COUNT_PRIOR = 0.1
+"""Information, in units of precision, that speaks for no effect of class counts."""
 
 SUFFICIENT = 200
-"""Rows that a pooled number should rest on before those of younger models are set aside."""
+"""Rows that a pooled number should rest on before smaller models are discounted."""
 
 AGEING = (8, 6, 4, 3, 2, 1)
-"""Powers to try, the strongest discount of young models first."""
+"""Powers to try, the strongest discount of small models first."""
+
+LARGEST_TERM = 1e60
+"""Bound of stored terms; their squares are finite."""
 
 _UNKNOWN_AGEING = 2
-"""Power of the share of samples with which unknown rows of younger models count."""
+"""Power of the share of samples with which unknown rows of smaller models count."""
 
 
-@dataclass(frozen=True)
-class KnownTerms:
-    """Moments of the terms of rows of one batch as if they had not been learned.
-
-    Parameters
-    ----------
-    n : int
-        How many rows.
-    size : int
-        How many samples the scoring model had learned.
-    mean : tuple of 6 floats
-        Mean of the terms and of 1 / count of the nearest class.
-    second : tuple of 36 floats
-        Mean of their products, row by row.
-    """
-
-    n: int
-    size: int
-    mean: tuple[float, ...]
-    second: tuple[float, ...]
-
-    @classmethod
-    def of(cls, terms: NDArray[np.float64], size: int) -> KnownTerms:
-        """Return the moments of rows (n, 6)."""
-        second = terms.T @ terms / len(terms)
-        return cls(
-            len(terms),
-            int(size),
-            tuple(terms.mean(axis=0).tolist()),
-            tuple(second.ravel().tolist()),
-        )
-
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` where no rows can have such moments."""
-        require(
-            self.n > 0 and self.size > 0,
-            "it is of no rows, or of a model without samples",
-        )
-        lengths = len(self.mean), len(self.second)
-        require(
-            lengths == (N_COLUMNS, N_COLUMNS**2),
-            f"it has {lengths} numbers of {N_COLUMNS} terms",
-        )
-        second = np.reshape(self.second, (N_COLUMNS, N_COLUMNS))
-        roots = np.sqrt(np.where(second.diagonal() > 0.0, second.diagonal(), 1.0))
-        with np.errstate(over="ignore", invalid="ignore"):
-            covariance = (second - np.outer(self.mean, self.mean)) / np.outer(
-                roots, roots
-            )
-        # Rounding of sums over n rows moves an eigenvalue by a few n times 1e-16 in these units.
-        require(
-            _least_eigenvalue(covariance) >= -1e-7,
-            "its products of terms are not those of any rows",
-        )
-
-
-@dataclass(frozen=True)
-class UnknownTerms:
-    """Moments of the terms of rows of new classes before they were learned, in units of what was known then.
+@dataclass(frozen=True, eq=False)
+class UnknownRows:
+    """Terms of rows of new classes, measured before one batch was learned.
 
     Parameters
     ----------
-    n : int
-        How many rows.
     size : int
-        How many samples the scoring model had learned.
-    mean : tuple of 5 floats
-        Mean of the terms.
-    spread : tuple of 25 floats
-        Mean of their covariance and that of known rows, row by row.
+        Samples that the measuring model had learned.
+    terms : ndarray of shape (n, 6)
+        Terms of novelty and 1 / count of the nearest class.
     """
 
-    n: int
     size: int
-    mean: tuple[float, ...]
-    spread: tuple[float, ...]
-
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` where no rows can have such moments."""
-        require(
-            self.n > 0 and self.size > 0,
-            "it is of no rows, or of a model without samples",
-        )
-        lengths = len(self.mean), len(self.spread)
-        require(
-            lengths == (N_TERMS, N_TERMS**2),
-            f"it has {lengths} numbers of {N_TERMS} terms",
-        )
-        require(
-            max(map(abs, self.mean)) <= CLIP, f"a mean lies beyond {CLIP:g} spreads"
-        )
-        # What known rows add may be rounded by much more than this one's own, but by far less than the prior.
-        least = _least_eigenvalue(np.reshape(self.spread, (N_TERMS, N_TERMS)))
-        require(least > -0.5 * PRIOR_STRENGTH, "its spread is not that of any rows")
+    terms: NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NoveltyPool:
-    """Moments of known and of unknown rows, batch by batch.
+    """Terms of known and of unknown rows.
 
     Parameters
     ----------
-    known : tuple of KnownTerms
-        Of rows scored as if they had not been learned.
-    unknown : tuple of UnknownTerms
-        Of rows of new classes before they were learned.
+    known : ndarray of shape (n, 6)
+        Terms of held-out rows of known classes, and 1 / count of the nearest class.
+    shares : ndarray of shape (n,)
+        Weight of each of these rows; the sum is 1.
+    unknown : tuple of UnknownRows
+        Rows of new classes, measured before they were learned.
+    classes : ndarray of shape (n,), optional
+        Class of each known row; by default every row is one of its own.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.novelty_pool import KnownTerms, NoveltyPool
+    >>> from evergrow.learner.novelty_pool import NoveltyPool
     >>> terms = np.random.default_rng(0).normal(size=(500, 6))
-    >>> pool = NoveltyPool((KnownTerms.of(terms, size=500),))
+    >>> pool = NoveltyPool(terms, np.full(500, 1 / 500))
     >>> pool.weights().tolist()
     [0.25, 0.25, 0.25, 0.25, 0.0]
     >>> round(float(pool.standard().score(terms).std()), 1)
     1.0
     """
 
-    known: tuple[KnownTerms, ...] = ()
-    unknown: tuple[UnknownTerms, ...] = ()
-
-    def measured(self, terms: NDArray[np.float64], size: int) -> UnknownTerms | None:
-        """Return the moments of rows that a model of ``size`` samples does not know; None where it knows none.
-
-        Parameters
-        ----------
-        terms : ndarray of shape (n, 6)
-            Terms of rows of new classes before they are learned.
-        size : int
-            Samples that the model has learned.
-        """
-        if not self.known or not len(terms):
-            return None
-        mean, second = self._moments()
-        scale, covariance = term_spreads(mean, second)
-        standard = np.clip((terms[:, :N_TERMS] - mean[:N_TERMS]) / scale, -CLIP, CLIP)
-        centre = standard.mean(axis=0)
-        own = (standard - centre).T @ (standard - centre) / max(len(standard) - 1, 1)
-        both = 0.5 * (own + covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale))
-        return UnknownTerms(
-            len(standard),
-            int(size),
-            tuple(centre.tolist()),
-            tuple(both.ravel().tolist()),
-        )
+    known: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    unknown: tuple[UnknownRows, ...] = ()
+    classes: NDArray[np.int64] | None = None
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weights of the terms, not negative, with sum 1."""
-        default = DEFAULT_WEIGHTS
+        default = DEFAULT_WEIGHTS / DEFAULT_WEIGHTS.sum()
         if not self.unknown:
-            return np.asarray(default / default.sum())
+            return np.asarray(default)
+        mean, spread, evidence = self._unknown_moments()
+        if evidence <= 0.0:
+            return np.asarray(default)
         from scipy.optimize import nnls
 
-        sizes = np.array([part.size for part in self.unknown], dtype=np.float64)
-        shares = (
-            np.array([part.n for part in self.unknown])
-            * (sizes / sizes.max()) ** _UNKNOWN_AGEING
-        )
-        shares = shares / shares.sum()
-        mean = shares @ np.array([part.mean for part in self.unknown])
-        spread = (shares @ np.array([part.spread for part in self.unknown])).reshape(
-            N_TERMS, N_TERMS
-        )
         strength = max(
             float(default @ mean) / max(float(default @ spread @ default), 1e-12), 1e-3
         )
-        lower = np.linalg.cholesky(spread + PRIOR_STRENGTH * np.eye(N_TERMS))
-        wanted = mean + PRIOR_STRENGTH * strength * default
-        found = nnls(lower.T, np.linalg.solve(lower, wanted))[
-            0
-        ]  # |L^T w - L^-1 v|^2 is the quadratic above
-        return np.asarray(
-            found / found.sum() if found.sum() > 0.0 else default / default.sum()
-        )
+        prior = PRIOR_STRENGTH * (1.0 + EVIDENCE / evidence)
+        lower = np.linalg.cholesky(spread + prior * np.eye(N_TERMS))
+        wanted = mean + prior * strength * default
+        # |L^T w - L^-1 v|^2 is the quadratic form of the module's docstring.
+        found = nnls(lower.T, np.linalg.solve(lower, wanted))[0]
+        if found.sum() <= 0.0:
+            return np.asarray(default)
+        return np.asarray(found / found.sum())
 
     def standard(self) -> NoveltyStandard:
-        """Return how terms become a score; at least one batch of known rows is needed."""
-        return NoveltyStandard.of(*self._moments(), self.weights())
-
-    def _moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the means of the terms of known rows (6,), and of their products (6, 6)."""
-        numbers = [part.n for part in self.known]
-        weights = ageing_weights(
-            numbers, [part.size for part in self.known]
-        ) * np.array(numbers)
-        weights = weights / weights.sum()
-        second = weights @ np.array([part.second for part in self.known])
-        return weights @ np.array([part.mean for part in self.known]), second.reshape(
-            N_COLUMNS, N_COLUMNS
+        """Return how terms become a score; at least one known row is needed."""
+        mean, second = self._known_moments()
+        weights = self.weights()
+        return NoveltyStandard.of(
+            mean, second, weights, self._count_slope(mean, second, weights)
         )
+
+    def _count_slope(
+        self,
+        mean: NDArray[np.float64],
+        second: NDArray[np.float64],
+        weights: NDArray[np.float64],
+    ) -> float | None:
+        """Return how much the weighted terms rise with 1 / count; None without classes.
+
+        Classes are random effects: one class of another kind, with its own count, says
+        little about the effect of counts.
+        """
+        if self.classes is None:
+            return None
+        scale, _ = term_spreads(mean, second)
+        scores = (self.known[:, :N_TERMS] - mean[:N_TERMS]) / scale @ weights
+        _, codes = np.unique(self.classes, return_inverse=True)
+        numbers = np.bincount(codes, self.shares) * len(codes)
+        levels = np.bincount(codes, self.shares * scores) * len(codes) / numbers
+        inverse = self.known[:, N_TERMS]
+        inverses = np.bincount(codes, self.shares * inverse) * len(codes) / numbers
+        within = float(self.shares @ (scores - levels[codes]) ** 2)
+        within *= len(codes) / max(len(codes) - len(numbers), 1)
+        noise = max(within, 1e-12) / numbers
+        between = max(float(np.var(levels) - noise.mean()), 0.0)
+        precision = 1.0 / (between + noise)
+        centred = inverses - precision @ inverses / precision.sum()
+        information = float(precision @ centred**2) + COUNT_PRIOR
+        return max(float(precision @ (centred * levels)) / information, 0.0)
+
+    def _known_moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the means of the terms of known rows (6,) and of products (6, 6)."""
+        weighted = self.shares[:, None] * self.known
+        return weighted.sum(axis=0), weighted.T @ self.known
+
+    def _unknown_moments(
+        self,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """Return mean (5,) and spread (5, 5) of unknown rows, and the evidence."""
+        known_mean, known_second = self._known_moments()
+        scale, covariance = term_spreads(known_mean, known_second)
+        known_spread = covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale)
+        default = NoveltyStandard.of(known_mean, known_second)
+        largest = max(rows.size for rows in self.unknown)
+        means = []
+        spreads = []
+        shares = []
+        for rows in self.unknown:
+            counts = evidence(default.score(rows.terms))
+            ageing = (rows.size / largest) ** _UNKNOWN_AGEING
+            standard = (rows.terms[:, :N_TERMS] - known_mean[:N_TERMS]) / scale
+            standard = np.clip(standard, -CLIP, CLIP)
+            total = max(float(counts.sum()), 1e-300)
+            mean = counts @ standard / total
+            centred = standard - mean
+            own = (centred.T * counts) @ centred / max(total - 1.0, 1.0)
+            means.append(mean)
+            spreads.append(0.5 * (own + known_spread))
+            shares.append(float(counts.sum()) * ageing)
+        total = sum(shares)
+        if total <= 1e-12:
+            return known_mean[:N_TERMS], known_spread, 0.0
+        fractions = np.array(shares) / total
+        mean = fractions @ np.array(means)
+        spread = np.tensordot(fractions, np.array(spreads), axes=1)
+        return mean, spread, total
+
+
+def evidence(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how much unknown rows say about the weights, by their default score.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (n,)
+        Novelty with the default weights.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.novelty_pool import evidence
+    >>> evidence(np.array([-1.0, 2.0, 5.0, 9.0])).round(3).tolist()
+    [1.0, 1.0, 0.135, 0.002]
+    """
+    return np.asarray(np.exp(-np.maximum(scores - HARD_SCORE, 0.0)))
 
 
 def term_units(expected: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return origin and unit (2, 6) of each term: what a model's statistics alone expect of known rows.
+    """Return origin and unit (2, 6) of each term, as the statistics expect known rows.
 
-    Terms drift while a model learns classes. In these units those of a younger model can be pooled with later ones.
+    Terms drift while a model learns classes. In these units the terms of a smaller
+    model can be pooled with later ones.
 
     Parameters
     ----------
@@ -250,15 +239,17 @@ def term_units(expected: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     mean = expected.mean(axis=0)
     spread = np.maximum(expected.std(axis=0), FLAT * np.abs(mean))
-    mean[N_TERMS], spread[N_TERMS] = 0.0, 1.0
+    mean[N_TERMS] = 0.0
+    spread[N_TERMS] = 1.0
     return np.stack([mean, np.where(spread > 0.0, spread, 1.0)])
 
 
 def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float64]:
-    """Return what one row of each batch counts for: the less, the smaller the model was that scored it.
+    """Return the weight of one row of each batch; rows of smaller models count less.
 
-    Scores of a model that had learned a share q of the samples count ``q**p``, with the largest p that leaves the
-    weight of SUFFICIENT rows. With few rows all count, since then chance does more harm than age.
+    Scores of a model that had learned a share q of the samples count ``q**p``, with the
+    largest p that leaves the weight of SUFFICIENT rows. All rows count if there are
+    few, since then chance does more harm than age.
 
     Parameters
     ----------
@@ -282,21 +273,36 @@ def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.f
     return np.asarray(shares ** next(powers, 0))
 
 
-def _least_eigenvalue(matrix: NDArray[np.float64]) -> float:
-    """Return the smallest eigenvalue; minus infinity where numbers are not finite or the matrix is not symmetric."""
-    if not np.isfinite(matrix).all() or not np.allclose(
-        matrix, matrix.T, rtol=1e-9, atol=1e-9 * np.abs(matrix).max()
-    ):
-        return -np.inf
-    return float(np.linalg.eigvalsh(matrix)[0])
+def to_units(
+    terms: NDArray[np.float64], units: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return terms (n, 6) in units of :func:`term_units`, bounded so they stay finite.
+
+    Parameters
+    ----------
+    terms : ndarray of shape (n, 6)
+        Terms as a head gives them; infinite for rows that are too large to be squared.
+    units : ndarray of shape (2, 6)
+        Origin and unit of each term.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = (terms - units[0]) / units[1]
+    scaled = np.nan_to_num(scaled, nan=LARGEST_TERM)
+    return np.asarray(np.clip(scaled, -LARGEST_TERM, LARGEST_TERM))
 
 
 def from_units(
     standard: NoveltyStandard, units: NDArray[np.float64]
 ) -> NoveltyStandard:
-    """Return the same score of terms as they come, where the given one is of terms in units of :func:`term_units`."""
-    mean, scale = (
-        units[0] + units[1] * np.asarray(standard.mean),
-        units[1, :N_TERMS] * np.asarray(standard.scale),
-    )
+    """Return the same score for terms as a head gives them.
+
+    Parameters
+    ----------
+    standard : NoveltyStandard
+        A score of terms in units of :func:`term_units`.
+    units : ndarray of shape (2, 6)
+        Origin and unit of each term.
+    """
+    mean = units[0] + units[1] * np.asarray(standard.mean)
+    scale = units[1, :N_TERMS] * np.asarray(standard.scale)
     return replace(standard, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))

@@ -1,9 +1,11 @@
 """A data set that is learned shard by shard: a layer from a sample, statistics of each shard, and their sum.
 
-What a shard teaches is an ordinary learner, empty but for what it learned, and nothing of it depends on when or where
-it was made: the same samples give the same file. What is calibrated on single samples (temperature, novelty) waits for
-the sum: a shard alone would be calibrated against the little that it knows. The whole is then calibrated on the sample,
-whose rows are scored as if they had not been learned, as those of any batch are.
+What a shard teaches is an ordinary learner, empty but for what it learned, and nothing
+of it depends on when or where it was made: the same samples give the same file. What is
+calibrated on single samples (temperature, novelty) waits for the sum: a shard alone
+would be calibrated against the little that it knows. The whole is then calibrated on
+the sample, whose rows are scored as if they had not been learned, as those of any batch
+are.
 """
 
 from __future__ import annotations
@@ -53,11 +55,10 @@ def encoder_for(
     first : callable, optional
         Returns the first samples; images are looked at to choose their views.
     """
-    samples = (
-        first()
-        if kind == "image" and first is not None
-        else Samples(kind, widths=widths)
-    )
+    if kind == "image" and first is not None:
+        samples = first()
+    else:
+        samples = Samples(kind, widths=widths)
     return learner._open_encoder().begun(samples)
 
 
@@ -83,7 +84,10 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
             f"adapt must be left out with an engine, got {learner.adapt!r}: adapt a model to some of the images "
             "without it, and update that model with it"
         )
-    head = learner._new_head() if fresh else learner._state().head
+    if fresh:
+        head = learner._new_head()
+    else:
+        head = learner._state().head
     for method in ("spawn", "merge"):
         getattr(head, method)  # raises where there is none
 
@@ -96,7 +100,8 @@ def deciding_settings(learner: Learner) -> dict[str, Any]:
 
 def adopt(learner: Learner, other: Learner) -> Learner:
     """Make a learner know what another one knows, and nothing else."""
-    learner._begun, learner._snapshot = other._encoder, other._state()
+    learner._begun = other._encoder
+    learner._snapshot = other._state()
     return learner
 
 
@@ -129,11 +134,13 @@ def learn_shard(
     Parameters
     ----------
     template : Learner
-        An empty learner with the layer: from :func:`with_layer`, or from :meth:`Learner.spawn`.
+        An empty learner with the layer: from :func:`with_layer`, or from
+        :meth:`Learner.spawn`.
     block : LabelledRows
         Labelled features.
     number : int, optional
-        Which shard it is. Shards of the same content are summed only if they have numbers of their own.
+        Which shard it is. Shards of the same content are summed only if they have
+        numbers of their own.
 
     Examples
     --------
@@ -168,19 +175,20 @@ def merge_shards(shards: Iterable[Learner]) -> Learner:
     Parameters
     ----------
     shards : iterable of Learner
-        From :func:`learn_shard` or this function, all of one template. Only two are held at a time.
+        From :func:`learn_shard` or this function, all of one template. Only two are
+        held at a time.
     """
     total: Learner | None = None
     for shard in shards:
         if total is None:
             total = shard
             continue
-        mine, theirs = total._state(), shard._state()
-        first, second = mine.history[-1], theirs.history[-1]
-        head, counts = (
-            mine.head.branch().merge(theirs.head),
-            summed(mine.counts, theirs.counts),
-        )
+        mine = total._state()
+        theirs = shard._state()
+        first = mine.history[-1]
+        second = theirs.history[-1]
+        head = mine.head.branch().merge(theirs.head)
+        counts = summed(mine.counts, theirs.counts)
         total = _shard(
             total,
             head,
@@ -220,9 +228,11 @@ def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Lear
     total : Learner
         The sum of all shards, each learned with the layer of one :func:`with_layer`.
     sample : LabelledRows
-        Rows that are among those learned, to calibrate on; its fingerprint stands for the data where it is all of them.
+        Rows that are among those learned, to calibrate on; its fingerprint stands for
+        the data where it is all of them.
     """
-    known, blank = total._state(), learner._blank(total._encoder)
+    known = total._state()
+    blank = learner._blank(total._encoder)
     head = known.head.branch().settle()
     calibration = calibrated(Calibration(), head, sample, known.counts, learner._seed())
     values: dict[str, Any] = {
@@ -231,7 +241,8 @@ def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Lear
         "label_kind": known.label_kind,
     }
     now = learned(blank, "fit", *_record(known, sample), known.counts, **values)
-    learner._begun, learner._snapshot = total._encoder, now
+    learner._begun = total._encoder
+    learner._snapshot = now
     return learner
 
 
@@ -247,12 +258,15 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
     sample : LabelledRows
         Rows that are among those learned, to calibrate on.
     """
-    now, more = learner._state(), total._state()
+    now = learner._state()
+    more = total._state()
     warn_alike(now.classes, np.array(sorted(more.counts), dtype=np.str_))
-    calibration = before_new_classes(now.calibration, now.head, sample, now.counts)
+    calibration = before_new_classes(
+        now.calibration, now.head, sample, now.counts, learner._seed()
+    )
     counts = summed(now.counts, more.counts)
     head = now.head.branch().merge(more.head).settle(cheap_only=True)
-    calibration = calibrated(calibration, head, sample, counts, learner._seed())
+    calibration = calibrated(calibration, head, sample, counts, now.seed)
     record = _record(more, sample)
     learner._snapshot = learned(
         now, "update", *record, counts, head=head, calibration=calibration

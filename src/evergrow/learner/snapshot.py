@@ -1,7 +1,7 @@
 """Everything a learner knows, as one record: replaced as a whole or not at all, and written to files as it is.
 
-The record has the history of the model: one :class:`Change` for everything that was done to it. :func:`describe` gives
-all of it in plain values.
+The record has the history of the model: one :class:`Change` for everything that was
+done to it. :func:`describe` gives all of it in plain values.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Tested:
     before, after : float or None
         Share of right answers to those; None where there are none.
     fell : dict of str to (float, float)
-        Classes of which a smaller share is recognised than before, with both shares; the largest fall first.
+        Classes of which a smaller share is recognised than before, with both shares;
+        the largest fall first.
     """
 
     samples_before: int
@@ -113,13 +114,20 @@ class Change:
     revision : int
         The revision of the model after it.
     data : tuple of str
-        Fingerprints of what was learned, to notice what would be counted twice; no sample can be found from them.
+        Fingerprints of what was learned, to notice what would be counted twice; no
+        sample can be found from them.
     names : dict of str to str
-        New names of classes by old ones, where classes were renamed, merged or samples relabelled.
+        New names of classes by old ones, where classes were renamed, merged or samples
+        relabelled.
     who : str
-        User under whom it was written to a file; empty where it never was, or nobody was to be named.
+        User under whom it was written to a file; empty where it never was, or nobody
+        was to be named.
     tested : Tested or None
         Accuracy on test data before and after it, where there were some.
+    influenced_scores : int
+        For ``"unlearn"`` and ``"relabel"``: the largest number of held-out scores of
+        other samples that were measured while the removed ones were learned. They stay
+        in the calibration as they were measured; 0 means that nothing is left.
     extra : dict
         Optional fields of a later evergrow, kept as they were read.
 
@@ -141,6 +149,7 @@ class Change:
     names: dict[str, str] = field(default_factory=dict, hash=False)
     who: str = ""
     tested: Tested | None = None
+    influenced_scores: int = 0
     extra: dict[str, Any] = field(default_factory=dict, hash=False, metadata=UNKNOWN)
 
     @classmethod
@@ -181,7 +190,8 @@ class Lineage:
     number : int
         The revision that it was written as; 0 for one that never was.
     ancestors : tuple of Ancestor
-        The revisions before it, the oldest first. Their checksums vouch for what lies in the history.
+        The revisions before it, the oldest first. Their checksums vouch for what lies
+        in the history.
     """
 
     number: int = 0
@@ -254,7 +264,7 @@ def learned_data(history: Iterable[Change]) -> frozenset[str]:
     return frozenset(held)
 
 
-# -- what is known ----------------------------------------------------------------------------------------------
+# -- what is known ---------------------------------------------------------------------
 
 Count = Annotated[int, Between(1, 2**53)]
 
@@ -294,7 +304,8 @@ class HeadRecipe:
             )
         from evergrow.head.base import HEADS
 
-        head, chosen = HEADS[self.method], dict(self.options)
+        head = HEADS[self.method]
+        chosen = dict(self.options)
         accepted = head._param_names()
         for name, value in (("device", device), ("random_state", random_state)):
             if name in accepted:
@@ -306,7 +317,9 @@ class HeadRecipe:
             raise ParameterError(
                 f"method {self.method!r} needs all options that have no default: {error}"
             ) from error
-        made._check_params()  # values out of range are refused now, not after all images went through a backbone
+        # Values out of range are refused now, not after all images went through a
+        # backbone
+        made._check_params()
         return made
 
     def plain(self) -> HeadRecipe:
@@ -353,7 +366,7 @@ class HeadSummary:
         )
 
 
-@record("learner")
+@record("learner", version=2)
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """What a learner knows.
@@ -365,7 +378,8 @@ class Snapshot:
     counts : dict of str to int
         Samples learned of each class.
     head : IncrementalClassifier or StoredHead
-        The classifier on feature vectors, or what a file holds of it; None while nothing was learned.
+        The classifier on feature vectors, or what a file holds of it; None while
+        nothing was learned.
     spec : BackboneSpec or None
         What computes the features; None where samples are features.
     calibration : Calibration
@@ -373,17 +387,20 @@ class Snapshot:
     history : tuple of Change
         All changes that led here.
     lineage : Lineage
-        Revisions of the model file that led here; see :mod:`evergrow.learner.modelfile`.
+        Revisions of the model file that led here; see
+        :mod:`evergrow.learner.modelfile`.
     reason : str
         Why the backbone was chosen, where that was automatic.
     seed : int
         Seed of the head and of the adaptation.
     adaptation : Archive or None
-        What the backbone was adapted with, where it was: an :class:`~evergrow.adapt.fsa.Adaptation`.
+        What the backbone was adapted with, where it was: an
+        :class:`~evergrow.adapt.fsa.Adaptation`.
     label_kind : {"name", "integer", "boolean"}
         What the labels were that were learned; the head knows them by their names.
     widths : tuple of int
-        Columns of each block, where samples are features of several; with a backbone its description says so.
+        Columns of each block, where samples are features of several; with a backbone
+        its description says so.
     columns : tuple of str
         Names of the columns, where samples are features that came in a data frame.
     told : HeadSummary or None
@@ -440,38 +457,37 @@ class Snapshot:
     def after(self, change: Change, **values: Any) -> Snapshot:
         """Return what is known after a change.
 
-        If a class name cannot be read as the current label type, all labels become strings.
+        If a class name cannot be read as the current label type, all labels become
+        strings.
         """
         after = replace(
             self,
             history=(*self.history, replace(change, revision=self.revision + 1)),
             **values,
         )
-        kind = (
-            after.label_kind
-            if all(can_read(after.label_kind, name) for name in after.counts)
-            else "name"
-        )
+        kind = "name"
+        if all(can_read(after.label_kind, name) for name in after.counts):
+            kind = after.label_kind
         return replace(after, label_kind=kind)
 
-    # -- files ------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     def to_archive(self) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
         if self.head is None:
             return to_archive(replace(self, recipe=self.recipe.plain()))
-        told = (
-            self.told
-            if isinstance(self.head, StoredHead)
-            else HeadSummary.of(self.head)
-        )
+        if isinstance(self.head, StoredHead):
+            told = self.told
+        else:
+            told = HeadSummary.of(self.head)
         written: Any = {"head": self.head.to_archive(), "told": told}
         return to_archive(replace(self, recipe=self.recipe.plain(), **written))
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where what a file says does not fit together; its head is still an archive."""
         check_history(self.history, self.lineage)
-        names, width = sorted(self.counts), None
+        names = sorted(self.counts)
+        width = None
         archive: Any = self.head
         if archive is None:
             require(not names, "it counts samples and has no head")
@@ -547,10 +563,8 @@ def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Sn
             )
             return now
         head = stored.load(device)
-        learned, own = (
-            getattr(head, "class_counts_", None),
-            [now.counts[label] for label in head.classes_.tolist()],
-        )
+        learned = getattr(head, "class_counts_", None)
+        own = [now.counts[label] for label in head.classes_.tolist()]
         require(
             learned is None or own == learned.tolist(),
             f"{name} counts other samples than its head learned",
@@ -600,7 +614,7 @@ def summed(
     return dict(sorted((Counter(first) + Counter(second) - Counter(common)).items()))
 
 
-# -- at a glance ------------------------------------------------------------------------------------------------
+# -- at a glance -----------------------------------------------------------------------
 
 
 def describe(now: Snapshot) -> dict[str, Any]:
@@ -614,16 +628,22 @@ def describe(now: Snapshot) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``evergrow`` (version here), ``method``, ``options``, ``kind`` (of the samples), ``backbone`` (None, or its
-        description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the backbone was
-        adapted with: tuner, settings, number of parameters, the backbone before, and how the training went),
-        ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``, ``n_classes``,
-        ``n_samples``, ``n_unlabelled`` (learned without labels), ``classes`` (name and samples of each), ``label_kind``
-        (what the labels were: names, integers or booleans), ``novelty`` (None, or the number of calibrated scores and
-        the threshold), ``revision`` and ``history``.
+        ``evergrow`` (version here), ``method``, ``options``, ``kind`` (of the samples),
+        ``backbone`` (None, or its description with ``reason`` where it was chosen
+        automatically), ``adaptation`` (None, or what the backbone was adapted with:
+        tuner, settings, number of parameters, the backbone before, and how the training
+        went), ``n_features``, ``blocks`` (None, or columns and weight of each block of
+        features), ``n_units``, ``n_classes``, ``n_samples``, ``n_unlabelled`` (learned
+        without labels), ``classes`` (name and samples of each), ``label_kind`` (what
+        the labels were: names, integers or booleans), ``novelty`` (None, or the number
+        of calibrated scores and the threshold), ``revision`` and ``history``.
     """
-    head, spec = now.head, now.spec
-    told = now.told if isinstance(head, StoredHead) else HeadSummary.of(head)
+    head = now.head
+    spec = now.spec
+    if isinstance(head, StoredHead):
+        told = now.told
+    else:
+        told = HeadSummary.of(head)
     novelty = None
     if now.calibration.n:
         threshold = now.calibration.threshold(FALSE_ALARM)

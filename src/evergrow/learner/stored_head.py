@@ -45,9 +45,12 @@ class StoredHead(NamedClasses):
         self, method: str, archive: Archive, *, name: str = "the archive"
     ) -> None:
         saved = read_fields(SavedHead, archive, name=name)
-        self.method, self.name, self._archive = method, name, archive
+        self.method = method
+        self.name = name
+        self._archive = archive
         self._columns = saved.labels.table()
-        self.classes_, self.n_features_in_ = np.unique(self._columns), saved.n_features
+        self.classes_ = np.unique(self._columns)
+        self.n_features_in_ = saved.n_features
 
     def _require_fitted(self) -> None:
         """Take it as it is: without a class there is none to be named."""
@@ -59,10 +62,8 @@ class StoredHead(NamedClasses):
             for place in group
         }
         columns = [names[label] for label in self._columns]
-        self._columns, self.classes_ = (
-            np.array(columns, dtype=change.classes.dtype),
-            change.classes,
-        )
+        self._columns = np.array(columns, dtype=change.classes.dtype)
+        self.classes_ = change.classes
         return self
 
     def branch(self) -> Self:

@@ -24,7 +24,8 @@ def with_unlabelled(
     now : Snapshot
         What is known.
     blocks : iterable of LabelledRows
-        Feature vectors without labels. A stream is guessed block by block, each with the help of those before it.
+        Feature vectors without labels. A stream is guessed block by block, each with
+        the help of those before it.
 
     Raises
     ------
@@ -35,10 +36,12 @@ def with_unlabelled(
     """
     from evergrow.head.pseudo_labels import PseudoLabelReport
 
-    head, report = now.head.branch(), PseudoLabelReport()
-    threshold = (
-        now.calibration.threshold(FALSE_ALARM) if now.calibration.parts else None
-    )
+    head = now.head.branch()
+    report = PseudoLabelReport()
+    if now.calibration.n:
+        threshold = now.calibration.threshold(FALSE_ALARM)
+    else:
+        threshold = None
     for block in gathered(blocks):
         report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
     if not report.used:
@@ -46,7 +49,9 @@ def with_unlabelled(
             f"none of the {report.unknown:,} samples without labels looks like a class that was learned, so nothing "
             "was learned from them: group_unknown() sorts them into groups that can be named"
         )
-    note = f"{report.unknown:,} left out as unknown" if report.unknown else ""
+    note = ""
+    if report.unknown:
+        note = f"{report.unknown:,} left out as unknown"
     head.settle(cheap_only=True)
     return now.after(
         Change.now("unlabelled", report.used, note=note), head=head
@@ -63,8 +68,5 @@ def without_unlabelled(now: Snapshot) -> Snapshot:
 def faded(now: Snapshot, factor: float) -> Snapshot:
     """Return what is known with every sample counting for less than before."""
     head = now.head.branch().fade(factor).settle(cheap_only=True)
-    now.calibration.apply(head)
-    return now.after(
-        Change.now("fade", sum(now.counts.values()), note=f"times {factor:g}"),
-        head=head,
-    )
+    change = Change.now("fade", sum(now.counts.values()), note=f"times {factor:g}")
+    return now.after(change, head=head, calibration=now.calibration.applied(head))

@@ -1,6 +1,7 @@
 """The HTTP service and the page: models of a folder that many ask and teach at once.
 
-Everything here needs the extra ``serve``; only ``cli`` imports it, and only when the command is run.
+Everything here needs the extra ``serve``; only ``cli`` imports it, and only when the
+command is run.
 """
 
 from evergrow.serve.app import create_app, run_server

@@ -127,8 +127,9 @@ async def metrics(service: ServiceDep) -> Response:
 
 
 @router_of_service.get("/api/v1/lan")
-async def show_lan(service: ServiceDep) -> LanRecord:
+async def show_lan(service: ServiceDep, response: Response) -> LanRecord:
     """Return the address for a phone, with a token that lives an hour, and its QR code."""
+    response.headers["Cache-Control"] = "no-store"
     if service.lan is None:
         raise Problem(
             404, "the service was started without --lan: no phone gets in", "NoLan"
@@ -136,7 +137,7 @@ async def show_lan(service: ServiceDep) -> LanRecord:
     return service.lan.record()
 
 
-# -- running ----------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------
 
 
 def run_server(
@@ -152,7 +153,8 @@ def run_server(
     config : ServeConfig
         All settings.
     announce : callable
-        Called with the address once it takes connections, and with the QR code for phones or an empty text.
+        Called with the address once it takes connections, and with the QR code for
+        phones or an empty text.
     log_level : str
         Least level of what is logged.
 
@@ -161,7 +163,9 @@ def run_server(
     ParameterError
         If the address cannot be bound.
     """
-    listener, secured, code = _bound(config.host, config.port), [], ""
+    listener = _bound(config.host, config.port)
+    secured = []
+    code = ""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
@@ -271,7 +275,8 @@ class _SecuredListener(socket.socket):
 
     def __init__(self, listener: socket.socket, most: int) -> None:
         super().__init__(fileno=listener.detach())
-        self._most, self._open = most, list[tuple[socket.socket, str]]()
+        self._most = most
+        self._open = list[tuple[socket.socket, str]]()
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection, or close it and raise if its address has too many."""
@@ -287,18 +292,17 @@ class _SecuredListener(socket.socket):
 class _Lingering:
     """A transport that, closed in the midst of a request, still takes in the rest of it for a moment.
 
-    A system that closes a connection with data that nobody read resets it, and the answer is lost on the way.
+    A system that closes a connection with data that nobody read resets it, and the
+    answer is lost on the way.
     """
 
     def __init__(
         self, transport: asyncio.Transport, protocol: H11Protocol, most: int
     ) -> None:
-        self._transport, self._protocol, self._left, self._lingers = (
-            transport,
-            protocol,
-            most,
-            False,
-        )
+        self._transport = transport
+        self._protocol = protocol
+        self._left = most
+        self._lingers = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -1,8 +1,8 @@
 """Backbones, each loaded once, shared by all models that use it, and run by a thread with a queue of its own.
 
-Questions of many callers go through a backbone together. What is learned or unlearned goes through it alone: features
-depend, in their last digits, on what else is in a batch, and what is taught must give the same numbers again when it is
-to be unlearned.
+Questions of many callers go through a backbone together. What is learned or unlearned
+goes through it alone: features depend, in their last digits, on what else is in a
+batch, and what is taught must give the same numbers again when it is to be unlearned.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, UnknownNameError
 from evergrow.core.registry import nearest
+from evergrow.core.threads import limit_threads
 from evergrow.data.items import Kind
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone, create_backbone
@@ -38,9 +40,10 @@ Prepared = torch.Tensor | str
 FeatureRows = NDArray[np.float32]
 
 
-# -- threads of torch -------------------------------------------------------------------------------------------
-# Torch gives every thread that computes a team as large as there are cores. If several compute at once, the teams take
-# the cores from each other: a change of a handful of samples then takes ten times as long as with one thread.
+# -- threads of torch ------------------------------------------------------------------
+# Torch gives every thread that computes a team as large as there are cores. If several
+# compute at once, the teams take the cores from each other: a change of a handful of
+# samples then takes ten times as long as with one thread.
 
 
 @cache
@@ -50,7 +53,7 @@ def cores() -> int:
 
 
 def limit_torch(n: int) -> None:
-    """Let torch use so many threads in the calling thread; others, and those that begin later, keep theirs.
+    """Set torch's thread count for the calling thread only.
 
     Parameters
     ----------
@@ -70,21 +73,11 @@ def limit_torch(n: int) -> None:
     >>> seen, torch.get_num_threads() == before
     ([1], True)
     """
-    usual = cores()
-    if (
-        torch.get_num_threads() == n
-    ):  # a thread that was never asked takes the number that was set last
-        return
-    torch.set_num_threads(n)
-    if (
-        n != usual
-    ):  # threads that begin later get the number that was set last, so another thread sets it again
-        passing = threading.Thread(target=torch.set_num_threads, args=(usual,))
-        passing.start()
-        passing.join()
+    cores()  # the number that torch began with, before this thread has another
+    limit_threads(n)
 
 
-# -- one backbone -----------------------------------------------------------------------------------------------
+# -- one backbone ----------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -100,9 +93,10 @@ class _Waiting:
 class Batcher:
     """A thread that runs a backbone on what waits for it, and lets models answer about the features.
 
-    While one batch is computed the next one gathers, so that a single caller never waits for others. Questions to one
-    model are answered together: a head reads all its weights for one sample as for thirty. Large requests are encoded
-    in pieces, in turn with all others.
+    While one batch is computed the next one gathers, so that a single caller never
+    waits for others. Questions to one model are answered together: a head reads all its
+    weights for one sample as for thirty. Large requests are encoded in pieces, in turn
+    with all others.
 
     Parameters
     ----------
@@ -117,7 +111,9 @@ class Batcher:
     def __init__(self, backbone: Backbone, limits: Limits, metrics: Metrics) -> None:
         self.backbone = backbone
         self.depth = 0  # samples that wait or are being computed
-        self._limits, self._metrics = limits, metrics
+        self._preparing = 0  # samples that are being decoded for the queue
+        self._limits = limits
+        self._metrics = metrics
         self._pieces = (
             min(limits.batch, 8 * cores()),
             2 * cores(),
@@ -133,11 +129,10 @@ class Batcher:
             and backbone.device.type == "cpu"
             and cores() > 1
         )
-        self._crew = (
-            ThreadPoolExecutor(cores(), f"{name} crew", limit_torch, (1,))
-            if spread
-            else None
-        )
+        if spread:
+            self._crew = ThreadPoolExecutor(cores(), f"{name} crew", limit_torch, (1,))
+        else:
+            self._crew = None
 
     def has_room(self, n: int) -> bool:
         """Return whether samples may be submitted. Any number may while nothing waits."""
@@ -146,12 +141,30 @@ class Batcher:
     def check_room(self, n: int) -> None:
         """Raise the problem 503 if as many samples wait already as may."""
         if not self.has_room(n):
-            raise Problem(
-                503,
-                "the queue of the service is full: try again later",
-                "QueueFull",
-                retry_after=1,
-            )
+            raise _queue_full()
+
+    @contextmanager
+    def preparing(self, n: int) -> Iterator[None]:
+        """Reserve places in the queue while samples are decoded.
+
+        Without this, any number of requests could hold decoded images while the
+        queue still has room.
+
+        Raises
+        ------
+        Problem
+            503 if the samples that wait and those being decoded leave no room.
+        """
+        with self._guard:
+            taken = self.depth + self._preparing
+            if taken and taken + n > self._limits.queue:
+                raise _queue_full()
+            self._preparing += n
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._preparing -= n
 
     def submit(
         self, samples: Sequence[Prepared], *, alone: bool = False, model: Any = None
@@ -163,7 +176,8 @@ class Batcher:
         samples : sequence of Tensor or str
             Prepared as the backbone takes them.
         alone : bool
-            Whether each goes through the backbone by itself, so that the same sample always gives the same numbers.
+            Whether each goes through the backbone by itself, so that the same sample
+            always gives the same numbers.
         model : Version, optional
             The model whose ``ask`` is to answer; by default the result is the features.
 
@@ -195,10 +209,14 @@ class Batcher:
     def _work(self) -> None:
         """Encode a piece of a lesson and a batch of questions to one model, so that no request keeps others waiting.
 
-        It is called once for each piece of a request, and does nothing where an earlier call took all that waited.
+        It is called once for each piece of a request, and does nothing where an earlier
+        call took all that waited.
         """
         with self._guard:
-            lessons = [self._lessons.popleft()] if self._lessons else []
+            if self._lessons:
+                lessons = [self._lessons.popleft()]
+            else:
+                lessons = []
             questions: list[_Waiting] = []
             left = self._limits.batch
             for entry in list(self._questions):
@@ -230,13 +248,13 @@ class Batcher:
             if whole and whole[0].model is not None:
                 results = whole[0].model.ask(results)
         except BaseException as error:
-            results, whole = error, requests
+            results = error
+            whole = requests
         for entry in requests:
-            n = (
-                len(entry.samples)
-                if entry in whole or entry.result.cancelled()
-                else size
-            )
+            if entry in whole or entry.result.cancelled():
+                n = len(entry.samples)
+            else:
+                n = size
             entry.samples = entry.samples[n:]
             with self._guard:
                 self.depth -= n
@@ -251,8 +269,13 @@ class Batcher:
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
         """Return the features of samples: one by one, or in batches, which the cores share."""
-        crew = self._crew if alone or len(samples) >= cores() else None
-        size = 1 if alone else min(self._limits.batch, len(samples))
+        crew = None
+        if alone or len(samples) >= cores():
+            crew = self._crew
+        if alone:
+            size = 1
+        else:
+            size = min(self._limits.batch, len(samples))
         if crew is not None:
             size = -(-size // cores())
         parts = [samples[i : i + size] for i in range(0, len(samples), size)]
@@ -264,7 +287,16 @@ class Batcher:
         )
 
 
-# -- all of them ------------------------------------------------------------------------------------------------
+def _queue_full() -> Problem:
+    return Problem(
+        503,
+        "the queue of the service is full: try again later",
+        "QueueFull",
+        retry_after=1,
+    )
+
+
+# -- all of them -----------------------------------------------------------------------
 
 
 class BackbonePool:
@@ -273,17 +305,16 @@ class BackbonePool:
     Parameters
     ----------
     config : ServeConfig
-        Where they compute, sizes of batches and queues, and backbones beside those of the catalogue.
+        Where they compute, sizes of batches and queues, and backbones beside those of
+        the catalogue.
     metrics : Metrics
         Where batches are counted.
     """
 
     def __init__(self, config: ServeConfig, metrics: Metrics) -> None:
-        self._limits, self._device, self._metrics = (
-            config.limits,
-            config.device,
-            metrics,
-        )
+        self._limits = config.limits
+        self._device = config.device
+        self._metrics = metrics
         self._given = dict(config.backbones)
         self._shared: dict[str, Batcher] = {}
         self._loading = threading.Lock()
@@ -319,15 +350,17 @@ class BackbonePool:
         Raises
         ------
         UnknownNameError
-            If it is not offered for this kind. Names are looked up, never loaded from: no path and no download.
+            If it is not offered for this kind. Names are looked up, never loaded from:
+            no path and no download.
         """
         offered = [
             offer.name for offer in self.offers() if offer.kind == SAMPLE_KINDS[kind]
         ]
         if name == "auto":
-            name = (
-                offered[0] if offered else best_backbone(kind).name
-            )  # which raises, and says what to install
+            if offered:
+                name = offered[0]
+            else:
+                name = best_backbone(kind).name
         if name not in offered:
             raise UnknownNameError(
                 f"backbone must be 'auto' or one of {', '.join(map(repr, offered)) or 'none'} for {kind}s here, got "
@@ -353,15 +386,21 @@ class BackbonePool:
 
     def loaded(self, learner: Learner) -> Batcher | None:
         """Return the backbone of a model if it is loaded, at once."""
-        return None if learner.spec_ is None else self._shared.get(_key(learner.spec_))
+        if learner.spec_ is None:
+            return None
+        return self._shared.get(_key(learner.spec_))
 
     def check_offered(self, learner: Learner) -> None:
         """Refuse a stranger's model unless its backbone is one that is offered here, with the same numbers.
 
-        A file names the weights of its backbone, and a stranger's could name any path or address.
+        A file names the weights of its backbone, and a stranger's could name any path
+        or address.
         """
         adaptation = learner._encoder.adaptation
-        base = learner.spec_ if adaptation is None else adaptation.base
+        if adaptation is None:
+            base = learner.spec_
+        else:
+            base = adaptation.base
         if base is None:
             return
         try:

@@ -30,9 +30,11 @@ class Limits:
     Parameters
     ----------
     json_bytes : int
-        Size of a JSON body; eight times as much where JSON carries image files (Label Studio).
+        Size of a JSON body; eight times as much where JSON carries image files (Label
+        Studio).
     json_values : int
-        Values in a JSON body, and ten times its keys and lists, estimated before it is parsed.
+        Values in a JSON body, and ten times its keys and lists, estimated before it is
+        parsed.
     body_bytes : int
         Size of a form of images or feature rows.
     upload_bytes : int
@@ -49,6 +51,10 @@ class Limits:
         Files in a zip.
     zip_bytes : int
         Size of all files in a zip once they are unpacked.
+    unpacked_bytes : int
+        Memory for unpacked images of all jobs and for samples of all requests that
+        take more memory than their bodies. Jobs wait for their share; requests are
+        answered with 503.
     batch : int
         Samples that go through a backbone together.
     queue : int
@@ -59,18 +65,25 @@ class Limits:
         Jobs that are open at one moment.
     requests_per_second : float
         Of one token, or one address where there are no tokens.
+    refusals_per_second : float
+        Refused requests of one address, for example with a wrong token or a foreign
+        host; more are answered with 429. Requests with a valid token do not count.
+        Behind a proxy all come from its address.
     connections : int
         Connections at one moment.
     connections_per_address : int
-        Of these, connections from one address; more are closed at once. Behind a proxy all come from its address.
+        Of these, connections from one address; more are closed at once. Behind a proxy
+        all come from its address.
     header_seconds, body_seconds : float
-        Time that the head of a request may take, and the time between two pieces of its body.
+        Time that the head of a request may take, and the time between two pieces of its
+        body.
     lock_seconds : float
         Time that a change waits for another process that changes the same file.
     kept_images, kept_bytes : int
         Images of a model that may be kept on the server, and their size in all.
     open_models : int
-        Models that are held in memory; of more, those that were not asked for longest are read again when they are.
+        Models that are held in memory; of more, those that were not asked for longest
+        are read again when they are.
     """
 
     json_bytes: int = 2 * MIB
@@ -83,18 +96,20 @@ class Limits:
     text_characters: int = 20_000
     zip_entries: int = 50_000
     zip_bytes: int = 4096 * MIB
+    unpacked_bytes: int = 512 * MIB
     batch: int = 32
     queue: int = 2048
     writers: int = 64
     jobs: int = 4
     requests_per_second: float = 500.0
+    refusals_per_second: float = 50.0
     connections: int = 512
     connections_per_address: int = 128
     header_seconds: float = 10.0
     body_seconds: float = 20.0
     lock_seconds: float = 10.0
     kept_images: int = 500
-    kept_bytes: int = 64 * MIB
+    kept_bytes: int = 128 * MIB
     open_models: int = 32
 
     def __post_init__(self) -> None:
@@ -118,7 +133,8 @@ class Token:
     name : str
         Name for logs; never the token itself.
     role : {"read", "teach", "page"}
-        Whether its holder may only ask, or change models too; or what the page needs on a phone.
+        Whether its holder may only ask, or change models too; or what the page needs on
+        a phone.
     expires : float
         The end of it, in seconds since 1970.
     """
@@ -152,7 +168,8 @@ class Tokens:
     def holder(self, authorization: str) -> Token | None:
         """Return the token in an ``Authorization`` header, or None.
 
-        Its digest is compared with all there are, each in constant time: how long it takes says nothing about any.
+        Its digest is compared with all there are, each in constant time: how long it
+        takes says nothing about any.
         """
         scheme, _, value = authorization.partition(" ")
         secret = value.strip()
@@ -173,7 +190,9 @@ class Tokens:
             for known, token in self.entries.items()
             if hmac.compare_digest(known, digest)
         ]
-        return found[0] if found and found[0].expires > time.time() else None
+        if found and found[0].expires > time.time():
+            return found[0]
+        return None
 
     @classmethod
     def parse(cls, text: str, name: str) -> Tokens:
@@ -189,7 +208,8 @@ class Tokens:
         Raises
         ------
         ParameterError
-            If a line has another form, a token is short or comes twice, or there is none. Messages hold no token.
+            If a line has another form, a token is short or comes twice, or there is
+            none. Messages hold no token.
         """
         entries: dict[bytes, Token] = {}
         for number, line in enumerate(text.splitlines(), 1):
@@ -237,11 +257,13 @@ class ServeConfig:
     tokens : Tokens
         Who may read and who may teach; with none, everybody on this machine may.
     lan : bool
-        Whether phones in the local network get in too, by TLS and a token that lives an hour.
+        Whether phones in the local network get in too, by TLS and a token that lives an
+        hour.
     read_only : bool
         Whether nothing may be changed, as for a further process on the same folder.
     allowed_hosts : tuple of str
-        Names under which a browser may address the service, beside those of this machine: behind a proxy its name.
+        Names under which a browser may address the service, beside those of this
+        machine: behind a proxy its name.
     device : str
         Where backbones compute.
     limits : Limits
@@ -249,7 +271,8 @@ class ServeConfig:
     backbones : mapping of str to Backbone
         Backbones of yours that models may be made with, beside those of the catalogue.
     label_studio : str
-        Address of a Label Studio from which its images may be fetched; with none, no address is ever called.
+        Address of a Label Studio from which its images may be fetched; with none, no
+        address is ever called.
     label_studio_token : str
         Token for it.
 

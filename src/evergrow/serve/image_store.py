@@ -1,7 +1,9 @@
 """Test images and the review queue of a model, kept on the server where its owner wants that: then all see the same.
 
-The folder ``model.evg.kept`` beside the model is the switch: without it nothing is kept. Each image is one file in it,
-a line of JSON and then the image without its metadata, so that it is whole or not there. It goes with the model.
+The folder ``model.evg.kept`` beside the model is the switch: without it nothing is
+kept. Each image is one file in it, a line of JSON and then the pixels as lossless WebP
+or PNG, so that it is whole or not there. Every image is encoded anew: no metadata is
+kept, and answers stay the same. The folder goes with the model.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import errno
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,7 +27,6 @@ from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.learner.modelfile import ModelWriteError
-from evergrow.learner.snapshot import changed_names
 from evergrow.serve.model_store import kept_folder, remove_kept
 from evergrow.serve.requests import (
     BINARY,
@@ -81,7 +83,10 @@ class KeptImages:
     def record(self) -> KeptRecord:
         """Return what is kept, the oldest first, under the present names of classes."""
         try:
-            names = os.listdir(self.folder) if self.on else []
+            if self.on:
+                names = os.listdir(self.folder)
+            else:
+                names = []
         except FileNotFoundError:  # somebody switched it off meanwhile
             names = []
         found = [self._read(self.folder / name) for name in names]
@@ -89,7 +94,8 @@ class KeptImages:
             (entry[0] for entry in found if entry),
             key=lambda image: (image.when, image.id),
         )
-        size, limits = sum(image.bytes for image in images), self._limits
+        size = sum(image.bytes for image in images)
+        limits = self._limits
         return KeptRecord(
             on=self.on,
             images=images,
@@ -103,7 +109,8 @@ class KeptImages:
         try:
             with locked(self.folder, wait=True):
                 remove_leftovers(self.folder)
-                now, limits = self.record(), self._limits
+                now = self.record()
+                limits = self._limits
                 present = {image.id for image in now.images}
                 new = {
                     image.id: (image, data)
@@ -136,7 +143,9 @@ class KeptImages:
 
     def find(self, known: UUID) -> tuple[KeptImage, bytes]:
         """Return an image and its bytes, or raise the problem 404."""
-        found = self._read(self.folder / known.hex, whole=True) if self.on else None
+        found = None
+        if self.on:
+            found = self._read(self.folder / known.hex, whole=True)
         if found is None:
             raise Problem(
                 404,
@@ -153,15 +162,58 @@ class KeptImages:
             return None
         with suppress(FileNotFoundError, ValidationError), open(path, "rb") as file:
             image = KeptImage.model_validate_json(file.readline(_LONGEST_LINE))
-            changes = [
-                change
-                for change in self.model.version.learner.history_
-                if change.revision > image.revision
-            ]
-            label = image.label and changed_names(changes).get(image.label, image.label)
-            data = file.read(self._limits.kept_bytes) if whole else b""
+            label, forgotten = self._present_label(image)
+            if forgotten:
+                return None
+            data = b""
+            if whole:
+                data = file.read(self._limits.kept_bytes)
             return image.model_copy(update={"id": path.name, "label": label}), data
         return None
+
+    def _present_label(self, image: KeptImage) -> tuple[str | None, bool]:
+        """Return the present name of an image's class, and whether it was forgotten.
+
+        Classes may be renamed, merged and forgotten after the image was kept, also by
+        commands.
+        """
+        label = image.label
+        if label is None:
+            return None, False
+        for change in self.model.version.learner.history_:
+            if change.revision <= image.revision:
+                continue
+            if change.what in ("rename", "merge-classes"):
+                label = change.names.get(label, label)
+            elif change.what == "forget" and label in change.classes:
+                return label, True
+        return label, False
+
+    def remove_classes(self, names: Iterable[str] = ()) -> None:
+        """Remove the images of forgotten classes for good.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Classes that were forgotten just now, under their last names. Images of
+            classes that the history says were forgotten are removed too.
+        """
+        gone = frozenset(names)
+        try:
+            with os.scandir(self.folder) as entries:
+                paths = [Path(entry.path) for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for path in paths:
+            if not _ID.fullmatch(path.name) or path.is_symlink():
+                continue
+            with suppress(OSError, ValidationError):
+                with open(path, "rb") as file:
+                    line = file.readline(_LONGEST_LINE)
+                image = KeptImage.model_validate_json(line)
+                label, forgotten = self._present_label(image)
+                if forgotten or label in gone:
+                    path.unlink()
 
 
 KeptDep = Annotated[KeptImages, Depends(KeptImages)]
@@ -170,6 +222,8 @@ KeptDep = Annotated[KeptImages, Depends(KeptImages)]
 @router.get("")
 def list_kept(kept: KeptDep) -> KeptRecord:
     """Return whether test images and the review queue are kept on the server, and what is kept."""
+    if kept.on and not kept.service.config.read_only:
+        kept.remove_classes()  # of classes that a command has forgotten
     return kept.record()
 
 
@@ -204,7 +258,10 @@ async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
         ],
         fields=form,
     )
-    labels = sent.labels().tolist() if form.set == "test" else [None] * len(sent)
+    if form.set == "test":
+        labels = sent.labels().tolist()
+    else:
+        labels = [None] * len(sent)
     files = [await kept.service.without_metadata(*image) for image in sent.images or ()]
     when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     images = [
@@ -226,17 +283,18 @@ async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
 
 @router.get("/evaluation", response_model=KeptEvaluation)
 async def evaluate_kept(
-    kept: KeptDep, false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05
+    kept: KeptDep,
+    request: Request,
+    false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05,
 ) -> Response:
     """Compare answers about the kept test images with their classes: the same figures for everybody."""
     kept.require_on()
-    ids = [
-        image.id
-        for image in (await asyncio.to_thread(kept.record)).images
-        if image.set == "test"
-    ]
-    if not ids:
+    record = await asyncio.to_thread(kept.record)
+    images = [image for image in record.images if image.set == "test"]
+    if not images:
         raise InputError("no test images of this model are kept on the server yet")
+    request.state.hold_memory(sum(image.bytes for image in images))
+    ids = [image.id for image in images]
     tests = await asyncio.to_thread(lambda: [kept.find(UUID(known)) for known in ids])
     samples = SentSamples(images=[(image.name, data) for image, data in tests])
     labels = [image.label or "" for image, _ in tests]
@@ -247,9 +305,11 @@ async def evaluate_kept(
 
 @router.get("/{k:uuid}", response_class=Response, responses={200: {"content": BINARY}})
 def read_kept(kept: KeptDep, k: UUID) -> Response:
-    """Return an image: as it was sent, or without its metadata as a JPEG."""
+    """Return an image: the pixels that were sent, without metadata, as WebP or PNG."""
     return Response(
-        kept.find(k)[1], media_type=FILE, headers={"Content-Disposition": "attachment"}
+        kept.find(k)[1],
+        media_type=FILE,
+        headers={"Content-Disposition": "attachment", "Cache-Control": "no-store"},
     )
 
 

@@ -1,7 +1,8 @@
 """Jobs: a zip of thousands of images becomes one change. A job that is cancelled leaves the model as it was.
 
-Images that cannot be read are named, counted and left out. Jobs end with the service: a caller that sends a zip again
-with the same idempotency key has it learned once, whether or not the first try was written before the end.
+Images that cannot be read are named, counted and left out. Jobs end with the service: a
+caller that sends a zip again with the same idempotency key has it learned once, whether
+or not the first try was written before the end.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def open_zip(path: Path, limits: Limits) -> tuple[DataArchive, LabelledImages]:
     Raises
     ------
     Problem
-        413 if there is too much in it; 422 if it is no zip, is meant to do harm, or holds no image.
+        413 if there is too much in it; 422 if it is no zip, is meant to do harm, or
+        holds no image.
     """
     try:
         archive = DataArchive(Tree(path.parent), path.name, limits.zip_entries)
@@ -201,7 +203,8 @@ class Jobs:
             problem = problem_of(error, self.service.store.without_paths)
             bug = error if problem.status_code == 500 else None
             log("job failed", job=job.id, error=bug, problem=problem.detail)
-            job.error, job.state = problem.detail, "failed"
+            job.error = problem.detail
+            job.state = "failed"
         finally:
             del self._tasks[job.id]
 
@@ -250,23 +253,30 @@ class Jobs:
     async def _prepare(
         self, backbone: Backbone, archive: DataArchive, name: str
     ) -> Prepared | SkippedImage:
-        """Return an image as the backbone takes it, or why it is left out."""
+        """Return an image as the backbone takes it, or why it is left out.
+
+        The memory of the unpacked file counts towards the budget of the service.
+        """
         shown = printable(name)[:200]
+        size = archive.sizes[name]
+        largest = self.service.limits.body_bytes
+        if size > largest:
+            reason = f"{shown} must have at most {largest:,} bytes, got {size:,}"
+            return SkippedImage(name=shown, reason=reason[:300])
         try:
-            (sample,) = await self.service.prepared(
-                backbone, [(shown, await asyncio.to_thread(archive.read, name))]
-            )
+            async with self.service.memory.hold(size):
+                data = await self.service.unpacked(archive, name)
+                (sample,) = await self.service.prepared(backbone, [(shown, data)])
             return sample
         except (ImageError, FileFormatError) as error:
-            reason = (
-                str(error)
-                if isinstance(error, ImageError)
-                else f"{shown} is damaged in the zip"
-            )
+            if isinstance(error, ImageError):
+                reason = str(error)
+            else:
+                reason = f"{shown} is damaged in the zip"
             return SkippedImage(name=shown, reason=one_line(reason)[:300])
 
 
-# -- routes -----------------------------------------------------------------------------------------------------
+# -- routes ----------------------------------------------------------------------------
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=PROBLEMS)
 _ZIP_CONTENT = {"application/zip": {"schema": {"type": "string", "format": "binary"}}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from http.client import HTTPException
 from typing import Annotated, Any, NamedTuple
@@ -12,7 +13,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,10 +31,11 @@ _KEYS = {
 }
 _SOURCES = {"images": ("Image",), "texts": ("Text", "HyperText", "Paragraphs")}
 _LONGEST_CONFIG = 1_000_000
-_ADDRESS = "!#$%&'()*+,/:;=?@[]~"  # signs of addresses; others, as in names of files, are percent-encoded
+# Signs of addresses; others, as in names of files, are percent-encoded
+_ADDRESS = "!#$%&'()*+,/:;=?@[]~"
 
 
-# -- messages ---------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 
 class _Sent(BaseModel):
@@ -100,7 +102,9 @@ def names_of(config: str | None, kind: str) -> ConfigNames:
     )
     sample = control.get("toName") or source.get("name", "sample")
     field_of_task = source.get("value", "")
-    key = field_of_task.removeprefix("$") if field_of_task.startswith("$") else ""
+    key = ""
+    if field_of_task.startswith("$"):
+        key = field_of_task.removeprefix("$")
     return ConfigNames(control.get("name", "choice"), sample, key)
 
 
@@ -120,7 +124,9 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
 
     Nothing else is ever called, and redirects are not followed.
     """
-    home, most, headers = urlsplit(config.label_studio), config.limits.body_bytes, {}
+    home = urlsplit(config.label_studio)
+    most = config.limits.body_bytes
+    headers = {}
     if not where.startswith("data:"):
         if not home.netloc:
             detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
@@ -138,11 +144,10 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
                 f"images are fetched from {home.netloc} alone, and this one is elsewhere",
                 "NotFetched",
             )
-        headers = (
-            {"Authorization": f"Token {config.label_studio_token}"}
-            if config.label_studio_token
-            else {}
-        )
+        if config.label_studio_token:
+            headers = {"Authorization": f"Token {config.label_studio_token}"}
+        else:
+            headers = {}
     request = urllib.request.Request(where, headers=headers)
     try:
         with urllib.request.build_opener(_NoRedirects).open(
@@ -150,7 +155,10 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
         ) as answer:
             data: bytes = answer.read(most + 1)
     except (OSError, ValueError, HTTPException) as error:
-        code = f" ({error.code})" if isinstance(error, urllib.error.HTTPError) else ""
+        if isinstance(error, urllib.error.HTTPError):
+            code = f" ({error.code})"
+        else:
+            code = ""
         raise Problem(
             422, f"the image of a task cannot be fetched{code}", "NotFetched"
         ) from error
@@ -166,7 +174,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow none: it could lead anywhere."""
 
 
-# -- routes -----------------------------------------------------------------------------------------------------
+# -- routes ----------------------------------------------------------------------------
 
 router = APIRouter(
     prefix="/label-studio/{m}",
@@ -190,7 +198,7 @@ async def setup(model: ModelDep, project: dict[str, Any]) -> dict[str, str]:
 
 @router.post("/predict")
 async def predict(
-    model: ModelDep, asked: LabelStudioTasks, service: ServiceDep
+    model: ModelDep, asked: LabelStudioTasks, service: ServiceDep, request: Request
 ) -> dict[str, Any]:
     """Return a class for each task; none where it is unknown, or the model cannot answer yet."""
     version = str(model.version.revision)
@@ -200,9 +208,8 @@ async def predict(
     if asked.tasks and model.version.state == "ready":
         kind = model.version.kind
         names = names_of(asked.label_config, kind)
-        samples = await _samples(
-            service, model, [sample_of(task, kind, names) for task in asked.tasks]
-        )
+        found = [sample_of(task, kind, names) for task in asked.tasks]
+        samples = await _samples(service, model, found, request.state.hold_memory)
         rows = await service.features(model, samples)
         answers = await service.answers(model, rows, FALSE_ALARM)
         places = await service.study(model, rows, suggested)
@@ -224,8 +231,8 @@ async def predict(
 def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
     """Return a score for each task, by which Label Studio, that asks about the lowest first, follows ``suggest``.
 
-    The first gets the smallest margin, and so on, so that tasks that are sent apart can be compared. Copies of earlier
-    tasks come last.
+    The first gets the smallest margin, and so on, so that tasks that are sent apart can
+    be compared. Copies of earlier tasks come last.
     """
     scores = np.ones(len(rows))
     with suppress(
@@ -236,11 +243,22 @@ def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
     return scores
 
 
-async def _samples(service: Service, model: OpenModel, found: list[str]) -> SentSamples:
-    """Return samples of tasks as the service takes them; images that lie elsewhere are fetched."""
+async def _samples(
+    service: Service,
+    model: OpenModel,
+    found: list[str],
+    hold_memory: Callable[[int], None],
+) -> SentSamples:
+    """Return samples of tasks as the service takes them.
+
+    Images that lie elsewhere are fetched; their memory counts towards the budget of
+    the service.
+    """
     if model.version.kind == "texts":
         return SentSamples(texts=found)
-    files = [
-        await asyncio.to_thread(fetch_image, where, service.config) for where in found
-    ]
+    files: list[bytes] = []
+    for where in found:
+        data = await asyncio.to_thread(fetch_image, where, service.config)
+        hold_memory(len(data))
+        files.append(data)
     return SentSamples(images=[(f"tasks[{i}]", data) for i, data in enumerate(files)])

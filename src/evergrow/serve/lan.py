@@ -1,7 +1,8 @@
 """A phone in one minute: a second address in the local network, with TLS and a token that lives an hour.
 
-The certificate is made at the start and forgotten at the end. A QR code holds the address and the token, in the part of
-an address that browsers do not send. Without ``--lan`` none of this is there.
+The certificate is made at the start and forgotten at the end. A QR code holds the
+address and the token, in the part of an address that browsers do not send. Without
+``--lan`` none of this is there.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ class LanAccess:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.host, self.tokens = host, Tokens()
-        self._port, self._secret, self._expires = port, "", 0.0
+        self.host = host
+        self.tokens = Tokens()
+        self._port = port
+        self._secret = ""
+        self._expires = 0.0
 
     def link(self) -> str:
         """Return the address with a token in it that is good for half its life at least."""
         now = time.time()
         if self._expires - now < LIFE / 2:
-            self._secret, self._expires = secrets.token_urlsafe(24), now + LIFE
+            self._secret = secrets.token_urlsafe(24)
+            self._expires = now + LIFE
             living = {
                 digest: token
                 for digest, token in self.tokens.entries.items()
@@ -61,7 +66,8 @@ class LanAccess:
 
     def record(self) -> LanRecord:
         """Return the address, and its QR code as a picture."""
-        address, picture = self.link(), io.BytesIO()
+        address = self.link()
+        picture = io.BytesIO()
         _code(address).save(picture, kind="svg", scale=6, light="white", xmldecl=False)
         ends = datetime.fromtimestamp(self._expires, timezone.utc).isoformat(
             timespec="seconds"
@@ -76,7 +82,8 @@ class LanAccess:
 
     def printed(self) -> str:
         """Return the QR code for a terminal, and what to do with it."""
-        address, drawn = self.link(), io.StringIO()
+        address = self.link()
+        drawn = io.StringIO()
         _code(address).terminal(drawn, border=2, compact=True)
         return (
             f"{drawn.getvalue()}\nscan it with a phone in the same network, or open {address} there\n"
@@ -112,7 +119,8 @@ def tls_context(host: str) -> ssl.SSLContext:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(timezone.utc)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "evergrow")])
     certificate = (
         x509.CertificateBuilder(

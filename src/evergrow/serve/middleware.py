@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evergrow.serve.budget import MemoryBudget
 from evergrow.serve.config import Limits, is_loopback
 from evergrow.serve.monitoring import log
 from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
 from evergrow.serve.service import Service
+from evergrow.serve.turns import CALLER
 
 _GUARDED = (
     "/api/",
@@ -28,6 +32,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
 _READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview")
 _CALLERS = 10_000  # that the rate limit remembers
+_STRANGE = ("BadToken", "CrossOrigin", "LongHead", "WrongHost")
+"""Refusals that count for the limit of an address: none of a caller with a token."""
 _SLOWEST = 1024  # bytes of a body in a second
 HEAD_BYTES = 16_384  # of the request line and the headers together
 _LOGGED = 300  # characters of a path in the log
@@ -76,7 +82,10 @@ class RateLimit:
         >>> [limit.allows("anna", now) for now in (0.0, 0.0, 0.1, 0.6)]
         [True, True, False, True]
         """
-        at = time.monotonic() if now is None else now
+        if now is None:
+            at = time.monotonic()
+        else:
+            at = now
         left, since = self._buckets.pop(caller, (self._rate, at))
         left = min(self._rate, left + (at - since) * self._rate)
         allowed = left >= 1
@@ -98,7 +107,33 @@ def host_name(host: str) -> str:
     found = re.fullmatch(
         r"(\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", host.casefold(), re.ASCII
     )
-    return found[1].strip("[]") if found else ""
+    if found:
+        return found[1].strip("[]")
+    return ""
+
+
+def address_group(client: str) -> str:
+    """Return the addresses that count as one caller: an IPv4 address or an IPv6 /64.
+
+    Whoever has one IPv6 address usually has 2**64 of them.
+
+    Examples
+    --------
+    >>> from evergrow.serve.middleware import address_group
+    >>> address_group("192.0.2.7"), address_group("2001:db8::1:2:3:4")
+    ('192.0.2.7', '2001:db8::/64')
+    >>> address_group("::ffff:192.0.2.7"), address_group("fe80::1%eth0")
+    ('192.0.2.7', 'fe80::/64')
+    """
+    try:
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return client
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _is_for_phones(method: str, path: str) -> bool:
@@ -127,15 +162,17 @@ class _Exchange:
             Headers(scope=scope),
             uuid.uuid4().hex[:16],
         )
-        self._receive, self._send, self._limits, self._count = (
-            receive,
-            send,
-            limits,
-            count,
-        )
-        self.started, self.status, self.size = time.perf_counter(), 0, 0
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._count = count
+        self.started = time.perf_counter()
+        self.status = 0
+        self.size = 0
         self.client = str((scope.get("client") or ("",))[0])
-        self.refused, self._complete = True, False
+        self.refused = True
+        self._complete = False
+        self.held = 0  # bytes of the memory budget
         path = scope["path"]
         if path.endswith(("/jobs", "/api/v1/models/upload")):
             self._largest = limits.upload_bytes
@@ -145,6 +182,11 @@ class _Exchange:
             self._largest = limits.body_bytes
         else:
             self._largest = limits.json_bytes
+
+    def hold_memory(self, budget: MemoryBudget, n: int) -> None:
+        """Take bytes of the memory budget until the end of the request."""
+        budget.take(n)
+        self.held += n
 
     def check_size(self, size: int) -> None:
         """Raise the problem 413 if the body is larger than it may be."""
@@ -214,14 +256,13 @@ class ServiceMiddleware:
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service, self._config, self._metrics = (
-            app,
-            service,
-            service.config,
-            service.metrics,
-        )
+        self._app = app
+        self._service = service
+        self._config = service.config
+        self._metrics = service.metrics
         config = service.config
         self._rate = RateLimit(config.limits.requests_per_second)
+        self._refusals = RateLimit(config.limits.refusals_per_second)
         self._hosts = {name.casefold() for name in config.allowed_hosts}
         self._hosts |= {config.host.strip("[]").casefold()} - {"0.0.0.0", "::"}
         self._received = 0  # bytes of all bodies that are being received or answered
@@ -231,13 +272,14 @@ class ServiceMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange, failure = (
-            _Exchange(scope, receive, send, self._config.limits, self._count),
-            None,
-        )
-        scope.setdefault("state", {})["request_id"] = exchange.id
+        exchange = _Exchange(scope, receive, send, self._config.limits, self._count)
+        failure = None
+        memory = self._service.memory
+        state = scope.setdefault("state", {})
+        state["request_id"] = exchange.id
+        state["hold_memory"] = partial(exchange.hold_memory, memory)
         try:
-            self._check(exchange)
+            self._admit(exchange)
             exchange.refused = False
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
@@ -252,6 +294,7 @@ class ServiceMiddleware:
             await response(scope, receive, exchange.send)
         finally:
             self._received -= exchange.size
+            memory.release(exchange.held)
             self._record(exchange, failure)
 
     def _count(self, n: int) -> None:
@@ -265,10 +308,34 @@ class ServiceMiddleware:
             )
         self._received += n
 
+    def _admit(self, exchange: _Exchange) -> None:
+        """Raise a problem unless the request may pass.
+
+        An address that was refused too often gets 429 instead of the reason. Requests
+        that may pass are never affected, so nobody is locked out by a stranger who
+        shares the address.
+        """
+        try:
+            self._check(exchange)
+        except Problem as problem:
+            if problem.kind not in _STRANGE:
+                raise
+            if self._refusals.allows(address_group(exchange.client)):
+                raise
+            raise Problem(
+                429,
+                "too many requests from this address were refused: slow down",
+                "TooOften",
+                retry_after=1,
+            ) from problem
+
     def _check(self, exchange: _Exchange) -> None:
         """Raise a problem unless the request may pass."""
-        scope, headers, lan = exchange.scope, exchange.headers, self._service.lan
-        path, method = scope["path"], scope["method"]
+        scope = exchange.scope
+        headers = exchange.headers
+        lan = self._service.lan
+        path = scope["path"]
+        method = scope["method"]
         head = (
             method,
             scope.get("raw_path") or path,
@@ -283,15 +350,19 @@ class ServiceMiddleware:
                 f"the request line and the headers may have at most {HEAD_BYTES:,} bytes",
                 "LongHead",
             )
-        # A page elsewhere can let its own name lead to this machine (DNS rebinding), so foreign names are refused.
+        # A page elsewhere can let its own name lead to this machine (DNS rebinding), so
+        # foreign names are refused.
         hosts = headers.getlist("host")
-        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        name = ""
+        if len(hosts) == 1:
+            name = host_name(hosts[0])
         if not name or not (
             is_loopback(name) or name in self._hosts or (lan and name == lan.host)
         ):
             detail = f"the service does not answer to the host {name[:80]!r}: allow it with --allow-host"
             raise Problem(421, detail, "WrongHost")
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        origin = headers.get("origin")
+        site = headers.get("sec-fetch-site", "none")
         guarded = path.startswith(_GUARDED)
         followed_link = (
             method == "GET"
@@ -319,11 +390,9 @@ class ServiceMiddleware:
                 lan.tokens.holder(given) if lan else None
             )
             if holder is None:
-                again = (
-                    "scan the code on the computer again"
-                    if from_lan
-                    else "send 'Authorization: Bearer TOKEN'"
-                )
+                again = "send 'Authorization: Bearer TOKEN'"
+                if from_lan:
+                    again = "scan the code on the computer again"
                 raise Problem(
                     401,
                     f"{again}: a token of this service is needed, and those of codes expire",
@@ -343,6 +412,9 @@ class ServiceMiddleware:
                 detail = "this token has the role read; changes need a token with the role teach"
                 raise Problem(403, detail, "ReadToken")
             scope["state"]["token"] = caller = holder.name
+            if holder.role == "page":  # each phone by itself
+                caller = f"{holder.name} {exchange.client}"
+        CALLER.set(caller)
         if not self._rate.allows(caller):
             raise Problem(
                 429,
@@ -369,12 +441,17 @@ class ServiceMiddleware:
 
     def _record(self, exchange: _Exchange, failure: Exception | None) -> None:
         """Count and log a request; the labels of metrics come from fixed sets, not from callers."""
-        scope, seconds = exchange.scope, time.perf_counter() - exchange.started
+        scope = exchange.scope
+        seconds = time.perf_counter() - exchange.started
         route = getattr(scope.get("route"), "path", "") or "other"
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = "other"
+        if scope["method"] in _METHODS:
+            method = scope["method"]
         self._metrics.requests.labels(method, route, str(exchange.status)).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
-        problem = None if failure is None else problem_of(failure)
+        problem = None
+        if failure is not None:
+            problem = problem_of(failure)
         bug = problem is not None and problem.status_code == 500
         log(
             "request",

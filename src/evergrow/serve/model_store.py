@@ -1,6 +1,7 @@
 """The models of a folder. Many read a model, one at a time changes it, and its file is the truth.
 
-A version of a model never changes, so that those who ask never wait for those who teach.
+A version of a model never changes, so that those who ask never wait for those who
+teach.
 """
 
 from __future__ import annotations
@@ -40,11 +41,10 @@ from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import Metrics, thread_warnings
 from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem
 
-_PAUSE, _TRIES = (
-    0.05,
-    40,
-)  # seconds between two tries at a file that another process is changing
-_FEW_SAMPLES = 512  # of small matrices, in the model and new, one thread makes a change faster than many
+_PAUSE = 0.05  # seconds between two tries at a file that another process is changing
+_TRIES = 40
+# Of small matrices, in the model and new, one thread makes a change faster than many
+_FEW_SAMPLES = 512
 _DELETED = ".deleted."
 
 Edit = Callable[[Learner], object]
@@ -92,7 +92,8 @@ class Version:
     digest : str
         Checksum of the model file.
     etag : str
-        The entity tag: the revision and the start of the file's checksum, so that it never recurs.
+        The entity tag: the revision and the start of the file's checksum, so that it
+        never recurs.
     kind : {"images", "texts", "features"}
         What samples are, in the words of the API.
     n_features : int or None
@@ -100,24 +101,31 @@ class Version:
     """
 
     def __init__(self, learner: Learner, signature: Signature | None) -> None:
-        self.learner, self.signature = learner, signature
+        self.learner = learner
+        self.signature = signature
         self.counts = learner.samples_by_name_
         self.n_samples = sum(self.counts.values())
         self.classes = [
             schemas.ClassCount(name=name, samples=n)
             for name, n in sorted(self.counts.items())
         ]
-        self.state: schemas.ModelState = "ready" if self.counts else "starting"
+        self.state: schemas.ModelState = "starting"
+        if self.counts:
+            self.state = "ready"
         self.revision = learner.revision_
         self.digest = learner.origin_[1] if learner.origin_ else ""
         self.etag = f'"{self.revision}-{self.digest[:12]}"'
         self.kind = schemas.SAMPLE_KINDS[learner.kind_]
-        width = None if learner.spec_ is None else learner.spec_.n_features
-        self.n_features: int | None = learner.n_features_in_ if self.counts else width
-        self._computing, self._has_answered = (
-            threading.Lock(),
-            False,
-        )  # a head computes some things once
+        width = None
+        if learner.spec_ is not None:
+            width = learner.spec_.n_features
+        self.n_features: int | None
+        if self.counts:
+            self.n_features = learner.n_features_in_
+        else:
+            self.n_features = width
+        self._computing = threading.Lock()  # a head computes some things once
+        self._has_answered = False
 
     def facts(self) -> dict[str, Any]:
         """Return what answers of several routes say about the model."""
@@ -156,7 +164,8 @@ class Version:
                 answers = self.learner.ask(np.concatenate(questions))
             if not self._has_answered:
                 self._has_answered = True
-                give_back_memory()  # the first answer takes several times what it leaves
+                # The first answer takes several times what it leaves
+                give_back_memory()
         ends = pairwise(accumulate(map(len, questions), initial=0))
         return [answers.part(slice(*bounds)) for bounds in ends]
 
@@ -201,8 +210,10 @@ class ServedModel:
     def __init__(
         self, path: Path, config: ServeConfig, threads: Executor, metrics: Metrics
     ) -> None:
-        self.path, self._metrics = path, metrics
-        self._limits, self._threads = config.limits, threads
+        self.path = path
+        self._metrics = metrics
+        self._limits = config.limits
+        self._threads = threads
         self._settings: dict[str, Any] = {
             "cache": False,
             "device": None if config.device == "auto" else config.device,
@@ -211,18 +222,21 @@ class ServedModel:
         self._listed: tuple[Signature | None, dict[str, Any]] = (None, {})
         self.asked = 0.0  # when somebody asked for it last
         self.is_deleted = False
-        self._changing, self._is_changing = threading.Lock(), False
+        self._changing = threading.Lock()
+        self._is_changing = False
         self._turn = asyncio.Lock()
         self._waiting = 0
 
-    # -- reading ------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def current(self) -> Version:
         """Return the model as it is now; a file that another process changed is read again.
 
-        While a change is being written, the version before it is returned without waiting.
+        While a change is being written, the version before it is returned without
+        waiting.
         """
-        version, self.asked = self._version, time.monotonic()
+        version = self._version
+        self.asked = time.monotonic()
         if (
             version is not None
             and version.signature is not None
@@ -294,7 +308,7 @@ class ServedModel:
             list(takewhile(lambda entry: kept.find(entry.before) is not None, chain))
         )
 
-    # -- changing -----------------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------
 
     async def edit(
         self, edit: Edit, seen: Version, request: ChangeRequest, n_samples: int = 0
@@ -306,7 +320,8 @@ class ServedModel:
         edit : callable
             Changes a learner that nobody else holds.
         seen : Version
-            The model when the change was asked for; another that has its file by now is left alone.
+            The model when the change was asked for; another that has its file by now is
+            left alone.
         request : ChangeRequest
             Its conditions.
         n_samples : int
@@ -356,7 +371,10 @@ class ServedModel:
                 raise errors.ParameterError(
                     f"revision {to} is not kept; kept are: {listed}"
                 )
-            steps = n if to is None else len(kept) - kept.index(to)
+            if to is None:
+                steps = n
+            else:
+                steps = len(kept) - kept.index(to)
             return modelfile.rollback(
                 self.path, steps, who=request.who, extra=request.extra()
             )
@@ -365,7 +383,8 @@ class ServedModel:
 
     async def redo(self, n: int, request: ChangeRequest) -> schemas.ChangeAnswer:
         """Take the latest rollbacks back."""
-        who, extra = request.who, request.extra()
+        who = request.who
+        extra = request.extra()
         return await self._restore(
             lambda: modelfile.redo(self.path, n, who=who, extra=extra), request
         )
@@ -393,7 +412,8 @@ class ServedModel:
         Parameters
         ----------
         request : ChangeRequest
-            Its conditions. Without ``If-Match`` a model that cannot be read is deleted too.
+            Its conditions. Without ``If-Match`` a model that cannot be read is deleted
+            too.
         name : Path
             The file by the name that was asked for. Of a link only the link is deleted.
         """
@@ -407,7 +427,8 @@ class ServedModel:
                 raise _missing(self.path.stem)
             else:
                 _remove_model(self.path)
-                self._version, self.is_deleted = None, True
+                self._version = None
+                self.is_deleted = True
 
         await self._in_turn(work)
 
@@ -504,7 +525,9 @@ class ModelStore:
     def __init__(
         self, config: ServeConfig, threads: Executor, metrics: Metrics
     ) -> None:
-        self._config, self._threads, self._metrics = config, threads, metrics
+        self._config = config
+        self._threads = threads
+        self._metrics = metrics
         try:
             if not config.read_only:
                 config.folder.mkdir(parents=True, exist_ok=True)
@@ -630,7 +653,7 @@ def _missing(name: str) -> errors.ModelNotFoundError:
     return errors.ModelNotFoundError(f"there is no model {name!r}")
 
 
-# -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between ----
+# -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between
 
 
 def kept_folder(model: Path) -> Path:

@@ -76,7 +76,8 @@ def set_up_logs(level: str = "info") -> None:
     handler.setFormatter(JsonFormatter())
     for name in ("evergrow", "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False
         logger.setLevel(level.upper())
 
 
@@ -148,7 +149,7 @@ class Metrics:
         self, model: str, calibration: Calibration, answers: Answers
     ) -> None:
         """Test the latest answers of a model for drift, every WINDOW samples; nothing of the samples is kept."""
-        if answers.novelty is None or not calibration.parts:
+        if answers.novelty is None or not calibration.n:
             return
         best = answers.values.argmax(axis=1)
         rows = zip(
@@ -176,7 +177,8 @@ class Metrics:
 def collect_warnings() -> Iterator[None]:
     """Let :func:`thread_warnings` collect warnings of the library while the block lasts.
 
-    Which warnings are shown is a setting of the whole process, so it is changed once, for as long as the service runs.
+    Which warnings are shown is a setting of the whole process, so it is changed once,
+    for as long as the service runs.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("always", EvergrowWarning)

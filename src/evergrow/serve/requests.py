@@ -39,11 +39,9 @@ from evergrow.serve.schemas import (
     SampleForm,
 )
 
-JSON, FORM, PROBLEM = (
-    "application/json",
-    "multipart/form-data",
-    "application/problem+json",
-)
+JSON = "application/json"
+FORM = "multipart/form-data"
+PROBLEM = "application/problem+json"
 FILE = "application/octet-stream"
 BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
 """The OpenAPI description of a file."""
@@ -88,7 +86,7 @@ _PIECE = 2**14  # bytes of a form that are parsed at once
 _SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
 _REQUESTS = "requests"  # field of a change: the request that it fulfilled, in a list
 
-# -- problems ---------------------------------------------------------------------------------------------------
+# -- problems --------------------------------------------------------------------------
 
 
 class Problem(HTTPException):
@@ -117,11 +115,15 @@ class Problem(HTTPException):
         retry_after: int | None = None,
         **members: Any,
     ) -> None:
-        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        if retry_after is None:
+            headers = {}
+        else:
+            headers = {"Retry-After": str(retry_after)}
         if status_code == 401:
             headers["WWW-Authenticate"] = 'Bearer realm="evergrow"'
         super().__init__(status_code, detail, headers)
-        self.kind, self.members = kind, members
+        self.kind = kind
+        self.members = members
 
 
 def problem_of(
@@ -157,11 +159,10 @@ def problem_of(
             for entry in error.errors()[:_ERRORS]
         ]
         first = listed[0]
-        detail = (
-            f"{first['field']}: {first['message']}"
-            if first["field"]
-            else first["message"]
-        )
+        if first["field"]:
+            detail = f"{first['field']}: {first['message']}"
+        else:
+            detail = first["message"]
         return Problem(422, detail, "BadField", errors=listed)
     if isinstance(error, HTTPException):
         detail = _NO_ROUTE.get(error.status_code, str(error.detail))
@@ -185,11 +186,10 @@ def problem_of(
 
 def _field(location: tuple[int | str, ...]) -> str:
     """Return a field as people write it: ``rows[0][3]``."""
-    parts = (
-        location[1:]
-        if location and location[0] in ("body", "query", "header", "path")
-        else location
-    )
+    if location and location[0] in ("body", "query", "header", "path"):
+        parts = location[1:]
+    else:
+        parts = location
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts
     ).removeprefix(".")[:200]
@@ -217,7 +217,8 @@ def problem_response(problem: Problem, request_id: str) -> JSONResponse:
 async def handle_error(request: Request, error: Exception) -> JSONResponse:
     """Answer with the problem that an exception stands for; the exception handler of the application."""
     if isinstance(error, HTTPException) and not isinstance(error, Problem):
-        # The files of the page lie under every path, so they answer what no route of the path takes.
+        # The files of the page lie under every path, so they answer what no route of
+        # the path takes.
         routes = [route for route in request.app.routes if isinstance(route, Route)]
         fitting = [
             route for route in routes if route.path_regex.match(request.url.path)
@@ -237,7 +238,7 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
     return problem_response(problem, request.state.request_id)
 
 
-# -- bodies -----------------------------------------------------------------------------------------------------
+# -- bodies ----------------------------------------------------------------------------
 
 
 def media_type(request: Request) -> str:
@@ -266,14 +267,17 @@ class BoundedRequest(Request):
         Parameters
         ----------
         kind : type, optional
-            The pydantic model that it is validated as; by default the plain value is returned.
+            The pydantic model that it is validated as; by default the plain value is
+            returned.
 
         Raises
         ------
         Problem
-            400 if it is no JSON, 413 if it holds too many values, 422 if it does not fit the model.
+            400 if it is no JSON, 413 if it holds too many values, 422 if it does not
+            fit the model.
         """
-        raw, most = await self.body(), self.app.state.service.limits.json_values
+        raw = await self.body()
+        most = self.app.state.service.limits.json_values
 
         def parse() -> Any:
             parts = sum(
@@ -298,9 +302,13 @@ class BoundedRequest(Request):
                     f"a request has at most {_FIELDS} fields, not {len(value):,}",
                     "BadField",
                 )
-            return value if kind is None else validated(kind, value)
+            if kind is None:
+                return value
+            return validated(kind, value)
 
-        return parse() if len(raw) < _SMALL else await asyncio.to_thread(parse)
+        if len(raw) < _SMALL:
+            return parse()
+        return await asyncio.to_thread(parse)
 
 
 class BoundedRoute(APIRoute):
@@ -343,7 +351,7 @@ async def receive_file(request: Request, path: Path, *media_types: str) -> bytes
     return digest.digest()
 
 
-# -- samples ----------------------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -382,7 +390,9 @@ class SentSamples:
 
     def labels(self) -> NDArray[np.str_]:
         """Return the class of every sample, from one for all or one for each."""
-        label, labels, n = self.fields.label, self.fields.labels, len(self)
+        label = self.fields.label
+        labels = self.fields.labels
+        n = len(self)
         if (label is None) == (labels is None):
             both = "both were given" if label else "neither was given"
             raise errors.LabelError(
@@ -428,11 +438,9 @@ class SampleBody:
                 (f"images[{i}]", data)
                 for i, data in enumerate(files[: len(fields.images or ())])
             ] or None
-            rows = (
-                None
-                if fields.rows is None
-                else await asyncio.to_thread(_read_table, files[-1], limits.samples)
-            )
+            rows = None
+            if fields.rows is not None:
+                rows = await _read_rows(request, files[-1], limits.samples)
             content = fields.model_dump_json(exclude={"images", "rows"}).encode()
             return SentSamples(images, None, rows, fields, (content, *files))
         if media_type(request) != JSON:
@@ -490,8 +498,14 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
             await asyncio.sleep(0)
 
 
+_LISTS = ("images", "labels", "unknown")
+
+
 async def read_form(request: Request, kind: type[RequestModel]) -> Any:
-    """Return a form as a pydantic model; ``images`` and ``labels`` may come several times."""
+    """Return a form as a pydantic model.
+
+    The fields ``images``, ``labels`` and ``unknown`` may come several times.
+    """
     if media_type(request) != FORM:
         raise Problem(
             415, f"send {FORM}, not {media_type(request)[:80]!r}", "MediaType"
@@ -508,7 +522,9 @@ async def read_form(request: Request, kind: type[RequestModel]) -> Any:
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        status = 413 if error.message.startswith(("Too many", "Part exceeded")) else 400
+        status = 400
+        if error.message.startswith(("Too many", "Part exceeded")):
+            status = 413
         raise Problem(
             status, f"the form cannot be read: {error.message}", "BadForm"
         ) from error
@@ -523,14 +539,23 @@ async def read_form(request: Request, kind: type[RequestModel]) -> Any:
     # A field that comes twice stays a list, which its type refuses.
     found = ((name, form.getlist(name)) for name in form)
     fields = {
-        name: got if name in ("images", "labels") or len(got) > 1 else got[0]
-        for name, got in found
+        name: got if name in _LISTS or len(got) > 1 else got[0] for name, got in found
     }
     return validated(kind, fields, strict=False)
 
 
+async def _read_rows(request: Request, data: bytes, most: int) -> NDArray[np.float64]:
+    """Return the matrix in a ``.npy`` file in float64, which may take eight times the file.
+
+    Its memory counts towards the budget of the service until the request ends.
+    """
+    table = _read_table(data, most)
+    request.state.hold_memory(8 * table.size)
+    return await asyncio.to_thread(table.astype, np.float64)
+
+
 def _read_table(data: bytes, most: int) -> NDArray[Any]:
-    """Return the matrix of numbers in a ``.npy`` file; nothing larger than the file is ever allocated."""
+    """Return the matrix of numbers in a ``.npy`` file, as a view of the file."""
     try:
         file = io.BytesIO(data)
         if np.lib.format.read_magic(file) != (1, 0):
@@ -546,26 +571,23 @@ def _read_table(data: bytes, most: int) -> NDArray[Any]:
             )
         if shape[1] > WIDEST:
             raise ValueError(f"it has more than {WIDEST:,} columns")
-        return (
-            np.frombuffer(data, dtype, offset=file.tell())
-            .reshape(shape)
-            .astype(np.float64)
-        )
+        return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
     except (ValueError, TypeError, OverflowError) as error:
         raise errors.InputError(
             f"rows must be a .npy file with a matrix of numbers: {error}"
         ) from error
 
 
-# -- changes ----------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ChangeRequest:
     """A change that was asked for, and its conditions.
 
-    The key of a request is written into the model file with the change that fulfils it, so that a repeated request
-    counts once, also after a restart and after a rollback, whose log tells what it undid.
+    The key of a request is written into the model file with the change that fulfils it,
+    so that a repeated request counts once, also after a restart and after a rollback,
+    whose log tells what it undid.
 
     Parameters
     ----------
@@ -610,11 +632,9 @@ class ChangeRequest:
 
     def extra(self) -> dict[str, Any]:
         """Return further fields of the change that fulfils the request."""
-        return (
-            {_REQUESTS: [{"key": self.key, "content": self.content}]}
-            if self.key
-            else {}
-        )
+        if self.key:
+            return {_REQUESTS: [{"key": self.key, "content": self.content}]}
+        return {}
 
     def fulfilled_by(self, change: Change) -> bool:
         """Return whether a change fulfilled the request before.
@@ -624,10 +644,13 @@ class ChangeRequest:
         Problem
             If it fulfilled another one with the same key.
         """
-        entries = change.extra.get(_REQUESTS) if self.key else None
-        listed = (
-            entries if isinstance(entries, list) else []
-        )  # a file may hold anything
+        entries = None
+        if self.key:
+            entries = change.extra.get(_REQUESTS)
+        if isinstance(entries, list):
+            listed = entries
+        else:
+            listed = []
         same = [
             e.get("content")
             for e in listed
@@ -676,11 +699,9 @@ def _change_request(
         ),
     ] = None,
 ) -> ChangeRequest:
-    key = (
-        hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest()
-        if idempotency_key
-        else ""
-    )
+    key = ""
+    if idempotency_key:
+        key = hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest()
     return ChangeRequest(
         request.path_params["m"],
         if_match,

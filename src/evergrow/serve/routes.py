@@ -6,6 +6,7 @@ import asyncio
 import os
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
@@ -54,13 +55,14 @@ _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 _LISTED = 100_000  # classes in the answers about all samples of a request
 _MATRIX = 500  # classes of a model whose confusion is told in full
-QUESTION, EXAM, LESSON = (
-    SampleBody(schemas.Question),
-    SampleBody(schemas.EvaluateRequest),
-    SampleBody(schemas.TeachRequest),
-)
-UNLABELLED, SUGGESTION = SampleBody(schemas.Unlabelled), SampleBody(schemas.Suggestion)
-NEWS, EXAMPLES = SampleBody(schemas.FalseAlarm), SampleBody(schemas.Labels)
+QUESTION = SampleBody(schemas.Question)
+EXAM = SampleBody(schemas.EvaluateRequest)
+LESSON = SampleBody(schemas.TeachRequest)
+UNLABELLED = SampleBody(schemas.Unlabelled)
+SUGGESTION = SampleBody(schemas.Suggestion)
+GROUPING = SampleBody(schemas.Grouping)
+NEWS = SampleBody(schemas.FalseAlarm)
+EXAMPLES = SampleBody(schemas.Labels)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
@@ -71,7 +73,7 @@ changes = APIRouter(
 ROUTERS = (models, questions, changes)
 
 
-# -- models -----------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------
 
 
 @models.get("/models")
@@ -118,9 +120,7 @@ async def upload_model(
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     with partial_folder(service.store.folder, UPLOAD) as folder:
         await receive_file(request, folder / "model", FILE)
-        await asyncio.to_thread(
-            service.store.adopt, name, folder / "model", service.pool.check_offered
-        )
+        await service.adopt(name, folder / "model")
     return await asyncio.to_thread(_described, service, name, response)
 
 
@@ -220,13 +220,12 @@ def _summary(service: Service, name: str) -> schemas.ModelSummary:
 def _model_record(model: OpenModel) -> schemas.ModelRecord:
     """Return everything about a model but its numbers; no path of this machine."""
     version, file, info = model.version, model.file, model.version.learner.info()
-    novelty, backbone = info["novelty"], info["backbone"]
+    novelty = info["novelty"]
+    backbone = info["backbone"]
     try:
-        changes, revisions, redoable = (
-            history(file.path),
-            kept_revisions(file.path),
-            file.redoable(),
-        )
+        changes = history(file.path)
+        revisions = kept_revisions(file.path)
+        redoable = file.redoable()
     except FileFormatError as error:
         if file.path.exists():
             raise
@@ -249,7 +248,7 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
     )
 
 
-# -- questions --------------------------------------------------------------------------------------------------
+# -- questions -------------------------------------------------------------------------
 
 
 @questions.post(
@@ -280,7 +279,8 @@ async def evaluate(
     model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep
 ) -> Response:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
-    labels, false_alarm = body.labels().tolist(), body.fields.false_alarm
+    labels = body.labels().tolist()
+    false_alarm = body.fields.false_alarm
     return await evaluated(
         service, model, body, labels, false_alarm, schemas.EvaluationRecord
     )
@@ -300,7 +300,10 @@ async def evaluated(
     def work(learner: Learner, rows: Any) -> str:
         given = rows, np.asarray(labels, dtype=np.str_)
         result = learner.evaluate(given, false_alarm=false_alarm, keep_samples=True)
-        predicted = [] if result.samples is None else result.samples.predicted.tolist()
+        if result.samples is None:
+            predicted = []
+        else:
+            predicted = result.samples.predicted.tolist()
         pairs = enumerate(zip(labels, predicted, strict=True))
         wrong = [
             {"sample": i, "label": label, "predicted": said}
@@ -336,14 +339,20 @@ async def suggest(
     )
 
 
-@questions.post("/groups", openapi_extra=UNLABELLED.described())
+@questions.post("/groups", openapi_extra=GROUPING.described())
 async def group_unknown(
     model: ModelDep,
-    body: Annotated[SentSamples, Depends(UNLABELLED)],
+    body: Annotated[SentSamples, Depends(GROUPING)],
     service: ServiceDep,
 ) -> schemas.GroupRecord:
     """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class."""
-    found = await service.study(model, body, tools.group_unknown)
+    found = await service.study(
+        model,
+        body,
+        lambda learner, rows: tools.group_unknown(
+            learner, rows, unknown=body.fields.unknown
+        ),
+    )
     return schemas.GroupRecord(groups=[group.tolist() for group in found.rows])
 
 
@@ -393,8 +402,12 @@ async def preview(request: Request, service: ServiceDep) -> Response:
 
 
 def predictions(model: OpenModel, answers: Answers, k: int) -> str:
-    """Return answers with the likeliest classes of each sample first, as JSON."""
-    values, novelty = answers.values, answers.novelty
+    """Return answers as JSON, each with the likeliest classes first.
+
+    An unknown sample has no label, only a nearest class.
+    """
+    values = answers.values
+    novelty = answers.novelty
     found = []
     for row, best in enumerate(answers.ranked(k)):
         top = [
@@ -403,18 +416,26 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
             )
             for i in best
         ]
-        strange = (
-            None
-            if novelty is None or not np.isfinite(novelty[row])
-            else float(novelty[row])
-        )
-        unknown = None if answers.unknown is None else bool(answers.unknown[row])
+        strange = None
+        if not (novelty is None or not np.isfinite(novelty[row])):
+            strange = float(novelty[row])
+        if answers.unknown is None:
+            unknown = None
+        else:
+            unknown = bool(answers.unknown[row])
         found.append(
             schemas.SampleAnswer(
-                label=top[0].name, top=top, novelty=strange, unknown=unknown
+                label=None if unknown else top[0].name,
+                nearest=top[0],
+                top=top,
+                novelty=strange,
+                unknown=unknown,
             )
         )
-    threshold = None if answers.threshold is None else float(answers.threshold[0])
+    if answers.threshold is None:
+        threshold = None
+    else:
+        threshold = float(answers.threshold[0])
     about: dict[str, Any] = {
         "model": model.name,
         "revision": model.version.revision,
@@ -425,7 +446,7 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> str:
     ).model_dump_json(by_alias=True)
 
 
-# -- changes ----------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------
 
 
 class RequestedChange:
@@ -438,12 +459,10 @@ class RequestedChange:
         service: ServiceDep,
         response: Response,
     ) -> None:
-        self.model, self.request, self.service, self.response = (
-            model,
-            request,
-            service,
-            response,
-        )
+        self.model = model
+        self.request = request
+        self.service = service
+        self.response = response
 
     def asking(self, work: str, asked: Any) -> ChangeRequest:
         """Return the conditions of the change, with what is asked for."""
@@ -464,13 +483,20 @@ class RequestedChange:
         self, work: str, body: SentSamples, learn: Callable[[Learner, Any], object]
     ) -> schemas.ChangeAnswer:
         """Learn or unlearn samples, with their labels where they have some."""
-        labels = body.labels() if isinstance(body.fields, schemas.Labels) else None
+        if isinstance(body.fields, schemas.Labels):
+            labels = body.labels()
+        else:
+            labels = None
         request = self.request.with_content(
             work.encode(), *body.content, note=body.fields.note
         )
         rows = await self.service.features(self.model, body, alone=True)
-        given = rows if labels is None else (rows, labels)
-        file, seen = self.model.file, self.model.version
+        if labels is None:
+            given = rows
+        else:
+            given = (rows, labels)
+        file = self.model.file
+        seen = self.model.version
         answer = await file.edit(
             lambda learner: learn(learner, given), seen, request, len(rows)
         )
@@ -520,10 +546,29 @@ async def forget_unlabelled(
 async def forget(
     change: ChangeDep, asked: schemas.ForgetRequest
 ) -> schemas.ChangeAnswer:
-    """Forget whole classes; no sample is needed."""
-    return await change.edit(
+    """Forget whole classes; no sample is needed.
+
+    Test images of these classes that are kept on the server are removed for good: a
+    rollback brings the classes back, but not their images.
+    """
+    answer = await change.edit(
         "forget", asked, lambda learner: learner.forget_classes(asked.names)
     )
+    if change.model.version.kind == "images":
+        await asyncio.to_thread(_remove_kept_classes, change, asked, answer)
+    return answer
+
+
+def _remove_kept_classes(
+    change: RequestedChange, asked: schemas.ForgetRequest, answer: schemas.ChangeAnswer
+) -> None:
+    """Remove the kept images of classes that a request has made a model forget."""
+    from evergrow.serve.image_store import KeptImages  # which imports this module
+
+    with suppress(ModelNotFoundError):  # deleted meanwhile, with its images
+        kept = KeptImages(OpenModel(change.model.name, change.service), change.service)
+        if kept.on:
+            kept.remove_classes(() if answer.replayed else asked.names)
 
 
 @changes.post("/rename")
@@ -553,7 +598,8 @@ async def roll_back(
     change: ChangeDep, asked: schemas.RollbackRequest
 ) -> schemas.ChangeAnswer:
     """Undo the latest changes, or go back to a revision: the file is again what it was, byte for byte."""
-    file, request = change.model.file, change.asking("rollback", asked)
+    file = change.model.file
+    request = change.asking("rollback", asked)
     return change.done(await file.roll_back(asked.n, asked.to, request))
 
 

@@ -151,7 +151,7 @@ Rows = Annotated[
 ]
 
 
-# -- requests ---------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------
 
 
 class RequestModel(BaseModel):
@@ -238,6 +238,24 @@ class Unlabelled(NoteRequest):
     """What to note of samples that are learned without labels."""
 
 
+class Grouping(NoteRequest):
+    """Which samples to group."""
+
+    unknown: (
+        Annotated[
+            list[Annotated[Whole, Field(ge=0)]],
+            Field(
+                min_length=1,
+                max_length=1024,
+                description="Indices of the samples to group; "
+                "by default all that look unknown.",
+                fail_fast=True,
+            ),
+        ]
+        | SkipJsonSchema[None]
+    ) = None
+
+
 class Suggestion(RequestModel):
     """How many samples to suggest for labelling."""
 
@@ -308,7 +326,7 @@ class RollbackRequest(RedoRequest):
     to: Annotated[Whole, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
 
 
-# -- answers ----------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------
 
 
 class ClassCount(BaseModel):
@@ -332,6 +350,11 @@ class ChangeRecord(BaseModel):
     )
     note: str
     revision: int
+    influenced_scores: int = Field(
+        0,
+        description="For unlearn and relabel: calibration scores of other samples that "
+        "were measured while the removed ones were learned, at most. 0: nothing is left.",
+    )
 
 
 class ModelSummary(BaseModel):
@@ -413,7 +436,12 @@ class LikelyClass(BaseModel):
 class SampleAnswer(BaseModel):
     """The answer about one sample."""
 
-    label: str
+    label: str | None = Field(
+        description="The likeliest class; null if the sample is unknown."
+    )
+    nearest: LikelyClass = Field(
+        description="The likeliest class, also if the sample is unknown."
+    )
     top: list[LikelyClass]
     novelty: float | None
     unknown: bool | None = Field(description="Null where that was never calibrated.")

@@ -205,7 +205,8 @@ def measured_change(
     learner : Learner
         To be changed in the block, by one change.
     data : path-like, Dataset, FeatureSet or (items, labels), optional
-        Labelled data, of sources with two parts the test part. Without them nothing is tested.
+        Labelled data, of sources with two parts the test part. Without them nothing is
+        tested.
     options : DataOptions, optional
         Columns of a table and depth of class folders in the data.
 

@@ -159,7 +159,7 @@ def find_drift(
     """
     from scipy.stats import norm
 
-    held_out = np.sort(np.concatenate([part.points for part in calibration.parts]))
+    held_out = calibration.scores
     ranks = np.searchsorted(held_out, novelty, side="left")
     scores = norm.ppf((ranks + 0.5) / (len(held_out) + 1.0))
     names, codes, counts = np.unique(predicted, return_inverse=True, return_counts=True)

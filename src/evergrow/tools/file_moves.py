@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import errno
-import filecmp
 import os
 import shutil
 import stat
 import unicodedata
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Literal
 
 from evergrow.core.errors import InputError
+from evergrow.core.files import partial_folder, remove_leftovers
 
 How = Literal["move", "copy", "link"]
 """Ways to put a file elsewhere; a link is a symbolic one."""
@@ -29,11 +30,19 @@ _DEVICES = {
     "nul",
     *(f"{name}{number}" for name in ("com", "lpt") for number in range(10)),
 }
-_LONGEST_NAME = 80  # characters, of four bytes at most where a file system counts 255 bytes, with room for a number
+# Characters, of four bytes at most where a file system counts 255 bytes, with room for
+# a number
+_LONGEST_NAME = 80
+_NAME_BYTES = 255  # of a name of a file
+_PARTIAL = "evergrow-sort"
+SCRATCH_PATTERN = rf"\.{_PARTIAL}\..*\.part"
+"""Names of scratch folders."""
+
+_COMPARED = 2**20  # bytes of two files compared at a time
 
 
 def odd_file(path: Path) -> str:
-    """Return why a file can never be looked at; nothing where it can."""
+    """Return why a file is not sorted; empty for an ordinary file."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         return "it is a link: links are not followed"
@@ -41,21 +50,7 @@ def odd_file(path: Path) -> str:
         return "it is no ordinary file"
     if status.st_size > LARGEST:
         return f"it has {status.st_size:,} bytes, more than {LARGEST:,}"
-    return odd_name(path.name)
-
-
-def odd_name(name: str) -> str:
-    r"""Return why a name of a file or class is refused; nothing where it is an ordinary one.
-
-    Examples
-    --------
-    >>> from evergrow.tools.file_moves import odd_name
-    >>> odd_name("cat.jpg"), odd_name("cat\x1b[2J")
-    ('', 'its name has characters that cannot be shown')
-    """
-    if not name.isprintable():
-        return "its name has characters that cannot be shown"
-    return "" if name.strip() == name else "its name begins or ends with a blank"
+    return ""
 
 
 def folder_name(name: str) -> str:
@@ -75,7 +70,9 @@ def folder_name(name: str) -> str:
     plain = plain.strip().rstrip(". ")[:_LONGEST_NAME].rstrip(". ")
     if plain[:1] in _FIRST:  # also where there is no letter at all
         plain = f"_{plain[1:]}"
-    return f"_{plain}" if plain.split(".")[0].strip().lower() in _DEVICES else plain
+    if plain.split(".")[0].strip().lower() in _DEVICES:
+        return f"_{plain}"
+    return plain
 
 
 def folder_names(names: Collection[str], taken: Collection[str] = ()) -> dict[str, str]:
@@ -94,7 +91,8 @@ def folder_names(names: Collection[str], taken: Collection[str] = ()) -> dict[st
     >>> folder_names(["ant", "Ant", "a/b", "a_b"], taken=["unknown"])
     {'Ant': 'Ant', 'a_b': 'a_b', 'ant': 'ant-2', 'a/b': 'a_b-2'}
     """
-    used, found = {same_name(name) for name in taken}, {}
+    used = {same_name(name) for name in taken}
+    found = {}
     for name in sorted(names, key=lambda name: (folder_name(name) != name, name)):
         found[name] = free_name(
             folder_name(name), lambda other: same_name(other) in used
@@ -109,11 +107,19 @@ def same_name(name: str) -> str:
 
 
 def free_name(name: str, taken: Callable[[str], bool]) -> str:
-    """Return a name that is not taken: this one, or with a number before its ending."""
-    (stem, suffix), number, found = os.path.splitext(name), 1, name
+    """Return a name that is not taken: this one, or with a number before its ending.
+
+    A name that gets too long by the number loses characters before it.
+    """
+    stem, suffix = os.path.splitext(name)
+    number = 1
+    found = name
     while taken(found):
         number += 1
-        found = f"{stem}-{number}{suffix}"
+        ending = f"-{number}{suffix}"
+        while len(os.fsencode(stem + ending)) > _NAME_BYTES:
+            stem = stem[:-1]
+        found = stem + ending
     return found
 
 
@@ -137,41 +143,66 @@ def own_folder(root: Path, *parts: str, make: bool = True) -> Path:
     return place
 
 
-def put_file(source: Path, target: Path, how: How, scratch: Path) -> None:
-    """Move, copy or link a file to a path that is free; whoever is killed meanwhile can do it again.
+def put_file(source: Path, target: Path, how: How, scratch: Path | None = None) -> None:
+    """Move, copy or link a file to a free path.
+
+    The call can be repeated after a kill at any moment. A target that holds a copy of
+    the file, or the file itself under a second name, counts as reached.
 
     Parameters
     ----------
     source, target : Path
-        Where it lies, and where it goes. A target that holds this very file, or its bytes, is taken as reached.
+        Where the file is, and where it goes. They may be on different file systems.
     how : {"move", "copy", "link"}
         What to do.
-    scratch : Path
-        A folder on the disk of the target that this process alone writes to.
+    scratch : Path, optional
+        A folder of this process for half-written copies, from :func:`scratch_folder`.
+        Without one on the file system of the target, each copy makes its own.
 
     Raises
     ------
     FileExistsError
-        If there is something else at the target.
+        If something else is at the target, or the target is the source itself.
     FileNotFoundError
-        If the file is not there.
+        If the source is missing.
     OSError
-        If the disk is full, or a folder may not be written to; the file is where it was.
+        If the disk is full or a folder is not writable. The source stays.
     """
     os.lstat(source)
     reached = holds(source, target, how)
-    if how == "link" and not reached:
-        os.symlink(source, target)
-    elif not reached and (how == "copy" or not _linked(source, target)):
+    if how == "link":
+        if not reached:
+            os.symlink(source, target)
+        return
+    linked = how == "move" and not reached and _linked(source, target)
+    if not (reached or linked):
         _copy(source, target, scratch)
     if how == "move":
-        try:
-            os.unlink(source)
-        except FileNotFoundError:
-            pass
-        except OSError:  # a folder that may only be read: the file stays there alone
-            os.unlink(target)
-            raise
+        if not linked:  # two file systems: only a flush brings their changes in order
+            _flush_folder(target.parent)
+        _remove_source(source, target)
+
+
+def _remove_source(source: Path, target: Path) -> None:
+    """Remove the first of two directory entries; the second, if that is denied."""
+    try:
+        os.unlink(source)
+    except FileNotFoundError:
+        pass
+    except OSError:  # the folder of the source is read-only
+        os.unlink(target)
+        raise
+
+
+def _flush_folder(folder: Path) -> None:
+    """Write the entries of a folder to disk, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _linked(source: Path, target: Path) -> bool:
@@ -185,32 +216,80 @@ def _linked(source: Path, target: Path) -> bool:
     return True
 
 
-def _copy(source: Path, target: Path, scratch: Path) -> None:
-    """Write a copy that appears whole, with the times and the mode of the original."""
-    temporary = scratch / "copy"
-    temporary.unlink(missing_ok=True)
-    shutil.copy2(source, temporary, follow_symlinks=False)
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    if not _linked(temporary, target):
-        if os.path.lexists(target):
-            raise FileExistsError(
-                errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
-            )
-        os.rename(temporary, target)
-    temporary.unlink(missing_ok=True)
+def _copy(source: Path, target: Path, scratch: Path | None) -> None:
+    """Write a copy that appears whole, with the times and the mode of the original.
+
+    It is written on the file system of the target, since a rename cannot cross two.
+    """
+    if os.path.lexists(target):
+        raise FileExistsError(
+            errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
+        )
+    with ExitStack() as stack:
+        device = os.stat(target.parent).st_dev
+        if scratch is None or os.stat(scratch).st_dev != device:
+            scratch = stack.enter_context(scratch_folder(target.parent))
+        temporary = scratch / "copy"
+        temporary.unlink(missing_ok=True)
+        shutil.copy2(source, temporary, follow_symlinks=False)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        if not _linked(temporary, target):
+            if os.path.lexists(target):
+                raise FileExistsError(
+                    errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)
+                )
+            os.rename(temporary, target)
+        temporary.unlink(missing_ok=True)
+
+
+def scratch_folder(parent: Path) -> AbstractContextManager[Path]:
+    """Return a context with a hidden folder for copies, removed at its end."""
+    return partial_folder(parent, _PARTIAL)
+
+
+def remove_partial_copies(folder: Path) -> None:
+    """Remove the scratch folders of killed processes."""
+    remove_leftovers(folder, f".{_PARTIAL}.*")
 
 
 def holds(source: Path, target: Path, how: How) -> bool:
-    """Return whether a link leads to the source, or both are there and the same file or of the same bytes."""
+    """Return whether the target has what :func:`put_file` puts there.
+
+    That is a link to the source; or, for a move or a copy, a second directory entry
+    with the content of the source. Either of two entries can be removed without loss.
+    """
     if how == "link":
         return target.is_symlink() and os.readlink(target) == os.fspath(source)
-    if (
-        not (source.is_file() and target.is_file())
-        or source.is_symlink()
-        or target.is_symlink()
-    ):
+    for path in (source, target):
+        if path.is_symlink() or not path.is_file():
+            return False
+    return not same_entry(source, target) and _same_content(source, target)
+
+
+def same_entry(first: Path, second: Path) -> bool:
+    """Return whether two paths of existing files lead to one directory entry.
+
+    Two hard links are two entries. One file reached through a linked or mounted folder,
+    or by a name that differs only in case where case does not count, is one entry.
+    """
+    one_folder = os.path.realpath(first.parent) == os.path.realpath(
+        second.parent
+    ) or os.path.samefile(first.parent, second.parent)
+    if not one_folder or first.name == second.name:
+        return one_folder
+    names = os.listdir(first.parent)
+    return first.name not in names or second.name not in names
+
+
+def _same_content(first: Path, second: Path) -> bool:
+    """Compare two files byte by byte; ``filecmp`` would trust sizes and times."""
+    if first.stat().st_size != second.stat().st_size:
         return False
-    return os.path.samefile(source, target) or filecmp.cmp(
-        source, target, shallow=False
-    )
+    with open(first, "rb") as one, open(second, "rb") as other:
+        while True:
+            block = one.read(_COMPARED)
+            if block != other.read(_COMPARED):
+                return False
+            if not block:
+                return True

@@ -7,6 +7,7 @@ whitened features on most images, plain features on most texts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ def group_unknown(
     n_groups: int | None = None,
     known: Any = None,
     false_alarm: float = FALSE_ALARM,
+    unknown: Sequence[int] | NDArray[Any] | None = None,
 ) -> Groups:
     """Group the samples that look novel.
 
@@ -68,11 +70,15 @@ def group_unknown(
     n_groups : int, optional
         Number of groups. By default it is estimated from the data.
     known : object, optional
-        Labelled samples, in any form that `Learner.fit` takes. They choose the metric and
-        the size of groups. By default the samples of `data` that look known are used.
+        Labelled samples, in any form that `Learner.fit` takes. They choose the metric
+        and the size of groups. By default the samples of `data` that look known are
+        used.
     false_alarm : float, default=0.05
-        Fraction of known samples that may be called novel. Larger values put more samples
-        into groups.
+        Fraction of known samples that may be called novel. Larger values put more
+        samples into groups.
+    unknown : array-like of int, optional
+        Row numbers of the samples to group, for example those that a person marked as
+        unknown. By default, samples with a novelty above the threshold.
 
     Returns
     -------
@@ -99,9 +105,13 @@ def group_unknown(
     if n_groups is not None:
         check_number("n_groups", n_groups, low=1, integer=True)
     head: Any = learner.head_
-    features = learner.features(data)
-    threshold = learner.calibration_.threshold(false_alarm)
-    is_novel = head.novelty_score(features.X) > threshold
+    features = learner.encode(data)
+    if unknown is None:
+        threshold = learner.calibration_.threshold(false_alarm)
+        is_novel = head.novelty_score(features.X) > threshold
+    else:
+        n_samples = len(features.rows) + len(features.failures)
+        is_novel = np.isin(features.rows, _check_rows(unknown, n_samples))
     rows = np.flatnonzero(is_novel)
     if len(rows) == 0:
         raise InputError(
@@ -149,6 +159,22 @@ def matched_fraction(labels: NDArray[Any], groups: NDArray[Any]) -> float:
     table = np.zeros((classes.max() + 1, columns.max() + 1))
     np.add.at(table, (classes, columns), 1.0)
     return float(table[linear_sum_assignment(-table)].sum() / len(classes))
+
+
+def _check_rows(
+    unknown: Sequence[int] | NDArray[Any], n_samples: int
+) -> NDArray[np.int64]:
+    """Return row numbers as an array, or raise if one is not the number of a sample."""
+    rows = np.asarray(unknown)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        raise InputError("unknown must be a list of row numbers")
+    outside = rows[(rows < 0) | (rows >= n_samples)]
+    if outside.size:
+        raise InputError(
+            f"unknown holds the row number {outside[0]}, but there are {n_samples:,} "
+            "samples"
+        )
+    return rows.astype(np.int64)
 
 
 def _unit_features(head: Any, X: NDArray[Any], metric: str) -> NDArray[np.float32]:
@@ -240,8 +266,8 @@ def _cluster(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the group of each row and its cosine to the centre of the group.
 
-    Ward's tree gives the first groups. Rows then move to the nearest centre until no row
-    moves, because a tree never separates rows that it merged early.
+    Ward's tree gives the first groups. Rows then move to the nearest centre until no
+    row moves, because a tree never separates rows that it merged early.
     """
     from scipy.cluster.hierarchy import fcluster
 

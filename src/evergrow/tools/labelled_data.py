@@ -35,7 +35,7 @@ def labelled_features(
     vectors = []
     labels = []
     for samples in labelled_chunks(data, y, None, "train", learner.kind_):
-        features = learner.features(samples)
+        features = learner.encode(samples)
         vectors.append(features.X)
         labels.append(samples.required_labels()[features.rows])
     return np.concatenate(vectors), np.concatenate(labels)

@@ -54,7 +54,8 @@ class LearningCurve:
     samples : int
         Median number of samples per class in the data.
     gain : (float, float, float)
-        Predicted gain in accuracy of ten more samples per class, with its 90 % interval.
+        Predicted gain in accuracy of ten more samples per class, with its 90 %
+        interval.
     classes : dict of str to float
         Gain in recall of each class from the last doubling of samples, largest first.
     """
@@ -85,8 +86,8 @@ class LearningCurve:
 def learning_curve(learner: Learner, data: Any, y: Any = None) -> LearningCurve:
     """Measure accuracy against samples per class, and predict the gain of more samples.
 
-    The learner is not changed. Parts of the data are learned through its layer and tested
-    on the rest.
+    The learner is not changed. Parts of the data are learned through its layer and
+    tested on the rest.
 
     Parameters
     ----------
@@ -115,7 +116,9 @@ def learning_curve(learner: Learner, data: Any, y: Any = None) -> LearningCurve:
     [1, 2, 5, 10, 14]
     """
     X, labels = labelled_features(learner, data, y)
-    seed = learner.random_state if isinstance(learner.random_state, int) else 0
+    seed = 0
+    if isinstance(learner.random_state, int):
+        seed = learner.random_state
     return measure_curve(learner.head_, X, labels, seed)
 
 

@@ -1,8 +1,11 @@
 """Sorting a folder of images into a folder for each class, and taking it back.
 
-The table ``OUT/sorted.csv`` is written before the first file is put anywhere, with every file and where it goes, and
-again at the end. After a kill at any moment the table and the folders tell what is left to do. Nothing is overwritten,
-no link is followed, and what cannot be read stays where it is.
+The table ``OUT/sorted.csv`` is written before the first file is put anywhere, with
+every file and where it goes, and again at the end. After a kill at any moment the table
+and the folders tell what is left to do. Nothing is overwritten, no link is followed,
+and what cannot be read stays where it is.
+
+A file is removed only while a second directory entry with the same content exists.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import csv
 import errno
 import os
 import posixpath
-import shutil
+import re
+import stat
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +23,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import (
     DatasetNotFoundError,
     DataWarning,
@@ -27,31 +32,35 @@ from evergrow.core.errors import (
     InputError,
     PathError,
 )
-from evergrow.core.escaping import csv_text
+from evergrow.core.escaping import csv_exact, csv_text, exact_text
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.core.progress import meter
 from evergrow.core.record import from_values
-from evergrow.data.items import Images, is_image
+from evergrow.data.items import IMAGE_SUFFIXES, Images, is_image, plugin_of
 from evergrow.data.storage import Tree
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.tools.file_moves import (
+    SCRATCH_PATTERN,
     How,
     folder_name,
     folder_names,
     free_name,
     holds,
     odd_file,
-    odd_name,
     own_folder,
     put_file,
+    remove_partial_copies,
+    same_entry,
     same_name,
+    scratch_folder,
 )
 
 TABLE = "sorted.csv"
 """Name of the table."""
 
-UNKNOWN, UNSURE = "unknown", "unsure"
+UNKNOWN = "unknown"
+UNSURE = "unsure"
 """Folders of what belongs to no learned class, and of answers that are not likely enough."""
 
 LEAST = 0.8
@@ -60,13 +69,10 @@ LEAST = 0.8
 BLOCK = 16_384
 """Images that are asked about at once, which bounds memory."""
 
-_SCRATCH = ".sorting"
-_ENDING = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EIO,
-}  # what befalls one file befalls the next one too
+_ENDING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+"""Errors that stop the whole sort, since the next file would meet them too."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -78,19 +84,22 @@ class SortedFile:
     file : str
         Where it was, as a whole path.
     answer : str
-        The likeliest class, also where it is not sure; empty for what is unknown or cannot be read.
+        The likeliest class, also where it is not sure; empty for what is unknown or
+        cannot be read.
     probability : float or None
         Of the answer.
     place : str
         Where it went, from the folder of the table; empty where it stays.
     how : {"move", "copy", "link", ""}
         How it got there.
-    state : {"planned", "done", "left"}
-        Whether it is there.
+    state : {"planned", "done", "left", "undoing"}
+        Whether it is there. While an undo runs, what was done is "undoing".
     size : int
         Bytes of the file.
     note : str
         What is unusual about it: that it is unknown, unsure, or cannot be read.
+    folder : str
+        The folder that was sorted, as a whole path. ``file`` lies in it.
     """
 
     file: str
@@ -98,9 +107,10 @@ class SortedFile:
     probability: float | None = None
     place: str = ""
     how: Literal["move", "copy", "link", ""] = ""
-    state: Literal["planned", "done", "left"] = "left"
+    state: Literal["planned", "done", "left", "undoing"] = "left"
     size: int = 0
     note: str = ""
+    folder: str = ""
 
     @property
     def group(self) -> str:
@@ -125,7 +135,8 @@ def plan_sort(
     learner : Learner
         A model of images.
     folder : path-like
-        Images, in subfolders too; links and hidden files are left alone, and so is ``out``, should it lie there.
+        Images, in subfolders too; links and hidden files are left alone, and so is
+        ``out``, should it lie there.
     out : path-like
         Where the folders of classes are, or will be.
     unknown : str
@@ -143,6 +154,7 @@ def plan_sort(
         One row for every image, those that stay with the reason.
     """
     root, target = _checked(learner, folder, out, unknown)
+    _check_no_undo(earlier, target)
     done = {
         (row.file, row.size)
         for row in earlier
@@ -161,11 +173,9 @@ def plan_sort(
         if row.answer and not row.note and row.place
     }
     classes = [str(name) for name in learner.class_names_]
-    fresh = [name for name in classes if csv_text(name) not in known]
+    fresh = [name for name in classes if name not in known]
     folders = folder_names(fresh, [unknown, UNSURE, TABLE, *known.values()])
-    folders |= {
-        name: known[csv_text(name)] for name in classes if csv_text(name) in known
-    }
+    folders |= {name: known[name] for name in classes if name in known}
     used = {
         group: _names_in(target, group, earlier)
         for group in {unknown, UNSURE, *folders.values()}
@@ -177,38 +187,40 @@ def plan_sort(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # the rows say it
             try:
-                found = learner.ask(Images(tuple(block), root=root), false_alarm=alarm)
+                found = learner.ask(
+                    Images(tuple(block), root=root), false_alarm=alarm, on_error="skip"
+                )
             except ImageError as error:  # none can be read
                 left |= dict.fromkeys(block, str(error))
                 continue
         left |= dict(found.failures)
         columns = found.ranked(1)[:, 0]
         for place, row in enumerate(found.rows.tolist()):
-            name, likely = (
-                str(found.classes[columns[place]]),
-                float(found.values[place, columns[place]]),
-            )
-            made = SortedFile(
-                str(root / block[row]), csv_text(name), likely, size=sizes[block[row]]
+            file = block[row]
+            name = str(found.classes[columns[place]])
+            likely = float(found.values[place, columns[place]])
+            sorted_file = SortedFile(
+                str(root / file), name, likely, size=sizes[file], folder=str(root)
             )
             group = folders[name]
             if found.unknown is not None and found.unknown[place]:
-                group, made = (
-                    unknown,
-                    replace(
-                        made,
-                        answer="",
-                        probability=None,
-                        note=f"unknown, most like {name}",
-                    ),
+                group = unknown
+                sorted_file = replace(
+                    sorted_file,
+                    answer="",
+                    probability=None,
+                    note=f"unknown, most like {name}",
                 )
             elif likely < least:
-                group, made = UNSURE, replace(made, note="unsure")
-            rows.append(
-                replace(made, place=f"{group}/{_free_name(block[row], used[group])}")
-            )
+                group = UNSURE
+                sorted_file = replace(sorted_file, note="unsure")
+            if (root / file).parent == target / group:
+                left[file] = "it is in its folder already"
+                continue
+            free = _free_name(file, used[group])
+            rows.append(replace(sorted_file, place=f"{group}/{free}"))
     rows += [
-        SortedFile(str(root / name), size=sizes[name], note=reason)
+        SortedFile(str(root / name), size=sizes[name], note=reason, folder=str(root))
         for name, reason in left.items()
     ]
     return sorted(rows, key=lambda row: row.file)
@@ -218,20 +230,17 @@ def _checked(
     learner: Learner, folder: Any, out: Any, unknown: str
 ) -> tuple[Path, Path]:
     """Return the two folders, all links on the way to them followed, or raise what is wrong with the request."""
-    root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(out))
+    root = Path(os.path.realpath(folder))
+    target = Path(os.path.realpath(out))
     if not root.is_dir():
         raise DatasetNotFoundError(f"No folder {os.fspath(folder)!r} here.")
-    if root == target:
+    if target.exists() and os.path.samefile(root, target):
         raise InputError(
             f"{os.fspath(out)} holds the images themselves; name another folder to sort them into."
         )
     if not target.parent.is_dir() or (target.exists() and not target.is_dir()):
         raise InputError(
             f"{os.fspath(out)} must be a folder, or a new one in a folder that is there."
-        )
-    if not str(root).isprintable():
-        raise InputError(
-            f"The path of {os.fspath(folder)!r} has characters that cannot be shown; rename it first."
         )
     if unknown != folder_name(unknown) or same_name(unknown) in (UNSURE, TABLE):
         raise InputError(
@@ -244,9 +253,19 @@ def _checked(
     return root, target
 
 
+def _check_no_undo(earlier: Iterable[SortedFile], out: Path) -> None:
+    """Refuse to sort between the two halves of an undo: files would be there twice."""
+    if any(row.state == "undoing" for row in earlier):
+        raise InputError(
+            f"An undo of {out / TABLE} was interrupted; undo it again before sorting."
+        )
+
+
 def _images(root: Path, out: Path) -> dict[str, int]:
     """Return the images below a folder and their sizes; hidden ones are left out, and what is in another folder."""
-    below = f"{out.relative_to(root).as_posix()}/" if out.is_relative_to(root) else ""
+    below = ""
+    if out.is_relative_to(root):
+        below = f"{out.relative_to(root).as_posix()}/"
     return {
         name: size
         for name, size in Tree(root).listing().items()
@@ -257,11 +276,9 @@ def _images(root: Path, out: Path) -> dict[str, int]:
 
 
 def _why_not(root: Path, name: str) -> str:
-    """Return why an image is not asked about; nothing where it is."""
+    """Return why an image is not sorted; empty for an ordinary file."""
     try:
-        return next(filter(None, map(odd_name, name.split("/"))), "") or odd_file(
-            root / name
-        )
+        return odd_file(root / name)
     except FileNotFoundError:
         return "it is no longer there"
 
@@ -269,7 +286,10 @@ def _why_not(root: Path, name: str) -> str:
 def _names_in(out: Path, group: str, earlier: Iterable[SortedFile]) -> set[str]:
     """Return the names that are taken in a folder: by what is there, or was to go there."""
     folder = own_folder(out, group, make=False)
-    there = os.listdir(folder) if folder.is_dir() else []
+    if folder.is_dir():
+        there = os.listdir(folder)
+    else:
+        there = []
     return set(
         map(
             same_name,
@@ -303,6 +323,9 @@ def sort_folder(
 ) -> list[SortedFile]:
     """Sort the images of a folder, after completing what an earlier call was interrupted in.
 
+    An interrupted sort of another folder into ``out`` is not completed. Its rows stay
+    in the table until that folder is sorted again, or all is undone.
+
     Parameters
     ----------
     learner, folder, out
@@ -323,6 +346,10 @@ def sort_folder(
     ------
     BusyError
         If another process sorts into the same folder.
+    FileFormatError
+        If the table there is damaged.
+    InputError
+        If an undo was interrupted there, or a folder cannot be used.
     PathError
         If the disk is full; the same call goes on from there.
 
@@ -344,15 +371,22 @@ def sort_folder(
     ...     print(len(rows), Path(place, "out", TABLE).is_file(), undo_sort(Path(place, "out", TABLE)))
     8 True []
     """
-    _, target = _checked(learner, folder, out, settings.get("unknown", UNKNOWN))
+    root, target = _checked(learner, folder, out, settings.get("unknown", UNKNOWN))
     target.mkdir(exist_ok=True)
     with locked(target):
         remove_leftovers(target, f".{TABLE}.*")
         table = target / TABLE
-        earlier = read_table(table) if os.path.lexists(table) else []
-        resumed = [row for row in earlier if row.state == "planned"]
+        if os.path.lexists(table):
+            earlier = read_table(table)
+        else:
+            earlier = []
+        _check_no_undo(earlier, target)
+        resumed, waiting = split_planned(earlier, root)
+        remove_partial_copies(target)
+        _remove_partial_copies(target / row.group for row in resumed)
         completed = _carried_out(resumed, target, progress)
-        before = [row for row in (*earlier, *completed) if row.state == "done"]
+        done = [row for row in (*earlier, *completed) if row.state == "done"]
+        before = [*done, *waiting]
         plan = plan_sort(learner, folder, out, **settings, earlier=before)
         planned = [replace(row, how=how, state="planned") for row in plan if row.place]
         stays = [row for row in plan if not row.place]
@@ -362,16 +396,33 @@ def sort_folder(
     return [*completed, *done, *stays]
 
 
+def split_planned(
+    rows: Iterable[SortedFile], folder: str | os.PathLike[str]
+) -> tuple[list[SortedFile], list[SortedFile]]:
+    """Return the planned rows of files in a folder, and those of files elsewhere."""
+    root = Path(os.path.realpath(folder))
+    inside: list[SortedFile] = []
+    elsewhere: list[SortedFile] = []
+    for row in rows:
+        if row.state == "planned":
+            is_inside = Path(row.file).is_relative_to(root)
+            (inside if is_inside else elsewhere).append(row)
+    return inside, elsewhere
+
+
 def _carried_out(
     planned: Sequence[SortedFile], out: Path, progress: bool
 ) -> list[SortedFile]:
     """Put files where they belong, and return the rows with what came of it."""
     rows: list[SortedFile] = []
+    if not planned:
+        return rows
     try:
-        for row, scratch in _each("sorting", planned, out, progress):
-            reason = _put(row, out, scratch)
-            left = replace(row, place="", how="", state="left", note=reason)
-            rows.append(left if reason else replace(row, state="done"))
+        with scratch_folder(out) as scratch:
+            for row in _with_progress("sorting", planned, progress):
+                reason = _put(row, out, scratch)
+                left = replace(row, place="", how="", state="left", note=reason)
+                rows.append(left if reason else replace(row, state="done"))
     except OSError as error:
         raise PathError(
             f"{error.strerror or error}: {len(rows)} of {len(planned)} files are sorted, the others are where they "
@@ -380,54 +431,64 @@ def _carried_out(
     return rows
 
 
-def _each(
-    what: str, rows: Sequence[SortedFile], out: Path, progress: bool
-) -> Iterator[tuple[SortedFile, Path]]:
-    """Yield rows with a folder for half-written copies, which is gone afterwards, and show a bar."""
-    scratch = own_folder(out, _SCRATCH)
-    try:
-        with meter(what, len(rows), enabled=progress and bool(rows)) as tick:
-            for number, row in enumerate(rows):
-                yield row, scratch
-                tick(number + 1)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _with_progress(
+    what: str, rows: Sequence[SortedFile], progress: bool
+) -> Iterator[SortedFile]:
+    """Yield rows and show a bar."""
+    with meter(what, len(rows), enabled=progress and bool(rows)) as tick:
+        for number, row in enumerate(rows):
+            yield row
+            tick(number + 1)
+
+
+def _remove_partial_copies(folders: Iterable[Path]) -> None:
+    """Remove what a killed process left half-written in folders; follow no link."""
+    for folder in set(folders):
+        if folder.is_dir() and not _behind_link(folder):
+            remove_partial_copies(folder)
+
+
+def _behind_link(folder: Path) -> bool:
+    """Return whether a folder, or one on the way to it, is a link."""
+    return os.path.realpath(folder) != str(folder)
 
 
 def _put(row: SortedFile, out: Path, scratch: Path) -> str:
     """Do what a row says, unless it is done already, and return why it cannot be done."""
-    source, target = (
-        Path(row.file),
-        own_folder(out, row.group) / posixpath.basename(row.place),
-    )
+    source = Path(row.file)
+    target = own_folder(out, row.group) / posixpath.basename(row.place)
     how = cast(How, row.how)
-    if not os.path.lexists(source) and (
-        _is_there(target, row.size) or holds(source, target, how)
-    ):
-        return ""  # done before a kill
-    return _moved(source, target, how, scratch)
-
-
-def _moved(source: Path, target: Path, how: How, scratch: Path) -> str:
-    """Put a file elsewhere, or return why that cannot be done; what befalls the next file too is raised."""
     try:
+        if not os.path.lexists(source):
+            if _is_there(target, row.size) or holds(source, target, how):
+                return ""  # done before a kill
+            return "it is no longer there"
+        if _behind_link(source.parent):
+            return "a link is on the way to it: links are not followed"
+        if reason := odd_file(source):
+            return reason
         put_file(source, target, how, scratch)
-    except FileNotFoundError:
-        return "it is no longer there"
-    except FileExistsError:
-        return f"another file is at {target}"
     except OSError as error:
-        if error.errno in _ENDING:
-            raise
-        return error.strerror or str(error)
+        return _reason(error, target)
     return ""
+
+
+def _reason(error: OSError, target: Path) -> str:
+    """Return why one file stays, or raise the error if the next file would meet it."""
+    if isinstance(error, FileNotFoundError):
+        return "it is no longer there"
+    if isinstance(error, FileExistsError):
+        return f"another file is at {target}"
+    if error.errno in _ENDING:
+        raise error
+    return error.strerror or str(error)
 
 
 def _is_there(path: Path, size: int) -> bool:
     return path.is_file() and not path.is_symlink() and path.stat().st_size == size
 
 
-# -- back again -------------------------------------------------------------------------------------------------
+# -- back again ------------------------------------------------------------------------
 
 
 def undo_sort(
@@ -435,8 +496,9 @@ def undo_sort(
 ) -> list[SortedFile]:
     """Take back everything that a table lists, and remove it; what was changed since stays, and stays listed.
 
-    Files that were moved go back, copies and links that are still what they were are removed, and so are the folders of
-    classes once they are empty. It may be interrupted and called again.
+    Files that were moved go back, copies and links that are still what they were are
+    removed, and so are the folders of classes once they are empty. It may be
+    interrupted and called again.
 
     Parameters
     ----------
@@ -454,13 +516,29 @@ def undo_sort(
         os.path.realpath(os.path.dirname(os.path.abspath(table))),
         os.path.basename(table),
     )
-    rows, out = read_table(path), path.parent
+    out = path.parent
+    if _only_leftovers(out):  # killed before the table was there, or after
+        with locked(out):
+            remove_leftovers(out, f".{TABLE}.*")
+            remove_partial_copies(out)
+        _remove_if_empty(out)
+        return []
+    _check_table_exists(table)
     kept: list[SortedFile] = []
     with locked(out):
         remove_leftovers(out, f".{TABLE}.*")
+        rows = _rows_to_undo(path)
+        remove_partial_copies(out)
+        _remove_partial_copies(out / row.group for row in rows if row.place)
+        _remove_partial_copies(
+            Path(row.file).parent for row in rows if row.how == "move"
+        )
         try:
-            for row, scratch in _each("undoing", rows[::-1], out, progress):
-                if row.place and (reason := _taken_back(row, out, scratch)):
+            for row in _with_progress("undoing", rows[::-1], progress):
+                reason = ""
+                if row.place:
+                    reason = _taken_back(row, out)
+                if reason:
                     kept.append(replace(row, note=reason))
         except OSError as error:
             raise PathError(
@@ -477,42 +555,82 @@ def undo_sort(
     return kept
 
 
+def _rows_to_undo(path: Path) -> list[SortedFile]:
+    """Return the rows of a table, and note in it that their undo has begun."""
+    rows: list[SortedFile] = []
+    noted: list[SortedFile] = []
+    for row in read_table(path):
+        is_done = row.state in ("done", "undoing")
+        rows.append(replace(row, state="done") if is_done else row)
+        noted.append(replace(row, state="undoing") if is_done else row)
+    with suppress(OSError):  # a full disk must not prevent what makes room
+        write_table(path, noted)
+    return rows
+
+
+def _only_leftovers(out: Path) -> bool:
+    """Return whether a folder holds only what a killed sort or undo leaves behind."""
+    try:
+        names = os.listdir(out)
+    except OSError:
+        return False
+    leftover = re.compile(rf"\.lock|\.{re.escape(TABLE)}\..*\.part|{SCRATCH_PATTERN}")
+    return bool(names) and all(map(leftover.fullmatch, names))
+
+
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # others have put something there
         folder.rmdir()
 
 
-def _taken_back(row: SortedFile, out: Path, scratch: Path) -> str:
+def _taken_back(row: SortedFile, out: Path) -> str:
     """Undo one row, unless that is done already, and return why it cannot be done."""
-    source, target = (
-        Path(row.file),
-        own_folder(out, row.group, make=False) / posixpath.basename(row.place),
-    )
-    how = cast(How, row.how)
+    source = Path(row.file)
+    try:
+        folder = own_folder(out, row.group, make=False)
+        return _undo_row(row, source, folder / posixpath.basename(row.place))
+    except InputError as error:  # a link or a file in place of the folder
+        return str(error)
+    except OSError as error:
+        return _reason(error, source)
+
+
+def _undo_row(row: SortedFile, source: Path, target: Path) -> str:
+    planned = row.state == "planned"
     if not os.path.lexists(target):
-        return (
-            ""
-            if how != "move" or os.path.lexists(source) or row.state == "planned"
-            else "it is no longer there"
-        )
-    if holds(source, target, how):
+        if row.how != "move" or planned or os.path.lexists(source):
+            return ""
+        return "it is no longer there"
+    if row.how == "link":
+        if holds(source, target, "link"):
+            target.unlink()
+            return ""
+        return "" if planned else "something else has its place"
+    if _behind_link(source.parent):
+        return f"a link is on the way to {source}: links are not followed"
+    if holds(source, target, "copy"):
         target.unlink()
-    elif row.state == "planned" and (
-        os.path.lexists(source) or not _is_there(target, row.size)
-    ):
+        return ""
+    if planned and (os.path.lexists(source) or not _is_there(target, row.size)):
         return ""  # it was never put there
-    elif how == "link":
-        return "" if row.state == "planned" else "something else has its place"
-    elif how == "copy":
+    if row.how == "copy":
         return "it was changed, or its original is gone"
-    else:
-        with suppress(OSError):  # then the file cannot be put there, which says why
-            source.parent.mkdir(parents=True, exist_ok=True)
-        return _moved(target, source, "move", scratch)
+    if not stat.S_ISREG(os.lstat(target).st_mode):
+        return "something else has its place"
+    if os.path.lexists(source) and same_entry(source, target):
+        return ""  # its folder was moved back by hand
+    with suppress(OSError):  # then the file cannot be put there, which says why
+        source.parent.mkdir(parents=True, exist_ok=True)
+    put_file(target, source, "move")
     return ""
 
 
-# -- the table --------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------
+
+
+_COLUMNS = [field.name for field in fields(SortedFile)]
+_EXACT = ("file", "folder", "answer", "place")
+_PATHS = ("file", "folder")
 
 
 def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
@@ -522,16 +640,26 @@ def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
         open(temporary, "w", newline="", encoding="utf-8") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(SortedFile))
+        writer.writerow(_COLUMNS)
         for row in rows:
-            likely = "" if row.probability is None else f"{row.probability:.6g}"
-            writer.writerow(
-                {
-                    **asdict(row),
-                    "probability": likely,
-                    "note": csv_text(row.note),
-                }.values()
-            )
+            cells = asdict(row)
+            cells["probability"] = ""
+            if row.probability is not None:
+                cells["probability"] = f"{row.probability:.6g}"
+            for column in _PATHS:
+                cells[column] = cells[column].replace(os.sep, "/")
+            for column in _EXACT:
+                cells[column] = csv_exact(cells[column])
+            cells["note"] = csv_text(row.note)
+            writer.writerow(cells[column] for column in _COLUMNS)
+
+
+def _check_table_exists(path: str | os.PathLike[str]) -> None:
+    if not os.path.isfile(path) or os.path.islink(path):
+        raise DatasetNotFoundError(
+            f"No table {os.fspath(path)!r} here; {TABLE} lies in the folder of sorted "
+            "files."
+        )
 
 
 def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
@@ -542,42 +670,76 @@ def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
     DatasetNotFoundError
         If there is no such file.
     FileFormatError
-        If it is no table of a sort, or names files outside of its folder.
+        If it is no table of a sort, or names files outside of its folders.
     """
-    if not os.path.isfile(path) or os.path.islink(path):
-        raise DatasetNotFoundError(
-            f"No table {os.fspath(path)!r} here; {TABLE} lies in the folder of sorted files."
-        )
+    _check_table_exists(path)
+    title = os.fspath(path)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            found = csv.DictReader(file, strict=True)
-            if found.fieldnames != [field.name for field in fields(SortedFile)]:
-                raise ValueError("its first line is not that of one")
-            return [_row(values) for values in found]
-    except (ValueError, TypeError, csv.Error) as error:
+            lines = read_csv_rows(file.read(), title)
+        _, header = next(lines, (0, []))
+        if header != _COLUMNS:
+            raise ValueError("its first line is not that of one")
+        return [_row(cells, line) for line, cells in lines if cells]
+    except ValueError as error:
         raise FileFormatError(
-            f"{os.fspath(path)} is no table of a sort, or was damaged: {error}"
+            f"{title} is no table of a sort, or was damaged: {error}"
         ) from error
 
 
-def _row(values: dict[str, Any]) -> SortedFile:
-    likely = float(values["probability"]) if values["probability"] else None
-    row = from_values(
-        SortedFile,
-        {**values, "probability": likely, "size": int(values["size"])},
-        "a line",
-    )
-    parts = row.place.split("/")
-    inside = not any(
-        part in ("", "..") or odd_name(part) or "\\" in part for part in parts
-    )
-    if row.place and not (inside and len(parts) == 2):
-        raise ValueError(f"it names {row.place!r} outside of its folder")
-    image = (
-        os.path.isabs(row.file)
-        and os.path.normpath(row.file) == row.file
-        and is_image(row.file)
-    )
-    if not image:
-        raise ValueError(f"it names {row.file!r}, which is no path of an image")
+def _row(cells: list[str], line: int) -> SortedFile:
+    """Return a checked row of a table; whatever it names lies in its two folders."""
+    if len(cells) != len(_COLUMNS):
+        raise ValueError(f"line {line} must have {len(_COLUMNS)} cells")
+    if _CONTROL.search("".join(cells)):
+        raise ValueError(f"line {line} has control characters")
+    values: dict[str, Any] = dict(zip(_COLUMNS, cells, strict=True))
+    for column in _EXACT:
+        values[column] = exact_text(values[column])
+    for column in _PATHS:
+        values[column] = values[column].replace("/", os.sep)
+    likely = values["probability"]
+    values["probability"] = float(likely) if likely else None
+    values["size"] = int(values["size"])
+    row = from_values(SortedFile, values, f"line {line}")
+    _check_row(row, line)
     return row
+
+
+def _check_row(row: SortedFile, line: int) -> None:
+    """Raise ``ValueError`` if a row contradicts itself or leaves its folders."""
+    inside = os.path.join(row.folder, "")
+    file_parts = row.file.removeprefix(inside).split(os.sep)
+    is_inside = (
+        os.path.isabs(row.folder)
+        and os.path.normpath(row.folder) == row.folder
+        and row.file.startswith(inside)
+        and all(map(_is_plain_name, file_parts))
+    )
+    if not is_inside:
+        raise ValueError(f"line {line} names {row.file!r} outside of {row.folder!r}")
+    if not _ends_like_image(row.file):
+        raise ValueError(
+            f"line {line} names {row.file!r}, which is no path of an image"
+        )
+    if bool(row.place) != (row.state != "left") or bool(row.place) != bool(row.how):
+        raise ValueError(f"line {line} contradicts itself")
+    if not row.place:
+        return
+    place_parts = row.place.split("/")
+    is_below = len(place_parts) == 2 and all(map(_is_plain_name, place_parts))
+    if not (is_below and _ends_like_image(row.place)):
+        raise ValueError(f"line {line} names {row.place!r} outside of its folder")
+
+
+def _is_plain_name(name: str) -> bool:
+    """Return whether a text is one name of a file or folder on this system."""
+    os.fsencode(name)  # a ValueError for what no system call takes
+    separators = {"/", os.sep, "\0"}
+    return name not in ("", ".", "..") and separators.isdisjoint(name)
+
+
+def _ends_like_image(name: str) -> bool:
+    """Return whether a name ends like an image, even if its reader is not installed."""
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in IMAGE_SUFFIXES or plugin_of(name) is not None

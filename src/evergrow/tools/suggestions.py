@@ -2,8 +2,9 @@
 
 Uncertain samples come first: those with a small margin between the two most likely
 classes. Outliers are moved down, because labelling them teaches little about other
-samples. Near-duplicates of suggested or already labelled samples are skipped. A fraction
-of the list is reserved for samples that look novel, so that new classes are discovered.
+samples. Near-duplicates of suggested or already labelled samples are skipped. A
+fraction of the list is reserved for samples that look novel, so that new classes are
+discovered.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def suggest(
     data : object
         Unlabelled samples, in any form that `Learner.predict` takes.
     n : int, default=20
-        Number of suggestions. Fewer are returned if the data has fewer distinct samples.
+        Number of suggestions. Fewer are returned if the data has fewer distinct
+        samples.
     novel_fraction : float, default=0.2
         Fraction of suggestions reserved for samples that look novel. 0 skips novelty
         detection.
@@ -100,7 +102,7 @@ def suggest(
             "The model has one class, so no prediction is uncertain. "
             "Add a second class first."
         )
-    features = learner.features(data)
+    features = learner.encode(data)
     margins = _class_margins(head, features.X)
     novelty = head.novelty_score(features.X)
     is_novel = np.zeros(len(margins), dtype=bool)
@@ -117,7 +119,7 @@ def suggest(
 
     labelled_features = None
     if labelled is not None:
-        labelled_features = learner.features(labelled).X
+        labelled_features = learner.encode(labelled).X
     duplicates = _DuplicateFilter(head, labelled_features)
     uncertain = duplicates.take(features.X, uncertain_rows, n - n_novel)
     novel = duplicates.take(features.X, novel_rows, n_novel)

@@ -49,10 +49,8 @@ def test_a_few_kilobytes_that_unpack_to_half_a_gigabyte_are_refused(
 ) -> None:
     import pyarrow as pa
 
-    packed, before = (
-        pa.ipc.IpcWriteOptions(compression="zstd"),
-        pa.total_allocated_bytes(),
-    )
+    packed = pa.ipc.IpcWriteOptions(compression="zstd")
+    before = pa.total_allocated_bytes()
     batch = pa.record_batch({"image": [bytes(500_000_000)], "label": ["a"]})
     with pa.ipc.new_stream(
         str(tmp_path / "a.arrow"), batch.schema, options=packed

@@ -56,7 +56,7 @@ def rows_of(source: Source, rows: int = 7) -> tuple[np.ndarray, list[str]]:
     return np.concatenate([part.features for part in parts]), labels_of(parts)
 
 
-# -- what is read and written -----------------------------------------------------------------------------
+# -- what is read and written ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("names", [("X", "y"), ("features", "labels")])
@@ -81,10 +81,8 @@ def test_types(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["train", "test", "all"])
 def test_a_written_file_is_read_back_whole(tmp_path: Path, part: str) -> None:
-    rows, codes = (
-        np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32),
-        np.arange(50) % 3,
-    )
+    rows = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+    codes = np.arange(50) % 3
     about = {"name": "net", "n_features": 6}
     names = ("ant", "bee", "dög")
     data = FeatureSet(
@@ -123,7 +121,8 @@ def test_fingerprint_follows_the_contents_only() -> None:
 
 
 def test_a_file_without_a_test_part(tmp_path: Path) -> None:
-    X, y = np.eye(20), np.repeat(["a", "b"], 10)
+    X = np.eye(20)
+    y = np.repeat(["a", "b"], 10)
     np.savez(tmp_path / "bare.npz", X_train=X, y_train=y)
     save_features(
         tmp_path / "saved.npz", FeatureSet("x", X, y, X[:0], y[:0], whole=True)
@@ -175,7 +174,7 @@ def test_blocks_are_joined_as_the_ordinary_reader_joins_them(tmp_path: Path) -> 
     )
 
 
-# -- where files are found, and what is read of them ------------------------------------------------------
+# -- where files are found, and what is read of them -----------------------------------
 
 
 def test_names_are_found_in_every_place_and_evergrow_data_comes_first(
@@ -249,7 +248,7 @@ def test_packed_arrays_are_read_whole_but_once(
         assert traffic.total < 2.5 * (tmp_path / name).stat().st_size
 
 
-# -- what is wrong ----------------------------------------------------------------------------------------
+# -- what is wrong ---------------------------------------------------------------------
 
 
 def test_files_side_by_side_must_be_alike(alone: Path) -> None:

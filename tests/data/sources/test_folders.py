@@ -128,7 +128,7 @@ def test_test_folder_goes_before_validation_unless_it_has_no_labels(tree: Tree) 
     assert load_data(root).test.items.name(0) == "val/cat/000.png"
 
 
-# -- automatic split --------------------------------------------------------------------------------------
+# -- automatic split -------------------------------------------------------------------
 
 
 def test_class_folders_are_split_by_class(tree: Tree) -> None:
@@ -148,7 +148,9 @@ def test_class_folders_are_split_by_class(tree: Tree) -> None:
 
 def test_split_follows_seed_and_size_and_no_other_class(tree: Tree) -> None:
     root = tree({"a": 10, "b": 20})
-    one, again, other = load_data(root), load_data(root), load_data(root, seed=3)
+    one = load_data(root)
+    again = load_data(root)
+    other = load_data(root, seed=3)
     assert one.test.items.names == again.test.items.names != other.test.items.names
     assert counts(load_data(root, test_size=0.5), "test") == [5, 10]
     (root / "aa").mkdir()
@@ -191,7 +193,7 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
         stream_of(data)
 
 
-# -- what is left out -------------------------------------------------------------------------------------
+# -- what is left out ------------------------------------------------------------------
 
 
 def test_nested_folders_and_foreign_files(tree: Tree) -> None:
@@ -279,7 +281,7 @@ def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> Non
     assert "broken links: 4" in note  # once more through the link
 
 
-# -- what is wrong ----------------------------------------------------------------------------------------
+# -- what is wrong ---------------------------------------------------------------------
 
 
 def test_a_name_that_is_not_there_brings_the_nearest(
@@ -387,7 +389,7 @@ def test_unreadable_folder(tree: Tree) -> None:
         (root / "train/cat").chmod(0o700)
 
 
-# -- folders and tables as sources ------------------------------------------------------------------
+# -- folders and tables as sources -----------------------------------------------------
 
 
 def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(
@@ -414,14 +416,16 @@ def test_another_storage_gives_the_same(
     images: Path, traffic: Traffic, part: str
 ) -> None:
     upload(images, "memory://sets")
-    local, far = read(images / part), read(f"memory://sets/{part}")
+    local = read(images / part)
+    far = read(f"memory://sets/{part}")
     assert far.identity() == local.identity()
     assert far.kind == "image"
     shards = list(far.shards(rows=4, size=LARGE))
     assert shards == list(local.shards(rows=4, size=LARGE))
     traffic.sizes.clear()
     worker = source_from(json.loads(json.dumps(far.describe())))
-    got, expected = worker.read(shards[1]), local.read(shards[1])
+    got = worker.read(shards[1])
+    expected = local.read(shards[1])
     assert bodies(got) == bodies(expected)
     assert got.names() == expected.names()
     assert got.labels.tolist() == expected.labels.tolist()
@@ -524,7 +528,7 @@ def test_labels_that_no_terminal_shows_have_an_identity_too(tmp_path: Path) -> N
     assert read(path).identity() != source.identity()
 
 
-# -- metadata ---------------------------------------------------------------------------------------------
+# -- metadata --------------------------------------------------------------------------
 
 
 def metadata(
@@ -583,7 +587,7 @@ def test_another_file_called_metadata_is_passed_over(tree: Tree) -> None:
     assert read_parts(root).layout == "class-folders"
 
 
-# -- nested folders ---------------------------------------------------------------------------------------
+# -- nested folders --------------------------------------------------------------------
 
 NESTED = {
     f"{line}/{name}": 6 for line in ("line1", "line2") for name in ("ant", "bee", "cat")
@@ -600,7 +604,7 @@ def test_repeated_names_are_noticed(tree: Tree) -> None:
     assert data.class_names == ("line1", "line2")
 
 
-# -- plugins ----------------------------------------------------------------------------------------------
+# -- plugins ---------------------------------------------------------------------------
 
 
 def test_images_that_need_a_plugin_are_said(

@@ -118,7 +118,9 @@ def test_limits_are_checked(vectors: Path) -> None:
         read(vectors / "a.xyz")
 
 
-HEAD, TAIL, ENDS = (0, 2048), (-2500, 0), (-200, 200)
+HEAD = (0, 2048)
+TAIL = (-2500, 0)
+ENDS = (-200, 200)
 
 
 @pytest.mark.parametrize(

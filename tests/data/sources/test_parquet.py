@@ -122,7 +122,8 @@ def test_only_the_groups_and_columns_of_a_shard_are_read(
         tmp_path / "far/train-0.parquet", images_table(60, side=64), row_group_size=5
     )
     upload(tmp_path / "far", "memory://sets")
-    far, local = read("memory://sets"), read(tmp_path / "far")
+    far = read("memory://sets")
+    local = read(tmp_path / "far")
     shards = list(far.shards(rows=10, size=LARGE))
     assert shards == list(local.shards(rows=10, size=LARGE))
     assert far.identity() == local.identity()
@@ -149,16 +150,18 @@ def test_a_large_group_is_shared_out(tmp_path: Path, size: int) -> None:
 def test_features(tmp_path: Path, fixed: bool, dtype: type) -> None:
     X = np.random.default_rng(0).normal(size=(11, 4)).astype(dtype)
     values = pa.array(X.reshape(-1))
-    lists = (
-        pa.FixedSizeListArray.from_arrays(values, 4)
-        if fixed
-        else pa.ListArray.from_arrays(np.arange(0, 45, 4), values)
-    )
+    if fixed:
+        lists = pa.FixedSizeListArray.from_arrays(values, 4)
+    else:
+        lists = pa.ListArray.from_arrays(np.arange(0, 45, 4), values)
     names = [f"{row}.jpg" for row in range(11)]
     columns = {"name": names, "label": ["a"] * 11, "feature": lists}
     source = read(write(tmp_path / "f.parquet", columns, row_group_size=5))
     parts = parts_of(source, rows=3)
-    expected = X.astype(np.float32) if dtype == np.float16 else X
+    if dtype == np.float16:
+        expected = X.astype(np.float32)
+    else:
+        expected = X
     assert source.kind == "features"
     assert (
         np.concatenate([part.features for part in parts]).tobytes()
@@ -347,9 +350,11 @@ def test_row_counts_that_lie_are_refused(tmp_path: Path) -> None:
         (2**40, -1),
         (10, 1),
     ):  # everywhere, or in one place of several
-        lie, zigzag = b"", 2 * value
+        lie = b""
+        zigzag = 2 * value
         while zigzag >= 128:
-            lie, zigzag = lie + bytes([zigzag & 127 | 128]), zigzag >> 7
+            lie = lie + bytes([zigzag & 127 | 128])
+            zigzag = zigzag >> 7
         told = thrift.replace(count, lie + bytes([zigzag]), places)
         assert told != thrift
         path.write_bytes(

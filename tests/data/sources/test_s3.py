@@ -23,7 +23,10 @@ from evergrow.data import Samples, read, source_from
 
 
 def content(data: Samples) -> object:
-    held = bodies(data) if data.items is not None else data.features.tobytes()
+    if data.items is not None:
+        held = bodies(data)
+    else:
+        held = data.features.tobytes()
     return held, data.names(), data.labels.tolist()
 
 
@@ -43,7 +46,8 @@ def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, name: str) -
     SETS[name](root / name)
     address = f"{s3}/{list(SETS).index(name)}"
     upload(root, address)
-    far, local = read(f"{address}/{name}"), read(root / name)
+    far = read(f"{address}/{name}")
+    local = read(root / name)
     shards = list(far.shards(rows=3, size=LARGE))
     assert shards == list(local.shards(rows=3, size=LARGE))
     assert far.identity() == local.identity()

@@ -171,7 +171,8 @@ def test_what_is_no_set_of_samples_is_refused(
 def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         info = tarfile.TarInfo("1.jpg")
-        info.type, info.linkname = kind, "/etc/passwd"
+        info.type = kind
+        info.linkname = "/etc/passwd"
         archive.addfile(info)
     with pytest.raises(
         FileFormatError,

@@ -100,7 +100,8 @@ def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(
     layer = FourierLayer(units, gamma=0.3, direct_link=False).build(Z, Z, seed=5)
     signs, phases = (part.numpy() for part in layer.drawn())
     order = signs.shape[2]
-    H, small = scipy.linalg.hadamard(order), len(layer.factors()[1])
+    H = scipy.linalg.hadamard(order)
+    small = len(layer.factors()[1])
     turned = [np.eye(order)] * signs.shape[1]
     for turn in signs:
         products = [
@@ -141,7 +142,8 @@ def test_fourier_approximates_its_kernel(task):
 def test_link_has_equal_energy(task):
     layer = FourierLayer(n_units=50).build(*task)
     H = layer.transform(task[0])
-    units, link = H[:, :50], H[:, 50:]
+    units = H[:, :50]
+    link = H[:, 50:]
     energy = [float(((part - part.mean(0)) ** 2).sum()) for part in (units, link)]
     assert energy[0] == pytest.approx(energy[1], rel=1e-9)
 
@@ -174,7 +176,8 @@ def test_scsm_statuses(task):
 
 
 def test_normalization():
-    positive, signed = torch.tensor([[1.0, 4.0]]), torch.tensor([[-1.0, 4.0]])
+    positive = torch.tensor([[1.0, 4.0]])
+    signed = torch.tensor([[-1.0, 4.0]])
     assert resolve_normalization("auto", positive) == "sqrt-l2"
     assert resolve_normalization("auto", signed) == "l2"
     assert resolve_normalization("none", signed) == "none"

@@ -29,7 +29,8 @@ class Classes:
         self.classes = classes
 
     def geometry(self, keep: Tensor | slice = slice(None)) -> ClassGeometry:
-        H, codes = self.rows[keep], self.codes[keep]
+        H = self.rows[keep]
+        codes = self.codes[keep]
         Y = torch.nn.functional.one_hot(codes, self.classes).to(torch.float64)
         stats = RidgeStatistics(
             gram=H.T @ H, cross=H.T @ Y, count=len(H), sq_targets=float(len(H))

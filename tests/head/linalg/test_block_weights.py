@@ -40,16 +40,16 @@ def search(
 
 def test_score_is_that_of_a_diagonal_ridge_by_hand(monkeypatch):
     gram, cross, counts = statistics(300)
-    made, ridges = (
-        search(gram, cross, counts),
-        torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64),
-    )
+    made = search(gram, cross, counts)
+    ridges = torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64)
     made.signs = math.sqrt(len(gram)) * torch.eye(
         len(gram), dtype=torch.float64
     )  # exact traces
     monkeypatch.setattr(module, "PROBES", len(gram))
     score, _ = made._score(ridges)
-    T, Q, n = made.total.numpy(), made.cross.numpy(), 300.0
+    T = made.total.numpy()
+    Q = made.cross.numpy()
+    n = 300.0
     R = np.diag(np.repeat(np.exp(ridges.numpy()), SIZES))
     W = np.linalg.inv(T + R) @ Q
     rss = n - float((counts**2).sum()) / n - 2 * np.sum(W * Q) + np.sum(W * (T @ W))
@@ -59,7 +59,8 @@ def test_score_is_that_of_a_diagonal_ridge_by_hand(monkeypatch):
 
 def test_noise_is_switched_off_and_energy_stays(monkeypatch):
     gram, cross, counts = statistics(2000)
-    judged, parts = [], module._DenseSearch._parts
+    judged = []
+    parts = module._DenseSearch._parts
     monkeypatch.setattr(
         module._DenseSearch,
         "_parts",
@@ -135,10 +136,8 @@ def test_a_constant_block_does_no_harm():
 def test_scaled_statistics_are_those_of_scaled_rows(form):
     source = torch.Generator().manual_seed(1)
     H = torch.randn(6, 10, generator=source, dtype=torch.float64)
-    Y, scale = (
-        torch.eye(6, 3).double(),
-        torch.rand(10, generator=source, dtype=torch.float64) + 0.5,
-    )
+    Y = torch.eye(6, 3).double()
+    scale = torch.rand(10, generator=source, dtype=torch.float64) + 0.5
     stats = RidgeStatistics.create(10, 3, form, floor=1e-6).update(H, Y).scaled(scale)
     rows = stats.project(H * scale)
     assert torch.allclose(rows.T @ rows, stats.gram, atol=1e-9)
@@ -146,7 +145,8 @@ def test_scaled_statistics_are_those_of_scaled_rows(form):
     whole, sums, basis = stats.part(slice(2, 7))
     assert (basis is None) == (form == "dense")
     if basis is not None:
-        whole, sums = basis @ whole @ basis.T, basis @ sums
+        whole = basis @ whole @ basis.T
+        sums = basis @ sums
     assert torch.allclose(whole, (H * scale)[:, 2:7].T @ (H * scale)[:, 2:7], atol=1e-9)
     assert torch.allclose(sums, (H * scale)[:, 2:7].T @ Y, atol=1e-9)
 
@@ -167,14 +167,12 @@ def few(rows: int, apart: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
 WIDE = (20, 30, 10)
 
 
-def searches(rows: int) -> list[module._Search]:
+def searches(rows: int) -> list[module._WeightSearch]:
     """Return the search for few rows from the rows themselves, and from sums of products of columns."""
     H, Y = few(rows)
-    one, counts, centred = (
-        torch.eye(rows).double() - 1.0 / rows,
-        Y.sum(dim=0),
-        H - H.mean(dim=0),
-    )
+    one = torch.eye(rows).double() - 1.0 / rows
+    counts = Y.sum(dim=0)
+    centred = H - H.mean(dim=0)
     sums = module._ThinSearch(
         centred.T @ centred, centred.T @ Y, None, counts, WIDE, None
     )
@@ -187,7 +185,8 @@ def test_score_of_few_rows_is_that_of_a_diagonal_ridge_by_hand(rows):
     X, Y = (part.numpy() - part.numpy().mean(axis=0) for part in few(rows))
     R = np.diag(np.repeat(np.exp(ridges.numpy()), WIDE))
     hat = X @ np.linalg.inv(X.T @ X + R) @ X.T
-    rss, df = np.sum((Y - hat @ Y) ** 2), np.trace(hat)
+    rss = np.sum((Y - hat @ Y) ** 2)
+    df = np.trace(hat)
     for made in searches(rows):
         assert made._score(ridges)[0] == pytest.approx(
             math.log(rows * rss / (rows - 1 - df) ** 2), rel=1e-8
@@ -210,7 +209,8 @@ def test_slopes_are_those_of_the_score(made):
 )  # as many as columns and fewer, and more
 def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
     H, Y = few(rows, apart=2.0)
-    counts, given = Y.sum(dim=0), (1.0, 0.7, 1.3)
+    counts = Y.sum(dim=0)
+    given = (1.0, 0.7, 1.3)
     expected = choose_block_weights(H.T @ H, H.T @ Y, counts, WIDE, given)
     stats = RidgeStatistics.create(60, 3, "compact", floor=1e-9).update(H, Y)
     for gram, cross, basis in [
@@ -222,10 +222,8 @@ def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
 
 
 def test_copies_of_one_row_are_equal_in_their_own_coordinates():
-    H, Y = (
-        torch.ones(8, 40, dtype=torch.float64),
-        torch.nn.functional.one_hot(torch.arange(8) % 2, 2).double(),
-    )
+    H = torch.ones(8, 40, dtype=torch.float64)
+    Y = torch.nn.functional.one_hot(torch.arange(8) % 2, 2).double()
     assert choose_block_weights(
         torch.eye(8).double(), Y, Y.sum(dim=0), (20, 20), basis=H.T
     ) == (1.0, 1.0)

@@ -75,9 +75,10 @@ def test_copies_add_nothing(P):
     assert torch.equal(scores.add(P, linear), linear)
 
 
-# -- classes of few rows -----------------------------------------------------------------------------------------------
+# -- classes of few rows ---------------------------------------------------------------
 
-K, COUNTS = 24, [1, 5, 12, 40]
+K = 24
+COUNTS = [1, 5, 12, 40]
 
 
 @pytest.fixture
@@ -94,7 +95,10 @@ def uneven():
 
 
 def by_hand(P, codes, weights=None):
-    heavy = P if weights is None else P * weights[:, None]
+    if weights is None:
+        heavy = P
+    else:
+        heavy = P * weights[:, None]
     return torch.stack([heavy[codes == code].T @ P[codes == code] for code in range(4)])
 
 
@@ -150,7 +154,9 @@ def test_a_factor_tells_what_the_sum_tells_and_no_row(uneven):
     P, codes, _ = uneven
     mine = P[codes == 1]
     mine[:, 0] = (
-        0.0  # a plain QR factorisation would leave rows as they are where the first columns are zero
+        # A plain QR factorisation would leave rows as they are where the first columns
+        # are zero
+        0.0
     )
     turn = torch.linalg.qr(
         torch.randn(
@@ -167,8 +173,10 @@ def test_a_factor_tells_what_the_sum_tells_and_no_row(uneven):
 
 def test_terms_of_few_rows_are_those_of_their_covariance(uneven):
     P, codes, _ = uneven
-    counts, nu = torch.tensor(COUNTS).double(), 7.0
-    shapes, queries = learn(P, codes, 4), P[::5] + 0.3
+    counts = torch.tensor(COUNTS).double()
+    nu = 7.0
+    shapes = learn(P, codes, 4)
+    queries = P[::5] + 0.3
     got = ShapeScores(shapes, counts, nu).add(
         queries, torch.zeros(len(queries), 4).double()
     )
@@ -180,10 +188,8 @@ def test_terms_of_few_rows_are_those_of_their_covariance(uneven):
     common = common + 0.1 * common.diagonal().mean() * torch.eye(K)
     terms = torch.zeros_like(got)
     for code, n in enumerate(COUNTS):
-        own, away = (
-            (scatters[code] + nu * common) / (n - 1 + nu),
-            queries - P[codes == code].mean(dim=0),
-        )
+        own = (scatters[code] + nu * common) / (n - 1 + nu)
+        away = queries - P[codes == code].mean(dim=0)
         ratio = (away @ (torch.linalg.inv(common) - torch.linalg.inv(own)) * away).sum(
             dim=1
         )
@@ -195,7 +201,8 @@ def test_terms_of_few_rows_are_those_of_their_covariance(uneven):
             * ratio.clamp_min(-20.0)
         )
     torch.testing.assert_close(got, terms)
-    scores, away = ShapeScores(shapes, counts, nu), queries - P[codes == 2].mean(dim=0)
+    scores = ShapeScores(shapes, counts, nu)
+    away = queries - P[codes == 2].mean(dim=0)
     matrix, constant = scores.quadratics([2])[0]
     found = (away @ matrix * away).sum(dim=1) + constant
     torch.testing.assert_close(torch.maximum(found, scores.floors[2]), terms[:, 2])
@@ -222,7 +229,8 @@ def test_rows_never_learned_cannot_go(uneven):
 
 def test_files_with_moments_that_none_can_have_are_refused(uneven):
     P, codes, _ = uneven
-    shapes, counts = learn(P, codes, 4), torch.tensor(COUNTS)
+    shapes = learn(P, codes, 4)
+    counts = torch.tensor(COUNTS)
     shapes.check()
     assert shapes.is_plausible(counts)
     for ranks in (

@@ -106,19 +106,23 @@ def test_eigenvalues_that_cannot_be_computed_are_a_typed_error():
         symmetric_eigh(torch.full((4, 4), float("nan"), dtype=torch.float64))
 
 
-# -- the ridge of the denoised readout --------------------------------------------------------------------------
+# -- the ridge of the denoised readout -------------------------------------------------
 
 
 def exact(geometry, energy):
     """Return the step of every quantity by eigenvalues and dense inverses."""
-    counts, S = geometry.counts, geometry.scatter
-    n, order = float(counts.sum()), S.shape[0]
+    counts = geometry.counts
+    S = geometry.scatter
+    n = float(counts.sum())
+    order = S.shape[0]
     free = n - len(counts)
     D = geometry.means - (geometry.means @ counts / n)[:, None]
-    T, Q = S + (D * counts) @ D.T, D * counts
+    T = S + (D * counts) @ D.T
+    Q = D * counts
     targets = n - float(counts.square().sum()) / n
     steps = range(-24, 9)
-    scores, leverages = {}, {}
+    scores = {}
+    leverages = {}
     for step in steps:
         alpha = energy * 10 ** (step / 4)
         inverse = torch.linalg.inv(T + alpha * torch.eye(order, dtype=T.dtype))
@@ -170,9 +174,9 @@ def test_against_the_whole_grid(make_classes, classes, width, rows, start, monke
 
 def test_many_classes_take_the_other_way(make_classes, monkeypatch):
     made = make_classes(10, 60, 40)
-    search = module._Search(made.geometry(), 2.0)
+    search = module._RidgeSearch(made.geometry(), 2.0)
     one = search.gcv(-3)
-    other = module._Search(made.geometry(), 2.0)
+    other = module._RidgeSearch(made.geometry(), 2.0)
     other.width = 1  # as if there were more classes than columns
     assert one == pytest.approx(other.gcv(-3), rel=0.02)  # two estimates of a trace
 
@@ -195,7 +199,7 @@ def test_the_form_of_the_same_rows_does_not_matter(make_classes, rows, classes):
     Y = torch.nn.functional.one_hot(made.codes, classes).double()
     compact = RidgeStatistics.create(1100, classes, "compact").update(made.rows, Y)
     searches = [
-        module._Search(geometry, 9.0)
+        module._RidgeSearch(geometry, 9.0)
         for geometry in (made.geometry(), ClassGeometry.of(compact, Y.sum(dim=0)))
     ]
     assert searches[1].signs.shape[0] < searches[0].signs.shape[0] == 1100

@@ -49,10 +49,8 @@ def test_a_factor_in_panels_is_the_whole_one(order):
         generator=torch.Generator().manual_seed(order),
     )
     matrix = root @ root.T
-    factor, eye = (
-        safe_cholesky(matrix, shift=1.0),
-        torch.eye(order, dtype=torch.float64),
-    )
+    factor = safe_cholesky(matrix, shift=1.0)
+    eye = torch.eye(order, dtype=torch.float64)
     torch.testing.assert_close(factor.lower, torch.linalg.cholesky(matrix + eye))
     torch.testing.assert_close(
         factor.half_solve(root), torch.linalg.solve(factor.lower, root)
@@ -102,11 +100,9 @@ def test_new_classes_are_placed_among_the_old(make_classes):
     old = torch.nonzero((made.codes != 2) & (made.codes != 5)).ravel()
     new = torch.nonzero((made.codes == 2) | (made.codes == 5)).ravel()
     shrunk = make_classes(6, 20, 10)
-    shrunk.rows, shrunk.codes, shrunk.classes = (
-        made.rows[old],
-        made.codes[old].clone(),
-        4,
-    )
+    shrunk.rows = made.rows[old]
+    shrunk.codes = made.codes[old].clone()
+    shrunk.classes = 4
     shrunk.codes = torch.tensor(
         [{0: 0, 1: 1, 3: 2, 4: 3}[code] for code in shrunk.codes.tolist()]
     )
@@ -135,7 +131,7 @@ def test_the_last_row_of_a_class_is_not_followed(make_classes):
         )
 
 
-# -- estimated means; tests of the denoised readout write the formulas out --------------------------------------
+# -- estimated means; tests of the denoised readout write the formulas out -------------
 
 
 def test_no_noise_is_the_plain_discriminant(make_classes):

@@ -30,7 +30,8 @@ def problem(rng, n=80, L=30, C=4):
 
 def batch_ridge(H, Y, alpha=ALPHA):
     """Least squares on the augmented system by QR: no Gram matrix is formed."""
-    H, Y = H.cpu().numpy(), Y.cpu().numpy()
+    H = H.cpu().numpy()
+    Y = Y.cpu().numpy()
     A = np.vstack([H, np.sqrt(alpha) * np.eye(H.shape[1])])
     B = np.vstack([Y, np.zeros((H.shape[1], Y.shape[1]))])
     q, r = scipy.linalg.qr(A, mode="economic")
@@ -45,10 +46,8 @@ def relative(a, b):
 @pytest.mark.parametrize("sizes", [[80], [1] * 80, [3, 50, 27]])
 def test_incremental_equals_batch(solver, sizes, rng, device):
     H, Y = problem(rng)
-    state, order = (
-        make(solver, device=device),
-        torch.randperm(80, generator=rng),
-    )  # which plays no part
+    state = make(solver, device=device)  # which plays no part
+    order = torch.randperm(80, generator=rng)
     for h, y in zip(H[order].split(sizes), Y[order].split(sizes)):
         state = state.update(h, y)
     assert state.count == 80
@@ -124,10 +123,8 @@ def low_rank(rng, n, L=400, rank=12, noise=0.0):
 
 
 def test_compact_finds_the_rank_and_stays_within_its_bound(rng):
-    state, dense = (
-        RidgeStatistics.create(400, 2, "compact", floor=0.1),
-        RidgeStatistics.create(400, 2),
-    )
+    state = RidgeStatistics.create(400, 2, "compact", floor=0.1)
+    dense = RidgeStatistics.create(400, 2)
     for _ in range(10):
         H = low_rank(rng, 60, noise=1e-5)
         Y = torch.randn(60, 2, generator=rng, dtype=torch.float64)
@@ -198,13 +195,14 @@ def test_part_is_compact_only_where_that_is_few_bytes(rng, monkeypatch, n, form)
 def test_the_papers_regime_keeps_its_digits():
     """Kappa about 1e9: dense within 1e-8 of batch ridge, recursive within 1e-6, after 40 updates."""
     g = torch.Generator().manual_seed(1)
-    d, L, n = 100, 600, 40
+    d = 100
+    L = 600
+    n = 40
     weights = 0.004 * torch.randn(d, L, generator=g, dtype=torch.float64)
-    dense, recursive = (
-        RidgeStatistics.create(L, 3),
-        RecursiveState.of(RidgeStatistics.create(L, 3), 0.01),
-    )
-    rows, targets = [], []
+    dense = RidgeStatistics.create(L, 3)
+    recursive = RecursiveState.of(RidgeStatistics.create(L, 3), 0.01)
+    rows = []
+    targets = []
     for _ in range(40):
         H = torch.sigmoid(
             3.0 * torch.randn(n, d, generator=g, dtype=torch.float64) @ weights
@@ -214,7 +212,8 @@ def test_the_papers_regime_keeps_its_digits():
         recursive = recursive.update(H, Y)
         rows.append(H)
         targets.append(Y)
-    H, Y = torch.cat(rows), torch.cat(targets)
+    H = torch.cat(rows)
+    Y = torch.cat(targets)
     values = torch.linalg.eigvalsh(dense.gram)
     assert 1e7 < float(values[-1] + 0.01) / 0.01 < 1e10
     truth = H @ batch_ridge(H, Y, 0.01)
@@ -224,7 +223,8 @@ def test_the_papers_regime_keeps_its_digits():
 
 def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, monkeypatch):
     """Rows of full rank are not all taken in compactly first: after two blocks it is plain what is coming."""
-    given, original = [], RidgeStatistics._accumulate_compact
+    given = []
+    original = RidgeStatistics._accumulate_compact
 
     def accumulate(self, H, *others):
         given.append(len(H))
@@ -290,7 +290,8 @@ def test_joined_states_of_low_rank_stay_compact(rng):
         for n in (30, 20, 25)
     ]
     base, mine, theirs = batches
-    a, b = start.update(*base).update(*mine), start.update(*base).update(*theirs)
+    a = start.update(*base).update(*mine)
+    b = start.update(*base).update(*theirs)
     joined = a.merge(b).merge(start.update(*base), sign=-1)
     assert joined.basis.shape == (2000, 13)  # a hundredth of the dense form
     truth = start.update(*base).update(*mine).update(*theirs)

@@ -22,7 +22,7 @@ from typing_extensions import Self
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.record import Between, Spec, record, require, to_values
 from evergrow.core.registry import Registry
-from evergrow.core.validation import check_number, from_mapping
+from evergrow.core.validation import LARGEST_WIDTH, check_number, from_mapping
 
 CHUNK_BYTES = 256 * 2**20
 """The largest matrix of activations that is ever held at once, unless a caller states another bound."""
@@ -75,8 +75,8 @@ ACTIVATIONS = {
 def resolve_normalization(rule: str, Z: Tensor) -> str:
     """Settle ``"auto"`` on the first task: signed square root where features are non-negative, then L2.
 
-    Pooled activations of most networks are non-negative and heavy-tailed; their square root (the Hellinger
-    map) evens that out.
+    Pooled activations of most networks are non-negative and heavy-tailed; their square
+    root (the Hellinger map) evens that out.
     """
     if rule != "auto":
         return rule
@@ -98,7 +98,8 @@ def normalize(Z: Tensor, rule: str) -> Tensor:
     if rule == "sqrt-l2":
         Z = Z.sign() * Z.abs().sqrt()
     norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
-    # Squares of large numbers overflow and those of small ones vanish: such rows are brought to size first.
+    # Squares of large numbers overflow and those of small ones vanish: such rows are
+    # brought to size first.
     limits = torch.finfo(Z.dtype)
     extreme = ~(
         (norms > limits.tiny**0.5 / limits.eps) & (norms < limits.max**0.5 * limits.eps)
@@ -123,7 +124,8 @@ class BlockRecord:
     scale : float
         xi of its weights.
     drop_exact, drop_theorem, coupling : float
-        True fall of the squared residual, the paper's left side, and their difference R_L.
+        True fall of the squared residual, the paper's left side, and their difference
+        R_L.
     tried : int
         Candidate blocks looked at since the last acceptance.
     seconds : float
@@ -216,7 +218,8 @@ class FeatureBlocks:
 
 def check_weights(weights: tuple[float, ...]) -> None:
     """Raise :class:`FileFormatError` unless weights of blocks are positive and within bounds."""
-    low, high = 1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT
+    low = 1.0 / LARGEST_BLOCK_WEIGHT
+    high = LARGEST_BLOCK_WEIGHT
     within = all(0.999 * low <= weight <= 1.001 * high for weight in weights)
     require(within, f"a block has a weight that is not from {low:g} to {high:g}")
 
@@ -230,7 +233,8 @@ class FeatureMap(ABC):
     gain : float
         What all activations are multiplied by.
     centre : Tensor of shape (d,) or None
-        What is subtracted from the features of the direct link; None where there is no link.
+        What is subtracted from the features of the direct link; None where there is no
+        link.
     scale : float
         What the link is multiplied by.
     intercept : bool
@@ -279,29 +283,36 @@ class FeatureMap(ABC):
     @property
     def status(self) -> str:
         """How the construction ended; ``"drawn"`` for units that were not selected."""
-        return "drawn" if self.construction is None else self.construction.status
+        if self.construction is None:
+            return "drawn"
+        return self.construction.status
 
     @property
     def log(self) -> tuple[BlockRecord, ...]:
         """One entry per block that the construction accepted."""
-        return () if self.construction is None else self.construction.log
+        if self.construction is None:
+            return ()
+        return self.construction.log
 
     def link_columns(self) -> slice | None:
         """Return which columns of the rows are the features themselves, up to centre and scale."""
-        return (
-            None
-            if self.centre is None
-            else slice(self.n_units, self.n_units + self.n_features_in)
-        )
+        if self.centre is None:
+            return None
+        return slice(self.n_units, self.n_units + self.n_features_in)
 
     def transform(self, Z: Tensor) -> Tensor:
         """Return the rows (n, n_outputs) of features Z (n, d), in the floating type of ``Z``."""
-        parts = [self.hidden(Z)] if self.n_units else []
+        if self.n_units:
+            parts = [self.hidden(Z)]
+        else:
+            parts = []
         if self.centre is not None:
             parts.append((Z - self.centre.to(Z)) * self.scale)
         if self.intercept:
             parts.append(Z.new_ones(Z.shape[0], 1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, dim=1)
 
     def iter_transform(
         self, Z: Tensor, chunk_bytes: int = CHUNK_BYTES
@@ -314,10 +325,8 @@ class FeatureMap(ABC):
 
     def centred_energy(self, Z: Tensor) -> float:
         """Return the energy of the rows of features Z (n, d) around their mean, summed over rows."""
-        total, squares = (
-            torch.zeros(self.n_outputs, dtype=torch.float64, device=Z.device),
-            0.0,
-        )
+        total = torch.zeros(self.n_outputs, dtype=torch.float64, device=Z.device)
+        squares = 0.0
         for _, H in self.iter_transform(Z):
             total += H.to(torch.float64).sum(dim=0)
             squares += float(H.to(torch.float64).square().sum())
@@ -342,7 +351,8 @@ class FeatureMap(ABC):
         for name in {field.name for field in dataclasses.fields(self)} - {
             "construction"
         }:
-            mine, theirs = getattr(self, name), getattr(other, name)
+            mine = getattr(self, name)
+            theirs = getattr(other, name)
             if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
                 if not torch.equal(mine, theirs.to(mine.device)):
                     return False
@@ -359,7 +369,8 @@ class DenseMap(FeatureMap):
     Parameters
     ----------
     weights : Tensor of shape (d, L)
-        Input weights of the units; float32, since that is how they are drawn, and exact in any wider type.
+        Input weights of the units; float32, since that is how they are drawn, and exact
+        in any wider type.
     bias : Tensor of shape (L,)
         Biases, float64 where they depend on the data.
     activation : str
@@ -385,7 +396,10 @@ class DenseMap(FeatureMap):
         )
         require(self.n_features_in > 0, "units have no inputs")
         require(self.n_outputs > 0, "it has no outputs")
-        guided = 0 if self.construction is None else self.construction.n_guided
+        if self.construction is None:
+            guided = 0
+        else:
+            guided = self.construction.n_guided
         require(guided <= self.n_units, "more units were selected than there are")
 
     @property
@@ -403,7 +417,9 @@ class DenseMap(FeatureMap):
         H = ACTIVATIONS[self.activation](
             torch.addmm(self.bias.to(Z), Z, self.weights.to(Z))
         )
-        return H if self.gain == 1.0 else H.mul_(self.gain)
+        if self.gain == 1.0:
+            return H
+        return H.mul_(self.gain)
 
 
 def link_only(Z: Tensor) -> FeatureMap:
@@ -416,7 +432,8 @@ def link_only(Z: Tensor) -> FeatureMap:
     >>> link_only(torch.tensor([[2.0, 3.0]])).transform(torch.tensor([[2.0, 3.0]])).tolist()
     [[2.0, 3.0, 1.0]]
     """
-    d, device = Z.shape[1], Z.device
+    d = Z.shape[1]
+    device = Z.device
     return DenseMap(
         weights=torch.zeros(d, 0, device=device),
         bias=torch.zeros(0, device=device),
@@ -470,7 +487,7 @@ def check_contrast(
         )
 
 
-# -- layers ---------------------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------
 
 
 LAYERS: Registry[type[Layer]] = Registry("layer", plugins=True)
@@ -484,7 +501,8 @@ class Layer(ABC):
     Parameters
     ----------
     n_units : int or None
-        Random units; 0 leaves the features themselves with a constant, None whatever the kind finds.
+        Random units; 0 leaves the features themselves with a constant, None whatever
+        the kind finds.
     direct_link : bool
         Put the features beside the units.
     """
@@ -494,7 +512,9 @@ class Layer(ABC):
 
     def __post_init__(self) -> None:
         if self.n_units is not None:
-            check_number("n_units", self.n_units, low=0, integer=True)
+            check_number(
+                "n_units", self.n_units, low=0, high=LARGEST_WIDTH, integer=True
+            )
 
     @abstractmethod
     def draw(
@@ -531,15 +551,15 @@ class Layer(ABC):
         units = self.draw(Z, Y, seed=seed, alpha=alpha, verbose=verbose)
         if not self.direct_link:
             return units
-        # The link, as in RVFL networks, is scaled to the energy that the units have: the sum of their variances.
-        rows, energy = Z.to(torch.float64), units.centred_energy(Z)
+        # The link, as in RVFL networks, is scaled to the energy that the units have:
+        # the sum of their variances.
+        rows = Z.to(torch.float64)
+        energy = units.centred_energy(Z)
         centre = rows.mean(dim=0)
         link = float((rows - centre).square().sum())
-        scale = (
-            (energy / link) ** 0.5
-            if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0
-            else 1.0
-        )
+        scale = 1.0
+        if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0:
+            scale = (energy / link) ** 0.5
         return dataclasses.replace(units, centre=centre, scale=scale)
 
     def to_plain(self) -> dict[str, Any]:
@@ -574,8 +594,9 @@ def layer_from_plain(values: Mapping[str, Any]) -> Layer:
 def centred_rms(Z: Tensor) -> float:
     """Return the root mean square distance of rows from their mean, the spread of unit-variance weights.
 
-    A weight vector of independent unit normals gives pre-activations of exactly this standard deviation
-    (in expectation), so ``spread / centred_rms(Z)`` is the scale that gives a wanted spread.
+    A weight vector of independent unit normals gives pre-activations of exactly this
+    standard deviation (in expectation), so ``spread / centred_rms(Z)`` is the scale
+    that gives a wanted spread.
     """
     value = float(
         (Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt()

@@ -1,14 +1,15 @@
 """The Fourier layer: structured orthogonal units that are drawn from a seed and never stored.
 
-Features z, padded with zeros to n columns (a power of two), are turned three times by random signs D and a Hadamard
-matrix H,
+Features z, padded with zeros to n columns (a power of two), are turned three times by
+random signs D and a Hadamard matrix H,
 
     u = H D_3 H D_2 H D_1 z
 
-so that the rows of the whole are n orthogonal directions, all of one length, distributed much as normal ones. Wider
-layers have several such blocks, each with signs of its own. With ``n = a b`` a product with H is two small ones, by
-Hadamard matrices of order b and a: ``2 n (a + b)`` operations a row instead of ``2 n d``. Signs and phases are integers
-and uniform numbers, which every machine draws alike.
+so that the rows of the whole are n orthogonal directions, all of one length,
+distributed much as normal ones. Wider layers have several such blocks, each with signs
+of its own. With ``n = a b`` a product with H is two small ones, by Hadamard matrices of
+order b and a: ``2 n (a + b)`` operations a row instead of ``2 n d``. Signs and phases
+are integers and uniform numbers, which every machine draws alike.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from torch import Tensor
 
 from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_number
+from evergrow.core.validation import LARGEST_WIDTH, check_number
 from evergrow.head.layers.feature_map import LAYERS, FeatureMap, Layer, centred_rms
 
 FOURIER_BANDWIDTH = 0.5
 """Spread of the pre-activations for ``gamma="spread"``. On training rows of four sets 0.25 to 0.7 do alike."""
 
-UNITS_PER_FEATURE, LEAST_UNITS, MOST_UNITS = 24, 2048, 3000
+UNITS_PER_FEATURE = 24
+LEAST_UNITS = 2048
+MOST_UNITS = 3000
 """Width where none is given: few features need fewer units (measured: ``docs/how-it-works.md``)."""
 
 LEAST_ORDER = 64
@@ -62,7 +65,7 @@ class FourierMap(FeatureMap):
     """
 
     features: Annotated[int, Between(1, 2**31)]
-    width: Annotated[int, Between(1, 2**31)]
+    width: Annotated[int, Between(1, LARGEST_WIDTH)]
     seed: Annotated[int, Between(-(2**63), 2**64)]
     bandwidth: Annotated[float, Between(above=0.0)]
 
@@ -105,15 +108,18 @@ class FourierMap(FeatureMap):
 
     def hidden(self, Z: Tensor) -> Tensor:
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
-        phases, out = self.drawn(Z.device, Z.dtype)[1], Z.new_empty(len(Z), self.width)
-        step = (
-            max(_AT_ONCE // self.order, 1) if Z.device.type == "cpu" else max(len(Z), 1)
-        )
+        phases = self.drawn(Z.device, Z.dtype)[1]
+        out = Z.new_empty(len(Z), self.width)
+        if Z.device.type == "cpu":
+            step = max(_AT_ONCE // self.order, 1)
+        else:
+            step = max(len(Z), 1)
         for rows, H in zip(torch.split(Z, step), torch.split(out, step), strict=True):
             for units, turned in self._turned(
                 rows, together=1 if Z.device.type == "cpu" else self.blocks
             ):
-                # The lengths of the three turns and of a weight: n^-1/2 each, and n^1/2.
+                # The lengths of the three turns and of a weight: n^-1/2 each, and
+                # n^1/2.
                 torch.add(
                     phases[units],
                     turned.T,
@@ -126,26 +132,31 @@ class FourierMap(FeatureMap):
     def _turned(self, Z: Tensor, together: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Yield units of some blocks after the other, and rows turned three times, (units, n); the next overwrite them.
 
-        Rows stand in columns, so that both products of a turn read and write memory as it lies. A product with H leaves
-        entry ``i b + j`` at ``j a + i``; the pass that puts it there multiplies by the next signs. One block at a time
-        stays in the cache of a core; a GPU takes them together, since there every step costs alike.
+        Rows stand in columns, so that both products of a turn read and write memory as
+        it lies. A product with H leaves entry ``i b + j`` at ``j a + i``; the pass that
+        puts it there multiplies by the next signs. One block at a time stays in the
+        cache of a core; a GPU takes them together, since there every step costs alike.
         """
         (signs, _), (first, second) = (
             self.drawn(Z.device, Z.dtype),
             self.factors(Z.device, Z.dtype),
         )
-        rows, a, b = len(Z), len(second), len(first)
+        rows = len(Z)
+        a = len(second)
+        b = len(first)
         buffers = [Z.new_empty(together * self.order, rows) for _ in range(2)]
         padded = Z.new_zeros(self.order, rows)
         padded[: self.features] = Z.T
         for begin in range(0, self.blocks, together):
             some = signs[:, begin : begin + together]
-            g, start = some.shape[1], begin * self.order
+            g = some.shape[1]
+            start = begin * self.order
             units = slice(start, min(start + g * self.order, self.width))
             X, Y = (buffer[: g * self.order] for buffer in buffers)
             torch.mul(padded, some[0, :, :, None], out=X.view(g, -1, rows))
             for turn in range(_TURNS):
-                # Of the last turn of one block only as many entries j are worked out as there are units.
+                # Of the last turn of one block only as many entries j are worked out as
+                # there are units.
                 last = turn == _TURNS - 1
                 kept = -(-(units.stop - start) // a) if last and g == 1 else b
                 Y = Y[: g * a * kept]
@@ -161,10 +172,8 @@ class FourierMap(FeatureMap):
                     torch.bmm(
                         second.expand(g, -1, -1), Y.view(g, a, -1), out=X.view(g, a, -1)
                     )
-                placed, found = (
-                    Y.view(g, kept, a, rows),
-                    X.view(g, a, kept, rows).transpose(1, 2),
-                )
+                placed = Y.view(g, kept, a, rows)
+                found = X.view(g, a, kept, rows).transpose(1, 2)
                 if last:
                     placed.copy_(found)
                 else:
@@ -179,7 +188,8 @@ def _drawn(seed: int, order: int, blocks: int, *kind: Any) -> tuple[Tensor, Tens
 
     Those of a GPU are kept there: a batch that brought them to it would wait for it.
     """
-    signs, phases = [], []
+    signs = []
+    phases = []
     for block in range(blocks):
         source = generator(seed, "fourier", block)
         signs.append(
@@ -204,13 +214,12 @@ def hadamard(order: int, *kind: Any) -> Tensor:
     [[1.0, 1.0], [1.0, -1.0]]
     """
     one = torch.ones(1, 1, dtype=torch.float64)
-    whole = (
-        one
-        if order == 1
-        else torch.kron(
+    if order == 1:
+        whole = one
+    else:
+        whole = torch.kron(
             torch.tensor([[1.0, 1.0], [1.0, -1.0]]).to(one), hadamard(order // 2)
         )
-    )
     return whole.to(*kind)
 
 
@@ -222,12 +231,14 @@ class FourierLayer(Layer):
     Parameters
     ----------
     n_units : int or None
-        Width L; 0 leaves the features themselves with a constant. None takes 24 units a feature, from 2,048 to 3,000.
+        Width L; 0 leaves the features themselves with a constant. None takes 24 units a
+        feature, from 2,048 to 3,000.
     direct_link : bool
         Put the features beside the units.
     gamma : float or "spread"
-        Kernel ``exp(-gamma |z - z'|^2)``: weights have variance ``2 gamma``. ``"spread"`` sets a bandwidth of twice the
-        root mean square distance of first-task rows from their mean.
+        Kernel ``exp(-gamma |z - z'|^2)``: weights have variance ``2 gamma``.
+        ``"spread"`` sets a bandwidth of twice the root mean square distance of
+        first-task rows from their mean.
 
     Examples
     --------
@@ -252,7 +263,8 @@ class FourierLayer(Layer):
     ) -> FeatureMap:
         """Choose the bandwidth, the only thing that may depend on Z."""
         if isinstance(self.gamma, str):
-            # Rounded, so that rows that a shard keeps in single precision give the layer that the rows themselves give.
+            # Rounded, so that rows that a shard keeps in single precision give the
+            # layer that the rows themselves give.
             bandwidth = torch.tensor(
                 FOURIER_BANDWIDTH / centred_rms(Z), dtype=torch.float32
             ).item()

@@ -4,19 +4,21 @@ Z is N x d, H the N x L activations accepted so far, Y the N x C targets. With
 
     M = I - H (H^T H + alpha I)^-1 H^T = alpha (alpha I + H H^T)^-1          (N x N)
 
-the ridge residual is ``E = M Y``. Accepting a block H_s with Schur complement ``S = alpha I + H_s^T M H_s`` and
-gains ``A = S^-1 H_s^T E`` gives
+the ridge residual is ``E = M Y``. Accepting a block H_s with Schur complement ``S =
+alpha I + H_s^T M H_s`` and gains ``A = S^-1 H_s^T E`` gives
 
     E' = E - M H_s A              M' = M - (M H_s) S^-1 (M H_s)^T
 
-so no L x L matrix is needed. Everything that the criterion needs are five small matrices per block:
+so no L x L matrix is needed. Everything that the criterion needs are five small
+matrices per block:
 
-    gram   = H_s^T H_s            schur = alpha I + H_s^T M H_s
-    v      = H_s^T E              u     = (M H_s)^T E               w = (M H_s)^T (M H_s)
+    gram   = H_s^T H_s            schur = alpha I + H_s^T M H_s v      = H_s^T E
+    u     = (M H_s)^T E               w = (M H_s)^T (M H_s)
 
-M is held in one of two forms that agree: dense, 8 N^2 bytes, best for the few hundred samples that a first task
-usually has; or factored, ``M = I - F F^T`` with F re-compressed to its numerical rank, best when N is large and the
-units are nearly affine, so that the rank stays near d + 1.
+M is held in one of two forms that agree: dense, 8 N^2 bytes, best for the few hundred
+samples that a first task usually has; or factored, ``M = I - F F^T`` with F
+re-compressed to its numerical rank, best when N is large and the units are nearly
+affine, so that the rank stays near d + 1.
 """
 
 from __future__ import annotations
@@ -31,10 +33,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import ConstructionError, ConstructionWarning, LabelError
+from evergrow.core.errors import (
+    ConstructionError,
+    ConstructionWarning,
+    LabelError,
+    ParameterError,
+)
 from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import (
+    LARGEST_WIDTH,
+    MOST_ROUNDS,
+    check_choice,
+    check_number,
+)
 from evergrow.head.layers.feature_map import (
     ACTIVATIONS,
     LAYERS,
@@ -59,6 +71,9 @@ NAMED_SCALES = ("paper", "auto")
 
 Scales = str | Sequence[float]
 
+MOST_SCALES = 100
+"""Largest number of scales; each is tried with every candidate of a round."""
+
 CONSTRUCTION_ALPHA = 0.01
 """The paper's ridge, used to grow the layer where none is given."""
 
@@ -75,10 +90,11 @@ class GuidedLayer(Layer):
     Parameters
     ----------
     n_units : int or None
-        Exact width: where the search ends before it, the layer is filled with unguided units of the same
-        distribution. None keeps what was accepted.
+        Exact width: where the search ends before it, the layer is filled with unguided
+        units of the same distribution. None keeps what was accepted.
     direct_link : bool
-        Put the features beside the units, which are then grown on what these leave unexplained.
+        Put the features beside the units, which are then grown on what these leave
+        unexplained.
     max_units : int
         Cap on the width.
     block_size : int
@@ -90,15 +106,16 @@ class GuidedLayer(Layer):
     tol : float
         Root mean square residual at which the construction has converged.
     scales : "paper", "auto" or sequence of float
-        Scales xi of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16 features; ``"auto"`` sets the
-        spread of pre-activations from the first task.
+        Scales xi of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16
+        features; ``"auto"`` sets the spread of pre-activations from the first task.
     activation : str
         Activation of the units.
     bias : {"gaussian", "points", "phases"}
         Rule of the biases, see :class:`~evergrow.head.layers.guided.UnitSampler`.
     criterion : {"exact", "theorem"}
-        ``"exact"`` judges the true fall of the squared residual; ``"theorem"`` the paper's printed
-        inequality together with ``R_L >= 0`` (which, measured, stops after the first block).
+        ``"exact"`` judges the true fall of the squared residual; ``"theorem"`` the
+        paper's printed inequality together with ``R_L >= 0`` (which, measured, stops
+        after the first block).
 
     Examples
     --------
@@ -122,8 +139,13 @@ class GuidedLayer(Layer):
     criterion: str = "exact"
 
     def __post_init__(self) -> None:
-        for name in ("max_units", "block_size", "n_candidates"):
-            check_number(name, getattr(self, name), low=1, integer=True)
+        for name in ("max_units", "block_size"):
+            check_number(
+                name, getattr(self, name), low=1, high=LARGEST_WIDTH, integer=True
+            )
+        check_number(
+            "n_candidates", self.n_candidates, low=1, high=MOST_ROUNDS, integer=True
+        )
         if self.n_units is not None:
             check_number(
                 "n_units", self.n_units, low=0, high=self.max_units, integer=True
@@ -150,7 +172,8 @@ class GuidedLayer(Layer):
             raise LabelError(
                 "A guided layer needs at least 2 classes in the first batch, got 1 class."
             )
-        Z, Y = Z.to(torch.float64), Y.to(torch.float64)
+        Z = Z.to(torch.float64)
+        Y = Y.to(torch.float64)
         sampler = UnitSampler(Z, self.scales, self.bias, seed, "mgsm")
         limit = self.n_units or self.max_units
         form = choose_form(Z, limit, float(sampler.scales.max()))
@@ -171,7 +194,8 @@ class GuidedLayer(Layer):
                 link, lower, torch.cholesky_solve(link.T @ residual.E, lower)
             )
         search = _LayerSearch(self, sampler, residual, limit)
-        status, guided = search.run(verbose), search.width
+        status = search.run(verbose)
+        guided = search.width
         if self.n_units is not None and self.n_units > guided:
             steps = min(search.step + 1, sampler.n_scales)
             search.units.append(
@@ -207,12 +231,10 @@ class _LayerSearch:
     def __init__(
         self, layer: GuidedLayer, sampler: UnitSampler, residual: Residual, limit: int
     ) -> None:
-        self.layer, self.sampler, self.residual, self.limit = (
-            layer,
-            sampler,
-            residual,
-            limit,
-        )
+        self.layer = layer
+        self.sampler = sampler
+        self.residual = residual
+        self.limit = limit
         self.units: list[tuple[Tensor, Tensor]] = []
         self.log: list[BlockRecord] = []
         self.width = self.round = self.step = 0
@@ -225,7 +247,9 @@ class _LayerSearch:
 
     def run(self, verbose: bool) -> Literal["converged", "exhausted", "capped"]:
         """Grow until the residual is small, the scales are used up, or the layer is as wide as it may be."""
-        layer, started, tried = self.layer, time.perf_counter(), 0
+        layer = self.layer
+        started = time.perf_counter()
+        tried = 0
         with meter("growing the layer", self.limit, enabled=verbose) as tick:
             while True:
                 if self.rmse <= layer.tol:
@@ -241,7 +265,8 @@ class _LayerSearch:
                     kept = (
                         torch.arange(weights.shape[1]) % layer.block_size < block
                     ).to(weights.device)
-                    weights, bias = weights[:, kept], bias[kept]
+                    weights = weights[:, kept]
+                    bias = bias[kept]
                 self.round += 1
                 tried += layer.n_candidates
                 H = ACTIVATIONS[layer.activation](
@@ -262,10 +287,8 @@ class _LayerSearch:
 
     def _best(self, candidates: Candidates) -> int | None:
         """Return the admissible block with the largest fall, or None."""
-        falls, theorem = (
-            candidates.drop_exact.sum(dim=1),
-            candidates.drop_theorem.sum(dim=1),
-        )
+        falls = candidates.drop_exact.sum(dim=1)
+        theorem = candidates.drop_theorem.sum(dim=1)
         judged = falls if self.layer.criterion == "exact" else theorem
         admissible = (
             judged >= (1.0 - self.layer.contraction) * self.residual.sq_norms.sum()
@@ -277,7 +300,9 @@ class _LayerSearch:
         fall, index = torch.stack(
             [falls.amax(), falls.argmax().to(falls.dtype)]
         ).tolist()
-        return int(index) if fall > -math.inf else None
+        if fall > -math.inf:
+            return int(index)
+        return None
 
     def _accept(
         self, candidates: Candidates, index: int, tried: int, started: float
@@ -296,7 +321,8 @@ class _LayerSearch:
                 residual.sq_norms.sum(),
             ]
         ).tolist()
-        sampler, seconds = self.sampler, time.perf_counter() - started
+        sampler = self.sampler
+        seconds = time.perf_counter() - started
         # Where a scale is drawn for every unit the log has the middle of the range.
         scale = float(
             sampler.scales.log().mean().exp()
@@ -317,12 +343,13 @@ class _LayerSearch:
         )
 
 
-# -- the residual -------------------------------------------------------------------------------------------------
+# -- the residual ----------------------------------------------------------------------
 
 
 COMPRESSION_TOL = 1e-11
 """Directions of F F^T below this are dropped. An eigenvalue rho of F F^T is 1 - rho in M, so that dropping it
-changes M by the relative amount rho: far below the 1e-8 to which the forms must agree."""
+changes M by the relative amount rho: far below the 1e-8 to which the forms must agree.
+"""
 
 
 @dataclass(frozen=True)
@@ -334,7 +361,8 @@ class Candidates:
     drop_exact : Tensor of shape (B, C)
         Exact fall of each target column's squared residual, old weights re-adjusted.
     drop_theorem : Tensor of shape (B, C)
-        The left side of the paper's inequality; the difference is the coupling term R_L of its appendix.
+        The left side of the paper's inequality; the difference is the coupling term R_L
+        of its appendix.
     projected : Tensor of shape (B, N, s)
         ``M H_s``.
     gains : Tensor of shape (B, s, C)
@@ -369,14 +397,17 @@ class Residual:
     """
 
     def __init__(self, Z: Tensor, Y: Tensor, alpha: float, form: str) -> None:
-        self.Z, self.Y, self.alpha = Z, Y, alpha
-        self.E, self.sq_norms = Y.clone(), Y.square().sum(dim=0)
-        self._matrix = (
-            torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
-            if form == "dense"
-            else None
-        )
-        self._factor, self._rank = Z.new_zeros(len(Z), 0), 0
+        self.Z = Z
+        self.Y = Y
+        self.alpha = alpha
+        self.E = Y.clone()
+        self.sq_norms = Y.square().sum(dim=0)
+        if form == "dense":
+            self._matrix = torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
+        else:
+            self._matrix = None
+        self._factor = Z.new_zeros(len(Z), 0)
+        self._rank = 0
 
     def project(self, H: Tensor) -> Tensor:
         """Return ``M H`` for H of shape (N, m)."""
@@ -389,19 +420,24 @@ class Residual:
 
         With ``A = S^-1 V``, column by column,
 
-            drop_exact   = 2 <U, A> - <A, W A>          drop_theorem = 2 <V, A> - <A, H_s^T H_s A>
+            drop_exact   = 2 <U, A> - <A, W A>          drop_theorem = 2 <V, A> - <A,
+            H_s^T H_s A>
         """
         projected = self.project(H)
         shape = (-1, block, self.E.shape[1])
-        v, u = (H.T @ self.E).view(shape), (projected.T @ self.E).view(shape)
+        v = (H.T @ self.E).view(shape)
+        u = (projected.T @ self.E).view(shape)
         blocks, maps = (
             matrix.view(len(H), -1, block).transpose(0, 1) for matrix in (H, projected)
         )
-        gram, w, schur = blocks.mT @ blocks, maps.mT @ maps, blocks.mT @ maps
+        gram = blocks.mT @ blocks
+        w = maps.mT @ maps
+        schur = blocks.mT @ maps
         schur = (schur + schur.mT).mul_(0.5)
         schur.diagonal(dim1=1, dim2=2).add_(self.alpha)
         lower, info = torch.linalg.cholesky_ex(schur)
-        # Two triangular solves: batched cholesky_solve takes a far slower route on a GPU.
+        # Two triangular solves: batched cholesky_solve takes a far slower route on a
+        # GPU.
         gains = torch.linalg.solve_triangular(lower, v, upper=False)
         gains = torch.linalg.solve_triangular(lower.mT, gains, upper=True)
         exact = (2.0 * u - w @ gains).mul_(gains).sum(dim=1)
@@ -433,9 +469,10 @@ class Residual:
 def choose_form(Z: Tensor, units: int, scale: float) -> str:
     """Return the form of M that takes fewer operations, and fewer bytes.
 
-    Units whose pre-activations stay below about 0.2 are affine to within the compression tolerance, so their rank is
-    that of the features and a constant; otherwise every unit may count. F carries about as many columns again that are
-    not yet compressed.
+    Units whose pre-activations stay below about 0.2 are affine to within the
+    compression tolerance, so their rank is that of the features and a constant;
+    otherwise every unit may count. F carries about as many columns again that are not
+    yet compressed.
 
     Parameters
     ----------
@@ -455,11 +492,14 @@ def choose_form(Z: Tensor, units: int, scale: float) -> str:
     """
     n, d = Z.shape
     spread = scale * float(Z.square().sum(dim=1).mean().sqrt())
-    rank = min(n, units, d + 1) if spread < 0.2 else min(n, units)
+    if spread < 0.2:
+        rank = min(n, units, d + 1)
+    else:
+        rank = min(n, units)
     return "dense" if n <= 3.5 * rank else "factored"
 
 
-# -- random units -------------------------------------------------------------------------------------------------
+# -- random units ----------------------------------------------------------------------
 
 
 def check_scales(scales: Scales) -> None:
@@ -471,26 +511,33 @@ def check_scales(scales: Scales) -> None:
     ):
         check_choice("scales, where they are no numbers,", scales, NAMED_SCALES)
         return
-    for value in scales:
+    values = list(scales)
+    if len(values) > MOST_SCALES:
+        raise ParameterError(
+            f"scales must be at most {MOST_SCALES} numbers, got {len(values)}"
+        )
+    for value in values:
         check_number("every scale", value, low=0.0, low_open=True)
 
 
 class UnitSampler:
     """A source of random units ``(w, b)``, addressed by round.
 
-    Round r always yields the same numbers. Within a round block after block is drawn, so the first blocks
-    do not depend on how many follow; weights are drawn in float32 on the CPU and moved.
+    Round r always yields the same numbers. Within a round block after block is drawn,
+    so the first blocks do not depend on how many follow; weights are drawn in float32
+    on the CPU and moved.
 
     Parameters
     ----------
     Z : Tensor of shape (n, d)
         First-task features; ``"auto"`` scales and ``"points"`` biases look at them.
     scales : "paper", "auto" or sequence of float
-        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every unit.
+        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every
+        unit.
     bias : {"gaussian", "points", "phases"}
-        ``"gaussian"``: ``b ~ N(0, scale^2)`` as in the paper. ``"points"``: ``b = -w . z_i`` for a random
-        first-task sample, so that every unit bends where there is data. ``"phases"``: uniform on a full turn, for
-        cosines.
+        ``"gaussian"``: ``b ~ N(0, scale^2)`` as in the paper. ``"points"``: ``b = -w .
+        z_i`` for a random first-task sample, so that every unit bends where there is
+        data. ``"phases"``: uniform on a full turn, for cosines.
     seed : int
         Seed of the streams.
     purpose : str
@@ -500,28 +547,33 @@ class UnitSampler:
     def __init__(
         self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str
     ) -> None:
-        self.Z, self.bias, self.seed, self.purpose = Z, bias, seed, purpose
+        self.Z = Z
+        self.bias = bias
+        self.seed = seed
+        self.purpose = purpose
         self.auto = isinstance(scales, str) and scales == "auto"
         if self.auto:
             self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(
                 Z
             )
         else:
-            values = (
-                PAPER_SCALES
-                if isinstance(scales, str)
-                else tuple(float(value) for value in scales)
-            )
+            if isinstance(scales, str):
+                values = PAPER_SCALES
+            else:
+                values = tuple(float(value) for value in scales)
             self.scales = torch.tensor(values, dtype=torch.float64)
 
     @property
     def n_scales(self) -> int:
         """Steps of the schedule; drawing a scale per unit leaves nothing to step through."""
-        return 1 if self.auto else len(self.scales)
+        if self.auto:
+            return 1
+        return len(self.scales)
 
     def normals(self, round_: int, n_blocks: int, block: int) -> Tensor:
         """Return unit normals (n_blocks, d + 1, block), float32, on the CPU."""
-        stream, rows = generator(self.seed, self.purpose, round_), self.Z.shape[1] + 1
+        stream = generator(self.seed, self.purpose, round_)
+        rows = self.Z.shape[1] + 1
         # One block after the other, so that the first do not depend on how many follow.
         return torch.stack(
             [torch.randn(rows, block, generator=stream) for _ in range(n_blocks)]
@@ -529,7 +581,8 @@ class UnitSampler:
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
-        device, count = self.Z.device, normals.shape[0] * normals.shape[2]
+        device = self.Z.device
+        count = normals.shape[0] * normals.shape[2]
         scale: float | Tensor = float(
             self.scales[step].to(torch.float32)
         )  # a number spares the device a transfer

@@ -1,26 +1,33 @@
 """Classes differ in shape: second moments per class in a few directions, and what they add to the scores.
 
-A discriminant gives all classes one covariance. With rows p in k fixed directions, the scatter S_c of class c about its
-mean (m_c = n_c - 1 degrees of freedom), the pooled covariance C_0 and an inverse Wishart prior of strength nu about it,
+A discriminant gives all classes one covariance. With rows p in k fixed directions, the
+scatter S_c of class c about its mean (m_c = n_c - 1 degrees of freedom), the pooled
+covariance C_0 and an inverse Wishart prior of strength nu about it,
 
-    C_c = (S_c + nu C_0) / (m_c + nu)        g_c = m_c / (m_c + nu) min(max((n_c - 10) / 20, 0), 1)
-    shape_c(p) = g_c max((d^T (C_0^-1 - C_c^-1) d + ln|C_0| - ln|C_c|) / 2, -20)        d = p - mean_c
+    C_c = (S_c + nu C_0) / (m_c + nu)        g_c = m_c / (m_c + nu) min(max((n_c - 10) /
+    20, 0), 1) shape_c(p) = g_c max((d^T (C_0^-1 - C_c^-1) d + ln|C_0| - ln|C_c|) / 2,
+    -20)        d = p - mean_c
 
-is the log-likelihood ratio of the class's own shape to the common one, counted as far as it is credible: a class of ten
-rows has none. nu maximises the marginal likelihood of the scatters. Everything is a sum over samples.
+is the log-likelihood ratio of the class's own shape to the common one, counted as far
+as it is credible: a class of ten rows has none. nu maximises the marginal likelihood of
+the scatters. Everything is a sum over samples.
 
-The last factor is not the prior's doing. The directions are those in which rows of the first task spread, so that its
-classes look larger in them than they are, the more the fewer rows there were; nu takes that for classes that differ.
-On held-out training rows of birds, intents and CIFAR-100 shapes cost 1 to 4 points where all classes have six rows,
-nothing with twenty, and gain with thirty and more.
+The last factor is not the prior's doing. The directions are those in which rows of the
+first task spread, so that its classes look larger in them than they are, the more the
+fewer rows there were; nu takes that for classes that differ. On held-out training rows
+of birds, intents and CIFAR-100 shapes cost 1 to 4 points where all classes have six
+rows, nothing with twenty, and gain with thirty and more.
 
-**What a class costs.** The sum of outer products X^T X of r rows in k directions has rank r, so for up to k / 2 rows it
-is held as a factor F of r rows, F^T F = X^T X; for more rows as a triangle, which is then smaller. F is worked out from
-entries of the sum alone (a Cholesky factorisation with pivots), so it tells of the rows what the sum tells: all X with
-the same sum, which are those turned by any orthogonal matrix, give the same F. Sums and differences of factors are
-factored again, and are as exact as those of triangles: to rounding of the largest variance that took part.
+**What a class costs.** The sum of outer products X^T X of r rows in k directions has
+rank r, so for up to k / 2 rows it is held as a factor F of r rows, F^T F = X^T X; for
+more rows as a triangle, which is then smaller. F is worked out from entries of the sum
+alone (a Cholesky factorisation with pivots), so it tells of the rows what the sum
+tells: all X with the same sum, which are those turned by any orthogonal matrix, give
+the same F. Sums and differences of factors are factored again, and are as exact as
+those of triangles: to rounding of the largest variance that took part.
 
-In coordinates in which C_0 is the identity and S_c = B^T B, terms of classes of few rows need B alone:
+In coordinates in which C_0 is the identity and S_c = B^T B, terms of classes of few
+rows need B alone:
 
     (m_c + nu) (S_c + nu I)^-1 = (m_c + nu) / nu (I - B^T (nu I + B B^T)^-1 B)
 """
@@ -47,9 +54,11 @@ LIKELIEST = 16
 
 FLOOR = 20.0
 """Least log-likelihood ratio that counts. Without it a row far from everything is refused by every class that has a
-shape and falls to one of a few rows, which has none. On training rows 10 to 40 do alike."""
+shape and falls to one of a few rows, which has none. On training rows 10 to 40 do
+alike."""
 
-SHAPELESS, SHAPED = 10, 30
+SHAPELESS = 10
+SHAPED = 30
 """Rows up to which a class has no shape of its own, and from which on it has all that the prior leaves it."""
 
 _AT_ONCE = 256
@@ -64,7 +73,8 @@ _COMMON_RIDGE = 0.1
 _WIDE = 1536
 """Features beyond which only so many directions are worked out as are wanted, and a few more."""
 
-_MORE, _ROUNDS = 64, 5
+_MORE = 64
+_ROUNDS = 5
 
 _NO_SAMPLES = (
     "sums of products of a class must be those of some samples, got a negative variance"
@@ -96,7 +106,8 @@ class ClassShapes:
     sums : Tensor of shape (C, k)
         Sum of the rows of each class.
     ranks : Tensor of shape (C,)
-        Rows of each class's factor, at most k / 2, or k where the sum of its outer products is held as a triangle.
+        Rows of each class's factor, at most k / 2, or k where the sum of its outer
+        products is held as a triangle.
     moments : Tensor of shape (n,)
         Factors and upper triangles, row by row, one class after the other.
 
@@ -124,7 +135,8 @@ class ClassShapes:
         rank = int((values > 1e-10 * float(values.max().clamp_min(1e-300))).sum())
         kept = max(min(directions, rank), 1)
         basis = vectors[:, -kept:].flip(1)
-        # A direction is as good as its opposite: the largest entry decides, so that every machine takes the same.
+        # A direction is as good as its opposite: the largest entry decides, so that
+        # every machine takes the same.
         largest = basis.abs().argmax(dim=0)
         basis = basis * basis.gather(0, largest[None, :]).sign()
         ranks = torch.zeros(0, dtype=torch.int64, device=basis.device)
@@ -144,7 +156,8 @@ class ClassShapes:
     @cached_property
     def _parts(self) -> list[Tensor]:
         """Factor (r, k) or triangle (k (k + 1) / 2,) of every class."""
-        k, ranks = self.directions, self.ranks.tolist()
+        k = self.directions
+        ranks = self.ranks.tolist()
         parts = torch.split(self.moments, [_size(rank, k) for rank in ranks])
         return [
             part if rank == k else part.view(rank, k)
@@ -155,14 +168,15 @@ class ClassShapes:
         """Return features Z (n, d), as the layer sees them, in these directions, (n, k)."""
         return (Z - self.centre) @ self.basis
 
-    # -- sums and differences -----------------------------------------------------------------------------------
+    # -- sums and differences ----------------------------------------------------------
 
     def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
         """Return the sums of classes each of which is several old ones together; of none, a new one without rows."""
         sums = sum_columns(self.sums, groups, dim=0)
         if sums is self.sums:
             return self
-        none, parts = self.sums.new_zeros(0, self.directions), self._parts
+        none = self.sums.new_zeros(0, self.directions)
+        parts = self._parts
         contents: list[Tensor | _Pieces] = [
             [(parts[old], 1.0) for old in group]
             if len(group) > 1
@@ -177,7 +191,8 @@ class ClassShapes:
         self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None
     ) -> ClassShapes:
         """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""
-        sums, contents = self.sums.clone(), list[Tensor | _Pieces](self._parts)
+        sums = self.sums.clone()
+        contents = list[Tensor | _Pieces](self._parts)
         order = codes.argsort(
             stable=True
         )  # a class's rows lie together: no search through all of them for each
@@ -212,7 +227,8 @@ class ClassShapes:
 
     def _with(self, sums: Tensor, contents: Sequence[Tensor | _Pieces]) -> ClassShapes:
         """Return these sums with, of every class, a factor or triangle as it is, or pieces to add up."""
-        k, made = self.directions, dict(enumerate(contents))
+        k = self.directions
+        made = dict(enumerate(contents))
         few = {
             code: part
             for code, part in made.items()
@@ -251,7 +267,7 @@ class ClassShapes:
             self.centre.cpu(), other.centre.cpu()
         )
 
-    # -- what they say ------------------------------------------------------------------------------------------
+    # -- what they say -----------------------------------------------------------------
 
     def squares(self, classes: Sequence[int]) -> Tensor:
         """Return the sums of outer products of some classes, (c, k, k)."""
@@ -283,7 +299,7 @@ class ClassShapes:
         scaled = self.sums / counts_or_one(counts.to(self.sums)).sqrt()[:, None]
         return self.whole - scaled.T @ scaled
 
-    # -- files --------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless directions and sums fit each other."""
@@ -313,9 +329,10 @@ class ClassShapes:
             part.square().sum(dim=0) if part.dim() == 2 else part[diagonal]
             for part in self._parts
         ]
-        squares = (
-            torch.stack(found) if found else torch.zeros_like(self.sums)
-        )  # by class and direction
+        if found:
+            squares = torch.stack(found)
+        else:
+            squares = torch.zeros_like(self.sums)
         spread = (
             squares - self.sums.square() / counts_or_one(counts.to(self.sums))[:, None]
         )
@@ -373,14 +390,16 @@ class ShapeScores:
         self, shapes: ClassShapes, counts: Tensor, strength: float | None = None
     ) -> None:
         self.shapes, self.counts = shapes, counts.to(shapes.sums)
-        self.strength, self.has_terms = 1.0 if strength is None else strength, False
+        self.strength = 1.0 if strength is None else strength
+        self.has_terms = False
         self.means = shapes.sums / counts_or_one(self.counts)[:, None]
         self._own: dict[int, _OwnShape] = {}
         self._free = (self.counts - 1.0).clamp_min(0.0)
         shaped = ((self.counts - SHAPELESS) / (SHAPED - SHAPELESS)).clamp(0.0, 1.0)
         if strength is not None and not bool(shaped.any()):
             return
-        pooled, free = shapes.pooled(self.counts), float(self._free.sum())
+        pooled = shapes.pooled(self.counts)
+        free = float(self._free.sum())
         if free < 1.0 or float(pooled.diagonal().sum()) <= 1e-10 * float(
             shapes.whole.diagonal().sum()
         ):
@@ -389,7 +408,10 @@ class ShapeScores:
         common.diagonal().add_(_COMMON_RIDGE * float(common.diagonal().mean()))
         self._lower = _lower(common)
         self._white_means = self._white(self.means)
-        self.strength = self._likeliest_strength() if strength is None else strength
+        if strength is None:
+            self.strength = self._likeliest_strength()
+        else:
+            self.strength = strength
         self._credibility = self._free / (self._free + self.strength) * shaped
         self.floors = -FLOOR * self._credibility
         self.has_terms = bool(shaped.any())
@@ -403,7 +425,8 @@ class ShapeScores:
         self, classes: Sequence[int]
     ) -> Iterator[tuple[list[int], Tensor, bool]]:
         """Yield classes and their scatters in these coordinates: factors (c, r, k), or whole (c, k, k) and True."""
-        k, parts = self.shapes.directions, self.shapes._parts
+        k = self.shapes.directions
+        parts = self.shapes._parts
         few: dict[int, _Pieces] = {
             code: [
                 (parts[code], 1.0),
@@ -431,13 +454,12 @@ class ShapeScores:
             yield codes, 0.5 * (whitened + whitened.mT), True
 
     def _likeliest_strength(self) -> float:
-        k, several = (
-            self.shapes.directions,
-            torch.nonzero(self.counts > 1).ravel().tolist(),
-        )
+        k = self.shapes.directions
+        several = torch.nonzero(self.counts > 1).ravel().tolist()
         strengths = self.counts.new_tensor(_STRENGTHS)[:, None]
         prior = strengths + k + 1.0
-        # Many classes have as many rows as others: the gamma functions of each number are worked out once.
+        # Many classes have as many rows as others: the gamma functions of each number
+        # are worked out once.
         free, times = torch.unique(self._free[several], return_counts=True)
         gammas = torch.mvlgamma((prior + free) / 2, k) - torch.mvlgamma(prior / 2, k)
         total = (gammas + prior / 2 * k * strengths.log()) @ times.to(gammas)
@@ -458,7 +480,8 @@ class ShapeScores:
         likeliest = scores.topk(min(LIKELIEST, scores.shape[1]), dim=1).indices
         asked, order = likeliest.flatten().sort(stable=True)
         kept = self._credibility[asked] > 0.0  # without it the term is zero
-        asked, order = asked[kept], order[kept]
+        asked = asked[kept]
+        order = order[kept]
         rows = self._white(P)[order // likeliest.shape[1]] - self._white_means[asked]
         codes, lengths = (
             found.tolist()
@@ -478,18 +501,23 @@ class ShapeScores:
         return scores + lowest.expand_as(scores).scatter(1, likeliest, terms)
 
     def _shapes_of(self, classes: Sequence[int]) -> list[_OwnShape]:
-        k, nu = self.shapes.directions, self.strength
+        k = self.shapes.directions
+        nu = self.strength
         for codes, scatters, is_whole in self._white_scatters(
             [code for code in classes if code not in self._own]
         ):
-            core = scatters.clone() if is_whole else scatters @ scatters.mT
+            if is_whole:
+                core = scatters.clone()
+            else:
+                core = scatters @ scatters.mT
             core.diagonal(dim1=1, dim2=2).add_(nu)
-            lowers, half, total = (
-                _lower(core),
-                0.5 * self._credibility[codes],
-                self._free[codes] + nu,
-            )
-            sides = torch.eye(k).to(core).expand_as(core) if is_whole else scatters
+            lowers = _lower(core)
+            half = 0.5 * self._credibility[codes]
+            total = self._free[codes] + nu
+            if is_whole:
+                sides = torch.eye(k).to(core).expand_as(core)
+            else:
+                sides = scatters
             scale = half * total if is_whole else half * total / nu
             turned = torch.linalg.solve_triangular(
                 lowers, scale.sqrt()[:, None, None] * sides, upper=False
@@ -536,7 +564,7 @@ class _OwnShape:
         return matrix
 
 
-# -- factors and triangles ----------------------------------------------------------------------------------------
+# -- factors and triangles -------------------------------------------------------------
 
 
 def _size(rank: int, k: int) -> int:
@@ -595,9 +623,9 @@ def _batches(pieces: dict[int, _Pieces]) -> Iterator[tuple[list[int], Tensor, Te
 def _factored(rows: Tensor, weights: Tensor) -> Tensor:
     """Return factors F (c, r, k) with F^T F = X^T diag(w) X of rows (c, m, k) and weights (c, m).
 
-    Cholesky with pivots, of which a matrix of rank r needs r steps; rows of F beyond the rank are zero.
-    There is no such F where what is left on a diagonal, in units of the largest variance that took part, is far below
-    zero.
+    Cholesky with pivots, of which a matrix of rank r needs r steps; rows of F beyond
+    the rank are zero. There is no such F where what is left on a diagonal, in units of
+    the largest variance that took part, is far below zero.
     """
     heavy = rows * weights[:, :, None]
     left = (heavy * rows).sum(dim=1)
@@ -658,7 +686,8 @@ def _principal(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:
     wanted = directions + _MORE
     if width <= _WIDE or wanted >= min(centred.shape):
         return symmetric_eigh(centred.T @ centred)
-    # Subspace iteration: the few directions that are wanted cost a hundredth of a decomposition of that order.
+    # Subspace iteration: the few directions that are wanted cost a hundredth of a
+    # decomposition of that order.
     source = generator(0, "principal directions", width)
     span = torch.randn(width, wanted, generator=source, dtype=torch.float64).to(centred)
     for _ in range(_ROUNDS):

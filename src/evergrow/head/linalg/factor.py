@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError
+from evergrow.core.threads import threads_for
 
-# Rungs of the jitter ladder, in units of machine epsilon times the mean of the diagonal.
+# Rungs of the jitter ladder, in units of machine epsilon times the mean of the
+# diagonal.
 _LADDER = (0.0, 1e1, 1e3, 1e5, 1e7)
 
 _PANEL = 256  # columns of a factor that are held together
 
 _THREADED_FROM = 4096
 """Below this order the reduction to tridiagonal form gains little from threads, and its thousands of
-barriers stall when another process holds a core (measured on two cores: 8.9 s instead of 0.05 s at order 600,
-27 s instead of 0.6 s at order 1,500)."""
+barriers stall when another process holds a core (measured on two cores: 8.9 s instead
+of 0.05 s at order 600, 27 s instead of 0.6 s at order 1,500)."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,11 @@ class CholeskyFactor:
     Parameters
     ----------
     panels : sequence of Tensor
-        The lower-triangular factor, so many columns at a time without the zeros above: half a square matrix.
+        The lower-triangular factor, so many columns at a time without the zeros above:
+        half a square matrix.
     jitter : float
-        What was added to the diagonal to make the factorisation succeed; 0 when nothing was needed.
+        What was added to the diagonal to make the factorisation succeed; 0 when nothing
+        was needed.
     """
 
     panels: Sequence[Tensor]
@@ -78,7 +82,8 @@ class CholeskyFactor:
         """``trace((A + jitter I)^-1)``, the squared Frobenius norm of ``lower^-1``."""
         total = 0.0
         for place, panel in enumerate(self.panels):
-            # These columns of lower^-1 vanish above the panel as well: solve only the trailing triangle.
+            # These columns of lower^-1 vanish above the panel as well: solve only the
+            # trailing triangle.
             start = torch.eye(*panel.shape, dtype=panel.dtype, device=panel.device)
             trailing = CholeskyFactor(self.panels[place:], self.jitter)
             total += float(trailing.half_solve(start).square_().sum())
@@ -97,7 +102,8 @@ def safe_cholesky(
     shift : float
         Added to the diagonal, for example the ridge.
     allow_jitter : bool
-        False raises at once instead of climbing, for callers to whom indefiniteness is information.
+        False raises at once instead of climbing, for callers to whom indefiniteness is
+        information.
 
     Returns
     -------
@@ -129,7 +135,10 @@ def safe_cholesky(
             work, out=(work, work.new_empty((), dtype=torch.int32))
         ).info  # in place
         if int(info) == 0 and bool(torch.isfinite(work.diagonal()).all()):
-            starts = range(0, n, _PANEL) if n > _PANEL else ()
+            if n > _PANEL:
+                starts = range(0, n, _PANEL)
+            else:
+                starts = ()
             panels = [
                 work[at:, at : at + _PANEL].clone(memory_format=torch.contiguous_format)
                 for at in starts
@@ -155,13 +164,12 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     >>> values.tolist()
     [1.0, 2.0]
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if matrix.shape[0] < _THREADED_FROM else threads)
+    n = matrix.shape[0]
     try:
-        return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
+        with threads_for(0.0 if n < _THREADED_FROM else float(n) ** 3):
+            return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise NumericalError(
-            f"a matrix must have eigenvalues that can be computed, got one that is ill-conditioned: {error}"
+            "a matrix must have eigenvalues that can be computed, got one that is "
+            f"ill-conditioned: {error}"
         ) from error
-    finally:
-        torch.set_num_threads(threads)

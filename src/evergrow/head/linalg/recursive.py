@@ -36,8 +36,9 @@ class RecursiveState(RidgeStatistics):
 
         R <- R - (R H^T) K^-1 (R H^T)^T            W <- W + R H^T (Y - H W)
 
-    Costs about ``6 n L^2`` operations per update; the weights for its own ``alpha`` are always ready, which pays for
-    small batches of high rank. Other values of alpha, merges and everything else are served by the statistics.
+    Costs about ``6 n L^2`` operations per update; the weights for its own ``alpha`` are
+    always ready, which pays for small batches of high rank. Other values of alpha,
+    merges and everything else are served by the statistics.
 
     Parameters
     ----------
@@ -86,16 +87,16 @@ class RecursiveState(RidgeStatistics):
         return self.of(super().empty_like(), self.alpha)
 
     def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
-        inverse, weights = self.inverse.clone(), self.weights
+        inverse = self.inverse.clone()
+        weights = self.weights
 
         def followed() -> Iterator[Batch]:
             nonlocal weights
             for H, Y, columns in batches:
-                Y = (
-                    Y
-                    if columns is None
-                    else Y.new_zeros(len(Y), self.n_targets).index_copy_(1, columns, Y)
-                )
+                if columns is None:
+                    Y = Y
+                else:
+                    Y = Y.new_zeros(len(Y), self.n_targets).index_copy_(1, columns, Y)
                 for part, targets in zip(
                     torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True
                 ):
@@ -157,7 +158,8 @@ def _woodbury_step(
         raise NumericalError("The rows to unlearn were not learned before.") from error
     half = factor.half_solve(RH.T)
     residual = Y - H @ weights
-    # After the step R' H^T = R H^T K^-1, so the gain needs no second product with the new inverse.
+    # After the step R' H^T = R H^T K^-1, so the gain needs no second product with the
+    # new inverse.
     weights = weights + sign * (half.T @ factor.half_solve(residual))
     inverse.addmm_(half.T, half, alpha=-float(sign))
     return weights

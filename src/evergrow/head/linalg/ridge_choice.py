@@ -2,25 +2,28 @@
 
 **Ridge regression.** With ``G = U diag(d) U^T`` and ``q = U^T Q``, for any ``a > 0``
 
-    W(a)   = U diag(1 / (d + a)) q
-    df(a)  = sum_i d_i / (d_i + a)                                     (trace of the hat matrix)
-    RSS(a) = RSS(0) + sum_i |q_i|^2 / d_i (a / (d_i + a))^2
-    GCV(a) = n RSS(a) / (n - df(a))^2          n - df(a) = n - rank + sum_i a / (d_i + a)
+    W(a)   = U diag(1 / (d + a)) q df(a)  = sum_i d_i / (d_i + a)
+    (trace of the hat matrix) RSS(a) = RSS(0) + sum_i |q_i|^2 / d_i (a / (d_i + a))^2
+    GCV(a) = n RSS(a) / (n - df(a))^2          n - df(a) = n - rank + sum_i a / (d_i +
+    a)
 
-The last two are sums of positive terms. The textbook forms subtract nearly equal numbers when there are fewer rows
-than features and the fit is nearly perfect, and GCV then falls for the smallest ridge.
+The last two are sums of positive terms. The textbook forms subtract nearly equal
+numbers when there are fewer rows than features and the fit is nearly perfect, and GCV
+then falls for the smallest ridge.
 
-**Discriminant.** Two bounds decide: the minimiser of generalised cross-validation on the centred total scatter, taken
-half a decade down because shrinkage of the means comes on top of it, and the ridge at which the mean leverage of a row
-is a quarter. Both follow from one factorisation of ``A = S_w + alpha I``: with counts N, means D about the common mean
-and ``E = A^-1 D``
+**Discriminant.** Two bounds decide: the minimiser of generalised cross-validation on
+the centred total scatter, taken half a decade down because shrinkage of the means comes
+on top of it, and the ridge at which the mean leverage of a row is a quarter. Both
+follow from one factorisation of ``A = S_w + alpha I``: with counts N, means D about the
+common mean and ``E = A^-1 D``
 
-    T + alpha I = A + D N D^T        W = (T + alpha I)^-1 D N = E (N^-1 + D^T E)^-1 =: E S
-    tr (T + alpha I)^-1 = tr A^-1 - tr(S E^T E)
+    T + alpha I = A + D N D^T        W = (T + alpha I)^-1 D N = E (N^-1 + D^T E)^-1 =: E
+    S tr (T + alpha I)^-1 = tr A^-1 - tr(S E^T E)
 
-Traces are estimated with the same random signs for every ridge, so that their error does not move the minimum. Where
-statistics are kept in coordinates of their own, which depend on the order in which rows came, they are worked out: the
-choice must not depend on that order, and there are no more coordinates than rows.
+Traces are estimated with the same random signs for every ridge, so that their error
+does not move the minimum. Where statistics are kept in coordinates of their own, which
+depend on the order in which rows came, they are worked out: the choice must not depend
+on that order, and there are no more coordinates than rows.
 """
 
 from __future__ import annotations
@@ -39,19 +42,23 @@ from evergrow.head.linalg.statistics import RidgeStatistics
 
 MAX_LEVERAGE = 0.25
 """Mean leverage that the ridge keeps to. Chosen on training rows (0.25 to 0.33 do alike): beyond it the spread of rows
-outside the sample is underestimated, and generalised cross-validation itself fails where rows are few."""
+outside the sample is underestimated, and generalised cross-validation itself fails
+where rows are few."""
 
 PROBES = 32
 """Random vectors that tell the trace of an inverse. Those of all coordinates are projected where statistics are kept in
 fewer, so that a ridge does not depend on the form that the same rows are kept in."""
-EXACT_BELOW, EXACT_ABOVE = 512, 1024
+EXACT_BELOW = 512
+EXACT_ABOVE = 1024
 """Degrees of freedom below which the trace is exact instead, on layers wider than that: an error of the estimate would
 be much of so few. Such rows are kept in few coordinates, where it costs little."""
 SINGLE_ABOVE = 1200
 """Order above which scores are computed in single precision, in half of the time: they choose among quarters of a
-decade. A matrix that single precision cannot factor without help is factored in double precision."""
+decade. A matrix that single precision cannot factor without help is factored in double
+precision."""
 _PER_DECADE = 4
-_LOWEST, _HIGHEST = -6 * _PER_DECADE, 2 * _PER_DECADE
+_LOWEST = -6 * _PER_DECADE
+_HIGHEST = 2 * _PER_DECADE
 
 
 def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
@@ -68,18 +75,21 @@ def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
     >>> small < large
     True
     """
-    n, k = stats.count, len(stats.gram)
+    n = stats.count
+    k = len(stats.gram)
     values, vectors = symmetric_eigh(stats.gram)
-    values, vectors = values.flip(0)[:n], vectors.flip(1)[:, :n]
+    values = values.flip(0)[:n]
+    vectors = vectors.flip(1)[:, :n]
     kept = values > max(
         k * float(torch.finfo(values.dtype).eps) * float(values[:1].sum()), 0.0
     )  # the first is largest
     values = values[kept]
     along = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
-    outside = (
-        max(stats.sq_targets - float(along.sum()), 0.0) if len(values) < n else 0.0
-    )
-    # Where the rows explain the targets entirely, rows beyond the rank are repetitions and count for nothing.
+    outside = 0.0
+    if len(values) < n:
+        outside = max(stats.sq_targets - float(along.sum()), 0.0)
+    # Where the rows explain the targets entirely, rows beyond the rank are repetitions
+    # and count for nothing.
     rows = max(len(values) if outside <= 1e-9 * stats.sq_targets else n, 1)
     ridges = values.new_tensor(alphas)[:, None]
     shrunk = ridges / (values + ridges)
@@ -90,11 +100,13 @@ def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
 
 GCV_SLACK = 0.01
 """GCV measures squared error, which prefers a larger ridge than the fewest wrong answers do; the smallest
-alpha within this share of the minimum is, measured on real features, nearer to the most accurate one."""
+alpha within this share of the minimum is, measured on real features, nearer to the most
+accurate one."""
 
 GCV_RISE = 0.05
 """Coming from large ridges, the search ends once the score has risen by this share above its minimum. Samples that
-occur twice make GCV fall again, without end, at ridges far too small: leaving one of them out is no test."""
+occur twice make GCV fall again, without end, at ridges far too small: leaving one of
+them out is no test."""
 
 GCV_REACH = 10.0**0.5
 """How far below the minimiser that choice may lie: where GCV is flat, far smaller ridges gain nothing."""
@@ -118,7 +130,8 @@ def alpha_grid(energy: float) -> list[float]:
 def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
     """Choose the ridge of ridge regression by generalised cross-validation.
 
-    Returns the ridge for a classifier, and the one with the smallest score, which is a little larger.
+    Returns the ridge for a classifier, and the one with the smallest score, which is a
+    little larger.
 
     Parameters
     ----------
@@ -145,7 +158,8 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
             best = place
         elif scores[place] > (1.0 + GCV_RISE) * scores[best]:
             break
-    floor, lowest = grid[best] / GCV_REACH * (1.0 - 1e-9), best
+    floor = grid[best] / GCV_REACH * (1.0 - 1e-9)
+    lowest = best
     while (
         lowest > 0
         and grid[lowest - 1] >= floor
@@ -163,8 +177,8 @@ def choose_ridge(
 ) -> tuple[float, int]:
     """Choose the ridge of ``S_w + alpha I``.
 
-    Returns the ridge, and where the search ended on its grid (quarters of a decade of a row's energy), to begin there
-    next time.
+    Returns the ridge, and where the search ended on its grid (quarters of a decade of a
+    row's energy), to begin there next time.
 
     Parameters
     ----------
@@ -175,7 +189,8 @@ def choose_ridge(
     start : int, optional
         Where an earlier search ended.
     known : SolvedScatter, optional
-        Solved at the ridge chosen then, which stays while the best is no more than a quarter of a decade away.
+        Solved at the ridge chosen then, which stays while the best is no more than a
+        quarter of a decade away.
 
     Examples
     --------
@@ -205,11 +220,10 @@ def choose_ridge(
     if start is not None and (step := search.at_bound(start)) is not None:
         return search.alpha(step), step
     # The minimiser that an earlier search found lies half a decade above the ridge.
-    best = (
-        search.minimum(0)
-        if start is None
-        else search.minimum(start + _PER_DECADE // 2, is_near=True)
-    )
+    if start is None:
+        best = search.minimum(0)
+    else:
+        best = search.minimum(start + _PER_DECADE // 2, is_near=True)
     step = search.within_leverage(max(best - _PER_DECADE // 2, _LOWEST))
     return search.alpha(step), step
 
@@ -218,13 +232,18 @@ class _RidgeSearch:
     """Evaluates ridges of a grid, each once."""
 
     def __init__(self, geometry: ClassGeometry, energy: float) -> None:
-        self.geometry, self.energy = geometry, energy
-        means, basis = geometry.means, geometry.stats.basis
+        self.geometry = geometry
+        self.energy = energy
+        means = geometry.means
+        basis = geometry.stats.basis
         self.rows = float(geometry.counts.sum())
         self.counts = geometry.counts[geometry.counts > 0]
         self.free = self.rows - len(self.counts)
         self.means = self._centred(means)
-        self.width = len(means) if basis is None else len(basis)
+        if basis is None:
+            self.width = len(means)
+        else:
+            self.width = len(basis)
         self.is_exact = self.free < EXACT_BELOW and self.width > EXACT_ABOVE
         source = generator(0, "ridge search", self.width)
         signs = (
@@ -234,14 +253,16 @@ class _RidgeSearch:
             .sub_(1.0)
         )
         self.signs = signs if basis is None else basis.T @ signs
-        self.order = (
-            float(len(means))
-            if self.is_exact
-            else float(self.signs.square().sum()) / PROBES
-        )
+        if self.is_exact:
+            self.order = float(len(means))
+        else:
+            self.order = float(self.signs.square().sum()) / PROBES
         self._tried: dict[int, tuple[float, float]] = {}
         is_large = len(means) > SINGLE_ABOVE and not self.is_exact
-        self._single = geometry.scatter.to(torch.float32) if is_large else None
+        if is_large:
+            self._single = geometry.scatter.to(torch.float32)
+        else:
+            self._single = None
 
     def _centred(self, columns: Tensor) -> Tensor:
         """Return columns (k, C) of the classes that have rows, less the mean of all rows."""
@@ -261,7 +282,8 @@ class _RidgeSearch:
 
     def keeps(self, start: int, known: SolvedScatter) -> bool:
         """Return whether the ridge of a solution is within a quarter of a decade of the best: no more is judged."""
-        energy, half = known.alpha / 10.0 ** (start / _PER_DECADE), _PER_DECADE // 2
+        energy = known.alpha / 10.0 ** (start / _PER_DECADE)
+        half = _PER_DECADE // 2
         if not 0.9 < energy / self.energy < 1.1:
             return False
         self.energy = energy  # the grid goes through that ridge
@@ -294,9 +316,11 @@ class _RidgeSearch:
     def minimum(self, start: int, *, is_near: bool = False) -> int:
         """Return the step of smallest cross-validation, or one near the bound of leverage where that decides.
 
-        Whole decades are tried, always the same ones, then halves, and a parabola through the three lowest gives the
-        step between: the choice then depends on the data alone and hardly on where the search began. Near the minimum
-        halves are tried at once: one that is lower than both of its neighbours is what the search would end at.
+        Whole decades are tried, always the same ones, then halves, and a parabola
+        through the three lowest gives the step between: the choice then depends on the
+        data alone and hardly on where the search began. Near the minimum halves are
+        tried at once: one that is lower than both of its neighbours is what the search
+        would end at.
         """
         half = _PER_DECADE // 2
         near = half * round(start / half)
@@ -343,7 +367,8 @@ class _RidgeSearch:
             return step  # leverage falls as the ridge grows
         below = step
         while step < _HIGHEST and self.leverage(step) > MAX_LEVERAGE:
-            below, step = step, min(step + _PER_DECADE // 2, _HIGHEST)
+            below = step
+            step = min(step + _PER_DECADE // 2, _HIGHEST)
         while step - below > 1:
             middle = (step + below) // 2
             if self.leverage(middle) <= MAX_LEVERAGE:
@@ -371,10 +396,8 @@ class _RidgeSearch:
                 self._factor(alpha), means[:, :0] if are_many else means
             )
         else:
-            solved, trace = (
-                self._centred(known.solve_means()),
-                self._trace(known, known.solve(self.signs)),
-            )
+            solved = self._centred(known.solve_means())
+            trace = self._trace(known, known.solve(self.signs))
         if are_many:
             whole, cross = self._total
             weights, total = self._solve(safe_cholesky(whole, shift=alpha), cross)
@@ -389,13 +412,15 @@ class _RidgeSearch:
                 inner,
                 torch.cat([torch.eye(len(counts)).to(inner), solved.T @ solved], dim=1),
             )
-            mixing, shrunk = gain[:, : len(counts)], gain[:, len(counts) :]
+            mixing = gain[:, : len(counts)]
+            shrunk = gain[:, len(counts) :]
             # <W, Q> = tr(S D^T E N) = tr(N) - tr(S), since S^-1 = N^-1 + D^T E.
             explained = float(counts.sum()) - float(mixing.diagonal().sum())
             explained += alpha * float((shrunk * mixing.T).sum())
             total = trace - float(shrunk.diagonal().sum())
         targets = float(counts.sum()) - float(counts.square().sum()) / self.rows
-        rss, slack = targets - explained, self.rows - 1.0 - (self.order - alpha * total)
+        rss = targets - explained
+        slack = self.rows - 1.0 - (self.order - alpha * total)
         # Where the fit is so close to perfect that both are rounding there is no score.
         is_known = rss > 1e-10 * targets and slack > 1e-8 * self.rows
         score = self.rows * rss / slack**2 if is_known else math.inf
@@ -428,8 +453,6 @@ class _RidgeSearch:
         return solved, self._trace(factor, probes)
 
     def _trace(self, solver: CholeskyFactor | SolvedScatter, probes: Tensor) -> float:
-        return (
-            solver.trace_inverse
-            if self.is_exact
-            else float((self.signs * probes).sum()) / PROBES
-        )
+        if self.is_exact:
+            return solver.trace_inverse
+        return float((self.signs * probes).sum()) / PROBES

@@ -1,32 +1,40 @@
 """Class means solved against the within-class scatter, kept up to date row by row instead of factored anew.
 
-With class counts n_c and means ``m_c = Q_c / n_c`` the within-class scatter is ``S_w = G - sum n_c m_c m_c^T``: as
-exact, mergeable and unlearnable as ridge, since everything in it is a sum over samples. Answers need ``A^-1 M`` and
-``tr A^-1`` with ``A = S_w + alpha I``. A row x of weight w (one, unless said otherwise) of a class with k rows and mean
-m changes
+With class counts n_c and means ``m_c = Q_c / n_c`` the within-class scatter is ``S_w =
+G - sum n_c m_c m_c^T``: as exact, mergeable and unlearnable as ridge, since everything
+in it is a sum over samples. Answers need ``A^-1 M`` and ``tr A^-1`` with ``A = S_w +
+alpha I``. A row x of weight w (one, unless said otherwise) of a class with k rows and
+mean m changes
 
     S_w by  k w / (k + w) (x - m)(x - m)^T        m by  w (x - m) / (k + w)
 
-so that after a few rows ``A = A_0 + U diag(s) U^T`` with one column (and sign) per row, and with P = A_0^-1, V = P U
+so that after a few rows ``A = A_0 + U diag(s) U^T`` with one column (and sign) per row,
+and with P = A_0^-1, V = P U
 
     A^-1 = P - V (diag(s) + U^T V)^-1 V^T.
 
-Columns of changed means lie in the span of the old ones and of U, so nothing of order k^2 C is repeated.
+Columns of changed means lie in the span of the old ones and of U, so nothing of order
+k^2 C is repeated.
 
-**Class means are estimates**: how much of each is noise, and class scores that take it off.
+**Class means are estimates**: how much of each is noise, and class scores that take it
+off.
 
-In the metric ``f A^-1`` (``A = S_w + alpha I``, f degrees of freedom) the mean of n_c rows carries noise of energy
+In the metric ``f A^-1`` (``A = S_w + alpha I``, f degrees of freedom) the mean of n_c
+rows carries noise of energy
 
-    v_c = u / (n_c (1 - l))        u = tr(A^-1 S_w)        l = u / f        (mean leverage)
+    v_c = u / (n_c (1 - l))        u = tr(A^-1 S_w)        l = u / f        (mean
+    leverage)
 
-With centred means D, their Gram matrix ``K = f D^T A^-1 D`` and a prior Gram matrix Gamma of the true means, the best
-linear estimate of them from the noisy ones is ``D F^T``, ``F = Gamma (Gamma + V)^-1``, and
+With centred means D, their Gram matrix ``K = f D^T A^-1 D`` and a prior Gram matrix
+Gamma of the true means, the best linear estimate of them from the noisy ones is ``D
+F^T``, ``F = Gamma (Gamma + V)^-1``, and
 
-    score_c(h) = (F z)_c - o_c / 2        z = f D^T A^-1 (h - centre)        r_c = t / (t + v_c)
-    o_c = (F K F^T)_cc - sum_j F_cj^2 v_j - (1 - eta) r_c^2 (K_cc - v_c - t)
+    score_c(h) = (F z)_c - o_c / 2        z = f D^T A^-1 (h - centre)        r_c = t /
+    (t + v_c) o_c = (F K F^T)_cc - sum_j F_cj^2 v_j - (1 - eta) r_c^2 (K_cc - v_c - t)
 
-Gamma is half K with the noise taken off its eigenvalues (what a mean shares with the other means is signal: a class of
-few rows borrows their directions), half a multiple of the identity (each mean shrunk by itself, ``t / (t + v_c)``).
+Gamma is half K with the noise taken off its eigenvalues (what a mean shares with the
+other means is signal: a class of few rows borrows their directions), half a multiple of
+the identity (each mean shrunk by itself, ``t / (t + v_c)``).
 """
 
 from __future__ import annotations
@@ -49,15 +57,17 @@ _MAX_LEVERAGE = 1.0 - 1e-3
 
 SHARED = 0.5
 """Share of the prior that is learned from the other means. Chosen on training rows of birds, intents, CIFAR-100 and a
-text set: 0.25 to 0.65 do about as well, 0 loses 1 to 5 points where classes have one or two rows, 1 loses 2 to 10."""
+text set: 0.25 to 0.65 do about as well, 0 loses 1 to 5 points where classes have one or
+two rows, 1 loses 2 to 10."""
 
 MAX_SHARED_CLASSES = 1024
 """Beyond this many classes each mean is shrunk by itself: a decomposition of that order costs more than all else."""
 
 ETA = 0.9
 """How much of a mean's energy beyond the expected one counts in its offset. Rows vary in how strongly they show their
-own class: the spread of scores on it is 2.5 to 4.5 times that of the common covariance, on others 1.0 to 1.1 times. On
-training rows 0.9 is a little better than 1 everywhere (0.1 to 0.25 points), 0.8 less."""
+own class: the spread of scores on it is 2.5 to 4.5 times that of the common covariance,
+on others 1.0 to 1.1 times. On training rows 0.9 is a little better than 1 everywhere
+(0.1 to 0.25 points), 0.8 less."""
 
 _ROUNDS = 20
 
@@ -143,12 +153,11 @@ class SolvedScatter:
     @classmethod
     def of(cls, geometry: ClassGeometry, alpha: float) -> SolvedScatter:
         """Factor the scatter and solve for the class means."""
-        factor, means = safe_cholesky(geometry.scatter, shift=alpha), geometry.means
-        no_columns, no_signs, counts = (
-            means.new_zeros(means.shape[0], 0),
-            means.new_zeros(0),
-            geometry.counts.to(means),
-        )
+        factor = safe_cholesky(geometry.scatter, shift=alpha)
+        means = geometry.means
+        no_columns = means.new_zeros(means.shape[0], 0)
+        no_signs = means.new_zeros(0)
+        counts = geometry.counts.to(means)
         return cls(
             alpha,
             factor,
@@ -174,10 +183,14 @@ class SolvedScatter:
     ) -> SolvedScatter:
         """Return the solution after rows H (n, k) of classes ``codes`` were learned, or with ``sign=-1`` unlearned.
 
-        There is one more column per row, along which the mean of its class moves. A class cannot lose its last row.
+        There is one more column per row, along which the mean of its class moves. A
+        class cannot lose its last row.
         """
-        means, counts = self.means.clone(), self.counts.tolist()
-        rows, steps, first = [], [], {}
+        means = self.means.clone()
+        counts = self.counts.tolist()
+        rows = []
+        steps = []
+        first = {}
         for row, code, w in zip(
             H, codes.tolist(), [1.0] * len(H) if weights is None else weights.tolist()
         ):
@@ -196,11 +209,10 @@ class SolvedScatter:
                 (code, sign * w**0.5 / (n * after) ** 0.5)
             )  # the mean moves by this much of the column
             means[:, code] += sign * w * away / after
-        block = (
-            torch.stack([*rows, *first.values()], dim=1)
-            if rows or first
-            else means.new_zeros(means.shape[0], 0)
-        )
+        if rows or first:
+            block = torch.stack([*rows, *first.values()], dim=1)
+        else:
+            block = means.new_zeros(means.shape[0], 0)
         solved = self.factor.solve(block)
         added = solved[:, : len(rows)]
         solved_means = self.solved_means.clone()
@@ -228,7 +240,7 @@ class SolvedScatter:
         solved: Tensor = torch.linalg.solve(core, rhs)
         return solved
 
-    # -- answers ----------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------
 
     def matrix(self) -> Tensor:
         """Return ``A`` (k, k)."""
@@ -272,13 +284,17 @@ class SolvedScatter:
     def noise_energy(self, *, inside: bool = False) -> float:
         """Return the energy of a new row about the mean of its class, or with ``inside`` that of a learned one.
 
-        Zero where the rows tell nothing of their spread: one row of each class, or copies of it.
+        Zero where the rows tell nothing of their spread: one row of each class, or
+        copies of it.
         """
-        order, free = self.means.shape[0], float(self.counts.sum()) - len(self.counts)
+        order = self.means.shape[0]
+        free = float(self.counts.sum()) - len(self.counts)
         within = order - (self.alpha + self.factor.jitter) * self.trace_inverse
         if free < 1.0 or within <= 1e-8:
             return 0.0
-        return within if inside else within / (1.0 - min(within / free, _MAX_LEVERAGE))
+        if inside:
+            return within
+        return within / (1.0 - min(within / free, _MAX_LEVERAGE))
 
     def estimate_means(self) -> MeanEstimates:
         """Return the scores of estimated class means; of the means as they are where no row tells of the spread."""
@@ -290,7 +306,7 @@ class SolvedScatter:
         )
 
 
-# -- class means as estimates -------------------------------------------------------------------------------------
+# -- class means as estimates ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -354,7 +370,8 @@ class MeanEstimates:
                 ).clamp_min(0.0),
             )
 
-        centre, spread = means.new_full((classes,), 1.0 / max(classes, 1)), 0.0
+        centre = means.new_full((classes,), 1.0 / max(classes, 1))
+        spread = 0.0
         across, within, energies = centred(centre)
         is_noisy = bool((noise > 0.0).all())
         if is_noisy:
@@ -397,10 +414,8 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
 
 def mean_spread(energies: Tensor, noise: Tensor) -> float:
     """Return t, the energy of a true mean: a mean of ``q - v`` in which noisy classes count less."""
-    energies, noise = (
-        energies.cpu(),
-        noise.cpu(),
-    )  # a few numbers in many rounds: no work for a GPU
+    energies = energies.cpu()  # a few numbers in many rounds: no work for a GPU
+    noise = noise.cpu()
     floor = 1e-6 * float(energies.mean()) + 1e-300
     spread = max(float((energies - noise).clamp_min(0.0).mean()), floor)
     for _ in range(_ROUNDS):

@@ -2,21 +2,25 @@
 
 For rows ``h`` (L features) and targets ``y`` (C columns) they are
 
-    G = sum h h^T   (L x L)        Q = sum h y^T   (L x C)        yy = sum |y|^2        n = number of rows
+    G = sum h h^T   (L x L)        Q = sum h y^T   (L x C)        yy = sum |y|^2
+    n = number of rows
 
-and the weights for any ridge ``alpha`` are ``W = (G + alpha I)^-1 Q``. Being sums over samples they can be added to,
-subtracted from and merged. The ridge itself is never part of them. Every operation returns a new record; no tensor is
-changed in place, so old and new may share what did not change.
+and the weights for any ridge ``alpha`` are ``W = (G + alpha I)^-1 Q``. Being sums over
+samples they can be added to, subtracted from and merged. The ridge itself is never part
+of them. Every operation returns a new record; no tensor is changed in place, so old and
+new may share what did not change.
 
-The dense form holds G and Q. The compact form holds them in the few directions that the rows really occupy: with
-sigmoid units near their centre rows are numerically of rank about d + 1 whatever the width L. Rows are kept as
-``H = C V^T + R`` with an orthonormal basis V (L x k) and a small remainder R that is dropped. Rows of ``C V^T`` and of
-R are orthogonal, so ``H H^T = C C^T + R R^T``: dropping R changes the dual system ``(H H^T + alpha I) a = Y`` by
-``|R R^T|`` at most, and with
+The dense form holds G and Q. The compact form holds them in the few directions that the
+rows really occupy: with sigmoid units near their centre rows are numerically of rank
+about d + 1 whatever the width L. Rows are kept as ``H = C V^T + R`` with an orthonormal
+basis V (L x k) and a small remainder R that is dropped. Rows of ``C V^T`` and of R are
+orthogonal, so ``H H^T = C C^T + R R^T``: dropping R changes the dual system ``(H H^T +
+alpha I) a = Y`` by ``|R R^T|`` at most, and with
 
     dropped = sum over steps of |R|_2^2
 
-the dual coefficients move by at most ``dropped / alpha`` relative to themselves. That is the reported bound.
+the dual coefficients move by at most ``dropped / alpha`` relative to themselves. That
+is the reported bound.
 """
 
 from __future__ import annotations
@@ -96,8 +100,9 @@ class Readout:
 class RidgeStatistics:
     """Statistics of rows, dense or in a basis of their own.
 
-    An update of n rows costs ``2 n L^2`` operations and a solve ``L^3 / 3`` in the dense form, which holds ``8 L^2``
-    bytes; about ``4 n L k``, ``k^3 / 3`` and ``8 L k`` in the compact one of rank k.
+    An update of n rows costs ``2 n L^2`` operations and a solve ``L^3 / 3`` in the
+    dense form, which holds ``8 L^2`` bytes; about ``4 n L k``, ``k^3 / 3`` and ``8 L
+    k`` in the compact one of rank k.
 
     Parameters
     ----------
@@ -110,9 +115,11 @@ class RidgeStatistics:
     count, sq_targets : int, float
         Net number of rows learned, and the sum of their squared targets.
     solver : {"auto", "dense", "compact"}
-        ``"auto"`` begins compact and becomes dense, once and exactly, when the rank makes that cheaper.
+        ``"auto"`` begins compact and becomes dense, once and exactly, when the rank
+        makes that cheaper.
     floor : float
-        The smallest ridge that will be asked for; it sets how much the compact form may drop.
+        The smallest ridge that will be asked for; it sets how much the compact form may
+        drop.
     left : float
         Energy (squared spectral norm) that may still be dropped.
     dropped : float
@@ -120,7 +127,8 @@ class RidgeStatistics:
     growth : float
         New directions per row of the state that this one came of by :meth:`empty_like`.
     rank_limit : int
-        Rank up to which a part of a dense whole is compact (:meth:`with_expected_rows`); 0 where it is no part.
+        Rank up to which a part of a dense whole is compact
+        (:meth:`with_expected_rows`); 0 where it is no part.
 
     Examples
     --------
@@ -202,14 +210,17 @@ class RidgeStatistics:
         )
         growth = self.growth
         if self.count:
-            growth = 1.0 if self.basis is None else self.order / self.count
+            if self.basis is None:
+                growth = 1.0
+            else:
+                growth = self.order / self.count
         return dataclasses.replace(fresh, growth=growth, rank_limit=self.rank_limit)
 
     def with_expected_rows(self, rows: int) -> Self:
         """Return a part that knows how many rows the whole will have.
 
-        A part is there to be sent and added up, not to be solved: where the whole will be dense, it is compact only if
-        that takes few bytes.
+        A part is there to be sent and added up, not to be solved: where the whole will
+        be dense, it is compact only if that takes few bytes.
         """
         whole = dataclasses.replace(self, count=rows, rank_limit=0)
         compact = whole.stays_compact(self.growth * rows)
@@ -252,13 +263,14 @@ class RidgeStatistics:
     def solve(self, alpha: float) -> Readout:
         """Return ``(G + alpha I)^-1 Q``, by a Cholesky factorisation in the coordinates of the statistics."""
         factor = safe_cholesky(self.gram, shift=alpha)
-        # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
+        # Row by row, as a file holds them: a product with the columns of a solver
+        # rounds otherwise, in the last place.
         weights = self.lift(factor.solve(self.cross)).contiguous()
         return Readout(
             weights, weights.new_zeros(self.n_targets), float(alpha), factor.jitter
         )
 
-    # -- coordinates ------------------------------------------------------------------------------------------------
+    # -- coordinates -------------------------------------------------------------------
 
     def lift(self, reduced: Tensor) -> Tensor:
         """Map weights (k, C) to feature coordinates (L, C)."""
@@ -271,7 +283,8 @@ class RidgeStatistics:
     def scaled(self, scale: Tensor) -> Self:
         """Return the statistics of rows whose columns were multiplied by ``scale`` (L,), in coordinates of their own.
 
-        Rows must be multiplied by it before they are projected, and weights after they were lifted.
+        Rows must be multiplied by it before they are projected, and weights after they
+        were lifted.
 
         Examples
         --------
@@ -283,10 +296,8 @@ class RidgeStatistics:
         """
         scale = scale.to(self.gram)
         if self.basis is None:
-            gram, cross = (
-                scale[:, None] * self.gram * scale,
-                scale[:, None] * self.cross,
-            )
+            gram = scale[:, None] * self.gram * scale
+            cross = scale[:, None] * self.cross
             return dataclasses.replace(self, gram=gram, cross=cross)
         # diag(scale) V = V' R with orthonormal V', so that rows V x become V' (R x).
         basis, turn = torch.linalg.qr(scale[:, None] * self.basis)
@@ -304,7 +315,7 @@ class RidgeStatistics:
             return self.gram[columns, columns], self.cross[columns], None
         return self.gram, self.cross, self.basis[columns]
 
-    # -- learning ---------------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------
 
     def update(self, H: Tensor, Y: Tensor) -> Self:
         """Return the state with rows ``H`` (n, L) of targets ``Y`` (n, C) learned."""
@@ -338,19 +349,22 @@ class RidgeStatistics:
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
 
-        This merges, adds, drops and reorders classes. Whoever drops a column sets ``count`` and ``sq_targets`` to what
-        remains.
+        This merges, adds, drops and reorders classes. Whoever drops a column sets
+        ``count`` and ``sq_targets`` to what remains.
 
         Parameters
         ----------
         groups : sequence of sequences of int
-            The old columns that each new one is the sum of, none for a new column of zeros.
+            The old columns that each new one is the sum of, none for a new column of
+            zeros.
         """
         return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
 
     def stays_compact(self, rank: float) -> bool:
         """Return whether so high a rank is cheaper than the dense form: operations of learning all rows and a solve."""
-        L, C, n = self.n_features, self.n_targets, self.count
+        L = self.n_features
+        C = self.n_targets
+        n = self.count
         compact = 6.0 * n * L * rank + rank**3 + 2.0 * L * rank * C
         dense = 2.0 * n * L * L + L**3 / 3.0 + 2.0 * L * L * C
         return (
@@ -368,9 +382,10 @@ class RidgeStatistics:
         return self._expanded()
 
     def _expanded(self) -> Self:
-        gram = (
-            self.gram if self.basis is None else self.basis @ self.gram @ self.basis.T
-        )
+        if self.basis is None:
+            gram = self.gram
+        else:
+            gram = self.basis @ self.gram @ self.basis.T
         return dataclasses.replace(
             self, gram=gram, cross=self.lift(self.cross), basis=None
         )
@@ -384,17 +399,15 @@ class RidgeStatistics:
                 torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True
             )
         )
-        state, growth = (
-            self,
-            self.growth if self.rank_limit else 0.0,
-        )  # new directions per row of the block before
+        state = self  # new directions per row of the block before
+        growth = self.growth if self.rank_limit else 0.0
         while state.basis is not None:
             block = next(blocks, None)
             if block is None:
                 return state
-            coming = (
-                max(self.count + rows - state.count, len(block[0])) if growth else 0
-            )
+            coming = 0
+            if growth:
+                coming = max(self.count + rows - state.count, len(block[0]))
             whole = dataclasses.replace(state, count=state.count + coming)
             if state.solver == "auto" and not whole.stays_compact(
                 state.order + growth * coming
@@ -402,24 +415,25 @@ class RidgeStatistics:
                 return state._expanded()._accumulate_dense(
                     itertools.chain([block], blocks), sign
                 )
-            before, state = (
-                state.order,
-                state._accumulate_compact(*block, sign)._relieved(),
-            )
+            before = state.order
+            state = state._accumulate_compact(*block, sign)._relieved()
             growth = (state.order - before) / max(
                 len(block[0]), 1
             )  # a batch may be empty
         return state._accumulate_dense(blocks, sign)
 
     def _accumulate_dense(self, batches: Iterable[Batch], sign: int) -> Self:
-        # The first batch makes the new matrix, in one pass over the old; those after it are added in place.
-        gram, cross, count, sq_targets = self.gram, self.cross.clone(), 0, 0.0
+        # The first batch makes the new matrix, in one pass over the old; those after it
+        # are added in place.
+        gram = self.gram
+        cross = self.cross.clone()
+        count = 0
+        sq_targets = 0.0
         for H, Y, columns in batches:
-            gram = (
-                torch.addmm(gram, H.T, H, alpha=sign)
-                if gram is self.gram
-                else gram.addmm_(H.T, H, alpha=sign)
-            )
+            if gram is self.gram:
+                gram = torch.addmm(gram, H.T, H, alpha=sign)
+            else:
+                gram = gram.addmm_(H.T, H, alpha=sign)
             _add_products(cross, H, Y, columns, sign)
             count += H.shape[0]
             sq_targets += float(Y.square().sum())
@@ -430,7 +444,10 @@ class RidgeStatistics:
     def _accumulate_compact(
         self, H: Tensor, Y: Tensor, columns: Tensor | None, sign: int
     ) -> Self:
-        basis, gram, cross, lost = self.basis, self.gram, self.cross.clone(), 0.0
+        basis = self.basis
+        gram = self.gram
+        cross = self.cross.clone()
+        lost = 0.0
         rows = self.project(H)
         if sign > 0 and basis is not None:
             extension, lost = _extension(basis, H, rows, BUDGET_SHARE * self.left)
@@ -455,7 +472,8 @@ class RidgeStatistics:
         """Return the state with what another one has learned, as if its rows had been learned here.
 
         Two states a and b that went on from copies of one base are joined by
-        ``a.merge(b).merge(base, sign=-1)``: what both have from the base then counts once.
+        ``a.merge(b).merge(base, sign=-1)``: what both have from the base then counts
+        once.
 
         Parameters
         ----------
@@ -467,15 +485,20 @@ class RidgeStatistics:
         seen = self._plus(other.count, other.sq_targets, sign)
         seen["dropped"] = self.dropped + max(sign, 0) * other.dropped
         if self.basis is None or (other.basis is None and self.solver == "auto"):
-            own, added = self._expanded(), other._expanded()
+            own = self._expanded()
+            added = other._expanded()
             gram = own.gram + sign * added.gram.to(self.device)
             cross = own.cross + sign * added.cross.to(self.device)
             return dataclasses.replace(own, gram=gram, cross=cross, **seen)
-        # G_2 = F^T F with F = sqrt(D) U^T V_2^T: the other side's second moments act as k pseudo-rows.
+        # G_2 = F^T F with F = sqrt(D) U^T V_2^T: the other side's second moments act as
+        # k pseudo-rows.
         values, vectors = symmetric_eigh(other.gram.to(self.device))
         kept = values > 0.0
         factor = (values[kept].sqrt() * vectors[:, kept]).T
-        rows = factor if other.basis is None else factor @ other.basis.T.to(self.device)
+        if other.basis is None:
+            rows = factor
+        else:
+            rows = factor @ other.basis.T.to(self.device)
         grown = self
         for part in torch.split(rows, BLOCK_ROWS):
             grown = grown._accumulate_compact(
@@ -500,7 +523,8 @@ class RidgeStatistics:
                 0 < self.basis.shape[1] <= self.basis.shape[0],
                 "its basis has no columns, or more than rows",
             )
-            # Orthonormal columns have entries up to 1; the product of all pairs would cost as much as learning.
+            # Orthonormal columns have entries up to 1; the product of all pairs would
+            # cost as much as learning.
             lengths = self.basis.square().sum(dim=0)
             require(
                 bool((lengths - 1.0).abs().amax() < 1e-6),
@@ -543,22 +567,22 @@ def _extension(
     rounding = 64 * eps * float(energy.sum())
     if outside + rounding <= allowance:
         return None, outside + rounding  # the trace of R R^T bounds its spectral norm
-    # R R^T = H H^T - C C^T tells which directions matter without forming R, where rounding leaves it any digits.
+    # R R^T = H H^T - C C^T tells which directions matter without forming R, where
+    # rounding leaves it any digits.
     if rounding <= 0.1 * allowance:
         gap = torch.addmm(H @ H.T, rows, rows.T, alpha=-1.0)
         values, vectors = symmetric_eigh(gap)
     else:
         remainder = H - rows @ basis.T
-        # A second pass: once is not enough where the remainder is tiny beside the row (Kahan, Parlett).
+        # A second pass: once is not enough where the remainder is tiny beside the row
+        # (Kahan, Parlett).
         remainder -= (remainder @ basis) @ basis.T
         values, vectors = symmetric_eigh(remainder @ remainder.T)
         rounding = 0.0
     keep = values > max(allowance, eps * float(values[-1]), eps * float(energy.max()))
-    lost = (
-        float(values[~keep].max().clamp_min(0.0)) + rounding
-        if bool((~keep).any())
-        else 0.0
-    )
+    lost = 0.0
+    if bool((~keep).any()):
+        lost = float(values[~keep].max().clamp_min(0.0)) + rounding
     if not bool(keep.any()):
         return None, lost
     kept = vectors[:, keep]
@@ -581,7 +605,7 @@ def _orthonormal(columns: Tensor) -> Tensor:
     return basis
 
 
-# -- columns and checks -----------------------------------------------------------------------------------------------
+# -- columns and checks ----------------------------------------------------------------
 
 
 def sum_columns(
@@ -617,7 +641,8 @@ def check_gram(name: str, gram: Tensor) -> None:
     """Raise :class:`FileFormatError` unless a symmetric matrix is, as far as its diagonal tells, semi-definite."""
     require(len(gram) > 0, f"{name!r} is empty")
     scale = float(gram.diagonal().abs().amax())
-    # Sums of squares that are learned stay far below this; beyond it, the energy of all rows is no number any more.
+    # Sums of squares that are learned stay far below this; beyond it, the energy of all
+    # rows is no number any more.
     require(
         scale * len(gram) < _LARGEST_SUM,
         f"{name!r} has numbers that cannot be added up",

@@ -12,7 +12,12 @@ from torch import Tensor
 from evergrow.core.errors import UnsupportedError
 from evergrow.core.record import Spec, require
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import (
+    LARGEST_WIDTH,
+    MOST_ROUNDS,
+    check_choice,
+    check_number,
+)
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
@@ -141,8 +146,12 @@ class AnaCPClassifier(IncrementalClassifier):
     device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
-        for name in ("n_units", "n_ensembles", "samples_per_class"):
-            check_number(name, getattr(self, name), low=1, integer=True)
+        for name, high in (
+            ("n_units", LARGEST_WIDTH),
+            ("n_ensembles", MOST_ROUNDS),
+            ("samples_per_class", LARGEST_WIDTH),
+        ):
+            check_number(name, getattr(self, name), low=1, high=high, integer=True)
         check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("variant", self.variant, ("code", "paper"))
         check_choice("dtype", self.dtype, ("auto", "float64", "float32"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import check_number
+from evergrow.core.validation import LARGEST_WIDTH, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.layers import GuidedLayer, Layer
 from evergrow.head.layers.feature_map import (
@@ -69,7 +69,7 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
         self.device = device
 
     def _check_params(self) -> None:
-        check_number("n_units", self.n_units, low=1, integer=True)
+        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
 
     def _layer(self) -> Layer:
         return GuidedLayer(n_units=self.n_units, scales="auto", direct_link=True)

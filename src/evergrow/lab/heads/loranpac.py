@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import LARGEST_WIDTH, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
@@ -24,6 +24,9 @@ from evergrow.lab.truncated import TruncatedBasis
 
 DOUBLE_UP_TO = 20_000
 """Widest layer that ``dtype="auto"`` computes in float64; beyond, the basis alone would take gigabytes."""
+
+MOST_UNITS = 262_144
+"""Largest width; 10,000 buffered rows of it take 20 GiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +116,12 @@ class LoRanPACClassifier(IncrementalClassifier):
     device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
-        for name in ("n_units", "rank", "batch_size", "buffer_rows"):
-            check_number(name, getattr(self, name), low=1, integer=True)
+        # No matrix has the order of the layer here, only tall ones of `rank` columns.
+        check_number("n_units", self.n_units, low=1, high=MOST_UNITS, integer=True)
+        for name in ("rank", "batch_size", "buffer_rows"):
+            check_number(
+                name, getattr(self, name), low=1, high=LARGEST_WIDTH, integer=True
+            )
         check_number("truncate", self.truncate, low=0, high=1, high_open=True)
         check_number("alpha", self.alpha, low=0)
         check_choice("dtype", self.dtype, ("auto", "float64", "float32"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import check_number
+from evergrow.core.validation import LARGEST_WIDTH, check_number
 from evergrow.head.base import IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, Layer
@@ -89,7 +89,7 @@ class RandomLayerRidge(IncrementalClassifier):
     # -- hooks of the base -------------------------------------------------------------
 
     def _check_params(self) -> None:
-        check_number("n_units", self.n_units, low=1, integer=True)
+        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
         check_number("alpha", self.alpha, low=0, low_open=True)
 
     def _reset(self) -> None:

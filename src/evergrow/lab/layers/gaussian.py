@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergrow.core.errors import UnsupportedError
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import LARGEST_WIDTH, check_choice, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap
@@ -68,7 +68,7 @@ class GaussianLayer(Layer):
     bias: str = "gaussian"
 
     def __post_init__(self) -> None:
-        check_number("n_units", self.n_units, low=1, integer=True)
+        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
         check_choice("bias", self.bias, ("gaussian", "points", "none"))
         check_scales(self._scales)
@@ -125,7 +125,7 @@ class UniformLayer(Layer):
     activation: str = "relu"
 
     def __post_init__(self) -> None:
-        check_number("n_units", self.n_units, low=1, integer=True)
+        check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
         check_choice("activation", self.activation, tuple(ACTIVATIONS))
 
     def draw(

@@ -1,5 +1,7 @@
 /* The service: every request goes through here, and everything that can go wrong comes back as a Problem in words. */
 
+import { tabStorage } from "./storage.js";
+
 const TOKEN = "evergrow-token";
 
 /** What went wrong with a request: "kind" says what the page can do about it. */
@@ -23,8 +25,8 @@ const words = {
 
 /** The token of this tab; it is gone when the tab is closed. */
 export const token = {
-  get: () => sessionStorage.getItem(TOKEN) ?? "",
-  set: (value) => (value ? sessionStorage.setItem(TOKEN, value) : sessionStorage.removeItem(TOKEN)),
+  get: () => tabStorage.getItem(TOKEN) ?? "",
+  set: (value) => (value ? tabStorage.setItem(TOKEN, value) : tabStorage.removeItem(TOKEN)),
 };
 
 const listeners = new Set();

@@ -1,6 +1,7 @@
 /* The card of one class: what was shown of it, and every way to show more. */
 
 import { action, fill, iconButton, icon, make } from "./dom.js";
+import { clearDraft, keepDraft } from "./drafts.js";
 import { askFor, field, meantName, openMenu } from "./dialogs.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
 import { importImages } from "./importing.js";
@@ -132,11 +133,12 @@ export class ClassCard {
       rows: 2, placeholder: rows ? "0.1, 0.7, 0.2" : "One sentence per line",
       aria: { label: `${rows ? "Rows of numbers" : "Sentences"} of ${this.name}, one per line` },
     });
+    keepDraft(box, this.model, this.draft);
     return make("form.typing", {
       on: {
         submit: (event) => {
           event.preventDefault();
-          void this.takeText(box.value).then((done) => { if (done) box.value = ""; });
+          void this.takeText(box.value).then((done) => { if (done) clearDraft(box, this.model, this.draft); });
         },
         keydown: (event) => {
           if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.currentTarget.requestSubmit();
@@ -144,6 +146,9 @@ export class ClassCard {
       },
     }, box, make("button", { type: "submit", aria: { label: `Teach ${this.name}` } }, "Teach"));
   }
+
+  /** Name under which text that is typed but not taught is kept. */
+  get draft() { return `class ${this.name}`; }
 
   takeText(text) {
     return attempt(this.problems, async () => {

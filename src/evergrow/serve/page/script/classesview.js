@@ -3,6 +3,7 @@
 import { action, fill, icon, iconButton, make, plural } from "./dom.js";
 import { ClassCard } from "./classcard.js";
 import { meantName } from "./dialogs.js";
+import { moveDraft } from "./drafts.js";
 import { importImages } from "./importing.js";
 import { chooser, fromTransfer } from "./intake.js";
 import { attempt } from "./notice.js";
@@ -41,6 +42,7 @@ export class ClassesView {
     const names = new Set(classes.map((one) => one.name));
     for (const [name, card] of this.cards) {
       if (!names.has(name)) {
+        this.passOnDraft(name);
         card.element.remove();
         this.cards.delete(name);
       }
@@ -62,6 +64,14 @@ export class ClassesView {
     const found = order.filter((one) => folded(one.name).includes(wanted)).length;
     this.found.textContent = wanted ? `${found} of ${plural(classes.length, "class", "classes")}` : "";
     this.showTray();
+  }
+
+  /** Move text that is typed on the card of a renamed class to the card of its new name. */
+  passOnDraft(name) {
+    const change = this.model.record.history.findLast(({ names }) => names && Object.hasOwn(names, name));
+    if (change && change.names[name] !== name) {
+      moveDraft(this.model, this.cards.get(name).draft, `class ${change.names[name]}`);
+    }
   }
 
   // -- what is always in reach -------------------------------------------------------------------------------------

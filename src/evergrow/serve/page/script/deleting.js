@@ -3,6 +3,7 @@
 import { modelPath, send } from "./api.js";
 import { make } from "./dom.js";
 import { askFor, field } from "./dialogs.js";
+import { dropDrafts } from "./drafts.js";
 import { confirmDone } from "./notice.js";
 import { dropModel } from "./store.js";
 
@@ -25,6 +26,7 @@ export function deleteModel(name, { etag = null, done = () => {}, reload = null 
       if (typed.value !== name) throw new Error(`Type “${name}” to delete it.`);
       await send(modelPath(name), { method: "DELETE", match: etag });
       await dropModel(name);
+      dropDrafts(name);
       done();
       confirmDone(`${name} is deleted.`);
     },

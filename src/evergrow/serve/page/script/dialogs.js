@@ -17,11 +17,23 @@ export function openWindow(title, content, { wide = false } = {}) {
   }, icon("close"));
   const dialog = make(wide ? "dialog.wide" : "dialog", { aria: { labelledby: "window-title" } },
     make("div.inside", {}, make("header", {}, heading, close), content));
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  closeBeside(dialog);
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
   return dialog;
+}
+
+/** Close a window by a click beside it, but not while something is typed in it, nor at the end of a drag out of it. */
+function closeBeside(dialog) {
+  let began = null;
+  const fieldsOf = () => [...dialog.querySelectorAll("input:not([type=radio], [type=checkbox]), textarea")];
+  const before = new Map(fieldsOf().map((one) => [one, one.value]));
+  const isTyped = (one) => one.value !== (before.get(one) ?? "");
+  dialog.addEventListener("pointerdown", (event) => { began = event.target; });
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog && began === dialog && !fieldsOf().some(isTyped)) dialog.close();
+  });
 }
 
 /**

@@ -6,7 +6,8 @@ import { teachZip } from "./jobs.js";
 import { confirmDone } from "./notice.js";
 import { complain, readImages } from "./reading.js";
 import { syncKept } from "./kept.js";
-import { countToHold, folded, labelling, newSample, presentEvent } from "./samples.js";
+import { guardLeaving } from "./leaving.js";
+import { countToHold, folded, labelling, newSample, presentEvent, raiseRefused } from "./samples.js";
 import { keep, keepSettings } from "./store.js";
 import { zipOf } from "./zip.js";
 
@@ -33,15 +34,20 @@ export async function importImages(model, images, place, label = null) {
   const tell = (verb) => (done, total) => {
     progress.textContent = done < total ? `${verb} ${done} of ${total}…` : "";
   };
+  const stopGuarding = guardLeaving(() => true); // what is read so far would be lost
   try {
     const found = await labelled(model, images, label);
     const settled = found && await withoutDoubt(model, found.named, tell("Looking at"));
-    if (!settled) return;
+    if (!settled) {
+      confirmDone("Nothing was taught.");
+      return;
+    }
     if (found.loose.length) await toReview(model, found.loose, tell("Reading"));
     if (settled.length > READ_HERE) await teachMany(model, settled, place, tell("Packing"));
     else if (settled.length) await teachSome(model, settled, tell("Reading"));
     else if (!found.loose.length) confirmDone("Nothing new to learn.");
   } finally {
+    stopGuarding();
     progress.remove();
   }
 }
@@ -71,7 +77,8 @@ async function teachSome(model, settled, tell) {
   const labels = new Map(settled.map(({ image, label }) => [image, label]));
   const { read, bad } = await readImages(settled.map(({ image }) => image), tell);
   const shown = read.map(({ image, content }) => ({ label: labels.get(image), content }));
-  const { held, taught } = await model.add(shown, { atOnce: TOGETHER });
+  const { held, taught, samples } = await model.add(shown, { atOnce: TOGETHER });
+  raiseRefused(model.kind, samples);
   const classes = plural(new Set(labels.values()).size, "class", "classes");
   const kept = held ? ` ${held} more ${held === 1 ? "is" : "are"} kept for testing.` : "";
   if (!model.stalled && taught) confirmDone(`Learned ${plural(taught, "image")} of ${classes}.${kept}`);

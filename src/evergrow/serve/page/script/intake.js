@@ -1,7 +1,7 @@
 /* What people drop, paste or choose: images, folders with all that is in them, zips and texts; the rest is left. */
 
 import { make } from "./dom.js";
-import { entriesOf, packedBlob } from "./zip.js";
+import { crcOf, entriesOf, packedBlob, plainBlob } from "./zip.js";
 
 const IMAGE = /\.(jpe?g|png|webp|gif|bmp|avif|tiff?|hei[cf]|hif)$/i;
 const TEXT = /\.(txt|csv|tsv)$/i;
@@ -65,15 +65,33 @@ async function walk(entry, files) {
 
 /**
  * Return an image that was brought; nothing of it is read yet.
- * read returns its bytes, packed how it would lie in a zip, and mark the same words for the same bytes.
+ * read returns its bytes, packed how it would lie in a zip, and mark the same words for the same bytes. stored is what
+ * this browser keeps: as packed, but without the checksum where that is not known yet.
  */
-function imageOf(name, { read, packed, crc = null, size }) {
+function imageOf(name, { read, packed, stored = packed, crc = null, size }) {
   const sum = async () => crc ?? (await packed()).crc;
-  return { name, read, packed, mark: async () => `${size}-${await sum()}` };
+  return { name, size, read, packed, stored, mark: async () => `${size}-${await sum()}` };
 }
 
 function fromDisk(path, file) {
-  return imageOf(path, { read: async () => file, packed: () => packedBlob(file), size: file.size });
+  const { size } = file;
+  const stored = async () => ({ blob: file, method: 0, size, crc: null });
+  return imageOf(path, { read: async () => file, packed: () => packedBlob(file), stored, size });
+}
+
+/**
+ * Return an image that this browser keeps.
+ * @param {string} name - Its path, as it was brought.
+ * @param {number} size - Its bytes.
+ * @param {function(): Promise<Object>} stored - Returns what is kept.
+ */
+export function imageFromStore(name, size, stored) {
+  const read = async () => plainBlob(await stored(), name);
+  const packed = async () => {
+    const bytes = await stored();
+    return { ...bytes, crc: bytes.crc ?? await crcOf(bytes.blob) };
+  };
+  return imageOf(name, { read, packed, stored, size });
 }
 
 async function sorted(files) {

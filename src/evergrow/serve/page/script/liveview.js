@@ -9,7 +9,7 @@ import { settleCopies } from "./importing.js";
 import { chooser, fromTransfer } from "./intake.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
 import { keptContentOf } from "./reading.js";
-import { caution, typedSamples } from "./samples.js";
+import { caution, isUnknown, raiseRefused, typedSamples } from "./samples.js";
 
 const EVERY = 180; // milliseconds between two questions about the camera, at least
 const SMALL = 320; // pixels of a frame that is only asked about
@@ -201,7 +201,7 @@ export class LiveView {
   // -- what it says ------------------------------------------------------------------------------------------------
 
   show({ answers: [answer], threshold, measure }) {
-    const unknown = answer.unknown === true;
+    const unknown = isUnknown(answer);
     const title = make("p.verdict", { data: { unknown } }, unknown ? "Unknown" : answer.label);
     const told = unknown ? make("p.soft", {}, `Looks most like ${likeliest(answer.top)}.`)
       : make("ol.bars", {}, answer.top.map((one, i) => bar(one, i, measure)));
@@ -242,7 +242,8 @@ export class LiveView {
             const contents = await this.seen();
             input.value = "";
             input.blur();
-            await this.model.add(contents.map((content) => ({ label, content })));
+            const { samples } = await this.model.add(contents.map((content) => ({ label, content })));
+            raiseRefused(this.model.kind, samples);
             if (!this.model.stalled) confirmDone(`Learned: ${label}.`);
           });
         },

@@ -6,9 +6,15 @@ import { turnOff } from "./camera.js";
 import { ModelView } from "./modelview.js";
 import { showModels } from "./modelsview.js";
 import { OpenModel } from "./openmodel.js";
+import { guardLeaving } from "./leaving.js";
 import { showProblem } from "./notice.js";
+import { isFull, isLasting } from "./store.js";
 
 const LOOK_AGAIN = 4000; // milliseconds between two looks at whether someone else changed the model
+const MEMORY_ONLY = "This browser does not let this page keep anything (a private window, or blocked site data). "
+  + "Images and corrections here are gone when you close or reload the page.";
+const NO_ROOM = "This browser has no room left. Teaching works, but new examples are gone from this page "
+  + "when you close or reload it. Discard what you do not need, or free some space.";
 const main = document.getElementById("main");
 const banner = document.getElementById("banner");
 const where = document.getElementById("where");
@@ -67,7 +73,7 @@ function nameInAddress() {
 /** Show what stands in the way of everything: no connection, or no token. */
 function showBanner() {
   const waiting = model?.samples.filter((sample) => sample.waiting && !sample.held).length ?? 0;
-  const state = `${isReachable()} ${tokenWanted} ${waiting} ${model?.stalled?.kind}`;
+  const state = `${isReachable()} ${tokenWanted} ${waiting} ${model?.stalled?.kind} ${isLasting()} ${isFull()}`;
   if (banner.dataset.state === state) return; // else a token that is being typed would be lost
   banner.dataset.state = state;
   if (tokenWanted) fill(banner, tokenForm());
@@ -77,7 +83,9 @@ function showBanner() {
     fill(banner, make("p", {}, `The service cannot be reached. Trying again every few seconds.${kept}`));
   } else if (model?.stalled?.kind === "busy") {
     fill(banner, make("p", {}, `${model.stalled.message} Trying again.`));
-  } else fill(banner);
+  } else if (!isLasting()) fill(banner, make("p", {}, MEMORY_ONLY));
+  else if (isFull()) fill(banner, make("p", {}, NO_ROOM));
+  else fill(banner);
 }
 
 function tokenForm() {
@@ -114,6 +122,9 @@ document.addEventListener("token-wanted", () => {
   tokenWanted = true;
   showBanner();
 });
+document.addEventListener("memory-only", showBanner);
+document.addEventListener("store-full", showBanner);
+guardLeaving(() => (isFull() || !isLasting()) && Boolean(model?.samples.some((sample) => sample.waiting)));
 onReach((now) => {
   showBanner();
   announce(now ? "The service is back" : "The service cannot be reached", { urgent: !now });

@@ -5,6 +5,8 @@ import { brought } from "./importing.js";
 import { bringsFiles, chooser, fromTransfer } from "./intake.js";
 import { phoneButton } from "./phone.js";
 import { deleteModel } from "./deleting.js";
+import { askToDiscard } from "./sortkeeping.js";
+import { dropSorted, sortedCounts, sortedOf } from "./store.js";
 import { fill, icon, iconButton, make, plural } from "./dom.js";
 import { askFor, field } from "./dialogs.js";
 import { attempt } from "./notice.js";
@@ -32,7 +34,7 @@ export async function showModels(main) {
   fill(main, make("section.page", { aria: { labelledby: "models-title" } },
     make("div.heading", {}, make("div", {}, make("h1", { id: "models-title" }, "Models"),
       make("p.soft", {}, "Show a few examples to teach a class. Teach more, or undo, at any time.")), actions),
-    problems, list, make("div.row.aside", {}, tourButton(), phoneButton())));
+    problems, list, await leftFromSort(models), make("div.row.aside", {}, tourButton(), phoneButton())));
   // What is dropped here begins a model; the list is drawn anew whenever it is shown, and listens as long as it is.
   const place = main.firstElementChild;
   const drop = (event) => {
@@ -44,6 +46,26 @@ export async function showModels(main) {
   };
   addEventListener("drop", drop);
   showTour();
+}
+
+/** Return images in this browser that were sorted with models that the service does not have. */
+async function leftFromSort(models) {
+  const names = new Set(models.map(({ name }) => name));
+  const gone = [...await sortedCounts()].filter(([name]) => !names.has(name));
+  return gone.map(([name, n]) => {
+    const line = make("div.notice.mild", {}, icon("warning"),
+      make("p", {}, `This browser keeps ${plural(n, "image")} from sorting with “${name}”, which is not here.`),
+      iconButton("bin", "Discard them", () => void discardLeft(name, line)));
+    return line;
+  });
+}
+
+async function discardLeft(name, line) {
+  const records = await sortedOf(name);
+  askToDiscard(records.length, records.filter(({ moved }) => moved).length, async () => {
+    await dropSorted(records.map(({ key }) => key));
+    line.remove();
+  });
 }
 
 /** Begin a model with a folder of class folders or a zip of it. */

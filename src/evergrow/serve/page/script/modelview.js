@@ -58,6 +58,7 @@ export class ModelView {
     fill(this.main, this.element);
     fill(this.where, make("a", { href: "#/" }, "All models"));
     this.model.addEventListener("change", () => this.update());
+    this.model.addEventListener("corrected", ({ detail }) => this.showCorrections(detail));
     this.listenForDrops();
     this.open("teach", { focus: false });
     this.update();
@@ -99,6 +100,13 @@ export class ModelView {
     const badge = this.tabs[Object.keys(this.views).indexOf("review")].querySelector(".count");
     badge.hidden = !queue.length;
     badge.textContent = queue.length;
+  }
+
+  /** Show on the tab of Sort how many corrections are not taught yet. */
+  showCorrections(n) {
+    const badge = this.tabs[Object.keys(this.views).indexOf("sort")].querySelector(".count");
+    badge.hidden = !n;
+    badge.textContent = n;
   }
 
   open(key, { focus = true } = {}) {

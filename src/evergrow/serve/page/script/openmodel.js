@@ -4,7 +4,7 @@ import { ask, modelPath, pauseAfter, Problem } from "./api.js";
 import { evaluateKept, removeKept, syncKept, takeOver } from "./kept.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
 import {
-  bodyOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent,
+  bodyOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent, raiseRefused,
 } from "./samples.js";
 
 const AT_ONCE = 32; // samples in one lesson: short enough that progress shows
@@ -112,7 +112,8 @@ export class OpenModel extends EventTarget {
    * Keep samples in this browser and teach them, but for the share that is kept for testing.
    * @param {Array<{label: string, content: Object}>} shown - Samples with their labels.
    * @param {Object} [settings] - hold: whether some are kept for testing; atOnce: how many are one change.
-   * @returns {Promise<{taught: number, held: number}>} How many are taught and kept for testing.
+   * @returns {Promise<{taught: number, held: number, samples: Array}>} How many are taught and kept for testing, and
+   *   the samples in the order of what was shown.
    */
   async add(shown, { hold = true, atOnce = AT_ONCE } = {}) {
     const samples = shown.map(({ label, content }) => newSample(this.name, content, label));
@@ -123,7 +124,7 @@ export class OpenModel extends EventTarget {
     this.samples.push(...samples);
     this.arrange();
     await this.teachWaiting();
-    return { taught: samples.length - held, held };
+    return { taught: samples.length - held, held, samples };
   }
 
   holdOut(samples) {
@@ -284,6 +285,7 @@ export class OpenModel extends EventTarget {
     this.arrange();
     await this.teachWaiting();
     if (late.length) throw new Error("Somebody else labelled it before.");
+    raiseRefused(this.kind, ours);
   }
 
   /** Put samples into the queue, to be labelled later; they are in this browser only. */

@@ -2,13 +2,16 @@
 
 import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js";
 import { meantName } from "./dialogs.js";
+import { clearDraft, keepDraft } from "./drafts.js";
 import { toReview } from "./importing.js";
 import { chooser, fromTransfer, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, showProblem } from "./notice.js";
 import { syncKept, whereKept } from "./kept.js";
-import { caution, countOf, folded, typedSamples } from "./samples.js";
+import { caution, countOf, folded, isUnknown, nearestOf, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
-import { forgetUnlabelled, hasGuesses, learnUnlabelled, MOST, openGroups, suggested } from "./unlabelled.js";
+import {
+  forgetUnlabelled, groupWords, hasGuesses, learnUnlabelled, MOST, openGroups, suggested,
+} from "./unlabelled.js";
 
 const ASKED = 64; // of the queue that are asked about at once
 const SOME = 10; // labels after which the order is asked for again
@@ -37,11 +40,12 @@ export class QueueView {
       const box = make("textarea", {
         rows: 3, placeholder: "One per line, without a label", aria: { label: "Without a label, one per line" },
       });
+      keepDraft(box, this.model, "queue");
       return make("form.typing", { on: { submit: (event) => {
         event.preventDefault();
         void attempt(this.problems, async () => {
           await this.model.enqueue(typedSamples(this.model.kind, box.value));
-          box.value = "";
+          clearDraft(box, this.model, "queue");
         });
       } } }, box, make("button", { type: "submit" }, "Add to the queue"));
     }
@@ -110,7 +114,7 @@ export class QueueView {
       const answer = this.answers.get(sample.id);
       if (!answer) return 1;
       const [first, second] = answer.top;
-      return (answer.unknown ? -1 : 0) + first.value - (second?.value ?? 0);
+      return (isUnknown(answer) ? -1 : 0) + first.value - (second?.value ?? 0);
     };
     const place = ({ id }) => this.order.get(id) ?? this.order.size;
     const isLater = ({ id }) => (id === this.pinned && !this.skipped.has(id) ? -1 : Number(this.skipped.has(id)));
@@ -155,12 +159,15 @@ export class QueueView {
 
   /** Return what can be done with many at once: name groups of unknown ones, or learn all as what they look like. */
   allAtOnce(queue) {
-    const isUnknown = (sample) => this.answers.get(sample.id)?.unknown;
-    const unknown = queue.filter(isUnknown);
-    const all = [...unknown, ...queue.filter((sample) => !isUnknown(sample))];
-    const group = unknown.length > 1 && iconButton("search", `Group the ${unknown.length} unknown ones`,
+    const answerOf = (sample) => this.answers.get(sample.id);
+    const isOdd = (sample) => Boolean(answerOf(sample)) && isUnknown(answerOf(sample));
+    const unknown = queue.filter(isOdd);
+    const all = [...unknown, ...queue.filter((sample) => !isOdd(sample))];
+    const group = unknown.length > 1 && iconButton("search", groupWords(unknown.length, MOST),
       () => void attempt(this.problems, () => openGroups(this.model,
-        all.map((sample) => ({ content: sample, look: () => looks(sample, "Unknown") })),
+        all.map((sample) => ({
+          content: sample, isUnknown: isOdd(sample), look: () => looks(sample, "Unknown"),
+        })),
         (places, name) => this.model.teachAgain(places.map((i) => all[i]), name, { hold: true, atOnce: 1024 }))));
     const some = queue.slice(0, MOST);
     const learn = this.known > 1 && some.length > 1 && iconButton("check", `Learn from ${some.length} without labels`,
@@ -176,7 +183,7 @@ export class QueueView {
   labelButtons() {
     const guess = this.answers.get(this.current.id);
     return make("div.labels", { role: "group", aria: { label: "What is it?" } }, this.model.classes.map((one, i) => {
-      const says = guess && !guess.unknown && guess.label === one.name;
+      const says = guess && !isUnknown(guess) && guess.label === one.name;
       const button = action(() => this.label(one.name), i < 9 && make("kbd", {}, i + 1), make("span", {}, one.name),
         says && make("span.unseen", {}, ", as the model says"));
       button.dataset.name = one.name;
@@ -217,7 +224,7 @@ export class QueueView {
     const answer = this.answers.get(this.current?.id);
     if (!answer) return this.model.isReady ? "Asking…" : "The model does not answer yet.";
     const [first, second] = answer.top;
-    if (answer.unknown) return `Unknown. Looks most like ${first.class}.`;
+    if (isUnknown(answer)) return `Unknown. Looks most like ${nearestOf(answer)}.`;
     if (second && first.value - second.value < 0.5) return `Either ${first.class} or ${second.class}.`;
     if (answer.measure !== "probability") return `It says ${first.class}.`;
     const rough = caution(this.model.kind, this.model.classes) ? ", roughly: it has seen few examples" : "";

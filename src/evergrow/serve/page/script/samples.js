@@ -97,12 +97,47 @@ export function labelling(record) {
     if (!last || last.label === null) return null;
     // Classes may have been renamed since by someone else.
     const since = renamings.filter((change) => Date.parse(change.when) > Date.parse(last.when));
-    return since.reduce((label, { names }) => names?.[label] ?? label, last.label);
+    return since.reduce(newName, last.label);
   };
+}
+
+/** Return the name of a class after a change that may have renamed it. */
+const newName = (name, { names }) => (names && Object.hasOwn(names, name) ? names[name] : name);
+
+/** Raise an error if the service refused some of the samples; they wait on the cards of their classes. */
+export function raiseRefused(kind, samples) {
+  const refused = samples.filter(({ waiting }) => waiting?.error);
+  if (!refused.length) return;
+  throw new Error(`${countOf(kind, refused.length)} could not be taught, and can be tried again under Teach. `
+    + sentence(refused[0].waiting.error));
 }
 
 /** Return the label that a sample which is not in the model was last taught under: undo took back what came after. */
 export const lastLabel = (sample) => sample.wanted;
+
+/**
+ * Return a function from a class name to its present name.
+ * @param {Object} record - The model as the service describes it.
+ * @param {{revision: number, when: string}} event - The latest change when the name was current.
+ */
+export function renamedSince(record, event) {
+  const at = record.history.findIndex(({ revision, when }) => revision === event.revision && when === event.when);
+  if (at < 0) return (name) => name;
+  const isRenaming = ({ what }) => what === "rename" || what === "merge-classes";
+  const then = changesThatHold(record.history.slice(0, at + 1)).filter(isRenaming);
+  const now = changesThatHold(record.history).filter(isRenaming);
+  let shared = 0;
+  while (then[shared] && then[shared] === now[shared]) shared += 1;
+  const undone = then.slice(shared).filter(({ what }) => what === "rename").reverse();
+  const back = (name, { names = {} }) => Object.keys(names).find((old) => names[old] === name) ?? name;
+  return (name) => now.slice(shared).reduce(newName, undone.reduce(back, name));
+}
+
+/** Return the class that an answer names, or that an unknown thing looks most like. */
+export const nearestOf = ({ label, nearest, top }) => label ?? nearest?.class ?? top?.[0]?.class ?? "";
+
+/** Whether an answer is that something is unknown. */
+export const isUnknown = ({ unknown, label }) => unknown === true || label === null;
 
 /**
  * Return how many of n further samples of a class are held out, so that the share of all is.

@@ -3,7 +3,7 @@
 import { fill, make } from "./dom.js";
 import { openWindow } from "./dialogs.js";
 import { lazyImage, watchAgain } from "./lazy.js";
-import { answerOf } from "./sorting.js";
+import { answerOf, classOf } from "./sorting.js";
 
 const SHOWN = 60; // images before "show more"
 
@@ -11,9 +11,10 @@ export class SortGroup {
   constructor(view, group, title) {
     Object.assign(this, { view, group, title, items: [], tiles: new Map(), limit: SHOWN, open: null });
     this.count = make("span.soft");
+    this.isNew = make("span.badge-text", { hidden: true }, "New class");
     this.head = make("button.group-head", {
       type: "button", aria: { expanded: true }, on: { click: () => this.setOpen(!this.open) },
-    }, make("span", {}, title), this.count);
+    }, make("span", {}, title), this.count, this.isNew);
     this.list = make("ul.tiles", { role: "listbox", aria: { label: title, multiselectable: true } });
     this.more = make("button.link", { type: "button", hidden: true, on: { click: () => this.showMore() } });
     this.element = make("section.group", { data: { group } }, make("h2.small", {}, this.head), this.list, this.more);
@@ -26,6 +27,8 @@ export class SortGroup {
     this.element.hidden = !items.length && !this.group.startsWith("class:");
     this.element.classList.toggle("none", !items.length);
     this.count.textContent = items.length.toLocaleString("en");
+    const name = classOf(this.group);
+    this.isNew.hidden = name === null || this.view.model.classes.some((one) => one.name === name);
     if (this.open === null) return;
     this.draw();
   }

@@ -2,6 +2,7 @@
 
 import { pauseAfter } from "./api.js";
 import { contentOf } from "./reading.js";
+import { isUnknown, nearestOf, presentEvent } from "./samples.js";
 
 const AT_ONCE = 24; // images in one question
 const LANES = 2; // questions on their way: at most so many images are unpacked at the same moment
@@ -20,7 +21,7 @@ export const classOf = (group) => (group.startsWith("class:") ? group.slice(6) :
  * Ask about images and note the answers in them.
  * @param {OpenModel} model - What is asked.
  * @param {Array} items - As itemOf makes them.
- * @param {function()} onProgress - Called after every answer.
+ * @param {function(Array)} onProgress - Called after every answer with the items that were asked about.
  * @param {AbortSignal} signal - Ends it.
  */
 export async function askAbout(model, items, onProgress, signal) {
@@ -30,7 +31,7 @@ export async function askAbout(model, items, onProgress, signal) {
       const part = items.slice(next, next + AT_ONCE);
       next += part.length;
       await askAboutSome(model, part, signal);
-      onProgress();
+      onProgress(part);
     }
   }
   await Promise.all(Array.from({ length: LANES }, lane));
@@ -50,7 +51,7 @@ async function askAboutSome(model, part, signal) {
   for (let tries = 0; readable.length && !signal.aborted; tries += 1) {
     try {
       const told = await model.predict(readable.map(({ content }) => content), { signal });
-      readable.forEach(({ item }, i) => note(item, told.answers[i], told.measure));
+      readable.forEach(({ item }, i) => note(model, item, told, i));
       return;
     } catch (problem) {
       if (!["busy", "offline"].includes(problem.kind)) throw problem;
@@ -59,16 +60,24 @@ async function askAboutSome(model, part, signal) {
   }
 }
 
-function note(item, answer, measure) {
+function note(model, item, { answers, measure, revision }, i) {
+  const answer = answers[i];
   Object.assign(item, {
-    done: true, error: "", label: answer.label, unknown: answer.unknown === true,
-    value: measure === "probability" ? answer.top[0].value : null,
+    done: true, error: "", label: nearestOf(answer), unknown: isUnknown(answer), revision,
+    value: measure === "probability" ? answer.top?.[0]?.value ?? null : null,
+    event: presentEvent(model.record, null), // when the names in it were current
   });
 }
 
-/** Return an image as it is sorted; moved is the group that people put it into. */
+/**
+ * Return an image as it is sorted. moved is the group that people put it into; sample is what was taught of it; key is
+ * its place in this browser's store, none while it is not kept.
+ */
 export function itemOf(image, id) {
-  return { image, id, done: false, error: "", label: "", value: null, unknown: false, moved: null, taught: false };
+  return {
+    image, id, done: false, error: "", label: "", value: null, unknown: false, moved: null, taught: false,
+    sample: null, revision: null, event: null, key: null,
+  };
 }
 
 /** Return the group of an item where answers below a probability are unsure. */
@@ -79,9 +88,16 @@ export function placeOf(item, least) {
   return item.value !== null && item.value < least ? UNSURE : groupOf(item.label);
 }
 
+/** Return what became of a correction. */
+function stateOf({ taught, sample }) {
+  if (!taught) return "Corrected";
+  if (!sample?.waiting) return "Taught";
+  return sample.waiting.error ? "Not taught" : "Waiting";
+}
+
 /** Return the answer about an item in few words; what is unknown has no percentage. */
 export function answerOf(item, place) {
-  if (item.moved) return item.taught ? "Taught" : "Corrected";
+  if (item.moved) return stateOf(item);
   if (item.error) return item.error;
   if (item.unknown) return `Like ${item.label}?`;
   const sure = item.value === null ? "" : `${Math.floor(100 * item.value)} %`; // 79.6 is not the 80 that was asked for

@@ -1,43 +1,39 @@
 /* Sort: many images by what they show, corrected by hand, and out again as a table or as folders. */
 
-import { ask, save } from "./api.js";
+import { save } from "./api.js";
 import { announce, fill, iconButton, make, plural } from "./dom.js";
 import { askFor, field, meantName } from "./dialogs.js";
 import { settleCopies } from "./importing.js";
 import { chooser, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, confirmDone } from "./notice.js";
-import { lazyImage } from "./lazy.js";
-import { contentOf, keptContentOf } from "./reading.js";
-import { bodyOf, caution } from "./samples.js";
+import { keptContentOf } from "./reading.js";
+import { guardLeaving } from "./leaving.js";
+import { caution, presentEvent, raiseRefused } from "./samples.js";
 import { SortGroup } from "./sortgroup.js";
 import {
-  askAbout, classOf, groupOf, itemOf, pathsOf, placeOf, tableOf, UNKNOWN, UNREADABLE, UNSURE,
+  askAbout, classOf, groupOf, pathsOf, placeOf, tableOf, UNKNOWN, UNREADABLE, UNSURE,
 } from "./sorting.js";
-import { MOST, openGroups } from "./unlabelled.js";
+import { askToDiscard, KeepingNote } from "./sortkeeping.js";
+import { SortSet } from "./sortset.js";
+import { compareWithTaught, groupUnknown, MOST_GROUPED } from "./sortstudies.js";
+import { groupWords } from "./unlabelled.js";
 import { packedBlob, zipOf } from "./zip.js";
 
 const LEAST = 80; // percent from which an answer counts as sure, as for the command
 const REDRAW = 250; // milliseconds between two looks at what was answered
 const FEW = 12; // groups that are open by themselves
 const LEAST_COMPARED = 20; // images from which on they are compared with what was taught
-const COMPARED = 100; // known images beside which groups of unknown ones are found
 const TITLES = { [UNSURE]: "Unsure", [UNKNOWN]: "Unknown", [UNREADABLE]: "Could not be read" };
 
 /** What people look at first: what they moved, then the least sure. */
 const urgency = ({ moved, value }) => (moved ? -1 : value ?? 0);
 
-/** Return in words whether images look like what was taught. */
-function driftIn({ classes }) {
-  const changed = classes.filter((one) => one.changed).map((one) => one.name);
-  const tested = plural(classes.length, "class", "classes");
-  if (!changed.length) return `Still as taught: the images of ${tested} look like what was taught.`;
-  return `Changed: ${changed.slice(0, 5).join(", ")}${changed.length > 5 ? " and others" : ""} look different from `
-    + `what was taught (${changed.length} of ${tested}). Check them, and teach some. One of twenty is a false alarm.`;
-}
-
 export class SortView {
   constructor(model) {
-    Object.assign(this, { model, shown: false, items: [], groups: new Map(), selected: new Set(), running: null });
+    Object.assign(this, { model, shown: false, groups: new Map(), selected: new Set(), running: null });
+    this.stopped = false; // by a person: then nothing is asked about until somebody wants it
+    this.set = new SortSet(model);
+    this.keeping = new KeepingNote(this.set, () => this.goOn());
     this.problems = make("div.problems");
     this.list = make("div.groups");
     this.start = this.startPanel();
@@ -48,11 +44,39 @@ export class SortView {
     this.rough = make("p.hint");
     this.drift = make("p", { role: "status" });
     this.about = make("div.stack", {}, make("div", {}, this.rough, keys), this.drift);
-    this.element = make("div.sort", {}, this.start, this.bar, this.problems, this.about, this.list, this.choice);
+    this.element = make("div.sort", {}, this.start, this.bar, this.problems, this.keeping.element, this.about,
+      this.list, this.choice);
     model.signal.addEventListener("abort", () => this.running?.abort());
     document.addEventListener("keydown", (event) => this.key(event), { signal: model.signal });
-    model.addEventListener("change", () => this.showState());
+    model.addEventListener("change", () => this.follow());
+    this.set.addEventListener("change", () => this.arrange());
+    guardLeaving(() => this.set.isAtRisk(), model.signal);
     this.arrange();
+    this.ready = this.load();
+  }
+
+  get items() { return this.set.items; }
+
+  /** Show what this browser kept since the last visit. */
+  load() {
+    return attempt(this.problems, async () => {
+      await this.set.load();
+      this.follow();
+    });
+  }
+
+  /** Bring everything in line with the model after a change of it, by whomever. */
+  follow() {
+    for (const item of this.set.follow()) item.done = false; // the class that it was taken for is gone
+    this.arrange();
+    this.goOn();
+  }
+
+  /** Ask about images that have no answer, unless a person stopped that. */
+  goOn() {
+    if (this.running || this.stopped || !this.model.isReady) return;
+    const waiting = this.items.filter((item) => !item.done);
+    if (waiting.length) void this.run(waiting);
   }
 
   get least() { return Number(this.slider.value) / 100; }
@@ -67,7 +91,7 @@ export class SortView {
     return make("section.ways-in", {}, make("h2.small", {}, "Sort images by what they show"),
       make("ul", {}, make("li", {}, "Drop a folder or a zip of any size anywhere on this page, or choose one."),
         make("li", {}, "Check the groups, drag what is wrong, and download a table or a zip of folders."),
-        make("li", {}, "Nothing is learned unless you teach your corrections, and no image is stored.")),
+        make("li", {}, "Nothing is learned unless you teach your corrections. Images stay in this browser only.")),
       this.waiting, make("div.actions", {}, iconButton("folder", "Choose a folder", () => folder.click()), folder,
         iconButton("image", "Choose a zip or images", () => files.click()), files));
   }
@@ -79,18 +103,21 @@ export class SortView {
       type: "range", id: "least", min: 0, max: 100, step: 1, value: LEAST, on: { input: () => this.arrange() },
     });
     this.shownLeast = make("output", { htmlFor: "least" });
-    this.stop = iconButton("close", "Stop", () => this.running?.abort());
+    this.stop = iconButton("close", "Stop", () => {
+      this.stopped = true;
+      this.running?.abort();
+    });
     this.again = iconButton("redo", "Sort again", () => void this.run(this.items.filter((item) => !item.moved)));
-    this.group = iconButton("search", "", () => void this.openGroups());
-    this.compare = iconButton("image", "Still as taught?", () => void this.compareWithTaught());
+    this.group = iconButton("search", "", () => void groupUnknown(this));
+    this.compare = iconButton("image", "Still as taught?", () => void compareWithTaught(this));
     this.teach = iconButton("check", "", () => void this.teachCorrections(), { kind: ".primary" });
     this.table = iconButton("download", "Table (CSV)", () => save(tableOf(this.items, this.least), "sorted.csv"));
     this.zip = iconButton("download", "Folders (zip)", () => void this.saveZip());
-    const clear = iconButton("bin", "Clear", () => this.clear());
+    const discard = iconButton("bin", "Discard", () => this.askToDiscard());
     return make("div.toolbar.sortbar", { role: "group", aria: { label: "Sorting" }, hidden: true },
       make("div.row", {}, this.state, this.progress, this.stop),
       make("div.row.sure", {}, make("label", { htmlFor: "least" }, "How sure"), this.slider, this.shownLeast),
-      make("div.row", {}, this.teach, this.group, this.compare, this.again, this.table, this.zip, clear));
+      make("div.row", {}, this.teach, this.group, this.compare, this.again, this.table, this.zip, discard));
   }
 
   selectionBar() {
@@ -120,18 +147,26 @@ export class SortView {
     this.progress.hidden = !running;
     Object.assign(this.progress, { max: Math.max(1, items.length), value: done });
     const all = plural(items.length, "image");
-    this.state.textContent = done < items.length ? `Sorted ${done.toLocaleString("en")} of ${all}` : `${all} sorted`;
+    this.state.textContent = done === items.length ? `${all} sorted`
+      : `Sorted ${done.toLocaleString("en")} of ${all}${this.model.isReady ? "" : ". Teach a class first"}`;
     this.shownLeast.textContent = `${this.slider.value} %`;
     this.rough.textContent = caution(this.model.kind, this.model.classes);
     this.stop.hidden = !running;
-    this.again.hidden = Boolean(running) || this.revision === this.model.record.revision && done === items.length;
+    this.again.hidden = Boolean(running) || !this.model.isReady || !items.some((item) => this.isOutdated(item));
     const strange = this.unknown().length;
     this.group.hidden = Boolean(running) || strange < 2 || this.model.readOnly;
-    this.group.lastChild.textContent = `Group the ${strange} unknown ones`;
+    this.group.lastChild.textContent = groupWords(strange, MOST_GROUPED);
     this.compare.hidden = Boolean(running) || done < LEAST_COMPARED;
     this.teach.hidden = !unsaid || this.model.readOnly;
     this.teach.lastChild.textContent = `Teach ${plural(unsaid, "correction")}`;
+    this.model.dispatchEvent(new CustomEvent("corrected", { detail: unsaid }));
     this.table.disabled = this.zip.disabled = !done;
+  }
+
+  /** Whether the answer about an item is missing, or of another state of the model. */
+  isOutdated(item) {
+    if (item.moved) return false;
+    return !item.done || !item.error && item.revision !== this.model.record.revision;
   }
 
   // -- in, and asked about -----------------------------------------------------------------------------------------
@@ -140,28 +175,30 @@ export class SortView {
   take(coming) {
     return attempt(this.problems, async () => {
       const { images } = await coming;
+      await this.ready;
       if (!images.length) throw new Error("No image found.");
       if (!this.model.isReady) {
         this.model.addEventListener("change", () => { if (this.model.isReady) fill(this.problems); });
         throw new Error("The model sorts as soon as it knows a class. Teach one first.");
       }
-      const fresh = images.map((image, i) => itemOf(image, this.items.length + i));
-      this.items.push(...fresh);
-      await this.run(fresh);
+      await this.run(this.set.add(images));
     });
   }
 
+  /** Ask about images, and about those that the last questions did not come to. */
   async run(items) {
+    const left = this.running ? this.items.filter((item) => !item.done) : [];
+    const asked = [...new Set([...left, ...items])];
     const running = new AbortController();
     this.running?.abort();
     this.running = running;
-    this.revision = this.model.record.revision;
+    this.stopped = false;
     fill(this.drift);
-    for (const item of items) item.done = false;
+    for (const item of asked) item.done = false;
     this.arrange();
     await attempt(this.problems, async () => {
       try {
-        await askAbout(this.model, items, () => this.arrangeSoon(), running.signal);
+        await askAbout(this.model, asked, (some) => this.answered(some), running.signal);
       } finally {
         if (this.running === running) this.running = null;
         this.arrange();
@@ -170,7 +207,8 @@ export class SortView {
     if (!running.signal.aborted) announce(this.state.textContent);
   }
 
-  arrangeSoon() {
+  answered(items) {
+    this.set.changed(items.filter((item) => item.done && !item.gone));
     this.timer ??= setTimeout(() => { this.timer = null; this.arrange(); }, REDRAW);
   }
 
@@ -179,7 +217,7 @@ export class SortView {
     const places = new Map([UNSURE, UNKNOWN, UNREADABLE].map((group) => [group, []]));
     for (const { name } of this.model.classes) places.set(groupOf(name), []);
     for (const item of this.items) {
-      if (!item.done) continue;
+      if (!item.done && !item.moved) continue;
       const place = placeOf(item, this.least);
       if (!places.has(place)) places.set(place, []);
       places.get(place).push(item);
@@ -204,12 +242,14 @@ export class SortView {
     this.showState();
   }
 
-  clear() {
-    this.running?.abort();
-    fill(this.drift);
-    this.items = [];
-    this.select([]);
-    this.arrange();
+  askToDiscard() {
+    const corrected = this.items.filter((item) => item.moved && !item.taught).length;
+    askToDiscard(this.items.length, corrected, async () => {
+      this.running?.abort();
+      fill(this.drift);
+      this.select([]);
+      await this.set.discard();
+    });
   }
 
   // -- corrected ---------------------------------------------------------------------------------------------------
@@ -233,10 +273,12 @@ export class SortView {
 
   move(items, group) {
     if (group === UNSURE || group === UNREADABLE) return;
-    for (const item of items) Object.assign(item, { moved: group, taught: false });
+    const readable = items.filter((item) => !item.error);
+    for (const item of readable) Object.assign(item, { moved: group, taught: false, sample: null });
+    this.set.changed(readable);
     this.select([]);
     this.arrange();
-    announce(`${plural(items.length, "image")} moved to ${TITLES[group] ?? classOf(group)}`);
+    announce(`${plural(readable.length, "image")} moved to ${TITLES[group] ?? classOf(group)}`);
   }
 
   /** Ask for the class of images by name. */
@@ -281,69 +323,38 @@ export class SortView {
     return this.items.filter((item) => item.moved && classOf(item.moved) && !item.taught);
   }
 
-  /** Show unknown images in groups; one that is given a name is moved there and taught. */
-  async openGroups() {
-    await attempt(this.problems, async () => {
-      this.group.disabled = true;
-      try {
-        const items = [...this.unknown(), ...this.known().slice(0, COMPARED)];
-        const things = [];
-        for (const { image } of items) {
-          things.push({ content: await contentOf(image), look: () => lazyImage(image, "Unknown") });
-        }
-        await openGroups(this.model, things, async (places, name) => {
-          const chosen = places.map((i) => items[i]);
-          this.move(chosen, groupOf(name));
-          await this.teachCorrections(chosen);
-        });
-      } finally {
-        this.group.disabled = false;
-      }
-    });
-  }
-
-  /** Say which classes of the sorted images look different from what was taught. */
-  compareWithTaught() {
-    return attempt(this.problems, async () => {
-      this.compare.disabled = true;
-      fill(this.drift, "Comparing…");
-      try {
-        const sent = [];
-        for (const { image } of this.items.filter((item) => item.done && !item.error).slice(0, MOST)) {
-          sent.push(await contentOf(image));
-        }
-        fill(this.drift, driftIn(await ask(`${this.model.path}/drift`, bodyOf(this.model.kind, sent))));
-      } catch (error) {
-        fill(this.drift);
-        throw error;
-      } finally {
-        this.compare.disabled = false;
-      }
-    });
-  }
-
   unknown() { return this.items.filter((item) => item.done && placeOf(item, this.least) === UNKNOWN); }
 
   known() { return this.items.filter((item) => item.done && !item.moved && classOf(placeOf(item, this.least))); }
 
-  teachCorrections(items = this.corrections()) {
-    return attempt(this.problems, async () => {
-      this.teach.disabled = true;
-      try {
-        const named = items.map(({ image, moved }) => ({ image, label: classOf(moved) }));
-        const settled = await settleCopies(this.model, named);
-        if (!settled) return;
-        const shown = [];
-        for (const { image, label } of settled) shown.push({ label, content: await keptContentOf(image) });
-        if (shown.length) await this.model.add(shown, { hold: false, atOnce: 1024 });
-        for (const item of items) item.taught = true;
-        if (!this.model.stalled) confirmDone(`Learned ${plural(shown.length, "correction")}. Undo takes them back.`);
-      } finally {
-        this.teach.disabled = false;
-        this.arrange();
-      }
-    });
+  teachCorrections() {
+    return attempt(this.problems, () => this.teachItems(this.corrections()));
   }
+
+  /** Teach items as the classes they were moved to, and return whether that was done. */
+  async teachItems(items) {
+    this.teach.disabled = true;
+    try {
+      const named = items.map(({ image, moved }) => ({ image, label: classOf(moved) }));
+      const settled = await settleCopies(this.model, named);
+      if (!settled) return false;
+      const shown = [];
+      for (const { image, label } of settled) shown.push({ label, content: await keptContentOf(image) });
+      const lesson = shown.length ? await this.model.add(shown, { hold: false, atOnce: 1024 }) : { samples: [] };
+      const samples = new Map(settled.map(({ image }, i) => [image, lesson.samples[i]]));
+      await this.set.taught(items, named.map(({ image, label }) => samples.get(image) ?? this.copyOf(label)));
+      raiseRefused(this.model.kind, lesson.samples);
+      const them = shown.length === 1 ? "it" : "them";
+      if (!this.model.stalled) confirmDone(`Learned ${plural(shown.length, "correction")}. Undo takes ${them} back.`);
+      return true;
+    } finally {
+      this.teach.disabled = false;
+      this.arrange();
+    }
+  }
+
+  /** Return what stands for an image that was not taught because it was taught before. */
+  copyOf(label) { return { isCopy: true, events: [presentEvent(this.model.record, label)] }; }
 
   saveZip() {
     return attempt(this.problems, async () => {

@@ -1,6 +1,7 @@
 /* Three steps on the first visit; they can be had again, and stand in nobody's way. */
 
 import { action, fill, make } from "./dom.js";
+import { lastingStorage } from "./storage.js";
 
 const SEEN = "evergrow-tour";
 const STEPS = [
@@ -14,7 +15,7 @@ const STEPS = [
 
 /** Show the tour where nobody has seen or closed it in this browser. */
 export function showTour() {
-  if (localStorage.getItem(SEEN) === null) openTour();
+  if (lastingStorage.getItem(SEEN) === null) openTour();
 }
 
 /** Return a button that shows the tour again. */
@@ -28,7 +29,7 @@ function openTour() {
   document.querySelector(".tour")?.remove();
   const tour = make("section.tour", { aria: { label: "How it works" }, tabIndex: -1 });
   const close = () => {
-    localStorage.setItem(SEEN, "seen");
+    lastingStorage.setItem(SEEN, "seen");
     tour.remove();
   };
   const show = (at) => {

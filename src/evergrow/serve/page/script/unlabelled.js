@@ -8,6 +8,11 @@ import { bodyOf, changesThatHold, countOf } from "./samples.js";
 
 const SHOWN = 12; // of a group
 
+/** Return the words of a button that groups unknown things, of which so many are grouped at once. */
+export function groupWords(n, most) {
+  return n > most ? `Group ${most} of ${n.toLocaleString("en")} unknown ones` : `Group the ${n} unknown ones`;
+}
+
 /** How many things are asked about or learned at once. */
 export const MOST = 500;
 
@@ -44,13 +49,15 @@ export async function forgetUnlabelled(model) {
 /**
  * Show unknown things in groups of like ones. A group that is given a name is learned as a class.
  * @param {OpenModel} model - What finds the groups.
- * @param {Array<{content: Object, look: function(): HTMLElement}>} things - What is unknown, and some things that are
- *   not: how alike those of one class are says how alike those of a group should be.
+ * @param {Array<{content: Object, isUnknown: boolean, look: function(): HTMLElement}>} things - What is unknown, and
+ *   some things that are not: how alike those of one class are says how alike those of a group should be.
  * @param {function(number[], string): Promise} learn - Teaches some of them, by their places, under a name.
  */
 export async function openGroups(model, things, learn) {
   const asked = things.slice(0, MOST);
-  const { groups } = await ask(`${model.path}/groups`, bodyOf(model.kind, asked.map(({ content }) => content)));
+  const unknown = [...asked.keys()].filter((i) => asked[i].isUnknown); // also those that people moved there
+  const contents = asked.map(({ content }) => content);
+  const { groups } = await ask(`${model.path}/groups`, bodyOf(model.kind, contents, { unknown }));
   const place = make("div.stack");
   const dialog = openWindow("Unknown ones that look alike", [make("p.soft", {}, groups.length
     ? "Give a group a name, and it is learned as a class. The most typical ones come first."

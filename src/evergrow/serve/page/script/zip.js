@@ -97,10 +97,14 @@ async function packed(zip, entry) {
 
 async function unpacked(zip, entry) {
   if (entry.size > MOST_BYTES) throw new Error(`${entry.name} is too large for an image`);
-  const { blob, method } = await packed(zip, entry);
+  return plainBlob(await packed(zip, entry), entry.name);
+}
+
+/** Return the content of a file that lies packed as in a zip. */
+export async function plainBlob({ blob, method }, name) {
   if (method === 0) return blob;
-  if (method !== 8) throw new Error(`${entry.name} uses a compression that browsers do not support`);
-  return bounded(blob.stream().pipeThrough(new DecompressionStream("deflate-raw")), entry.name);
+  if (method !== 8) throw new Error(`${name} uses a compression that browsers do not support`);
+  return bounded(blob.stream().pipeThrough(new DecompressionStream("deflate-raw")), name);
 }
 
 /** Read a stream to its end, but no further than an image may go: what an entry says of its size may be a lie. */

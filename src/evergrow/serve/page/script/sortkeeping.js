@@ -1,0 +1,85 @@
+/* Words about what this browser keeps of the images in Sort, and how to get rid of it. */
+
+import { action, fill, icon, make, plural } from "./dom.js";
+import { askFor } from "./dialogs.js";
+import { attempt, confirmDone } from "./notice.js";
+
+/** Return in words what would be lost by a reload; empty if all is kept. */
+function lossOf({ images, corrections }, total) {
+  if (corrections) {
+    return `${plural(corrections, "correction")} cannot be kept in this browser. `
+      + "Teach before you close or reload this page.";
+  }
+  if (!images) return "";
+  return `No room to keep ${images.toLocaleString("en")} of ${plural(total, "image")} in this browser: a reload loses `
+    + "them. Your corrections are kept.";
+}
+
+/** Shows what is kept, and images that were sorted with another model of the same name. */
+export class KeepingNote {
+  /**
+   * @param {SortSet} set - What is kept.
+   * @param {function()} adopted - Called after images of another model were taken in.
+   */
+  constructor(set, adopted) {
+    Object.assign(this, { set, adopted });
+    this.problems = make("div.problems");
+    this.kept = make("p.hint", {}, "The images are kept in this browser only, until you teach or discard them.");
+    this.loss = make("div", { role: "status" });
+    this.strangers = make("div");
+    this.element = make("div.stack.keeping", {}, this.strangers, this.problems, this.loss, this.kept);
+    set.addEventListener("change", () => this.update());
+    this.update();
+  }
+
+  update() {
+    const { items, strangers, model } = this.set;
+    const text = lossOf(this.set.unkept(), items.length);
+    this.kept.hidden = Boolean(text) || !items.length;
+    if (this.loss.dataset.text !== text) {
+      this.loss.dataset.text = text;
+      fill(this.loss, text && make("div.notice", {}, icon("warning"), make("p", {}, text)));
+    }
+    this.element.hidden = !items.length && !strangers.length;
+    const n = String(strangers.length);
+    if (this.strangers.dataset.n === n) return;
+    this.strangers.dataset.n = n;
+    fill(this.strangers, strangers.length > 0 && make("div.notice.mild", { role: "status" }, icon("warning"),
+      make("p", {}, `${plural(strangers.length, "image")} in this browser `
+        + `${strangers.length === 1 ? "belongs" : "belong"} to another model that is also named “${model.name}”.`),
+      action(() => this.adopt(), "Sort them with this model"),
+      action(() => this.askToDiscardStrangers(), "Discard them")));
+  }
+
+  adopt() {
+    return attempt(this.problems, async () => {
+      await this.set.adoptStrangers();
+      this.adopted();
+    });
+  }
+
+  askToDiscardStrangers() {
+    const { strangers } = this.set;
+    askToDiscard(strangers.length, strangers.filter(({ moved }) => moved).length, () => this.set.discardStrangers());
+  }
+}
+
+/**
+ * Ask before images that are being sorted are removed from this browser.
+ * @param {number} images - How many.
+ * @param {number} corrections - How many of them were corrected and not taught.
+ * @param {function(): Promise} work - Removes them.
+ */
+export function askToDiscard(images, corrections, work) {
+  const lost = corrections ? `${plural(corrections, "correction")} not taught yet will be lost. ` : "";
+  askFor({
+    title: `Discard ${plural(images, "image")}?`,
+    text: `${lost}The images are removed from this browser. Your files and the model stay as they are.`,
+    verb: "Discard",
+    danger: true,
+    work: async () => {
+      await work();
+      confirmDone(`Discarded ${plural(images, "image")}.`);
+    },
+  });
+}

@@ -1,0 +1,143 @@
+"""Threads share a head: its results are solved once, and do not change afterwards."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evergrow import Classifier
+from evergrow.head import readout
+
+STRESS = Path(__file__).with_name("stress.py")
+
+
+def data(n: int) -> tuple[np.ndarray, np.ndarray]:
+    draws = np.random.default_rng(0)
+    centres = 3.0 * draws.normal(size=(6, 40))
+    y = np.arange(n) % 6
+    return centres[y] + draws.normal(size=(n, 40)), y
+
+
+def unsolved(**settings: Any) -> Classifier:
+    """Return a head with a factor that is followed, and choices that no longer hold."""
+    X, y = data(200)
+    head = Classifier(
+        n_units=20, blocks=(20, 20), random_state=0, device="cpu", **settings
+    )
+    head.fit(X[:100], y[:100]).predict(X[:1])
+    return head.partial_fit(X[100:], y[100:])
+
+
+QUESTIONS: dict[str, Callable[[Classifier], Any]] = {
+    "scores": lambda head: head.class_scores(data(9)[0]),
+    "novelty": lambda head: head.novelty_score(data(9)[0]),
+    "whitened": lambda head: head.whitened(data(9)[0]),
+    "fold-outs": lambda head: head.held_out_scores(*data(30)).terms,
+    "expected": lambda head: head.expected_terms(),
+}
+
+
+def in_threads(n: int, work: Callable[[int], Any]) -> list[Any]:
+    """Return what each of several threads returned, which all begin together."""
+    barrier = threading.Barrier(n)
+    found: list[Any] = [None] * n
+
+    def run(index: int) -> None:
+        barrier.wait()
+        found[index] = work(index)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["denoised", "ridge"])
+def test_threads_that_ask_together_solve_once_and_agree(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = list(QUESTIONS.values())
+    expected = [question(unsolved(readout=kind)) for question in questions]
+    head = unsolved(readout=kind)
+    solved: list[str] = []
+    for name in ("choose_ridge", "solve_ridge"):
+        original = getattr(readout, name)
+
+        def counted(*args: Any, name: str = name, original: Any = original) -> Any:
+            solved.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(readout, name, counted)
+    found = in_threads(20, lambda index: questions[index % 5](head))
+    assert sorted(solved) == sorted(set(solved))
+    for index, answer in enumerate(found):
+        np.testing.assert_array_equal(answer, expected[index % 5])
+
+
+def test_no_question_changes_what_is_solved() -> None:
+    head = unsolved()
+    for question in QUESTIONS.values():
+        question(head)
+    before = dict(vars(head._solved))
+    for question in QUESTIONS.values():
+        question(head)
+    head.to_archive()
+    after = dict(vars(head._solved))
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+
+
+def test_guesses_are_added_once_for_all_threads() -> None:
+    X, _ = data(120)
+    head = unsolved()
+    head.learn_unlabelled(X + 0.1)
+    caches = in_threads(12, lambda _: head._answering)
+    assert all(cache is caches[0] for cache in caches)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+@pytest.mark.parametrize("guessed", [False, True])
+def test_a_solved_head_can_be_copied_and_pickled(again: Any, guessed: bool) -> None:
+    head = unsolved()
+    if guessed:
+        head.learn_unlabelled(data(60)[0] + 0.1)
+    for question in QUESTIONS.values():
+        question(head)
+    twin = again(head)
+    assert twin._solved._lock is not head._solved._lock
+    for question in QUESTIONS.values():
+        np.testing.assert_array_equal(question(twin), question(head))
+
+
+def stress(tmp_path: Path, what: str, amount: int) -> None:
+    done = subprocess.run(
+        [sys.executable, STRESS, what, tmp_path, str(amount)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_threads_that_are_stopped_at_any_line(tmp_path: Path) -> None:
+    stress(tmp_path, "lines", 20)
+
+
+@pytest.mark.slow
+def test_threads_that_ask_study_and_teach(tmp_path: Path) -> None:
+    stress(tmp_path, "mixed", 15)
