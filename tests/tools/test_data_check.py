@@ -86,7 +86,7 @@ def test_misplaced_samples() -> None:
 
 
 def test_many_samples_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_check, "MOST_COMPARED", 10)
+    monkeypatch.setattr(data_check, "MAX_COMPARED", 10)
     X = np.random.default_rng(0).normal(size=(30, 4))
     found = check_samples(features(X, ["a", "b"] * 15))
     assert "10 of 30 samples were compared" in found.notes[0]

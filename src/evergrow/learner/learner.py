@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
     from evergrow.head.pseudo_labels import PseudoLabelReport
     from evergrow.learner.calibration import Calibration
+    from evergrow.learner.snapshot import Tested
 
 
 class Learner(Estimator):
@@ -1167,6 +1168,18 @@ class Learner(Estimator):
     def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
         """Return the answers to features."""
         return np.asarray(self._taught().head.predict(X), dtype=np.str_)
+
+    def record_test(self, tested: Tested) -> None:
+        """Store a test result with the latest change, as ``history_[-1].tested``.
+
+        Parameters
+        ----------
+        tested : Tested
+            Accuracy before and after the change.
+        """
+        now = self._state()
+        latest = dataclasses.replace(now.history[-1], tested=tested)
+        self._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest))
 
     # -- files -------------------------------------------------------------------------
 
