@@ -137,7 +137,7 @@ class SCSMLayer(Layer):
     def _search(
         self, residual: Residual, width: int, seed: int
     ) -> tuple[Tensor, Tensor, tuple[float, float, float, float, int]] | None:
-        """Absorb the next unit into the residual and return it, or None if none fits."""
+        """Absorb the next unit into the residual and return it; None if none fits."""
         tried = 0
         for index, scale in enumerate(self.scales):
             stream = generator(seed, "scsm", width, index)
