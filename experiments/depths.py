@@ -36,7 +36,7 @@ from evergrow.features.encoding import describe_features, featurize
 from evergrow.lab.bench.execute import watched
 from evergrow.lab.bench.run import record_name, settings_id
 from evergrow.lab.methods.fsa_classifier import with_blocks
-from evergrow.lab.records import Record, plain, read_records, write_record
+from evergrow.lab.records import Record, to_json_values, read_records, write_record
 
 KEPT = Path(__file__).parent / "records" / "depths"
 WEIGHTS = "vit_small_p8_64_tinyimagenet.safetensors"
@@ -238,7 +238,7 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
         },
         protocol={"name": "all classes at once"},
         seed=0,
-        results=plain(results),
+        results=to_json_values(results),
         **account,
     )
     KEPT.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from tests.lab.report.toys import run
 
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.lab.records import Record
-from evergrow.lab.tables import Cell, Comparison, compare, render
+from evergrow.lab.tables import Cell, ResultTable, compare, render
 
 
 def record(
@@ -46,7 +46,7 @@ B = [record("b", seed, value) for seed, value in enumerate([0.60, 0.61, 0.65])]
 C = [record("c", seed, value) for seed, value in enumerate([0.50, 0.50, 0.50])]
 
 
-def column(table: Comparison, metric: str = "A_last") -> list[Cell]:
+def column(table: ResultTable, metric: str = "A_last") -> list[Cell]:
     """Return the cells of a metric, row by row."""
     return [cell for cell in table.cells if cell.metric.title == metric]
 

@@ -33,7 +33,7 @@ from evergrow.lab.records import (
     Record,
     environment,
     error_entry,
-    plain,
+    to_json_values,
     scrub,
     utc_now,
     versions,
@@ -78,8 +78,8 @@ def execute(run: Run, datasets: DataSource) -> Record:
     return _record(
         run,
         account,
-        results=plain(play_results(log, complete=account["status"] == "ok")),
-        extra=plain(extra),
+        results=to_json_values(play_results(log, complete=account["status"] == "ok")),
+        extra=to_json_values(extra),
         times={
             "fit": log.learn[0] if log.learn else None,
             "update": log.learn[1:],
@@ -98,7 +98,7 @@ def _execute_analysis(run: Run, datasets: DataSource) -> Record:
     def work() -> None:
         data = unchanged(datasets.get(run.data), run)
         results.update(
-            plain(
+            to_json_values(
                 ANALYSES[analysis.name].measure(
                     AnalysisInput(run, data), analysis.settings
                 )
@@ -107,7 +107,7 @@ def _execute_analysis(run: Run, datasets: DataSource) -> Record:
 
     account = watched(device, work)
     account["memory"] = {**account["memory"], "start_rss_bytes": start}
-    settings = plain(asdict(analysis.settings))
+    settings = to_json_values(asdict(analysis.settings))
     return _record(
         run, account, results=results, analysis=analysis.name, settings=settings
     )

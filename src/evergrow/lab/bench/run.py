@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evergrow.lab.bench.data import DataEntry
-from evergrow.lab.records import plain
+from evergrow.lab.records import to_json_values
 from evergrow.lab.streams import Protocol
 
 
@@ -79,14 +79,14 @@ class Run:
         if self.analysis:
             analysis = {
                 "analysis": self.analysis.name,
-                "settings": plain(asdict(self.analysis.settings)),
+                "settings": to_json_values(asdict(self.analysis.settings)),
             }
         else:
             analysis = {}
         return {
             **analysis,
             "method": self.method.name,
-            "options": plain(self.options),
+            "options": to_json_values(self.options),
             "dataset": {key: self.dataset[key] for key in ("name", "fingerprint")},
             "protocol": self.protocol_entry,
             "seed": self.seed,

@@ -16,7 +16,12 @@ from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
 from evergrow.lab.records import Record, read_records, scrub
 from evergrow.lab.report.plots import Panel, place_of, style_of
-from evergrow.lab.tables import Comparison, one_per_run, titled, unfinished_notes
+from evergrow.lab.tables import (
+    ResultTable,
+    latest_per_run,
+    with_titles,
+    unfinished_notes,
+)
 
 TEXTS: dict[str, Any] = json.loads(
     Path(__file__).with_name("texts.json").read_text(encoding="utf-8")
@@ -66,7 +71,7 @@ class Table:
     name: str
     title: str
     caption: str
-    comparison: Comparison
+    comparison: ResultTable
     published: bool = False
 
 
@@ -150,7 +155,7 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordSet:
             if last[folder.name] == 1
             else f"{folder.parent.name}/{folder.name}"
         )
-        unique, copies = one_per_run(several)
+        unique, copies = latest_per_run(several)
         if copies:
             notes.append(
                 f"{name}: {copies} further records of the same runs; the latest of each counts".lstrip(
@@ -232,7 +237,9 @@ def groups(records: Sequence[Record]) -> list[Group]:
     """Return finished records by data set and protocol, and within them by method."""
     if not records:
         return []
-    frame = titled(records).assign(method=lambda frame: frame.method.map(plain_label))
+    frame = with_titles(records).assign(
+        method=lambda frame: frame.method.map(plain_label)
+    )
     return [
         Group(
             f"{dataset}, {protocol}",

@@ -35,7 +35,7 @@ from evergrow.lab.report.plots import (
     style_of,
 )
 from evergrow.lab.report.run_sections import tidy
-from evergrow.lab.tables import Cell, Comparison, Metric, compare, mean_and_error
+from evergrow.lab.tables import Cell, ResultTable, Metric, compare, mean_and_error
 
 # -- conditioning ----------------------------------------------------------------------
 
@@ -194,7 +194,10 @@ def _conditioning_tables(records: Sequence[Record]) -> list[Table]:
             caption = "Pₜ = Gₜ + λI after the last session, by ridge λ."
             tables.append(
                 Table(
-                    slug("conditioning", group.title), title, caption, Comparison(cells)
+                    slug("conditioning", group.title),
+                    title,
+                    caption,
+                    ResultTable(cells),
                 )
             )
     return tables
@@ -697,5 +700,5 @@ def _depth_table(title: str, rows: Sequence[_DepthRow]) -> Table:
         slug("depths", title),
         f"Depth and pooling: {title}",
         CAPTIONS["depths-table"],
-        Comparison(cells),
+        ResultTable(cells),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from evergrow.lab.records import Record
 from evergrow.lab.report.plots import FSA
-from evergrow.lab.tables import METRICS, Cell, Comparison, Metric, titled
+from evergrow.lab.tables import METRICS, Cell, ResultTable, Metric, with_titles
 
 _METRICS = {
     **METRICS,
@@ -67,7 +67,7 @@ def load_published() -> dict[str, Any]:
     }
 
 
-def published_comparison(name: str) -> Comparison:
+def published_comparison(name: str) -> ResultTable:
     """Return a table of the paper in the form of measured ones, marked as in print."""
     rows = load_published()["tables"][name]["rows"]
     protocols: dict[str, list[str]] = {}
@@ -91,7 +91,9 @@ def published_comparison(name: str) -> Comparison:
                 Cell(title, dataset, p, _METRICS[metric], value, error, 3, _RANKS[mark])
                 for p in places
             ]
-    return Comparison(cells, quoted=tuple(dict.fromkeys(cell.method for cell in cells)))
+    return ResultTable(
+        cells, quoted=tuple(dict.fromkeys(cell.method for cell in cells))
+    )
 
 
 def known_dataset(dataset: dict[str, Any]) -> str | None:
@@ -128,8 +130,8 @@ def known_backbone(dataset: dict[str, Any]) -> str | None:
 
 
 def published_beside(
-    comparison: Comparison, runs: Sequence[Record], name: str
-) -> Comparison:
+    comparison: ResultTable, runs: Sequence[Record], name: str
+) -> ResultTable:
     """Return a comparison with the published row below every measured one of the same setting.
 
     Data set, backbone, protocol and method must agree, first-session adaptation
@@ -137,7 +139,7 @@ def published_beside(
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : ResultTable
         Of the runs.
     runs : sequence of Record
         Finished runs.
@@ -146,7 +148,7 @@ def published_beside(
     """
     settings = {
         (row.method, row.dataset, row.protocol): row.record
-        for row in titled(runs).itertuples()
+        for row in with_titles(runs).itertuples()
     }
     cells: list[Cell] = []
     for method in dict.fromkeys(cell.method for cell in comparison.cells):
@@ -159,7 +161,7 @@ def published_beside(
     quoted = dict.fromkeys(
         cell.method for cell in cells if cell not in comparison.cells
     )
-    return Comparison(cells, comparison.notes, tuple(quoted))
+    return ResultTable(cells, comparison.notes, tuple(quoted))
 
 
 def _quote(name: str, record: Record, cell: Cell) -> Cell | None:

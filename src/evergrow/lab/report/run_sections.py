@@ -39,11 +39,11 @@ from evergrow.lab.tables import (
     JOINT,
     METRICS,
     Cell,
-    Comparison,
+    ResultTable,
     Metric,
     compare,
     mean_and_error,
-    titled,
+    with_titles,
 )
 
 STRATEGIES = frozenset({"scl-mgsm", "scsm", "ri"})
@@ -59,9 +59,9 @@ def is_strategy(runs: Sequence[Record]) -> bool:
     return len(methods) > 1 and methods <= STRATEGIES
 
 
-def tidy(comparison: Comparison) -> Comparison:
+def tidy(comparison: ResultTable) -> ResultTable:
     """Return a comparison with the symbols of the paper in place of options."""
-    return Comparison(
+    return ResultTable(
         [replace(cell, method=plain_label(cell.method)) for cell in comparison.cells],
         [plain_label(note) for note in comparison.notes],
         tuple(map(plain_label, comparison.quoted)),
@@ -364,7 +364,7 @@ def probe_gain(record_set: RecordSet) -> list[Figure]:
         ]
         panels = []
         if any(len(found) == 1 for found in probes.values()):
-            frame = titled(runs).assign(
+            frame = with_titles(runs).assign(
                 method=lambda frame: frame.method.map(plain_label)
             )
             # Adapted and plain runs may have different features, but their data have
@@ -472,7 +472,9 @@ def recipe_gain(record_set: RecordSet) -> list[Figure | Table]:
                 dot_panel(name, title, "A_last (%)", dots, text="{:.2f}".format)
             )
             caption = "A_last in percent, and the gain in points, seed by seed; mean ± standard error over seeds."
-            tables.append(Table(name, f"{title}, {folder}", caption, Comparison(cells)))
+            tables.append(
+                Table(name, f"{title}, {folder}", caption, ResultTable(cells))
+            )
         if panels:
             title = f"Features from several depths: {folder}"
             parts += [Figure(title, CAPTIONS["recipes"], panels, notes), *tables]
