@@ -33,10 +33,10 @@ from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_
 from evergrow.data.items import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.features.encoding import describe_features, featurize
-from evergrow.lab.bench.execute import watched
+from evergrow.lab.bench.execute import record_outcome
 from evergrow.lab.bench.run import record_name, settings_id
 from evergrow.lab.methods.fsa_classifier import with_blocks
-from evergrow.lab.records import Record, to_json_values, read_records, write_record
+from evergrow.lab.records import Record, read_records, to_json_values, write_record
 
 KEPT = Path(__file__).parent / "records" / "depths"
 WEIGHTS = "vit_small_p8_64_tinyimagenet.safetensors"
@@ -214,7 +214,7 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
         )
         results["rows"] = measured(features, arguments.device, quick)
 
-    account = watched(resolve_device(arguments.device), work)
+    account = record_outcome(resolve_device(arguments.device), work)
     if account["status"] != "ok":
         raise SystemExit(f"{account['status']}: {account['error']}")
     settings = {"folds": FOLDS, "folds_answered": 1 if arguments.classes else FOLDS}

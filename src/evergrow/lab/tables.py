@@ -103,7 +103,6 @@ def _percent(key: str) -> Callable[[Record], float | None]:
 
 
 def _train_seconds(record: Record) -> float | None:
-    fit: float | None
     updates: list[Any]
     if record.analysis:
         fit = record.results.get("fit_s")
@@ -113,7 +112,7 @@ def _train_seconds(record: Record) -> float | None:
         updates = record.times.get("update") or []
     if fit is None or None in updates:
         return None
-    return fit + float(sum(updates))
+    return float(fit) + float(sum(updates))
 
 
 def _predict_seconds(record: Record) -> float | None:

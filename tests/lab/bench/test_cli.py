@@ -83,7 +83,7 @@ def test_ctrl_c_exits_130(
     monkeypatch.setattr(head, "hook", interrupt)
     result = lab("run", folder / "spec.toml", "-o", folder / "out")
     assert result.exit_code == 130
-    assert "goes on where this one stopped" in result.stdout
+    assert "repeat the command to continue" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_first_mini_batches_are_joined_until_the_method_can_start(
     write_spec: WriteSpec, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[list[int]] = []
-    monkeypatch.setattr("evergrow.lab.bench.play._GUIDED", (head,))
+    monkeypatch.setattr("evergrow.lab.bench.stream_loop._GUIDED", (head,))
     monkeypatch.setattr(
         head, "hook", lambda event, self: sizes.append(list(self.batches_))
     )

@@ -181,7 +181,7 @@ def test_scores_that_fail_cost_a_warning_and_not_the_finished(
     record = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert not KEYS & set(record.results)
     (warning,) = record.warnings
-    assert "accuracy within tasks is not on record" in warning
+    assert "accuracy within tasks was not recorded" in warning
     assert {
         "raises": "RuntimeError: out of luck",
         "shape": "(42, 3)",

@@ -19,8 +19,8 @@ from evergrow.lab.report.plots import Panel, place_of, style_of
 from evergrow.lab.tables import (
     ResultTable,
     latest_per_run,
-    with_titles,
     unfinished_notes,
+    with_titles,
 )
 
 TEXTS: dict[str, Any] = json.loads(

@@ -35,7 +35,7 @@ from evergrow.lab.report.plots import (
     style_of,
 )
 from evergrow.lab.report.run_sections import tidy
-from evergrow.lab.tables import Cell, ResultTable, Metric, compare, mean_and_error
+from evergrow.lab.tables import Cell, Metric, ResultTable, compare, mean_and_error
 
 # -- conditioning ----------------------------------------------------------------------
 

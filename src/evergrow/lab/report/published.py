@@ -11,7 +11,7 @@ from typing import Any
 
 from evergrow.lab.records import Record
 from evergrow.lab.report.plots import FSA
-from evergrow.lab.tables import METRICS, Cell, ResultTable, Metric, with_titles
+from evergrow.lab.tables import METRICS, Cell, Metric, ResultTable, with_titles
 
 _METRICS = {
     **METRICS,
