@@ -1,4 +1,4 @@
-"""Metrics against independent computations and by the identities they must satisfy."""
+"""Metrics against independent computations and identities."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_tasks_without_test_samples_do_not_count() -> None:
     assert summary.f_avg == pytest.approx(0.4)
 
 
-def test_string_labels_are_fine() -> None:
+def test_string_labels_are_accepted() -> None:
     row, _ = task_accuracies(np.array(["a", "b"]), np.array(["a", "a"]), [0, 1], 2)
     assert row.tolist() == [1.0, 0.0]
 

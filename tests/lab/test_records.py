@@ -1,4 +1,4 @@
-"""Records: whole or not there, nobody's machine inside, and a reader that goes on past bad files."""
+"""Records: atomic, without machine names, and read past invalid files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_partial_files_are_removed(tmp_path: Path) -> None:
     assert (tmp_path / "notes.part").exists()
 
 
-def test_reader_goes_on_past_bad_files_and_missing_ones(tmp_path: Path) -> None:
+def test_reader_skips_invalid_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name, seed in (("good", 1993), ("sub/more", 2)):
         write_record(tmp_path / f"{name}.json", run(seed=seed))
@@ -70,7 +70,7 @@ BODY = json.loads(run(seed=1993).to_json())
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'{"hello": 1}', b"[1]"])
-def test_what_is_no_record_is_a_file_error(content: bytes, tmp_path: Path) -> None:
+def test_other_files_raise_file_format_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(FileFormatError):
         read_record(tmp_path / "a.json")
@@ -100,7 +100,7 @@ def test_what_is_no_record_is_a_file_error(content: bytes, tmp_path: Path) -> No
         ('"extra": ', f'"extra": {"[" * 50_000}, "was": '),
     ],
 )
-def test_hostile_records_end_in_a_file_error(
+def test_hostile_records_raise_file_format_error(
     old: str, new: str, tmp_path: Path
 ) -> None:
     text = run(seed=1993).to_json()
@@ -152,7 +152,7 @@ def test_errors_carry_a_traceback_without_machine_paths(tmp_path: Path) -> None:
         ("see https://example.org/a/b", "see https://example.org/a/b"),
     ],
 )
-def test_scrub(text: str, clean: str) -> None:
+def test_scrub_shortens_absolute_paths(text: str, clean: str) -> None:
     assert scrub(text) == clean
 
 

@@ -1,4 +1,4 @@
-"""Streams: published class orders, every training sample once, every test sample in one task, any protocol."""
+"""Streams: published class orders, and samples partitioned under any protocol."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_rows_within_a_task_are_shuffled() -> None:
     )  # a hold-out of the last fifth has every class
 
 
-def test_seen_test_numbers_the_tasks() -> None:
+def test_seen_test_returns_the_task_of_every_row() -> None:
     stream = make_stream(Y_TRAIN, Y_TEST, Protocol(increment=5))
     rows, ids = stream.seen_test(2)
     for task in stream.tasks[:3]:

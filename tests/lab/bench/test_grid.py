@@ -1,4 +1,4 @@
-"""The grid: right numbers, resumable, and nothing that happens to a run spoils the rest."""
+"""Grids: correct numbers, resuming, and isolation of runs from each other."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_online_stream_gives_mini_batches_and_the_same_answer(
     assert pieces.protocol["batch_size"] == 4
 
 
-def test_first_mini_batches_are_joined_until_the_method_can_start(
+def test_first_mini_batches_are_joined_until_they_have_two_classes(
     write_spec: WriteSpec, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[list[int]] = []
@@ -91,7 +91,7 @@ def test_first_mini_batches_are_joined_until_the_method_can_start(
     assert sum(sizes[-1]) == 42
 
 
-def test_records_say_everything_but_the_machine(folder: Path) -> None:
+def test_records_describe_the_run_but_not_the_machine(folder: Path) -> None:
     threads = torch.get_num_threads()
     outcome = run(folder / "spec.toml")
     assert torch.get_num_threads() == threads
@@ -105,7 +105,7 @@ def test_records_say_everything_but_the_machine(folder: Path) -> None:
             assert secret not in text
 
 
-def test_finished_runs_are_skipped_and_only_then(
+def test_only_finished_runs_are_skipped(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(folder / "spec.toml")
@@ -172,9 +172,10 @@ def test_newer_records_are_left_alone(folder: Path) -> None:
     assert path.read_text() == newer
 
 
-def test_a_failed_run_is_recorded_and_the_grid_goes_on(write_spec: WriteSpec) -> None:
+def test_a_failed_run_is_recorded_and_the_grid_continues(write_spec: WriteSpec) -> None:
     path = write_spec(
-        add='[[methods]]\nname = "test-ncm"\nlabel = "Bad"\noptions = { fail = "no luck in /tmp/x/y" }\n'
+        add='[[methods]]\nname = "test-ncm"\nlabel = "Bad"\n'
+        'options = { fail = "no luck in /tmp/x/y" }\n'
     )
     outcome = run(path)
     assert outcome.exit_code == 1
@@ -200,7 +201,7 @@ def test_failed_runs_are_retried_only_on_request(
     assert run(path, retry_failed=True).exit_code == 0
 
 
-def test_ctrl_c_marks_the_run_and_the_next_call_goes_on(
+def test_ctrl_c_cancels_the_run_and_the_next_call_continues(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(event: str, self: object) -> None:
@@ -231,7 +232,7 @@ def test_two_grids_do_not_share_a_folder(folder: Path) -> None:
         run(folder / "spec.toml")
 
 
-def test_warnings_are_on_record(
+def test_warnings_are_recorded(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import warnings

@@ -1,4 +1,4 @@
-"""Every registered tuner on every backbone under every check, and tuners that break a promise."""
+"""Every tuner passes every check on every backbone, and broken tuners fail."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_settings_that_the_excuses_name_have_the_property(tuner: str) -> None:
 
 
 class Leaky(LoRATuner):
-    """Lets the first weight of the backbone learn too."""
+    """Trains the first weight of the backbone too."""
 
     def _attach(self) -> Iterator[Handle]:
         next(self.model.parameters()).requires_grad_(True)
@@ -59,7 +59,7 @@ class Leaky(LoRATuner):
 
 
 class Sticky(LoRATuner):
-    """Forgets a hook when it is switched off."""
+    """Leaves a hook when it is disabled."""
 
     def _attach(self) -> Iterator[Handle]:
         _, *rest = super()._attach()
@@ -97,7 +97,7 @@ class Meddling(LoRATuner):
         (Meddling, "removed_is_the_base_model"),
     ],
 )
-def test_broken_promises_are_caught(
+def test_broken_tuners_fail_their_check(
     kind: type[LoRATuner], broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TUNERS._items, "lora", kind)
@@ -106,7 +106,7 @@ def test_broken_promises_are_caught(
     assert "CheckFailure" in result.detail
 
 
-def test_backbones_that_a_tuner_cannot_serve_are_skipped_with_the_reason() -> None:
+def test_unsupported_backbones_are_skipped_with_the_reason() -> None:
     (result,) = run_tuner_checks("adapter", BACKBONES["resnet"], ["several_coexist"])
     assert result.status == "skipped"
     assert "must be a vision transformer" in result.detail

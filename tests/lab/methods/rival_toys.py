@@ -31,7 +31,7 @@ PALETTE = np.array(
 
 
 def small_backbone(seed: int = 0, depth: int = 2) -> ImageBackbone:
-    """Return a vision transformer of width 24 with random weights for images of 16 pixels."""
+    """Return a random vision transformer of width 24 for images of 16 pixels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sizes = {

@@ -1,4 +1,4 @@
-"""The page in a browser: no error, no sideways scrolling, every figure there, light and dark."""
+"""The page in a browser: no errors, no sideways scrolling, all figures, both themes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from tests.serve.page_tools import chromium
 from evergrow.lab.report import Report
 
 BACKGROUND = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}
-WIDER = "[...document.querySelectorAll('.scroll')].filter(node => node.scrollWidth > node.clientWidth).length"
+WIDER = (
+    "[...document.querySelectorAll('.scroll')]"
+    ".filter(node => node.scrollWidth > node.clientWidth).length"
+)
 
 
 @pytest.mark.slow
