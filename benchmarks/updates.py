@@ -98,7 +98,8 @@ def memory(quick: bool) -> list[Row]:
     for task in range(0, 200, 50):
         Z, Y = source.sample(list(range(task, task + 50)), 600)
         state = state.update(layer.transform(Z), Y)
-    held, form = tensor_bytes(state) / 1e6, "dense" if state.basis is None else "compact"
+    held = tensor_bytes(state) / 1e6
+    form = "dense" if state.basis is None else "compact"
     figure = f"{held:.0f} MB ({form}, {state.count:,} samples) against {8 * width**2 / 1e6:,.0f} MB dense"
     return [
         Row(

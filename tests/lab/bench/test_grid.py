@@ -117,9 +117,8 @@ def test_only_finished_runs_are_skipped(
     assert again.records == first.records
     damaged = first.folder / first.steps[1].run.file_name
     damaged.write_text(damaged.read_text()[:100])
-    (first.folder / ".half.json.abc.part").write_text(
-        '{"schema"'
-    )  # as if it was killed while writing
+    # As if a writer was killed.
+    (first.folder / ".half.json.abc.part").write_text('{"schema"')
     third = run(folder / "spec.toml")
     assert [step.action for step in third.steps] == ["skip", "run"]
     assert "no whole JSON" in third.steps[1].note

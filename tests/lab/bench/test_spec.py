@@ -52,18 +52,13 @@ def test_run_id_follows_settings_and_nothing_else(write_spec: WriteSpec) -> None
         ids(('label = "NCM"', 'label = "Other"'), ("threads = 1", "threads = 2"))
         == plain
     )
-    assert (
-        ids(("n_units = 4", "n_units = 4, alpha = 1.0")) == plain
-    )  # a default spelt out
+    explicit_default = ("n_units = 4", "n_units = 4, alpha = 1.0")
+    assert ids(explicit_default) == plain
     assert not set(ids(("n_units = 4", "n_units = 5"))) & set(plain)
     assert not set(ids(("increment = 3", "increment = 2"))) & set(plain)
-    more = ids(
-        ("seeds = [1993, 1994]", "seeds = [1993, 1994, 1995]"),
-        ("increment = 3", "increment = 2"),
-    )
-    assert more[:2] == ids(
-        ("increment = 3", "increment = 2")
-    )  # a seed at the end leaves the others alone
+    smaller = ("increment = 3", "increment = 2")
+    another_seed = ("seeds = [1993, 1994]", "seeds = [1993, 1994, 1995]")
+    assert ids(another_seed, smaller)[:2] == ids(smaller)
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,8 @@ def test_pinv_equals_the_pseudo_inverse_of_the_scatter(
     )
     plain = transcription(head, arrays, 0, stream.n_classes, None)
     stream.teach(plain)
-    if (
-        n_units == 300
-    ):  # rank-deficient: the official default cut-off would invert rounding noise
+    if n_units == 300:
+        # The scatter is singular, and the official cut-off would invert rounding noise.
         plain.inverse = np.linalg.pinv(plain.scatter, rcond=1e-11, hermitian=True)
     ours = centred(head.decision_function(stream.X))
     theirs = centred(plain.scores(stream.X))

@@ -39,9 +39,8 @@ def test_training_all_weights_costs_three_passes() -> None:
     step = training_gflops(
         module, module.parameters(), (16, 16), CPU, lambda z, codes: z.sum()
     )
-    first = (
-        2e-9 * 4 * 3 * 64 * 24
-    )  # the patch embedding's share, whose input needs none
+    # The patch embedding needs no gradient of its input.
+    first = 2e-9 * 4 * 3 * 64 * 24
     assert step == pytest.approx(3 * forward - first, rel=1e-6)
 
 

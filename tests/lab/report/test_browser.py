@@ -43,9 +43,8 @@ def test_the_page_opens_cleanly(committed: Report, width: int, scheme: str) -> N
             page.evaluate("getComputedStyle(document.body).backgroundColor")
             == BACKGROUND[scheme]
         )
-        assert (
-            width > 390 or page.evaluate(WIDER) > 0
-        )  # a wide table scrolls inside of its own frame
+        # On phones, a wide table scrolls inside of its own frame.
+        assert width > 390 or page.evaluate(WIDER) > 0
         sizes = page.eval_on_selector_all(
             "img.figure", "nodes => nodes.map(n => n.getBoundingClientRect().width)"
         )

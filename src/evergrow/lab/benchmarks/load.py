@@ -223,7 +223,8 @@ def read_text_list(path: Path) -> SampleList:
             continue
         name, _, label = text.rpartition("\t" if "\t" in text else " ")
         if is_image(text):
-            name, label = text, Path(text).parent.name
+            name = text
+            label = Path(text).parent.name
         if not name.strip() or not label.strip():
             raise FileFormatError(
                 f"{path} line {number} must be a path and a label, got {text!r}"

@@ -595,7 +595,8 @@ def depth_curves(record_set: RecordSet) -> list[Figure | Table]:
             ("alone", "One block alone", f"Depth (block 1 to {deepest})", alone),
             ("joined", "Last blocks joined", "Number of last blocks", joined),
         ):
-            if lines := _pooling_lines(points, record.results.get("n_answered")):
+            lines = _pooling_lines(points, record.results.get("n_answered"))
+            if lines:
                 name = slug("depths", kind, title)
                 panels.append(
                     line_panel(

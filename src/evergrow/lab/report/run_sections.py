@@ -156,25 +156,16 @@ def stage_accuracy(record_set: RecordSet) -> list[Figure]:
     figures = []
     for folder, runs in record_set.folders.items():
         notes: list[str] = []
-        panels = [
-            line_panel(
-                slug("stage-accuracy", folder, group.title),
-                group.title,
-                ("Session", "Accuracy on all classes seen (%)"),
-                lines,
-            )
-            for group in groups(runs)
-            if (lines := _stage_lines(group, notes))
-        ]
+        panels = []
+        labels = ("Session", "Accuracy on all classes seen (%)")
+        for group in groups(runs):
+            lines = _stage_lines(group, notes)
+            if lines:
+                name = slug("stage-accuracy", folder, group.title)
+                panels.append(line_panel(name, group.title, labels, lines))
         if panels:
-            figures.append(
-                Figure(
-                    f"Accuracy by session: {folder}",
-                    CAPTIONS["stage-accuracy"],
-                    panels,
-                    notes,
-                )
-            )
+            title = f"Accuracy by session: {folder}"
+            figures.append(Figure(title, CAPTIONS["stage-accuracy"], panels, notes))
     return figures
 
 
