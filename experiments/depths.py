@@ -36,7 +36,7 @@ from evergrow.features.encoding import describe_features, featurize
 from evergrow.lab.bench.execute import record_outcome
 from evergrow.lab.bench.run import record_name, settings_id
 from evergrow.lab.methods.fsa_classifier import with_blocks
-from evergrow.lab.records import Record, read_records, to_json_values, write_record
+from evergrow.lab.records import Record, load_records, save_record, to_json_values
 
 KEPT = Path(__file__).parent / "records" / "depths"
 WEIGHTS = "vit_small_p8_64_tinyimagenet.safetensors"
@@ -137,7 +137,7 @@ def shown(row: dict[str, Any]) -> float:
 
 def show() -> None:
     """Print the kept results as a table, accuracy by depth and pooling."""
-    records, _ = read_records(KEPT)
+    records, _ = load_records(KEPT)
     rows = [row for record in records.values() for row in record.results["rows"]]
     columns = list(dict.fromkeys((row["set"], row["pooling"]) for row in rows))
     lines = [
@@ -242,7 +242,7 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
         **account,
     )
     KEPT.mkdir(parents=True, exist_ok=True)
-    write_record(KEPT / record_name("depths", data.name, "s0", record.run_id), record)
+    save_record(KEPT / record_name("depths", data.name, "s0", record.run_id), record)
 
 
 def main() -> None:

@@ -195,14 +195,14 @@ def _dump(value: Any, indent: str = "") -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def write_record(path: str | os.PathLike[str], record: Record) -> None:
+def save_record(path: str | os.PathLike[str], record: Record) -> None:
     """Write a record atomically: a crash leaves the old file or the new one.
 
     Examples
     --------
     >>> import tempfile, torch
     >>> from evergrow.lab import records
-    >>> from evergrow.lab.records import Record, read_records, write_record
+    >>> from evergrow.lab.records import Record, load_records, save_record
     >>> record = Record(
     ...     run_id="1f",
     ...     method="ranpac",
@@ -218,8 +218,8 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
     ...     environment=records.environment(torch.device("cpu")),
     ... )
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_record(f"{folder}/run.json", record)
-    ...     found, problems = read_records(folder)
+    ...     save_record(f"{folder}/run.json", record)
+    ...     found, problems = load_records(folder)
     >>> list(found.values()) == [record], problems
     (True, {})
     """
@@ -259,7 +259,7 @@ class _Times:
     predict: list[float] | None = None
 
 
-def read_record(path: str | os.PathLike[str]) -> Record:
+def load_record(path: str | os.PathLike[str]) -> Record:
     """Read one record.
 
     Raises
@@ -308,7 +308,7 @@ def _check_results(record: Record, name: str) -> None:
         )
 
 
-def read_records(
+def load_records(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> tuple[dict[Path, Record], dict[Path, str]]:
     """Read all records in files and folders, skipping other files.
@@ -336,7 +336,7 @@ def read_records(
         files = sorted(given.rglob("*.json")) if given.is_dir() else [given]
         for path in files:
             try:
-                records[path.resolve()] = read_record(path)
+                records[path.resolve()] = load_record(path)
             except (FileFormatError, OSError) as error:  # noqa: PERF203
                 problems[path] = str(error)
     return records, problems

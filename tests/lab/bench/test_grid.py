@@ -17,7 +17,7 @@ from evergrow.core.errors import BusyError
 from evergrow.core.files import locked
 from evergrow.data import load_features
 from evergrow.lab.bench import load_spec, plan_grid
-from evergrow.lab.records import read_record, read_records
+from evergrow.lab.records import load_record, load_records
 
 
 def test_records_agree_with_an_independent_evaluation(folder: Path, head: type) -> None:
@@ -122,7 +122,7 @@ def test_only_finished_runs_are_skipped(
     third = run(folder / "spec.toml")
     assert [step.action for step in third.steps] == ["skip", "run"]
     assert "no whole JSON" in third.steps[1].note
-    assert read_record(damaged).status == "ok"
+    assert load_record(damaged).status == "ok"
     assert [path.suffix for path in first.folder.iterdir()] == [".json", ".json"]
 
 
@@ -179,7 +179,7 @@ def test_a_failed_run_is_recorded_and_the_grid_continues(write_spec: WriteSpec) 
     outcome = run(path)
     assert outcome.exit_code == 1
     assert [step.status for step in outcome.steps] == ["ok", "failed"] * 2
-    records, problems = read_records(outcome.folder)
+    records, problems = load_records(outcome.folder)
     assert problems == {}
     failed = next(record for record in records.values() if record.status == "failed")
     assert failed.error is not None
@@ -212,13 +212,13 @@ def test_ctrl_c_cancels_the_run_and_the_next_call_continues(
     outcome = run(folder / "spec.toml")
     assert outcome.exit_code == 130
     assert [step.status for step in outcome.steps] == ["cancelled", "pending"]
-    assert [record.status for record in read_records(outcome.folder)[0].values()] == [
+    assert [record.status for record in load_records(outcome.folder)[0].values()] == [
         "cancelled"
     ]
     monkeypatch.setattr(head, "hook", None)
     again = run(folder / "spec.toml")
     assert again.exit_code == 0
-    assert [record.status for record in read_records(again.folder)[0].values()] == [
+    assert [record.status for record in load_records(again.folder)[0].values()] == [
         "ok",
         "ok",
     ]

@@ -103,7 +103,7 @@ def test_images_without_a_backbone_raise_before_anything_runs(spec: Path) -> Non
         (
             'backbone = "test_resnet"\n',
             "",
-            "datasets 1: weights stands without a backbone",
+            "datasets 1: weights needs a backbone",
         ),
         (
             'weights = "random"',

@@ -18,7 +18,7 @@ from evergrow.data import load_features
 from evergrow.lab.bench import SpecError, load_spec, plan_grid
 from evergrow.lab.bench.data import rows_of
 from evergrow.lab.methods import create_method
-from evergrow.lab.records import Record, read_record, read_records
+from evergrow.lab.records import Record, load_record, load_records
 from evergrow.lab.streams import Protocol, stream_of
 
 
@@ -253,8 +253,8 @@ def test_analysis_records_have_their_own_schema(write: WriteSpec) -> None:
     outcome = run(write())
     path = outcome.folder / outcome.steps[0].run.file_name
     assert '"schema": "evergrow-analysis"' in path.read_text()
-    assert read_record(path) == outcome.records[0]
-    assert read_records(outcome.folder) == ({path.resolve(): outcome.records[0]}, {})
+    assert load_record(path) == outcome.records[0]
+    assert load_records(outcome.folder) == ({path.resolve(): outcome.records[0]}, {})
     assert str(outcome.folder.parent) not in path.read_text()
 
 

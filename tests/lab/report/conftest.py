@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.lab.report.toys import EXPERIMENTS, Write
 
-from evergrow.lab.records import Record, write_record
+from evergrow.lab.records import Record, save_record
 from evergrow.lab.report import Report, build_report
 
 
@@ -21,7 +21,7 @@ def write(tmp_path: Path) -> Write:
         folder.mkdir(exist_ok=True)
         start = len(list(folder.iterdir()))
         for index, record in enumerate(records, start):
-            write_record(folder / f"{index:04d}.json", record)
+            save_record(folder / f"{index:04d}.json", record)
         return folder
 
     return write_all

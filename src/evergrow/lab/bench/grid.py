@@ -23,7 +23,7 @@ from evergrow.lab.bench.execute import execute
 from evergrow.lab.bench.run import AnalysisEntry, MethodEntry, Run
 from evergrow.lab.bench.spec import Spec
 from evergrow.lab.methods import method_options
-from evergrow.lab.records import Record, read_record, remove_partial, write_record
+from evergrow.lab.records import Record, load_record, remove_partial, save_record
 from evergrow.lab.streams import Protocol
 
 
@@ -319,7 +319,7 @@ def _one_by_one(
 ) -> Iterator[Step]:
     for step in steps:
         step.record = execute(step.run, datasets)
-        write_record(folder / step.run.file_name, step.record)
+        save_record(folder / step.run.file_name, step.record)
         release_memory()
         yield step
 
@@ -328,7 +328,7 @@ def _plan_step(folder: Path, run: Run, retry_failed: bool) -> Step:
     """Choose the action for a run from its record on disk."""
     path = folder / run.file_name
     try:
-        record = read_record(path)
+        record = load_record(path)
     except FileNotFoundError:
         return Step(run)
     except NewerSchemaError as error:

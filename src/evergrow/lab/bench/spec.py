@@ -320,7 +320,7 @@ class _Reader:
                 if key in values
             ]
             if alone:
-                self._fail(where, f"{alone[0]} stands without a backbone")
+                self._fail(where, f"{alone[0]} needs a backbone")
             return None
         self._checked(where, check_recipe, table.recipe)
         if isinstance(table.preset, dict):

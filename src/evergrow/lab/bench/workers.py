@@ -22,7 +22,7 @@ from evergrow.lab.bench.execute import execute, failed_record
 from evergrow.lab.bench.grid import Step, compute_threads, expand, release_memory
 from evergrow.lab.bench.run import Run
 from evergrow.lab.bench.spec import Spec, load_spec
-from evergrow.lab.records import Record, read_record, remove_partial, write_record
+from evergrow.lab.records import Record, load_record, remove_partial, save_record
 
 
 def run_on_engine(
@@ -90,7 +90,7 @@ def perform(task: Task) -> dict[str, Any]:
         )
     with compute_threads(spec.threads):
         record = execute(run, datasets)
-    write_record(Path(about["folder"]) / run.file_name, record)
+    save_record(Path(about["folder"]) / run.file_name, record)
     release_memory()
     return {"status": record.status}
 
@@ -110,12 +110,12 @@ def _record(path: Path, run: Run, result: TaskResult) -> Record:
     """Return the record that a task wrote, or write one about the worker's failure."""
     if result.state == "done":
         try:
-            return read_record(path)
+            return load_record(path)
         except (FileNotFoundError, FileFormatError) as error:
             raise EngineError(
                 f"A worker wrote {path.name}, but it is not in {path.parent}: every "
                 "worker must reach that folder by the same path."
             ) from error
     record = failed_record(run, EngineError(result.error))
-    write_record(path, record)
+    save_record(path, record)
     return record

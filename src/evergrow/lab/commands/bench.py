@@ -216,10 +216,10 @@ def show_command(
 
     Exit codes: 0 shown, 2 no record could be used.
     """
-    from evergrow.lab.records import read_records
+    from evergrow.lab.records import load_records
     from evergrow.lab.tables import compare, render
 
-    records, problems = read_records(runs)
+    records, problems = load_records(runs)
     for reason in problems.values():
         note_line(f"left out: {reason}")
     found = [record for record in records.values() if not record.analysis]

@@ -14,7 +14,7 @@ import numpy as np
 
 from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
-from evergrow.lab.records import Record, read_records, scrub
+from evergrow.lab.records import Record, load_records, scrub
 from evergrow.lab.report.plots import Panel, rank_of, style_of
 from evergrow.lab.tables import (
     ResultTable,
@@ -131,7 +131,7 @@ def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordSet:
     InputError
         If there is no usable record.
     """
-    records, problems = read_records(paths)
+    records, problems = load_records(paths)
     left_out = {
         path.name: scrub(reason.replace(str(path), path.name))
         for path, reason in problems.items()
