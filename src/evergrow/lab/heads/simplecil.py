@@ -92,7 +92,7 @@ class SimpleCILClassifier(IncrementalClassifier):
         sums = sums.index_add_(0, codes, Z)
         if not bool(torch.isfinite(sums).all()):
             raise NumericalError(
-                "The sums of the features are not finite. Scale the features down."
+                "sums of features must be finite: scale the features down"
             )
         self._sums = sums
         self._counts = counts
