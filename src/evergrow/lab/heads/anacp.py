@@ -175,7 +175,7 @@ class AnaCPClassifier(IncrementalClassifier):
 
     def _regroup(self, change: ClassChange) -> None:
         if change.order is None:
-            raise UnsupportedError("method 'anacp' cannot merge classes into one")
+            raise UnsupportedError("method 'anacp' cannot make several classes one")
         # Each batch of the official running covariance is centred on the class means at
         # that time. Merging classes would need other means; reordering does not.
         heads = [head.group(change.groups) for head in self._heads]

@@ -244,7 +244,7 @@ class ImageClassifier(Estimator, ABC):
     def _require_fitted(self) -> None:
         if not self._is_fitted():
             raise not_fitted(
-                f"This {type(self).__name__} has not learned anything yet. Call fit()."
+                f"this {type(self).__name__} must learn something first: call fit()"
             )
 
     def __sklearn_is_fitted__(self) -> bool:
