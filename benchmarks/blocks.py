@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.answers import CLASSES, FEATURES, FIRST, cholesky, rows_of
 from benchmarks.timing import Row, seconds
 from evergrow import Classifier
-from evergrow.lab.bench.analyses import held_bytes
+from evergrow.lab.bench.analyses import tensor_bytes
 
 BLOCKS = 6
 
@@ -94,7 +94,7 @@ def _case(
         path = Path(folder) / "model"
         model.save(path)
         size = path.stat().st_size / 1e6
-    state = held_bytes(model.model_.state) / 1e6
+    state = tensor_bytes(model.model_.state) / 1e6
     figure = (
         f"{size:.0f} MB file, {state:.0f} MB statistics; 5 samples and an answer {few:.3f} s ({few / unit:.2f} of a "
         f"Cholesky), first fit and answer {whole:.1f} s ({whole / unit:.0f}), 100 answers {1000 * answer:.0f} ms"

@@ -15,7 +15,7 @@ from benchmarks.paper_equations import PaperConstruction
 from benchmarks.timing import Row, seconds
 from evergrow.head.layers import FeatureMap, GuidedLayer
 from evergrow.head.layers.guided import UnitSampler
-from evergrow.lab.bench.analyses import held_bytes
+from evergrow.lab.bench.analyses import tensor_bytes
 
 SEED = 0
 BLOCK = 50
@@ -122,7 +122,7 @@ def _growth_cell(n: int, width: int) -> Row:
         "form": form,
         "first_update_s": first,
         "update_s": again,
-        "state_bytes": held_bytes(state),
+        "state_bytes": tensor_bytes(state),
     }
     return Row(f"growth N={n:,}, L={width:,}", figure, "", None, values)
 

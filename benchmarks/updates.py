@@ -14,7 +14,7 @@ from benchmarks.timing import Row, seconds
 from evergrow.head.layers import FeatureMap, GuidedLayer
 from evergrow.head.linalg.recursive import RecursiveState
 from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.lab.bench.analyses import held_bytes
+from evergrow.lab.bench.analyses import tensor_bytes
 
 ALPHA = 0.01
 
@@ -83,7 +83,7 @@ def compact_against_dense(quick: bool) -> list[Row]:
     values |= {
         "rank": compact.order,
         "bound": compact.error_bound(ALPHA),
-        "compact_bytes": held_bytes(compact),
+        "compact_bytes": tensor_bytes(compact),
     }
     reached = ratio >= 10 and error <= 1e-3 and agree >= 0.9999
     bar = ">= 10x, within 1e-3, 99.99 % equal"
@@ -101,7 +101,7 @@ def memory(quick: bool) -> list[Row]:
     for task in range(0, 200, 50):
         Z, Y = source.sample(list(range(task, task + 50)), 600)
         state = state.update(layer.transform(Z), Y)
-    held = held_bytes(state) / 1e6
+    held = tensor_bytes(state) / 1e6
     form = "dense" if state.basis is None else "compact"
     figure = f"{held:.0f} MB ({form}, {state.count:,} samples) against {8 * width**2 / 1e6:,.0f} MB dense"
     return [

@@ -38,10 +38,10 @@ from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_
 from evergrow.data.items import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.features.encoding import describe_features, featurize
-from evergrow.lab.bench.execute import watched
+from evergrow.lab.bench.execute import record_outcome
 from evergrow.lab.bench.run import record_name, settings_id
 from evergrow.lab.methods.fsa_classifier import with_blocks
-from evergrow.lab.records import Record, plain, read_records, write_record
+from evergrow.lab.records import Record, load_records, save_record, to_json_values
 
 KEPT = Path(__file__).parent / "records" / "depths"
 WEIGHTS = "vit_small_p8_64_tinyimagenet.safetensors"
@@ -140,7 +140,7 @@ def shown(row: dict[str, Any]) -> float:
 
 def show() -> None:
     """Print the kept results as a table, accuracy by depth and pooling."""
-    records, _ = read_records(KEPT)
+    records, _ = load_records(KEPT)
     rows = [row for record in records.values() for row in record.results["rows"]]
     columns = list(dict.fromkeys((row["set"], row["pooling"]) for row in rows))
     lines = [
@@ -217,7 +217,7 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
         )
         results["rows"] = measured(features, arguments.device, quick)
 
-    account = watched(resolve_device(arguments.device), work)
+    account = record_outcome(resolve_device(arguments.device), work)
     if account["status"] != "ok":
         raise SystemExit(f"{account['status']}: {account['error']}")
     settings = {"folds": FOLDS, "folds_answered": 1 if arguments.classes else FOLDS}
@@ -241,11 +241,11 @@ def keep(data: Dataset, network: Backbone, arguments: argparse.Namespace) -> Non
         },
         protocol={"name": "all classes at once"},
         seed=0,
-        results=plain(results),
+        results=to_json_values(results),
         **account,
     )
     KEPT.mkdir(parents=True, exist_ok=True)
-    write_record(KEPT / record_name("depths", data.name, "s0", record.run_id), record)
+    save_record(KEPT / record_name("depths", data.name, "s0", record.run_id), record)
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ def test_pages_name_what_exists(checker):
         ("`evergrow sortt MODEL`", "evergrow sortt", "sort"),
         ("`evergrow sort MODEL FOLDER --intoo OUT`", "--intoo", "--into"),
         ("`sort --intoo OUT`", "--intoo", "--into"),
-        ("`--reject-unknowns`", "--reject-unknowns", "--reject-unknown"),
+        ("`--no-unknowns`", "--no-unknowns", "--no-unknown"),
         ("`--set epoch_count=3`", "epoch_count", ""),
         (
             "`POST /api/v1/models/{m}/predicted`",

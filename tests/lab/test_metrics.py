@@ -1,4 +1,4 @@
-"""Metrics against independent computations and by the identities they must satisfy."""
+"""Metrics against independent computations and identities."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_tasks_without_test_samples_do_not_count() -> None:
     assert summary.f_avg == pytest.approx(0.4)
 
 
-def test_string_labels_are_fine() -> None:
+def test_string_labels_are_accepted() -> None:
     row, _ = task_accuracies(np.array(["a", "b"]), np.array(["a", "a"]), [0, 1], 2)
     assert row.tolist() == [1.0, 0.0]
 
@@ -122,15 +122,12 @@ def within_by_loops(
 )
 def test_within_tasks_is_the_loop_over_samples_and_classes(names) -> None:
     rng = np.random.default_rng(2)
-    classes = rng.permutation(
-        np.array(list(names))
-    ).tolist()  # columns need not be in the order of arrival
-    task_of = dict(
-        zip(rng.permutation(np.array(classes)).tolist(), [0, 0, 0, 1, 3, 3, 4, 4, 4])
-    )  # task 2 has none
-    y = rng.choice(
-        np.array([label for label in classes if task_of[label] != 4]), size=200
-    )  # task 4 is not tested
+    # Columns need not be in order of arrival, task 2 has no class, task 4 no samples.
+    classes = rng.permutation(np.array(list(names))).tolist()
+    tasks = [0, 0, 0, 1, 3, 3, 4, 4, 4]
+    task_of = dict(zip(rng.permutation(np.array(classes)).tolist(), tasks))
+    tested = np.array([label for label in classes if task_of[label] != 4])
+    y = rng.choice(tested, size=200)
     scores = rng.integers(0, 4, size=(200, 9)).astype(float)  # with ties
     found = within_tasks(scores, classes, y, task_of, n_tasks=6)
     accuracy, by_task = within_by_loops(scores, classes, y.tolist(), task_of, 6)

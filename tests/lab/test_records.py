@@ -1,4 +1,4 @@
-"""Records: whole or not there, nobody's machine inside, and a reader that goes on past bad files."""
+"""Records: atomic, without machine names, and read past invalid files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from evergrow.lab.records import (
     SCHEMA_VERSION,
     environment,
     error_entry,
-    read_record,
-    read_records,
+    load_record,
+    load_records,
     remove_partial,
+    save_record,
     scrub,
     versions,
-    write_record,
 )
 
 
@@ -34,17 +34,17 @@ def test_read_gives_back_what_was_written(
     later: dict[str, Any], tmp_path: Path
 ) -> None:
     original = run(results=later)
-    write_record(tmp_path / "a.json", original)
-    assert read_record(tmp_path / "a.json") == original
+    save_record(tmp_path / "a.json", original)
+    assert load_record(tmp_path / "a.json") == original
 
 
 def test_numpy_and_nan_become_json_with_matrix_rows_on_one_line(tmp_path: Path) -> None:
     matrix = np.array([[1.0, np.nan], [0.5, np.float32(0.25)]])
-    write_record(tmp_path / "a.json", run(results={"matrix": matrix, "f_avg": np.nan}))
+    save_record(tmp_path / "a.json", run(results={"matrix": matrix, "f_avg": np.nan}))
     text = (tmp_path / "a.json").read_text()
     assert "NaN" not in text
     assert "[0.5, 0.25]" in map(str.strip, text.splitlines())
-    results = read_record(tmp_path / "a.json").results
+    results = load_record(tmp_path / "a.json").results
     assert (results["matrix"], results["f_avg"]) == ([[1.0, None], [0.5, 0.25]], None)
 
 
@@ -55,12 +55,12 @@ def test_partial_files_are_removed(tmp_path: Path) -> None:
     assert (tmp_path / "notes.part").exists()
 
 
-def test_reader_goes_on_past_bad_files_and_missing_ones(tmp_path: Path) -> None:
+def test_reader_skips_invalid_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name, seed in (("good", 1993), ("sub/more", 2)):
-        write_record(tmp_path / f"{name}.json", run(seed=seed))
+        save_record(tmp_path / f"{name}.json", run(seed=seed))
     (tmp_path / "half.json").write_text(run().to_json()[:99])
-    records, problems = read_records([tmp_path, tmp_path / "gone"])
+    records, problems = load_records([tmp_path, tmp_path / "gone"])
     assert [item.seed for item in records.values()] == [1993, 2]
     assert "no whole JSON" in problems[tmp_path / "half.json"]
     assert "does not exist" in problems[tmp_path / "gone"]
@@ -70,10 +70,10 @@ BODY = json.loads(run(seed=1993).to_json())
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'{"hello": 1}', b"[1]"])
-def test_what_is_no_record_is_a_file_error(content: bytes, tmp_path: Path) -> None:
+def test_other_files_raise_file_format_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(FileFormatError):
-        read_record(tmp_path / "a.json")
+        load_record(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def test_what_is_no_record_is_a_file_error(content: bytes, tmp_path: Path) -> No
         ('"extra": ', f'"extra": {"[" * 50_000}, "was": '),
     ],
 )
-def test_hostile_records_end_in_a_file_error(
+def test_hostile_records_raise_file_format_error(
     old: str, new: str, tmp_path: Path
 ) -> None:
     text = run(seed=1993).to_json()
     assert old in text
     (tmp_path / "a.json").write_text(text.replace(old, new, 1))
     with pytest.raises(FileFormatError):
-        read_record(tmp_path / "a.json")
-    assert len(read_records(tmp_path)[1]) == 1
+        load_record(tmp_path / "a.json")
+    assert len(load_records(tmp_path)[1]) == 1
 
 
 def test_a_newer_record_names_the_evergrow_it_needs(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_newer_record_names_the_evergrow_it_needs(tmp_path: Path) -> None:
     }
     (tmp_path / "newer.json").write_text(json.dumps(newer))
     with pytest.raises(NewerSchemaError, match=r"newer evergrow \(7\.0\.0\)"):
-        read_record(tmp_path / "newer.json")
+        load_record(tmp_path / "newer.json")
 
 
 def test_errors_carry_a_traceback_without_machine_paths(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_errors_carry_a_traceback_without_machine_paths(tmp_path: Path) -> None:
         ("see https://example.org/a/b", "see https://example.org/a/b"),
     ],
 )
-def test_scrub(text: str, clean: str) -> None:
+def test_scrub_shortens_absolute_paths(text: str, clean: str) -> None:
     assert scrub(text) == clean
 
 
@@ -169,4 +169,4 @@ def test_records_kept_beside_the_experiments_are_read_and_written_alike() -> Non
     files = sorted((EXPERIMENTS / "records").rglob("*.json"))
     assert files
     for path in files:
-        assert read_record(path).to_json() == path.read_text()
+        assert load_record(path).to_json() == path.read_text()

@@ -1,4 +1,4 @@
-"""Streams: published class orders, every training sample once, every test sample in one task, any protocol."""
+"""Streams: published class orders, and samples partitioned under any protocol."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def test_samples_are_partitioned(protocol: Protocol) -> None:
         assert task.index == index
         assert present == set(task.classes.tolist())
         assert present - seen == set(task.new_classes.tolist())
-        assert (
-            set(Y_TEST[task.test].tolist()) == present - seen
-        )  # every class has test samples here
+        # Every class has test samples here.
+        assert set(Y_TEST[task.test].tolist()) == present - seen
         assert len(task.train)
         seen |= present
     assert seen == set(range(23))
@@ -97,9 +96,8 @@ def test_blur_moves_the_stated_share_of_the_blurry_classes_only() -> None:
         y[row] for task in blurred for row in task.train if home[y[row]] != task.index
     ]
     assert len(set(moved)) <= 20
-    assert len(moved) == pytest.approx(
-        0.2 * 1000 * 3 / 4, rel=0.15
-    )  # a quarter draws its own task again
+    # A quarter of the moved samples draws its own task again.
+    assert len(moved) == pytest.approx(0.2 * 1000 * 3 / 4, rel=0.15)
 
 
 def test_repeat_shares_samples_evenly_and_never_before_the_first_visit() -> None:
@@ -126,12 +124,11 @@ def test_online_batches_are_the_task_cut_in_pieces() -> None:
 def test_rows_within_a_task_are_shuffled() -> None:
     y = np.repeat(np.arange(4), 100)
     task = make_stream(y, y, Protocol(increment=4)).tasks[0]
-    assert (
-        len(np.unique(y[task.train[-80:]])) == 4
-    )  # a hold-out of the last fifth has every class
+    held_out = y[task.train[-80:]]
+    assert len(np.unique(held_out)) == 4
 
 
-def test_seen_test_numbers_the_tasks() -> None:
+def test_seen_test_returns_the_task_of_every_row() -> None:
     stream = make_stream(Y_TRAIN, Y_TEST, Protocol(increment=5))
     rows, ids = stream.seen_test(2)
     for task in stream.tasks[:3]:

@@ -1,4 +1,4 @@
-"""Tables: means and errors right, best and second marked, nothing averaged that should not be."""
+"""Tables: means, errors, marks of best and second, and separate settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab.report.toys import run
 
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.lab.records import Record
-from evergrow.lab.tables import Cell, MethodComparison, compare, render
+from evergrow.lab.tables import Cell, ResultTable, compare, render
 
 
 def record(
@@ -46,7 +46,7 @@ B = [record("b", seed, value) for seed, value in enumerate([0.60, 0.61, 0.65])]
 C = [record("c", seed, value) for seed, value in enumerate([0.50, 0.50, 0.50])]
 
 
-def column(table: MethodComparison, metric: str = "A_last") -> list[Cell]:
+def column(table: ResultTable, metric: str = "A_last") -> list[Cell]:
     """Return the cells of a metric, row by row."""
     return [cell for cell in table.cells if cell.metric.title == metric]
 
@@ -138,7 +138,7 @@ def test_a_single_run_has_no_error_and_no_rank() -> None:
     assert cell.rank == 0
 
 
-def test_holes_stay_holes() -> None:
+def test_missing_cells_are_dashes() -> None:
     table = compare([*A, record("b", 0, 0.5, dataset="Other")], ["a_last"])
     wide = table.wide(lambda cell: cell.text)
     assert [[text == "-" for text in row] for row in wide.to_numpy()] == [
@@ -209,7 +209,7 @@ def test_times_and_memory_are_metrics_too() -> None:
     assert [cell.mean for cell in cells] == [3.0, 0.5, 2.0]
 
 
-def test_unknown_metric_and_format() -> None:
+def test_unknown_metric_or_format_raises() -> None:
     with pytest.raises(UnknownNameError, match="'a_last'"):
         compare(A, ["a_lsat"])
     with pytest.raises(ParameterError, match="'latex'"):
@@ -271,7 +271,7 @@ def test_markdown_has_one_row_per_method_and_no_tag_link_or_code() -> None:
 
 
 @pytest.mark.parametrize("format", ["table", "markdown", "latex", "csv", "html"])
-def test_no_control_character_gets_out(format: str) -> None:
+def test_control_characters_are_escaped(format: str) -> None:
     text = render(TABLE, format)
     assert all(line.isprintable() for line in text.splitlines())
     assert len(text.splitlines()) >= len(HOSTILE)

@@ -956,17 +956,8 @@ class SolvedCache(Locked):
 
     @solved_once
     def expected_terms(self) -> NDArray[np.float64]:
-        """Terms of rows drawn as the statistics say known ones are.
-
-        Classes are drawn in the order of their energies, so that other names of classes
-        give the same rows.
-        """
-        terms = self.terms
-        order = torch.argsort(terms.energies, stable=True).tolist()
-        if order != sorted(order):
-            groups = [[column] for column in order]
-            terms = NoveltyTerms.of(terms.scatter.group(groups), self._gram)
-        return np.asarray(terms.expected_rows().cpu().numpy())
+        """Terms of rows drawn as the statistics say known ones are."""
+        return np.asarray(self.terms.expected_rows().cpu().numpy())
 
     def held_out_scores(
         self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None

@@ -1,8 +1,8 @@
-"""The laboratory: rivals, streams, grids, records, tables, figures and conformance checks.
+"""Research tools: comparison methods, streams, grids, records, tables and checks.
 
-Nothing outside imports it. Its heads, layers and tuners are found by name because the
-package is a plugin of evergrow (see :mod:`evergrow.core.registry`), and its commands
-stand under ``evergrow lab``.
+No other package imports this one. It is a plugin of evergrow (see
+:mod:`evergrow.core.registry`), which finds its heads, layers and tuners by name and
+adds its commands under ``evergrow lab``.
 """
 
 from __future__ import annotations

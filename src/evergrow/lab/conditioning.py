@@ -1,4 +1,4 @@
-"""How well conditioned a matrix is, and how alike its columns are."""
+"""Conditioning of matrices and similarity of their columns."""
 
 from __future__ import annotations
 
@@ -13,26 +13,36 @@ def matrix_conditioning(H: Tensor) -> dict[str, float]:
     --------
     >>> import torch
     >>> from evergrow.lab.conditioning import matrix_conditioning
-    >>> found = matrix_conditioning(torch.diag(torch.tensor([8.0, 4.0, 2.0], dtype=torch.float64)))
+    >>> H = torch.diag(torch.tensor([8.0, 4.0, 2.0], dtype=torch.float64))
+    >>> found = matrix_conditioning(H)
     >>> found["condition_number"], found["rank"]
     (4.0, 3)
     """
     sigma = torch.linalg.svdvals(H)
+    largest = float(sigma[0])
     smallest = float(sigma[-1])
-    tolerance = max(H.shape) * torch.finfo(H.dtype).eps * float(sigma[0])
+    tolerance = max(H.shape) * torch.finfo(H.dtype).eps * largest
+    condition_number = float("inf")
+    if smallest > 0.0:
+        condition_number = largest / smallest
     return {
-        "sigma_max": float(sigma[0]),
+        "sigma_max": largest,
         "sigma_2": float(sigma[min(1, len(sigma) - 1)]),
         "sigma_min": smallest,
-        "condition_number": float(sigma[0]) / smallest
-        if smallest > 0.0
-        else float("inf"),
+        "condition_number": condition_number,
         "rank": int((sigma > tolerance).sum()),
     }
 
 
 def ridge_conditioning(values: Tensor, alpha: float) -> dict[str, float]:
-    """Return what ``P = G + alpha I`` is like, from the eigenvalues of G in ascending order.
+    """Return the conditioning of ``P = G + alpha I`` from the eigenvalues of G.
+
+    Parameters
+    ----------
+    values : Tensor
+        Eigenvalues of G, ascending.
+    alpha : float
+        Ridge.
 
     Examples
     --------
@@ -54,7 +64,7 @@ def ridge_conditioning(values: Tensor, alpha: float) -> dict[str, float]:
 
 
 def cosine_matrix(columns: Tensor) -> Tensor:
-    """Return the cosine similarity (m, m) of columns (n, m); a column of zeros is like no other.
+    """Return the cosine similarity (m, m) of columns (n, m); 0 for columns of zeros.
 
     Examples
     --------
@@ -72,6 +82,5 @@ def cosine_matrix(columns: Tensor) -> Tensor:
 def mean_off_diagonal(matrix: Tensor) -> float:
     """Return the mean absolute entry off the diagonal."""
     m = matrix.shape[0]
-    return float(
-        (matrix.abs().sum() - matrix.diagonal().abs().sum()) / max(m * (m - 1), 1)
-    )
+    total = matrix.abs().sum() - matrix.diagonal().abs().sum()
+    return float(total / max(m * (m - 1), 1))

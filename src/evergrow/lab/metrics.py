@@ -1,13 +1,13 @@
-"""Accuracy matrix to A_last, A_avg and forgetting, in both conventions that papers mix up.
+"""Accuracy matrix, A_last, A_avg and forgetting, in both conventions of the literature.
 
-Everything starts from the matrix ``a[t, j]``: accuracy on task j's test samples after
-session t (both from 0), NaN where j > t because task j has not arrived yet. Accuracies
-are fractions; tables turn them into percent.
+The matrix ``a[t, j]`` is the accuracy on the test samples of task j after session t,
+both counted from 0. It is NaN for j > t, before task j arrives. Accuracies are
+fractions; tables convert them to percent.
 
 Accuracy within tasks (:func:`within_tasks`, also called task-aware or task-incremental
-accuracy) is a diagnostic beside them: the answer is taken among the classes of the
-sample's own task only, so what it lacks of 1 are errors inside tasks, and what it has
-above the usual accuracy are samples lost to classes of other tasks and to nothing else.
+accuracy) is an additional diagnostic: predictions are restricted to the classes of the
+sample's own task. Its distance to 1 counts errors within tasks. Its distance to the
+usual accuracy counts confusions with classes of other tasks.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from evergrow.core.errors import InputError, LabelError
 from evergrow.core.validation import check_choice
 
 CONVENTIONS = ("samples", "tasks")
-"""``"samples"``: top-1 over all seen test samples; ``"tasks"``: mean of the per-task accuracies."""
+"""``"samples"``: top-1 over all seen test samples. ``"tasks"``: mean over tasks."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers a paper prints, from one accuracy matrix.
+    """Key figures of one accuracy matrix.
 
     Parameters
     ----------
     by_samples, by_tasks : ndarray of shape (T,)
         Accuracy after every session in the two conventions.
     a_last, a_avg : float
-        Last entry and plain mean of ``by_samples``, which is what the paper's tables
-        hold.
+        Last entry and mean of ``by_samples``, as in the tables of the paper.
     a_last_tasks, a_avg_tasks : float
-        The same of ``by_tasks``.
+        Last entry and mean of ``by_tasks``.
     f_avg : float
-        Average forgetting; NaN for a single session.
+        Average forgetting. NaN for a single session.
     """
 
     by_samples: NDArray[np.float64]
@@ -54,16 +53,16 @@ class Summary:
 
 @dataclass(frozen=True)
 class WithinTasks:
-    """Accuracy where every answer is taken among the classes of the sample's own task.
+    """Accuracy of predictions among the classes of the sample's own task.
 
     Parameters
     ----------
     accuracy : float
-        Over all samples; NaN without any.
+        Over all samples. NaN without samples.
     by_task : ndarray of shape (T,)
-        Of each task; NaN for a task without samples.
+        Per task. NaN for a task without samples.
     counts : ndarray of int of shape (T,)
-        Samples of each task.
+        Number of samples per task.
     """
 
     accuracy: float
@@ -81,49 +80,50 @@ def task_accuracies(
     y_true, y_pred : array-like of shape (n,)
         Labels and predictions of the test samples of all tasks seen so far.
     task_ids : array-like of int of shape (n,)
-        The task that each sample belongs to.
+        Task of each sample.
     n_tasks : int
         Length of the row.
 
     Returns
     -------
     accuracies : ndarray of shape (n_tasks,)
-        NaN for a task without test samples.
+        Accuracy per task. NaN for a task without test samples.
     counts : ndarray of int of shape (n_tasks,)
-        Test samples of each task.
+        Number of test samples per task.
 
     Examples
     --------
     >>> from evergrow.lab.metrics import task_accuracies
-    >>> row, counts = task_accuracies([0, 0, 1, 2], [0, 1, 1, 2], [0, 0, 0, 1], n_tasks=3)
+    >>> y_true, y_pred, task_ids = [0, 0, 1, 2], [0, 1, 1, 2], [0, 0, 0, 1]
+    >>> row, counts = task_accuracies(y_true, y_pred, task_ids, n_tasks=3)
     >>> [round(float(a), 3) for a in row], counts.tolist()
     ([0.667, 1.0, nan], [3, 1, 0])
     """
     truth = np.asarray(y_true)
-    guess = np.asarray(y_pred)
+    predicted = np.asarray(y_pred)
     tasks = np.asarray(task_ids, dtype=np.int64)
-    if truth.ndim != 1 or not truth.shape == guess.shape == tasks.shape:
+    if truth.ndim != 1 or not truth.shape == predicted.shape == tasks.shape:
         raise InputError(
-            "y_true, y_pred and task_ids must be 1-D and of one length, "
-            f"got shapes {truth.shape}, {guess.shape} and {tasks.shape}"
+            "y_true, y_pred and task_ids must be 1-D and of equal length, "
+            f"got shapes {truth.shape}, {predicted.shape} and {tasks.shape}"
         )
     if len(tasks) and not 0 <= tasks.min() <= tasks.max() < n_tasks:
         raise InputError(
             f"task_ids must lie in 0..{n_tasks - 1}, got {tasks.min()}..{tasks.max()}"
         )
     counts = np.bincount(tasks, minlength=n_tasks).astype(np.int64)
-    hits = np.bincount(tasks, weights=truth == guess, minlength=n_tasks)
+    hits = np.bincount(tasks, weights=truth == predicted, minlength=n_tasks)
     with np.errstate(invalid="ignore"):
         return hits / counts, counts
 
 
 def accuracy_matrix(rows: list[Any]) -> NDArray[np.float64]:
-    """Stack rows of growing or equal length into the square matrix, NaN above the diagonal.
+    """Stack rows into a square matrix with NaN above the diagonal.
 
     Parameters
     ----------
     rows : list of array-like
-        Row t holds at least t + 1 accuracies; whatever stands beyond task t is ignored.
+        Row t holds at least t + 1 accuracies. Entries after index t are ignored.
 
     Returns
     -------
@@ -140,7 +140,8 @@ def accuracy_matrix(rows: list[Any]) -> NDArray[np.float64]:
         values = np.asarray(row, dtype=np.float64)
         if values.ndim != 1 or len(values) <= t:
             raise InputError(
-                f"row {t} must hold at least {t + 1} accuracies, got shape {values.shape}"
+                f"row {t} must hold at least {t + 1} accuracies, "
+                f"got shape {values.shape}"
             )
         matrix[t, : t + 1] = values[: t + 1]
     return matrix
@@ -154,19 +155,19 @@ def session_accuracies(
     Parameters
     ----------
     matrix : array-like of shape (T, T)
-        ``a[t, j]``.
+        Accuracy matrix ``a[t, j]``.
     counts : array-like of int of shape (T,), optional
-        Test samples of each task; needed for ``"samples"``.
+        Number of test samples per task, required for ``"samples"``.
     convention : {"samples", "tasks"}
-        ``"samples"`` weights each task with its test samples, which equals top-1
-        accuracy over the test samples of all seen classes (PILOT, the paper's A_i on
-        D_{1:i}); ``"tasks"`` is the plain mean of the per-task accuracies (RanPAC's
-        "ave_acc", AnaCP). They differ on unbalanced sets.
+        ``"samples"`` weights each task by its number of test samples, which equals
+        top-1 accuracy over the test samples of all seen classes (PILOT, the paper's A_i
+        on D_{1:i}). ``"tasks"`` is the mean of the accuracies per task (RanPAC's
+        "ave_acc", AnaCP). They differ on unbalanced datasets.
 
     Returns
     -------
     ndarray of shape (T,)
-        NaN after sessions before which no test sample was seen.
+        NaN for sessions without any test sample so far.
 
     Examples
     --------
@@ -189,7 +190,7 @@ def session_accuracies(
             )
     else:
         weights = np.ones(len(a))
-    # A task without test samples (in a stream with repeated classes) has a NaN accuracy
+    # A task without test samples, which repeated classes can cause, has a NaN accuracy
     # and no weight.
     used = np.tril(np.ones_like(a)) * ~np.isnan(a) * weights
     with np.errstate(invalid="ignore"):
@@ -197,56 +198,50 @@ def session_accuracies(
 
 
 def average_forgetting(matrix: ArrayLike) -> float:
-    """Return the paper's average forgetting, lower is better.
+    """Return the average forgetting of the paper; lower is better.
 
     F_avg = 1/(T-1) sum_{j=1}^{T-1} ( max_{t in {j..T-1}} a_{t,j} - a_{T,j} )
 
-    (``scl_mgsm.tex``, appendix "Analysis of Average Forgetting"). The maximum leaves
-    out the last session, so a task that improves at the end counts as negative; PILOT's
-    variant includes it and is never negative.
+    (``scl_mgsm.tex``, appendix "Analysis of Average Forgetting"). The maximum excludes
+    the last session, so a task that improves at the end counts as negative. PILOT
+    includes it, so its figure is never negative.
 
     Parameters
     ----------
     matrix : array-like of shape (T, T)
-        ``a[t, j]``.
+        Accuracy matrix ``a[t, j]``.
 
     Returns
     -------
     float
-        NaN if there is only one session; tasks without test samples do not count.
+        NaN for a single session. Tasks without test samples are ignored.
 
     Examples
     --------
     >>> from evergrow.lab.metrics import average_forgetting
     >>> nan = float("nan")
-    >>> round(average_forgetting([[0.9, nan, nan], [0.95, 0.8, nan], [0.7, 0.85, 0.6]]), 4)
+    >>> a = [[0.9, nan, nan], [0.95, 0.8, nan], [0.7, 0.85, 0.6]]
+    >>> round(average_forgetting(a), 4)
     0.1
     """
     a = _square(matrix)
-    drops = [
-        a[j:-1, j].max() - a[-1, j]
-        for j in range(len(a) - 1)
-        if not np.isnan(
-            a[-1, j]
-        )  # NaN in the last row means no test samples, hence NaN in every row
-    ]
-    if drops:
-        return float(np.mean(drops))
-    return float("nan")
+    has_samples = ~np.isnan(a[-1])
+    drops = [a[j:-1, j].max() - a[-1, j] for j in range(len(a) - 1) if has_samples[j]]
+    return float(np.mean(drops)) if drops else float("nan")
 
 
 def summarize(matrix: ArrayLike, counts: ArrayLike) -> Summary:
-    """Return A_last, A_avg (plain mean over sessions) and F_avg in both conventions.
+    """Return A_last, A_avg (mean over sessions) and F_avg in both conventions.
 
-    The paper prints A_avg as 1/(t+1) times a sum of t terms; the plain mean is what its
-    numbers are.
+    The paper prints A_avg as 1/(t+1) times a sum of t terms, but its numbers are the
+    plain mean.
 
     Parameters
     ----------
     matrix : array-like of shape (T, T)
-        ``a[t, j]``.
+        Accuracy matrix ``a[t, j]``.
     counts : array-like of int of shape (T,)
-        Test samples of each task.
+        Number of test samples per task.
 
     Returns
     -------
@@ -273,20 +268,19 @@ def summarize(matrix: ArrayLike, counts: ArrayLike) -> Summary:
 
 
 def first_tasks(task_classes: Iterable[ArrayLike]) -> dict[Any, int]:
-    """Return the task in which every class was first seen.
+    """Return the first task of every class.
 
-    A class that comes again later stays with its first task, as its test samples do in
-    a stream.
+    A recurring class stays with its first task, like its test samples in a stream.
 
     Parameters
     ----------
     task_classes : iterable of array-like
-        The classes of task 0, 1, ...
+        Classes of task 0, 1, ...
 
     Returns
     -------
     dict
-        From class to task.
+        First task by class.
 
     Examples
     --------
@@ -308,21 +302,21 @@ def within_tasks(
     class_tasks: Mapping[Any, int],
     n_tasks: int,
 ) -> WithinTasks:
-    """Return the accuracy of the best-scored class among those of each sample's own task.
+    """Return the accuracy of predictions among the classes of the sample's own task.
 
     Parameters
     ----------
     scores : array-like of shape (n, C)
-        Larger means more likely. Of equal scores the first column wins, as in argmax.
+        Larger means more likely. Ties go to the first column, as in argmax.
     classes : array-like of shape (C,)
-        The class of every column.
+        Class of every column.
     y_true : array-like of shape (n,)
-        Labels, each among ``classes``.
+        Labels, each in ``classes``.
     class_tasks : mapping
-        The one task of every class, counted from 0; :func:`first_tasks` decides about a
-        class that comes in several. It may name classes that have no column.
+        Task of every class, counted from 0; see :func:`first_tasks` for recurring
+        classes. Additional classes are ignored.
     n_tasks : int
-        Length of the answer per task.
+        Number of tasks.
 
     Returns
     -------
@@ -331,14 +325,14 @@ def within_tasks(
     Raises
     ------
     LabelError
-        For a label that has no column, and a column that has no task.
+        If a label has no column, or a column has no task.
     InputError
-        For shapes that do not fit, and scores that are not a number.
+        If shapes do not fit, or a score is NaN.
 
     Examples
     --------
     >>> from evergrow.lab.metrics import within_tasks
-    >>> scores = [[0.1, 0.3, 0.6], [0.2, 0.1, 0.7], [0.5, 0.4, 0.1]]  # overall, none is right
+    >>> scores = [[0.1, 0.3, 0.6], [0.2, 0.1, 0.7], [0.5, 0.4, 0.1]]  # all wrong
     >>> within = within_tasks(scores, [5, 6, 7], [6, 6, 7], {5: 0, 6: 0, 7: 1}, 2)
     >>> round(within.accuracy, 3), within.by_task.tolist(), within.counts.tolist()
     (0.667, [0.5, 1.0], [2, 1])
@@ -348,33 +342,35 @@ def within_tasks(
     truth = np.asarray(y_true)
     if values.shape != (*truth.shape, *columns.shape) or values.ndim != 2:
         raise InputError(
-            "scores must have a row per entry of y_true and a column per entry of classes, both 1-D, "
-            f"got shapes {values.shape}, {truth.shape} and {columns.shape}"
+            "scores must have a row per entry of y_true and a column per entry of "
+            f"classes, both 1-D, got shapes {values.shape}, {truth.shape} and "
+            f"{columns.shape}"
         )
     if np.isnan(values).any():
         raise InputError("scores must be numbers, got NaN")
-    places = {label: place for place, label in enumerate(columns.tolist())}
-    unknown = sorted(
-        set(truth.tolist()) - places.keys() | places.keys() - class_tasks.keys(),
-        key=str,
-    )
+    indices = {label: index for index, label in enumerate(columns.tolist())}
+    without_column = set(truth.tolist()) - indices.keys()
+    without_task = indices.keys() - class_tasks.keys()
+    unknown = sorted(without_column | without_task, key=str)
     if unknown:
         raise LabelError(
-            f"labels must have a column and columns a task, got neither for {unknown[:5]}"
+            "labels must have a column and columns a task, "
+            f"got neither for {unknown[:5]}"
         )
-    column_tasks = np.array([class_tasks[label] for label in places], dtype=np.int64)
-    truth_at = np.array([places[label] for label in truth.tolist()], dtype=np.int64)
-    tasks = column_tasks[truth_at]
-    answers = np.zeros_like(truth_at)
+    column_tasks = np.array([class_tasks[label] for label in indices], dtype=np.int64)
+    true_columns = np.array(
+        [indices[label] for label in truth.tolist()], dtype=np.int64
+    )
+    tasks = column_tasks[true_columns]
+    predicted = np.zeros_like(true_columns)
     for task in np.unique(tasks):
         rows = np.flatnonzero(tasks == task)
         allowed = np.flatnonzero(column_tasks == task)
-        answers[rows] = allowed[values[np.ix_(rows, allowed)].argmax(axis=1)]
-    by_task, counts = task_accuracies(truth_at, answers, tasks, n_tasks)
+        predicted[rows] = allowed[values[np.ix_(rows, allowed)].argmax(axis=1)]
+    by_task, counts = task_accuracies(true_columns, predicted, tasks, n_tasks)
+    accuracy = float("nan")
     if len(truth):
-        accuracy = float(np.mean(answers == truth_at))
-    else:
-        accuracy = float("nan")
+        accuracy = float(np.mean(predicted == true_columns))
     return WithinTasks(accuracy, by_task, counts)
 
 
@@ -389,6 +385,4 @@ def _square(matrix: ArrayLike) -> NDArray[np.float64]:
 
 def _mean(values: NDArray[np.float64]) -> float:
     known = values[~np.isnan(values)]
-    if len(known):
-        return float(known.mean())
-    return float("nan")
+    return float(known.mean()) if len(known) else float("nan")

@@ -1,3 +1,3 @@
-"""Registers what the laboratory adds to the product's registries; loaded when a name is not found there."""
+"""Registers the heads, layers and tuners of the lab, when first looked up by name."""
 
 from evergrow.lab import heads, layers, tuners  # noqa: F401

@@ -1,7 +1,7 @@
-"""Records: one self-describing JSON file per run or analysis, written in one step, read with suspicion.
+"""Records of runs and analyses: one self-describing JSON file each.
 
-A record never holds a machine path, a host name or a user name, so it can be committed
-and compared.
+A record contains no machine path, host name or user name, so it can be committed and
+compared. Records are written atomically and validated on reading.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Record:
-    """Everything there is to know about one run, or about one analysis of a mechanism.
+    """Complete description of one run, or of one analysis of a mechanism.
 
     Parameters
     ----------
@@ -46,15 +46,15 @@ class Record:
     label : str
         Name in tables.
     options : dict
-        Every option of the method, defaults included.
+        All options of the method, including defaults.
     dataset : dict
         ``name``, ``label``, ``fingerprint`` and sizes.
     protocol : dict
-        ``name`` and every setting of the stream.
+        ``name`` and all settings of the stream.
     seed : int
         Seed of the class order and of the method.
     status : {"ok", "failed", "cancelled"}
-        How it ended.
+        Outcome.
     started, ended : str
         UTC, ISO 8601.
     versions : dict
@@ -62,31 +62,31 @@ class Record:
     environment : dict
         ``device``, ``device_name``, ``threads``, ``platform``.
     results : dict
-        Of a run: ``matrix`` (a[t][j], null for j > t), ``counts`` (test samples per
+        For a run: ``matrix`` (a[t][j], null for j > t), ``counts`` (test samples per
         task), ``by_samples`` and ``by_tasks`` (accuracy after every session in both
         conventions), ``a_last``, ``a_avg``, ``f_avg``, ``a_last_tasks``,
-        ``a_avg_tasks``. Fractions. Empty unless a session was finished. Optional, for
-        methods that give scores: ``a_last_within`` and ``within_tasks``, the accuracy
-        after the last session among the classes of each sample's own task, over all
-        samples and for each task; see :func:`evergrow.lab.metrics.within_tasks`. Of an
-        analysis: what was measured; single values at its top level are the key figures.
+        ``a_avg_tasks``, as fractions. Empty if no session finished. Methods with scores
+        may add ``a_last_within`` and ``within_tasks``, the accuracy within tasks after
+        the last session, overall and per task; see
+        :func:`evergrow.lab.metrics.within_tasks`. For an analysis: its measurements.
+        Single values at the top level are the key figures.
     times : dict
         Seconds of a run: ``fit`` (first task), ``update`` (every later task),
         ``predict`` (every evaluation).
     memory : dict
-        ``peak_rss_bytes``, its ``rss_scope`` (``"run"``, or ``"process"`` where the
-        system cannot reset the mark) and ``peak_cuda_bytes`` (null without CUDA); of an
+        ``peak_rss_bytes``, its ``rss_scope`` (``"run"``, or ``"process"`` if the system
+        cannot reset the peak) and ``peak_cuda_bytes`` (null without CUDA). For an
         analysis also ``start_rss_bytes``.
     error : dict or None
         ``type``, ``message`` and ``traceback`` of a failed run.
     warnings : list of str
-        What was warned about during the run.
+        Warnings during the run.
     extra : dict
-        Diagnostics of a run's method.
+        Diagnostics of the method.
     analysis : str
-        Name of the analysis; empty for a run.
+        Name of the analysis. Empty for a run.
     settings : dict
-        Settings of the analysis, defaults included.
+        Settings of the analysis, including defaults.
     """
 
     run_id: str
@@ -111,25 +111,25 @@ class Record:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the record as JSON text; NaN and infinity become null."""
-        body = plain(asdict(self))
+        """Return the record as JSON text. NaN and infinity become null."""
+        body = to_json_values(asdict(self))
+        schema = RUN_SCHEMA
         analysis = {"analysis": body.pop("analysis"), "settings": body.pop("settings")}
         if self.analysis:
+            schema = ANALYSIS_SCHEMA
             del body["times"], body["extra"]
             body = {"run_id": body.pop("run_id"), **analysis, **body}
-        schema = ANALYSIS_SCHEMA if self.analysis else RUN_SCHEMA
-        return (
-            _dump({"schema": schema, "schema_version": SCHEMA_VERSION, **body}) + "\n"
-        )
+        header = {"schema": schema, "schema_version": SCHEMA_VERSION}
+        return _dump({**header, **body}) + "\n"
 
     @property
     def dataset_label(self) -> str:
-        """Name of the data set for people."""
+        """Display name of the dataset."""
         return str(self.dataset.get("label", self.dataset["name"]))
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The key figures: accuracies of a run in per cent, or the single values that an analysis measured."""
+        """Key figures: accuracies of a run in percent, or single values."""
         if self.analysis:
             return {
                 name: value
@@ -144,34 +144,34 @@ class Record:
 
     @property
     def summary(self) -> str:
-        """The key figures in one line, or the first line of what went wrong."""
+        """Key figures in one line, or the first line of the error."""
         if self.status == "ok":
-            figures = self.figures.items()
             return ", ".join(
                 f"{key} {value:.4g}" if type(value) is float else f"{key} {value}"
-                for key, value in figures
+                for key, value in self.figures.items()
             )
         if self.error is None:
             return self.status
-        return f"{self.error.get('type', 'error')}: {str(self.error.get('message', '')).partition(chr(10))[0]}"
+        first_line = str(self.error.get("message", "")).partition("\n")[0]
+        return f"{self.error.get('type', 'error')}: {first_line}"
 
 
-def plain(value: Any) -> Any:
-    """Return ``value`` as what JSON can hold: numpy becomes lists and numbers, NaN becomes None.
+def to_json_values(value: Any) -> Any:
+    """Convert numpy arrays to lists, NaN and infinity to None, for JSON.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.lab.records import plain
-    >>> plain({"a": np.array([1.0, np.nan]), "b": (np.int16(3),)})
+    >>> from evergrow.lab.records import to_json_values
+    >>> to_json_values({"a": np.array([1.0, np.nan]), "b": (np.int16(3),)})
     {'a': [1.0, None], 'b': [3]}
     """
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_values(item) for key, item in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist())
+        return to_json_values(value.tolist())
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_json_values(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
@@ -180,7 +180,7 @@ def plain(value: Any) -> Any:
 
 
 def _dump(value: Any, indent: str = "") -> str:
-    """Return JSON with one key or matrix row per line, which is how people and diffs read it."""
+    """Return readable JSON with one key or matrix row per line."""
     inner = indent + " "
     if isinstance(value, dict) and value:
         items = [
@@ -188,37 +188,39 @@ def _dump(value: Any, indent: str = "") -> str:
             for key, item in value.items()
         ]
         return "{\n" + ",\n".join(items) + f"\n{indent}}}"
-    if isinstance(value, list) and any(
-        isinstance(item, (list, dict, str)) for item in value
-    ):
-        return (
-            "[\n"
-            + ",\n".join(inner + _dump(item, inner) for item in value)
-            + f"\n{indent}]"
-        )
+    nested = (list, dict, str)
+    if isinstance(value, list) and any(isinstance(item, nested) for item in value):
+        items = [inner + _dump(item, inner) for item in value]
+        return "[\n" + ",\n".join(items) + f"\n{indent}]"
     return json.dumps(value, allow_nan=False)
 
 
-# -- files -----------------------------------------------------------------------------
-
-
-def write_record(path: str | os.PathLike[str], record: Record) -> None:
-    """Write a record so that a crash leaves the old file or the new one, never half.
+def save_record(path: str | os.PathLike[str], record: Record) -> None:
+    """Write a record atomically: a crash leaves the old file or the new one.
 
     Examples
     --------
     >>> import tempfile, torch
-    >>> from evergrow.lab.records import Record, environment, read_records, utc_now, versions, write_record
+    >>> from evergrow.lab import records
+    >>> from evergrow.lab.records import Record, load_records, save_record
     >>> record = Record(
-    ...     run_id="1f", method="ranpac", label="RanPAC", options={"n_units": 10}, seed=1993,
-    ...     dataset={"name": "toy"}, protocol={"name": "B-0 Inc-2"}, status="cancelled",
-    ...     started=utc_now(), ended=utc_now(), versions=versions(),
-    ...     environment=environment(torch.device("cpu")),
+    ...     run_id="1f",
+    ...     method="ranpac",
+    ...     label="RanPAC",
+    ...     options={"n_units": 10},
+    ...     seed=1993,
+    ...     dataset={"name": "toy"},
+    ...     protocol={"name": "B-0 Inc-2"},
+    ...     status="cancelled",
+    ...     started=records.utc_now(),
+    ...     ended=records.utc_now(),
+    ...     versions=records.versions(),
+    ...     environment=records.environment(torch.device("cpu")),
     ... )
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_record(f"{folder}/run.json", record)
-    ...     records, problems = read_records(folder)
-    >>> list(records.values()) == [record], problems
+    ...     save_record(f"{folder}/run.json", record)
+    ...     found, problems = load_records(folder)
+    >>> list(found.values()) == [record], problems
     (True, {})
     """
     with atomic_path(path) as temporary:
@@ -226,7 +228,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
 
 
 def remove_partial(folder: str | os.PathLike[str]) -> int:
-    """Delete what a killed writer left in ``folder`` and return how many files that were."""
+    """Delete temporary files of killed writers in ``folder``; return their number."""
     return remove_leftovers(Path(folder), ".*.json.*")
 
 
@@ -235,7 +237,7 @@ Curve = list[float | None]
 
 @dataclass(frozen=True)
 class _Results:
-    """The results of a run that tables and figures use."""
+    """Results of a run that tables and figures use."""
 
     matrix: list[Curve] | None = None
     counts: list[int] | None = None
@@ -257,23 +259,21 @@ class _Times:
     predict: list[float] | None = None
 
 
-def read_record(path: str | os.PathLike[str]) -> Record:
+def load_record(path: str | os.PathLike[str]) -> Record:
     """Read one record.
 
     Raises
     ------
     FileFormatError
-        If the file is half-written, no record, or contradicts the schema.
+        If the file is incomplete, not a record, or violates the schema.
     NewerSchemaError
         If a newer evergrow wrote it.
     """
     name = os.fspath(path)
     body = parse_json(Path(path).read_bytes(), name)
-    if not isinstance(body, dict) or body.get("schema") not in (
-        RUN_SCHEMA,
-        ANALYSIS_SCHEMA,
-    ):
-        raise FileFormatError(f"{name} is no record of evergrow")
+    schemas = (RUN_SCHEMA, ANALYSIS_SCHEMA)
+    if not isinstance(body, dict) or body.get("schema") not in schemas:
+        raise FileFormatError(f"{name} is not a record of evergrow")
     if body.get("schema_version") != SCHEMA_VERSION:
         made_by = "?"
         if isinstance(body.get("versions"), dict):
@@ -282,75 +282,73 @@ def read_record(path: str | os.PathLike[str]) -> Record:
             f"{name} was written by a newer evergrow ({made_by}): upgrade to read it"
         )
     known = {item.name for item in fields(Record)}
-    record = from_values(
-        Record, {key: value for key, value in body.items() if key in known}, name
-    )
-    if not all(
-        isinstance(part.get("name"), str) for part in (record.dataset, record.protocol)
-    ):
-        raise FileFormatError(f"{name} should name its data set and its protocol")
+    values = {key: value for key, value in body.items() if key in known}
+    record = from_values(Record, values, name)
+    for part in (record.dataset, record.protocol):
+        if not isinstance(part.get("name"), str):
+            raise FileFormatError(f"{name} should name its dataset and its protocol")
     if bool(record.analysis) != (body["schema"] == ANALYSIS_SCHEMA):
         raise FileFormatError(
-            f"{name} should name its analysis if it is a record of one"
+            f"{name} should name its analysis exactly if it is a record of one"
         )
     if not record.analysis:
-        from_values(_Results, record.results, f"{name}: results")
-        from_values(_Times, record.times, f"{name}: times")
-        required = ("matrix", "counts", "by_samples", "by_tasks", "a_last", "a_avg")
-        lacking = [key for key in required if key not in record.results]
-        if record.status == "ok" and lacking:
-            raise FileFormatError(
-                f"{name}: a finished run should have {', '.join(lacking)}"
-            )
+        _check_results(record, name)
     return record
 
 
-def read_records(
+def _check_results(record: Record, name: str) -> None:
+    """Raise :class:`FileFormatError` if the results or times of a run are invalid."""
+    from_values(_Results, record.results, f"{name}: results")
+    from_values(_Times, record.times, f"{name}: times")
+    required = ("matrix", "counts", "by_samples", "by_tasks", "a_last", "a_avg")
+    missing = [key for key in required if key not in record.results]
+    if record.status == "ok" and missing:
+        raise FileFormatError(
+            f"{name}: a finished run should have {', '.join(missing)}"
+        )
+
+
+def load_records(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> tuple[dict[Path, Record], dict[Path, str]]:
-    """Read all records of files and folders, skipping every file that is none.
+    """Read all records in files and folders, skipping other files.
 
     Parameters
     ----------
     paths : path-like or iterable of path-like
-        Record files, or folders that are searched for ``*.json`` at any depth.
+        Record files, or folders to search for ``*.json`` at any depth.
 
     Returns
     -------
     records : dict of Path to Record
-        By file, each file once.
+        Records by file, each file once.
     problems : dict of Path to str
-        Why other files were skipped: half-written, foreign, newer or missing.
+        Reasons for skipped files: incomplete, foreign, newer or missing.
     """
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
     records: dict[Path, Record] = {}
     problems: dict[Path, str] = {}
-    for given in map(Path, [paths] if isinstance(paths, (str, os.PathLike)) else paths):
+    for given in map(Path, paths):
         if not given.exists():
             problems[given] = f"{given} does not exist"
-        for path in (
-            sorted(given.rglob("*.json"))
-            if given.is_dir()
-            else [given]
-            if given.exists()
-            else []
-        ):
+            continue
+        files = sorted(given.rglob("*.json")) if given.is_dir() else [given]
+        for path in files:
             try:
-                records[path.resolve()] = read_record(path)
+                records[path.resolve()] = load_record(path)
             except (FileFormatError, OSError) as error:  # noqa: PERF203
                 problems[path] = str(error)
     return records, problems
 
 
-# -- how a run took place --------------------------------------------------------------
-
-
 def utc_now() -> str:
-    """Return the time as records hold it."""
+    """Return the current time in the format of records."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result may depend on."""
+    """Return the versions that may affect results."""
     return {
         "evergrow": __version__,
         "torch": str(torch.__version__),
@@ -360,22 +358,20 @@ def versions() -> dict[str, str]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return where a run took place, without saying whose machine it was."""
+    """Return a description of the machine without its name or user."""
+    name = platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-    else:
-        name = platform.machine()
-    threads = torch.get_num_threads()
     return {
         "device": device.type,
         "device_name": name,
-        "threads": threads,
+        "threads": torch.get_num_threads(),
         "platform": platform.system(),
     }
 
 
 def error_entry(error: BaseException) -> dict[str, str]:
-    """Return type, message and traceback of an error, freed of machine paths.
+    """Return type, message and traceback of an error, without machine paths.
 
     Examples
     --------
@@ -392,7 +388,7 @@ def error_entry(error: BaseException) -> dict[str, str]:
 
 
 def scrub(text: str) -> str:
-    """Shorten absolute paths to what does not tell the machine: a package's path or the last part.
+    """Shorten absolute paths: to the path in a package, or to the last part.
 
     Examples
     --------
@@ -400,11 +396,9 @@ def scrub(text: str) -> str:
     >>> scrub('File "/home/me/venv/lib/site-packages/torch/nn/module.py", line 3')
     'File "torch/nn/module.py", line 3'
     """
-    # Lazily up to the last package root that Python itself knows, then any other
-    # absolute folder.
-    for root in sorted(
-        (os.path.abspath(entry) for entry in sys.path if entry), key=len, reverse=True
-    ):
+    # First the package roots on sys.path, longest first, then any absolute folder.
+    roots = [os.path.abspath(entry) for entry in sys.path if entry]
+    for root in sorted(roots, key=len, reverse=True):
         if len(root) > 1:
             text = text.replace(root + os.sep, "")
     text = re.sub(r"(?:[A-Za-z]:)?[\\/][^\s\"',:;()<>|]*?site-packages[\\/]", "", text)

@@ -1,4 +1,4 @@
-"""Which samples arrive when: class orders, protocols (B-m Inc-n and its generalisations), and the tasks they make."""
+"""Streams of tasks: class orders, protocols (B-m Inc-n and more) and their tasks."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from evergrow.core.validation import check_number, from_mapping
 Indices = NDArray[np.int64]
 
 DEFAULT_SEED = 1993
-"""The field's convention since iCaRL."""
+"""Seed of class orders in this field since iCaRL."""
 
 
 def class_order(
     n_classes: int, seed: int = DEFAULT_SEED, *, shuffle: bool = True
 ) -> Indices:
-    """Return positions of classes (in sorted label order) in the order in which they arrive.
+    """Return class indices (into sorted labels) in order of arrival.
 
-    The shuffled order is the field's: numpy's legacy generator, equal to
-    ``np.random.seed(seed); np.random.permutation(n_classes)``, without touching the
-    global state.
+    The shuffled order is the usual one in this field: that of numpy's legacy generator,
+    equal to ``np.random.seed(seed); np.random.permutation(n_classes)``, without using
+    the global state.
 
     Parameters
     ----------
     n_classes : int
-        How many there are.
+        Number of classes.
     seed : int
         Seed of the legacy generator, 1993 by convention.
     shuffle : bool
-        False keeps the natural order, as VTAB does.
+        Whether to shuffle. False keeps the natural order, as for VTAB.
 
     Returns
     -------
@@ -54,33 +54,33 @@ def class_order(
     check_number("seed", seed, low=0, high=2**32 - 1, integer=True)
     if not shuffle:
         return np.arange(n_classes, dtype=np.int64)
-    legacy = np.random.RandomState(
-        seed
-    )  # published class orders come from this generator
+    # Published class orders come from this generator.
+    legacy = np.random.RandomState(seed)
     return np.asarray(legacy.permutation(n_classes), dtype=np.int64)
 
 
 def disjoint_order(
     n_classes: int, seed: int, earlier_seeds: Sequence[int], n_initial: int
 ) -> Indices:
-    """Return the order of ``seed`` with a first task that shares no class with those of earlier seeds.
+    """Return a class order whose first task shares no class with earlier seeds.
 
     The paper averages over seeds "where the initial-stage categories are
     non-overlapping across seeds" and does not say how they were drawn. Here the first
-    ``n_initial`` classes of the plain order that no earlier seed has used come first,
-    and all others follow in plain order. With no earlier seed that is the plain order,
-    and a later seed in the list never changes an earlier one's order.
+    task takes the first ``n_initial`` classes of the plain order of ``seed`` that no
+    earlier seed used in its first task. All other classes follow in plain order.
+    Without earlier seeds the order is the plain one. A later seed in the list never
+    changes the order of an earlier one.
 
     Parameters
     ----------
     n_classes : int
-        How many there are.
+        Number of classes.
     seed : int
-        Seed whose order is wanted.
+        Seed of the order.
     earlier_seeds : sequence of int
-        Seeds before it in the list, in order, all different.
+        Earlier seeds in the list, in order, all different.
     n_initial : int
-        Classes of the first task.
+        Number of classes of the first task.
 
     Returns
     -------
@@ -89,14 +89,15 @@ def disjoint_order(
     Raises
     ------
     ParameterError
-        If there are not enough classes for that many disjoint first tasks, or a seed
-        repeats.
+        If there are too few classes for disjoint first tasks, or a seed repeats.
 
     Examples
     --------
     >>> from evergrow.lab.streams import class_order, disjoint_order
-    >>> class_order(6, 1993).tolist(), class_order(6, 1994).tolist(), class_order(6, 1995).tolist()
-    ([0, 2, 3, 4, 5, 1], [1, 4, 0, 5, 2, 3], [0, 3, 1, 5, 2, 4])
+    >>> class_order(6, 1993).tolist(), class_order(6, 1994).tolist()
+    ([0, 2, 3, 4, 5, 1], [1, 4, 0, 5, 2, 3])
+    >>> class_order(6, 1995).tolist()
+    [0, 3, 1, 5, 2, 4]
     >>> disjoint_order(6, 1995, [1993, 1994], 2).tolist()
     [3, 5, 0, 1, 2, 4]
     """
@@ -107,49 +108,47 @@ def disjoint_order(
         )
     if n_initial * len(seeds) > n_classes:
         raise ParameterError(
-            f"{len(seeds)} disjoint first tasks of {n_initial} classes must fit into the data, "
-            f"got {n_classes} classes; use fewer seeds, a smaller first task or disjoint = false"
+            f"{len(seeds)} disjoint first tasks of {n_initial} classes must fit into "
+            f"the data, got {n_classes} classes. Use fewer seeds, a smaller first task "
+            "or disjoint = false"
         )
     used: set[int] = set()
     order = class_order(n_classes, seed)
-    for each in seeds:
-        plain = class_order(n_classes, each)
-        first = [int(c) for c in plain if int(c) not in used][:n_initial]
-        chosen = set(first)
-        order = np.array(
-            first + [int(c) for c in plain if int(c) not in chosen], dtype=np.int64
-        )
-        used |= chosen
+    for earlier_or_own in seeds:
+        plain = class_order(n_classes, earlier_or_own).tolist()
+        first = [c for c in plain if c not in used][:n_initial]
+        rest = [c for c in plain if c not in set(first)]
+        order = np.array(first + rest, dtype=np.int64)
+        used.update(first)
     return order
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """B-m Inc-n: ``initial`` classes first, then ``increment`` classes per task, the last takes what is left.
+    """B-m Inc-n: ``initial`` classes first, then ``increment`` classes per task.
+
+    The last task has the remaining classes.
 
     Parameters
     ----------
     initial : int
-        Classes of the first task; 0 means as many as ``increment``.
+        Number of classes of the first task. 0 means ``increment``.
     increment : int
-        Classes of every later task.
+        Number of classes of every later task.
     shuffle : bool
-        Whether the class order is drawn by seed; False keeps the natural order.
+        Whether the seed shuffles the class order. False keeps the natural order.
     disjoint : bool
-        The paper's protocol: the first tasks of different seeds share no class.
+        Whether the first tasks of different seeds share no class, as in the paper.
     blur : float
-        Generalised CIL in the manner of Si-Blurry: this share of the training samples
-        of the blurry classes leaves its task for a random one (0.1 in the G-ACIL
-        paper).
+        Generalised class-incremental learning like Si-Blurry: fraction of the training
+        samples of blurry classes that move to a random task (0.1 in the G-ACIL paper).
     blurry_classes : float
-        Share of the classes that are blurry, used only if ``blur > 0``.
+        Fraction of the classes that are blurry. Used only if ``blur > 0``.
     repeat : float
-        Generalised CIL with repetition: probability that a class comes again in each
-        task after its first; its samples are shared out evenly, each is still seen
-        once.
+        Generalised class-incremental learning with repetition: probability that a class
+        recurs in each later task. Its samples are divided evenly, each is seen once.
     batch_size : int
-        Single-pass online stream: samples per mini-batch; 0 hands over a task as a
-        whole.
+        Samples per mini-batch of a single-pass online stream. 0 delivers whole tasks.
 
     Examples
     --------
@@ -182,16 +181,17 @@ class Protocol:
                 )
         if self.blur and self.repeat:
             raise ParameterError(
-                "blur and repeat must not both be positive: choose one generalisation"
+                "blur and repeat must not both be positive. Choose one of them"
             )
         if self.disjoint and not self.shuffle:
             raise ParameterError(
-                "disjoint must be false where shuffle is false: the natural order is one order"
+                "disjoint must be false if shuffle is false, because the natural order "
+                "is the same for all seeds"
             )
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """Build a protocol from plain settings, rejecting unknown keys.
+        """Create a protocol from plain settings; reject unknown keys.
 
         Examples
         --------
@@ -209,55 +209,55 @@ class Protocol:
 
     @property
     def name(self) -> str:
-        """The name in the paper's notation, with what departs from plain class-incremental learning."""
-        extras = [
-            "" if self.shuffle else "natural order",
-            f"blurry {self.blurry_classes:g}/{self.blur:g}" if self.blur else "",
-            f"repeat {self.repeat:g}" if self.repeat else "",
-            f"online {self.batch_size}" if self.batch_size else "",
-        ]
-        return ", ".join(
-            [
-                f"B-{self.initial} Inc-{self.increment}",
-                *(extra for extra in extras if extra),
-            ]
-        )
+        """Name in the paper's notation, with the deviations from its protocol."""
+        parts = [f"B-{self.initial} Inc-{self.increment}"]
+        if not self.shuffle:
+            parts.append("natural order")
+        if self.blur:
+            parts.append(f"blurry {self.blurry_classes:g}/{self.blur:g}")
+        if self.repeat:
+            parts.append(f"repeat {self.repeat:g}")
+        if self.batch_size:
+            parts.append(f"online {self.batch_size}")
+        return ", ".join(parts)
 
     @property
     def n_initial(self) -> int:
-        """Classes of the first task."""
+        """Number of classes of the first task."""
         return self.initial or self.increment
 
     def task_sizes(self, n_classes: int) -> list[int]:
-        """Return the number of classes of every task; the last takes the remainder."""
+        """Return the number of classes per task. The last task has the remainder."""
         check_number("n_classes", n_classes, low=1, integer=True)
         if self.n_initial > n_classes:
             raise ParameterError(
-                f"the first task must have at most the {n_classes} classes of the data, got {self.n_initial}"
+                f"the first task must have at most the {n_classes} classes of the "
+                f"data, got {self.n_initial}"
             )
         whole, rest = divmod(n_classes - self.n_initial, self.increment)
-        return [self.n_initial, *[self.increment] * whole, *([rest] if rest else [])]
+        sizes = [self.n_initial] + [self.increment] * whole
+        if rest:
+            sizes.append(rest)
+        return sizes
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The classes and samples that arrive in one session.
+    """Classes and samples of one session.
 
     Parameters
     ----------
     index : int
         Number of the session, from 0.
     classes : ndarray
-        Labels in its training samples; in plain class-incremental streams, in the order
-        of arrival.
+        Labels of its training samples, in order of arrival for plain streams.
     new_classes : ndarray
-        Those of them that no earlier task had.
+        Labels that no earlier task had.
     train : ndarray of int
-        Rows of the training set, in the (seeded) order in which they arrive.
+        Rows of the training set, in shuffled order.
     test : ndarray of int
-        Rows of the test set whose class is new in this task, sorted; over all tasks
-        they partition the test samples of the seen classes, so per-task accuracies add
-        up to the overall one.
+        Rows of the test set with new classes, sorted. The tasks partition the test
+        samples of seen classes, so accuracies per task add up to the overall one.
     """
 
     index: int
@@ -269,16 +269,16 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """A protocol applied to the labels of a data set.
+    """A protocol applied to the labels of a dataset.
 
     Parameters
     ----------
     protocol : Protocol
         Settings.
     seed : int
-        Seed of the class order and of every other draw.
+        Seed of the class order and all other draws.
     order : ndarray
-        Labels in the order of arrival.
+        Labels in order of arrival.
     tasks : tuple of Task
         The sessions.
     """
@@ -295,17 +295,16 @@ class Stream:
         return iter(self.tasks)
 
     def batches(self, task: Task) -> Iterator[Indices]:
-        """Yield the training rows of a task: all at once, or mini-batch by mini-batch in an online stream."""
+        """Yield the training rows of a task, whole or in mini-batches if online."""
         size = self.protocol.batch_size or max(len(task.train), 1)
         for start in range(0, len(task.train), size):
             yield task.train[start : start + size]
 
     def seen_test(self, upto: int) -> tuple[Indices, Indices]:
-        """Return the test rows of tasks 0..upto and the task that each belongs to."""
+        """Return the test rows of tasks 0 to ``upto``, and the task of each row."""
         parts = [task.test for task in self.tasks[: upto + 1]]
-        return np.concatenate(parts), np.repeat(
-            np.arange(len(parts)), [len(part) for part in parts]
-        )
+        sizes = [len(part) for part in parts]
+        return np.concatenate(parts), np.repeat(np.arange(len(parts)), sizes)
 
 
 def make_stream(
@@ -321,15 +320,14 @@ def make_stream(
     Parameters
     ----------
     y_train, y_test : array-like of shape (n,), (m,)
-        Labels; every test label must occur in training.
+        Labels. Every test label must occur in training.
     protocol : Protocol, optional
-        Settings; B-0 Inc-10 by default.
+        Settings. The default is B-0 Inc-10.
     seed : int
-        Decides the class order (numpy's legacy permutation) and, from streams derived
-        by name, which samples blur or repeat and the order of the samples within a
-        task.
+        Seed of the class order (numpy's legacy permutation) and, through separate
+        random streams, of blurring, repetition and the order of samples in a task.
     earlier_seeds : sequence of int
-        For ``protocol.disjoint``: the seeds whose first tasks must not be touched.
+        Seeds whose first tasks must be disjoint, for ``protocol.disjoint``.
 
     Returns
     -------
@@ -351,11 +349,12 @@ def make_stream(
     else:
         order = class_order(len(classes), seed, shuffle=protocol.shuffle)
     sizes = protocol.task_sizes(len(classes))
-    home = np.empty(len(classes), dtype=np.int64)  # the task that a class belongs to
+    home = np.empty(len(classes), dtype=np.int64)  # first task of each class
     home[order] = np.repeat(np.arange(len(sizes)), sizes)
     task_of_row = _assign_rows(codes, home, len(sizes), protocol, seed)
-    tasks = _collect(classes, order, codes, test_codes, task_of_row)
-    return Stream(protocol, seed, classes[order], _shuffled(tasks, seed))
+    tasks = _make_tasks(classes, order, codes, test_codes, task_of_row)
+    shuffled = tuple(_shuffle_rows(task, seed) for task in tasks)
+    return Stream(protocol, seed, classes[order], shuffled)
 
 
 def stream_of(
@@ -365,14 +364,14 @@ def stream_of(
     seed: int = DEFAULT_SEED,
     earlier_seeds: Sequence[int] = (),
 ) -> Stream:
-    """Return the tasks of a data set, as row numbers; see :func:`make_stream`.
+    """Return the stream of a dataset; see :func:`make_stream`.
 
-    Without a protocol it is B-0 Inc-10.
+    The default protocol is B-0 Inc-10.
 
     Raises
     ------
     InputError
-        If there is no test set to evaluate tasks on.
+        If the dataset has no test set.
 
     Examples
     --------
@@ -380,13 +379,15 @@ def stream_of(
     >>> from evergrow.data import FeatureSet
     >>> from evergrow.lab.streams import Protocol, stream_of
     >>> X, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
-    >>> stream = stream_of(FeatureSet("toy", X, y, X, y), Protocol(increment=2, shuffle=False))
+    >>> data = FeatureSet("toy", X, y, X, y)
+    >>> stream = stream_of(data, Protocol(increment=2, shuffle=False))
     >>> stream.tasks[1].test.tolist()
     [4, 5]
     """
     if data.whole:
         raise InputError(
-            "A stream needs a test set, and these data have none: load them with split='auto'."
+            "A stream needs a test set, but the data have none. Load them with "
+            "split='auto'."
         )
     return make_stream(
         data.y_train, data.y_test, protocol, seed=seed, earlier_seeds=earlier_seeds
@@ -397,7 +398,8 @@ def _labels(name: str, y: ArrayLike) -> NDArray[Any]:
     labels = np.asarray(y)
     if labels.ndim != 1 or len(labels) == 0 or labels.dtype.kind not in "biuUS":
         raise LabelError(
-            f"{name} must be a non-empty 1-D array of integers or strings, got shape {labels.shape} of {labels.dtype}"
+            f"{name} must be a non-empty 1-D array of integers or strings, "
+            f"got shape {labels.shape} of {labels.dtype}"
         )
     return labels
 
@@ -406,7 +408,7 @@ def _test_codes(classes: NDArray[Any], y_test: NDArray[Any]) -> Indices:
     unknown = np.setdiff1d(y_test, classes)
     if len(unknown):
         raise LabelError(
-            f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides"
+            f"y_test must only hold labels of y_train, got also {unknown[:5].tolist()}"
         )
     return np.searchsorted(classes, y_test).astype(np.int64)
 
@@ -416,16 +418,16 @@ def _assign_rows(
 ) -> Indices:
     """Return the task of every training row."""
     if protocol.blur:
-        return _blurred(codes, home, n_tasks, protocol, seed)
+        return _blur(codes, home, n_tasks, protocol, seed)
     if protocol.repeat:
-        return _repeated(codes, home, n_tasks, protocol.repeat, seed)
+        return _repeat(codes, home, n_tasks, protocol.repeat, seed)
     return home[codes]
 
 
-def _blurred(
+def _blur(
     codes: Indices, home: Indices, n_tasks: int, protocol: Protocol, seed: int
 ) -> Indices:
-    """Move a share of the samples of some classes to tasks drawn at random (Si-Blurry's two ratios)."""
+    """Move a fraction of the samples of some classes to random tasks (Si-Blurry)."""
     rng = np.random.default_rng(derive_seed(seed, "stream", "blur"))
     n_blurry = round(protocol.blurry_classes * len(home))
     blurry = np.isin(codes, rng.permutation(len(home))[:n_blurry])
@@ -433,17 +435,16 @@ def _blurred(
     moved = rows[: round(protocol.blur * len(rows))]
     tasks = home[codes]
     tasks[moved] = rng.integers(n_tasks, size=len(moved))
-    # No task may come up empty: one that lost all its samples and gained none gets its
-    # own back.
+    # No task may be empty. A task without samples gets its own ones back.
     for task in np.setdiff1d(np.arange(n_tasks), tasks):
         tasks[np.flatnonzero(home[codes] == task)] = task
     return tasks
 
 
-def _repeated(
+def _repeat(
     codes: Indices, home: Indices, n_tasks: int, repeat: float, seed: int
 ) -> Indices:
-    """Share the samples of each class out evenly over its own task and the later ones it comes again in."""
+    """Divide the samples of each class evenly over its first and later tasks."""
     rng = np.random.default_rng(derive_seed(seed, "stream", "repeat"))
     tasks = home[codes]
     for code in range(len(home)):
@@ -454,14 +455,14 @@ def _repeated(
     return tasks
 
 
-def _collect(
+def _make_tasks(
     classes: NDArray[Any],
     order: Indices,
     codes: Indices,
     test_codes: Indices,
     task_of_row: Indices,
 ) -> list[Task]:
-    """Turn the assignment of rows to tasks into task records."""
+    """Create task records from the task of every row."""
     tasks: list[Task] = []
     seen = np.zeros(len(classes), dtype=bool)
     for index in range(int(task_of_row.max()) + 1):
@@ -470,30 +471,18 @@ def _collect(
         present[codes[train]] = True
         new = present & ~seen
         test = np.flatnonzero(new[test_codes])
-        tasks.append(
-            Task(
-                index,
-                classes[order[present[order]]],
-                classes[order[new[order]]],
-                train,
-                test,
-            )
-        )
+        arrived = order[present[order]]
+        arrived_new = order[new[order]]
+        tasks.append(Task(index, classes[arrived], classes[arrived_new], train, test))
         seen |= present
     return tasks
 
 
-def _shuffled(tasks: list[Task], seed: int) -> tuple[Task, ...]:
-    """Put the rows within each task in seeded order, as every training loader of the field does.
+def _shuffle_rows(task: Task, seed: int) -> Task:
+    """Shuffle the training rows of a task.
 
-    A method that holds out the last fifth of a task, as RanPAC does, must not get whole
-    classes there.
+    Otherwise a method that validates on the last fifth of a task, as RanPAC does, would
+    validate on whole classes.
     """
-    rngs = [
-        np.random.default_rng(derive_seed(seed, "stream", "rows", task.index))
-        for task in tasks
-    ]
-    return tuple(
-        replace(task, train=rng.permutation(task.train))
-        for task, rng in zip(tasks, rngs)
-    )
+    rng = np.random.default_rng(derive_seed(seed, "stream", "rows", task.index))
+    return replace(task, train=rng.permutation(task.train))

@@ -1,4 +1,4 @@
-"""Tables from records: methods as rows, data set x protocol x metric as columns, mean and standard error over seeds."""
+"""Tables from records: mean and standard error over seeds, with methods as rows."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     import pandas as pd
 
 JOINT = ("joint-lp", "joint-ft")
-"""Methods that see all data at once: references, not rivals."""
+"""Methods trained on all data at once: references, not competitors."""
 
 FORMATS = ("table", "markdown", "latex", "csv", "html")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number in a record and how to print it.
+    """A number in a record and its printed form.
 
     Parameters
     ----------
     title : str
-        Plain name.
+        Name in plain text.
     read : callable
         Takes a record, returns the number or None.
     latex : str
-        Name in LaTeX, where it differs.
+        Name in LaTeX, if different.
     lower_is_better : bool
-        Which end is best.
+        Whether smaller values are better.
     decimals : int
-        Digits after the point; significant digits with the form "g".
+        Digits after the point, or significant digits for the form "g".
     form : {"f", "g"}
-        Fixed point, or whatever suits the size.
+        Fixed point, or adapted to the size of the value.
     ranked : bool
-        Whether best and second of a column are marked.
+        Whether the best and second value of a column are marked.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Metric:
     ranked: bool = True
 
     def text(self, value: float) -> str:
-        """Return a value as it is printed.
+        """Return the printed form of a value.
 
         Examples
         --------
@@ -67,16 +67,14 @@ class Metric:
         if self.form == "f":
             return f"{value:.{self.decimals}f}"
         if 1e-3 <= abs(value) < 1e5:
-            before = 0
-            if abs(value) >= 1:
-                before = len(str(int(abs(value))))
-            return f"{value:.{max(self.decimals - before, 0)}f}"
+            digits_before = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+            return f"{value:.{max(self.decimals - digits_before, 0)}f}"
         mantissa, _, exponent = f"{value:.{self.decimals - 1}e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return mean and standard error (sample deviation over root n); no error for a single value.
+    """Return mean and standard error (sample deviation over root n), None for n = 1.
 
     Examples
     --------
@@ -88,47 +86,45 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     mean = math.fsum(values) / len(values)
     if n == 1:
         return mean, None
-    return mean, math.sqrt(
-        math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n
-    )
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return mean, math.sqrt(squares / (n - 1) / n)
+
+
+def _result(key: str, factor: float = 1.0) -> Callable[[Record], float | None]:
+    def read(record: Record) -> float | None:
+        value = record.results.get(key)
+        return None if value is None else factor * float(value)
+
+    return read
 
 
 def _percent(key: str) -> Callable[[Record], float | None]:
-    return lambda record: (
-        None if (value := record.results.get(key)) is None else 100.0 * float(value)
-    )
-
-
-def _result(key: str) -> Callable[[Record], float | None]:
-    return lambda record: (
-        None if (value := record.results.get(key)) is None else float(value)
-    )
+    return _result(key, 100.0)
 
 
 def _train_seconds(record: Record) -> float | None:
-    fit, update = (
-        (record.results.get("fit_s"), [record.results.get("update_s")])
-        if record.analysis
-        else (record.times.get("fit"), record.times.get("update") or [])
-    )
-    if fit is None or None in update:
+    updates: list[Any]
+    if record.analysis:
+        fit = record.results.get("fit_s")
+        updates = [record.results.get("update_s")]
+    else:
+        fit = record.times.get("fit")
+        updates = record.times.get("update") or []
+    if fit is None or None in updates:
         return None
-    return float(fit) + sum(update)
+    return float(fit) + float(sum(updates))
 
 
 def _predict_seconds(record: Record) -> float | None:
     if record.analysis:
         return _result("predict_s")(record)
-    if (spent := record.times.get("predict")) is None:
-        return None
-    return float(sum(spent))
+    seconds = record.times.get("predict")
+    return None if seconds is None else float(sum(seconds))
 
 
 def _peak_mebibytes(record: Record) -> float | None:
     value = record.memory.get("peak_cuda_bytes") or record.memory.get("peak_rss_bytes")
-    if value is None:
-        return None
-    return float(value) / 2**20
+    return None if value is None else float(value) / 2**20
 
 
 METRICS = {
@@ -161,19 +157,16 @@ METRICS = {
         ranked=False,
     ),
 }
-"""Metrics by the name that ``--metric`` takes."""
+"""Metrics by the name used in ``--metric``."""
 
 
-# -- records under titles --------------------------------------------------------------
+def with_titles(records: Iterable[Record]) -> pd.DataFrame:
+    """Return records with titles that are unique unless only the seed differs.
 
-
-def titled(records: Iterable[Record]) -> pd.DataFrame:
-    """Return records with titles that tell apart all that differs in more than the seed.
-
-    Records have the same ``method`` only if name, label and all options (but for the
-    seed) are equal, the same ``dataset`` only if contents are, and the same
-    ``protocol`` only if all its settings are. What shares a name but not its settings
-    is named by the difference.
+    Two records have the same ``method`` only if name, label and all options (except the
+    seed) are equal, the same ``dataset`` only if the contents are equal, and the same
+    ``protocol`` only if all its settings are equal. Equal names with different settings
+    get the differing settings in the title.
 
     Returns
     -------
@@ -182,33 +175,30 @@ def titled(records: Iterable[Record]) -> pd.DataFrame:
     """
     pandas = require("pandas", extra="lab", purpose="making tables")
     listed = list(records)
-    titles = {
-        "method": _titles(
-            [(record.label, _method_settings(record)) for record in listed]
-        ),
-        "dataset": _titles(
-            [(record.dataset_label, _dataset_settings(record)) for record in listed]
-        ),
-        "protocol": _titles(
-            [(record.protocol["name"], _protocol_settings(record)) for record in listed]
-        ),
-    }
+    methods = [(record.label, _method_settings(record)) for record in listed]
+    datasets = [(record.dataset_label, _dataset_settings(record)) for record in listed]
+    protocols = [
+        (record.protocol["name"], _protocol_settings(record)) for record in listed
+    ]
     return pandas.DataFrame(
-        {"record": listed, "seed": [record.seed for record in listed], **titles}
+        {
+            "record": listed,
+            "seed": [record.seed for record in listed],
+            "method": _titles(methods),
+            "dataset": _titles(datasets),
+            "protocol": _titles(protocols),
+        }
     )
 
 
 def _method_settings(record: Record) -> dict[str, Any]:
     options = dict(record.options)
     if options.get("random_state") == record.seed:
-        del options[
-            "random_state"
-        ]  # it follows the run's seed, which is what the mean is over
+        del options["random_state"]  # it is the seed of the run
+    settings = {"method": record.method, **options}
     if record.analysis:
-        analysed = {"analysis": record.analysis, **record.settings}
-    else:
-        analysed = {}
-    return {"method": record.method, **options, **analysed}
+        settings.update(analysis=record.analysis, **record.settings)
+    return settings
 
 
 def _dataset_settings(record: Record) -> dict[str, Any]:
@@ -226,50 +216,45 @@ def _protocol_settings(record: Record) -> dict[str, Any]:
     }
 
 
-_HOW = ("device", "solver", "dtype", "verbose")
-"""Options that say how something is computed; they stay out of titles that are distinct without them."""
+_COMPUTATION = ("device", "solver", "dtype", "verbose")
+"""Options of the computation, used in titles only if necessary to tell them apart."""
 
 
 def _titles(named: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Return a printable title for each name and its settings; equal names get the settings in which they differ."""
-    rivals: dict[str, dict[str, dict[str, Any]]] = {}
+    """Return a printable title per name and settings, unique for unique settings."""
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
     for name, settings in named:
-        rivals.setdefault(name, {})[_key(settings)] = settings
+        groups.setdefault(name, {})[_key(settings)] = settings
     titles = {
         (name, key): title
-        for name, group in rivals.items()
-        for key, title in _told_apart(name, group).items()
+        for name, group in groups.items()
+        for key, title in _unique_titles(name, group).items()
     }
     return [titles[name, _key(settings)] for name, settings in named]
 
 
-def _told_apart(name: str, rivals: dict[str, dict[str, Any]]) -> dict[str, str]:
+def _unique_titles(name: str, group: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Return titles of settings that share a name."""
-    if len(rivals) == 1:
-        return dict.fromkeys(rivals, printable(name))
-    every = dict.fromkeys(item for settings in rivals.values() for item in settings)
+    if len(group) == 1:
+        return dict.fromkeys(group, printable(name))
+    options = dict.fromkeys(item for settings in group.values() for item in settings)
     differing = [
         item
-        for item in every
-        if len({_key(settings.get(item)) for settings in rivals.values()}) > 1
+        for item in options
+        if len({_key(settings.get(item)) for settings in group.values()}) > 1
     ]
-    for shown in ([item for item in differing if item not in _HOW], differing):
-        titles = {
-            key: printable(
-                f"{name} ({', '.join(f'{item}={settings.get(item)}' for item in shown)})"
-            )
-            for key, settings in rivals.items()
-        }
-        if len(set(titles.values())) == len(rivals):
+    for shown in ([item for item in differing if item not in _COMPUTATION], differing):
+        titles = {}
+        for key, settings in group.items():
+            values = ", ".join(f"{item}={settings.get(item)}" for item in shown)
+            titles[key] = printable(f"{name} ({values})")
+        if len(set(titles.values())) == len(group):
             break
     return titles
 
 
 def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
-
-
-# -- comparisons -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -279,16 +264,16 @@ class Cell:
     Parameters
     ----------
     method, dataset, protocol : str
-        Its row, and its column together with the metric.
+        Row, and column together with the metric.
     metric : Metric
-        What it is.
+        The metric.
     mean, error : float, float or None
-        Mean and standard error over runs; no error for a single run.
+        Mean and standard error over runs. No error for a single run.
     n : int
-        Runs.
+        Number of runs.
     rank : int
-        1 for best in its column, 2 for second, 0 otherwise; equal at the printed
-        precision is equal rank.
+        1 for the best in its column, 2 for the second, otherwise 0. Values that print
+        equal have equal rank.
     """
 
     method: str
@@ -302,24 +287,25 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The number as it is printed, such as ``72.64 ± 0.24``."""
-        return self.metric.text(self.mean) + (
-            "" if self.error is None else f" ± {self.metric.text(self.error)}"
-        )
+        """Printed number, such as ``72.64 ± 0.24``."""
+        mean = self.metric.text(self.mean)
+        if self.error is None:
+            return mean
+        return f"{mean} ± {self.metric.text(self.error)}"
 
 
 @dataclass(frozen=True)
-class MethodComparison:
-    """A table of means with the notes that belong to it.
+class ResultTable:
+    """A table of means with notes.
 
     Parameters
     ----------
     cells : list of Cell
-        The numbers; a method without one in a column has no finished run there.
+        The numbers. A method without a finished run in a column has no cell there.
     notes : list of str
         Failed runs, uneven numbers of seeds, one name for several settings, ...
     quoted : tuple of str
-        Rows that are quoted from a publication, not measured.
+        Rows quoted from a publication, not measured.
     """
 
     cells: list[Cell]
@@ -332,201 +318,190 @@ class MethodComparison:
         name: Callable[[str], str] = str,
         empty: str = "-",
     ) -> pd.DataFrame:
-        """Return one row per method and one column per data set, protocol and metric; levels that say nothing go.
+        """Return a frame with a row per method and a column per metric.
+
+        Columns have the levels dataset, protocol and metric. Empty levels are dropped.
 
         Parameters
         ----------
         text : callable
-            Returns the text of a cell.
+            Formats a cell.
         name : callable
-            Returns the text of a name.
+            Formats a name.
         empty : str
-            What stands where there is no cell.
+            Text of missing cells.
         """
         import pandas as pd
 
-        datasets, protocols, metrics = (
-            list(dict.fromkeys(names))
-            for names in zip(
-                *(
-                    (cell.dataset, cell.protocol, cell.metric.title)
-                    for cell in self.cells
-                )
-            )
-        )
-        found = {
-            (cell.dataset, cell.protocol, cell.metric.title) for cell in self.cells
-        }
-        columns = [
-            key
-            for d in datasets
-            for p in protocols
-            for m in metrics
-            if (key := (d, p, m)) in found
-        ]
+        columns = [(c.dataset, c.protocol, c.metric.title) for c in self.cells]
         texts: dict[tuple[str, str, str], dict[str, str]] = {
-            column: {} for column in columns
+            column: {} for column in _grouped(columns)
         }
-        for cell in self.cells:
-            texts[cell.dataset, cell.protocol, cell.metric.title][cell.method] = text(
-                cell
-            )
+        for column, cell in zip(columns, self.cells):
+            texts[column][cell.method] = text(cell)
         rows = list(dict.fromkeys(cell.method for cell in self.cells))
         frame = pd.DataFrame(texts, index=rows).fillna(empty)
         frame.columns = pd.MultiIndex.from_tuples(
-            [tuple(map(name, column)) for column in columns]
+            [tuple(map(name, column)) for column in texts]
         )
         frame.index = [name(row) for row in rows]
-        return frame.droplevel(
-            [level for level in (0, 1) if not any(column[level] for column in columns)],
-            axis=1,
-        )
+        unused = [
+            level for level in (0, 1) if not any(column[level] for column in texts)
+        ]
+        return frame.droplevel(unused, axis=1)
+
+
+def _grouped(columns: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Sort unique columns by the first appearance of each of their levels."""
+    unique = list(dict.fromkeys(columns))
+    orders = [list(dict.fromkeys(level)) for level in zip(*unique)]
+    return sorted(
+        unique,
+        key=lambda column: [order.index(item) for order, item in zip(orders, column)],
+    )
 
 
 def compare(
     records: Iterable[Record], metrics: Sequence[str] = ("a_last", "a_avg")
-) -> MethodComparison:
-    """Aggregate records over seeds; nothing that differs in more than the seed is averaged, see :func:`titled`.
+) -> ResultTable:
+    """Aggregate records over seeds.
+
+    Records are averaged only if nothing but the seed differs, see :func:`with_titles`.
 
     Parameters
     ----------
     records : iterable of Record
-        Of any status; only finished ones enter means.
+        Records of any status. Only finished runs are averaged.
     metrics : sequence of str
         Keys of :data:`METRICS`.
 
     Returns
     -------
-    MethodComparison
+    ResultTable
     """
     for name in metrics:
         if name not in METRICS:
             raise UnknownNameError(
-                f"No metric {name!r}. Did you mean {nearest(name, METRICS)}?"
+                f"There is no metric {name!r}. Did you mean {nearest(name, METRICS)}?"
             )
-    chosen = [METRICS[name] for name in metrics]
-    unique, copies = one_per_run(records)
-    if copies:
-        notes = [
-            f"{copies} further records of the same runs were left out; the latest of each counts"
-        ]
-    else:
-        notes = []
-    frame = titled(record for record in unique if record.status == "ok")
+    unique, n_copies = latest_per_run(records)
+    notes = []
+    if n_copies:
+        notes.append(
+            f"{n_copies} further records of the same runs were left out; the latest of "
+            "each counts"
+        )
+    frame = with_titles(record for record in unique if record.status == "ok")
     cells = []
-    for (method, dataset, protocol), group in frame.groupby(
-        ["method", "dataset", "protocol"], sort=False
-    ):
-        for metric in chosen:
-            values = {record.seed: metric.read(record) for record in group.record}
-            known = [
-                value
-                for record in group.record
-                if (value := metric.read(record)) is not None
-            ]
-            lacking = sorted(seed for seed, value in values.items() if value is None)
-            if known and lacking:
-                where = f"{method}, {dataset}, {protocol}: {metric.title}"
+    by_column = frame.groupby(["method", "dataset", "protocol"], sort=False)
+    for (method, dataset, protocol), group in by_column:
+        for metric in [METRICS[name] for name in metrics]:
+            values = [metric.read(record) for record in group.record]
+            known = [value for value in values if value is not None]
+            if not known:
+                continue
+            if len(known) < len(values):
+                missing = [
+                    seed for seed, value in zip(group.seed, values) if value is None
+                ]
                 notes.append(
-                    f"{where} is missing from seeds {lacking} and is the mean of the others"
+                    f"{method}, {dataset}, {protocol}: {metric.title} is missing from "
+                    f"seeds {sorted(set(missing))} and is the mean of the others"
                 )
-            if known:
-                cells.append(
-                    Cell(
-                        method,
-                        dataset,
-                        protocol,
-                        metric,
-                        *mean_and_error(known),
-                        len(known),
-                    )
-                )
-    references = {
-        row.method for row in frame.itertuples() if row.record.method in JOINT
-    }
-    notes += (
-        _name_notes(frame)
-        + _seed_notes(frame)
-        + unfinished_notes(unique, "not in the table")
-    )
+            mean, error = mean_and_error(known)
+            cells.append(
+                Cell(method, dataset, protocol, metric, mean, error, len(known))
+            )
+    is_reference = [record.method in JOINT for record in frame.record]
+    references = set(frame.method[is_reference])
+    notes += _name_notes(frame)
+    notes += _seed_notes(frame)
+    notes += unfinished_notes(unique, "not in the table")
     found = sorted({str(record.versions.get("evergrow")) for record in frame.record})
-    notes += (
-        [f"records of several evergrow versions: {', '.join(found)}"]
-        if len(found) > 1
-        else []
-    )
-    return MethodComparison(ranked(cells, references), notes)
+    if len(found) > 1:
+        notes.append(f"records of several evergrow versions: {', '.join(found)}")
+    return ResultTable(rank_cells(cells, references), notes)
 
 
-def ranked(cells: Sequence[Cell], references: Iterable[str] = ()) -> list[Cell]:
-    """Return cells with best and second of every column marked, among at least two methods that are no reference."""
+def rank_cells(cells: Sequence[Cell], references: Iterable[str] = ()) -> list[Cell]:
+    """Mark the best and second cell of every column with at least two competitors.
+
+    References do not compete.
+    """
     columns: dict[tuple[str, str, str], list[float]] = {}
     for cell in cells:
         if cell.metric.ranked and cell.method not in references:
-            column = columns.setdefault(
-                (cell.dataset, cell.protocol, cell.metric.title), []
-            )
-            column.append(round(cell.mean, cell.metric.decimals))
+            key = (cell.dataset, cell.protocol, cell.metric.title)
+            printed = round(cell.mean, cell.metric.decimals)
+            columns.setdefault(key, []).append(printed)
     marked = []
     for cell in cells:
         values = columns.get((cell.dataset, cell.protocol, cell.metric.title), [])
-        if len(values) > 1:
-            best = sorted(set(values), reverse=not cell.metric.lower_is_better)[:2]
-        else:
-            best = []
-        mean = round(cell.mean, cell.metric.decimals)
-        competes = cell.method not in references and mean in best
-        marked.append(replace(cell, rank=1 + best.index(mean)) if competes else cell)
+        best = sorted(set(values), reverse=not cell.metric.lower_is_better)[:2]
+        printed = round(cell.mean, cell.metric.decimals)
+        competes = len(values) > 1 and cell.method not in references
+        if competes and printed in best:
+            cell = replace(cell, rank=1 + best.index(printed))
+        marked.append(cell)
     return marked
 
 
-def one_per_run(records: Iterable[Record]) -> tuple[list[Record], int]:
-    """Return one record per run, a finished one if there is any and then the latest, and how many copies there were."""
+def latest_per_run(records: Iterable[Record]) -> tuple[list[Record], int]:
+    """Return one record per run and the number of other records.
+
+    Finished records are preferred, then later ones.
+    """
     best: dict[str, Record] = {}
     total = 0
     for record in records:
         total += 1
-        rival = best.get(record.run_id)
-        if rival is None or (record.status == "ok", record.ended) > (
-            rival.status == "ok",
-            rival.ended,
-        ):
+        current = best.get(record.run_id)
+        if current is None or _preference(record) > _preference(current):
             best[record.run_id] = record
     return list(best.values()), total - len(best)
 
 
-def unfinished_notes(records: Iterable[Record], absent: str) -> list[str]:
-    """Return a note about every run that did not finish; ``absent`` says where it is missing."""
+def _preference(record: Record) -> tuple[bool, str]:
+    return record.status == "ok", record.ended
+
+
+def unfinished_notes(records: Iterable[Record], effect: str) -> list[str]:
+    """Return a note per unfinished run; ``effect`` describes the consequence."""
     notes = []
     for record in records:
-        if record.status != "ok":
-            run = f"{record.label}, {record.dataset_label}, {record.protocol['name']}, seed {record.seed}"
-            why = ""
-            if record.error:
-                why = (
-                    f" ({record.error.get('type')}: {record.error.get('message', '')})"
-                )
-            notes.append(f"{record.status}, {absent}: {run}{why}")
+        if record.status == "ok":
+            continue
+        note = (
+            f"{record.status}, {effect}: {record.label}, {record.dataset_label}, "
+            f"{record.protocol['name']}, seed {record.seed}"
+        )
+        if record.error:
+            message = record.error.get("message", "")
+            note += f" ({record.error.get('type')}: {message})"
+        notes.append(note)
     return notes
 
 
 def _name_notes(frame: pd.DataFrame) -> list[str]:
-    """Say which names stand for several settings."""
-    names = {
+    """Return notes about names that stand for several settings."""
+    labels = {
         "method": [printable(record.label) for record in frame.record],
         "dataset": [printable(record.dataset_label) for record in frame.record],
         "protocol": [printable(record.protocol["name"]) for record in frame.record],
     }
-    return [
-        f"{name} stands for {len(titles)} different settings, shown apart as {'; '.join(titles)}"
-        for kind, several in names.items()
-        for name, titles in frame.groupby(several, sort=False)[kind].unique().items()
-        if len(titles) > 1
-    ]
+    notes = []
+    for kind, names in labels.items():
+        for name, titles in frame.groupby(names, sort=False)[kind].unique().items():
+            if len(titles) > 1:
+                notes.append(
+                    f"{name} stands for {len(titles)} different settings, shown as "
+                    f"{'; '.join(titles)}"
+                )
+    return notes
 
 
 def _seed_notes(frame: pd.DataFrame) -> list[str]:
-    """Say where a mean is over other seeds than the rest of its column, or over one seed twice."""
+    """Return notes about means over other seeds than the rest of their column."""
     notes = []
     for (dataset, protocol), group in frame.groupby(
         ["dataset", "protocol"], sort=False
@@ -545,19 +520,16 @@ def _seed_notes(frame: pd.DataFrame) -> list[str]:
     return notes
 
 
-# -- text ------------------------------------------------------------------------------
-
-
-def render(comparison: MethodComparison, format: str = "markdown") -> str:
+def render(comparison: ResultTable, format: str = "markdown") -> str:
     """Return a comparison as text.
 
     Parameters
     ----------
-    comparison : MethodComparison
+    comparison : ResultTable
         The table.
     format : {"table", "markdown", "latex", "csv", "html"}
-        ``"table"`` is plain text with ``*`` at the best and ``+`` at the second of
-        every column. ``"csv"`` has one line per cell, in full precision.
+        ``"table"`` is plain text with ``*`` at the best and ``+`` at the second value
+        of every column. ``"csv"`` has one line per cell, in full precision.
 
     Returns
     -------
@@ -566,8 +538,9 @@ def render(comparison: MethodComparison, format: str = "markdown") -> str:
 
     Examples
     --------
-    >>> from evergrow.lab.tables import METRICS, Cell, MethodComparison, render
-    >>> print(render(MethodComparison([Cell("RI", "CUB", "B-0 Inc-5", METRICS["a_last"], 72.644, 0.238, 3)])))
+    >>> from evergrow.lab.tables import METRICS, Cell, ResultTable, render
+    >>> cell = Cell("RI", "CUB", "B-0 Inc-5", METRICS["a_last"], 72.644, 0.238, 3)
+    >>> print(render(ResultTable([cell])))
     | Method | CUB<br>B-0 Inc-5<br>A_last |
     | --- | ---: |
     | RI | 72.64 ± 0.24 |
@@ -594,39 +567,37 @@ def _marked(
     return lambda cell: marks.get(cell.rank, "{}").format(text(cell))
 
 
-def _table(comparison: MethodComparison) -> str:
+def _table(comparison: ResultTable) -> str:
     frame = comparison.wide(_marked({0: "{} ", 1: "{}*", 2: "{}+"}), printable)
     legend = "mean ± standard error over seeds; * best, + second"
     notes = [f"note: {one_line(note)}" for note in comparison.notes]
     return "\n".join([frame.to_string(), legend, *notes]) + "\n"
 
 
-def _markdown(comparison: MethodComparison) -> str:
+def _markdown(comparison: ResultTable) -> str:
     frame = comparison.wide(_marked({1: "**{}**", 2: "<u>{}</u>"}), markdown_text)
     heads = [
-        "<br>".join([column] if isinstance(column, str) else column)
+        column if isinstance(column, str) else "<br>".join(column)
         for column in frame.columns
     ]
-    lines = [
-        ["Method", *heads],
-        ["---", *["---:"] * len(heads)],
-        *([name, *row] for name, *row in frame.itertuples()),
-    ]
-    table = ["| " + " | ".join(line) + " |" for line in lines]
-    notes = [f"- {markdown_text(note)}" for note in comparison.notes]
-    legend = "Mean ± standard error over seeds; best bold, second underlined."
-    return "\n".join([*table, "", legend, *(["", *notes] if notes else [])]) + "\n"
+    lines = [["Method", *heads], ["---"] + ["---:"] * len(heads)]
+    lines += [[name, *row] for name, *row in frame.itertuples()]
+    parts = ["| " + " | ".join(line) + " |" for line in lines]
+    parts += ["", "Mean ± standard error over seeds; best bold, second underlined."]
+    if comparison.notes:
+        parts += ["", *(f"- {markdown_text(note)}" for note in comparison.notes)]
+    return "\n".join(parts) + "\n"
 
 
-def _latex(comparison: MethodComparison) -> str:
-    """Print as the paper does: booktabs, data set over protocol over metric."""
+def _latex(comparison: ResultTable) -> str:
+    """Return LaTeX like that of the paper, with booktabs and multi-level columns."""
 
     def number(cell: Cell) -> str:
+        mean = cell.metric.text(cell.mean)
         if cell.error is None:
-            error = ""
-        else:
-            error = rf"$_{{\scriptscriptstyle\pm{cell.metric.text(cell.error)}}}$"
-        return cell.metric.text(cell.mean) + error
+            return mean
+        error = cell.metric.text(cell.error)
+        return mean + rf"$_{{\scriptscriptstyle\pm{error}}}$"
 
     frame = comparison.wide(
         _marked({1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}, number),
@@ -638,20 +609,20 @@ def _latex(comparison: MethodComparison) -> str:
         for cell in comparison.cells
         if cell.metric.latex
     }
-    style = frame.style.format_index(escape="latex", axis=0).format_index(
-        escape="latex", axis=1
-    )
+    style = frame.style.format_index(escape="latex", axis=0)
+    style = style.format_index(escape="latex", axis=1)
     last = frame.columns.nlevels - 1
     style = style.format_index(
         lambda title: symbols.get(title, title), axis=1, level=last
     )
+    column_format = "l" + "c" * frame.shape[1]
     text: str = style.to_latex(
-        hrules=True, multicol_align="c", column_format="l" + "c" * frame.shape[1]
+        hrules=True, multicol_align="c", column_format=column_format
     )
     return text + "".join(f"% {one_line(note)}\n" for note in comparison.notes)
 
 
-def _csv(comparison: MethodComparison) -> str:
+def _csv(comparison: ResultTable) -> str:
     pandas = require("pandas", extra="lab", purpose="making tables")
     rows = [
         (
@@ -672,15 +643,13 @@ def _csv(comparison: MethodComparison) -> str:
     return text
 
 
-def html_table(
-    comparison: MethodComparison, name: Callable[[str], str] = escape
-) -> str:
-    """Return a comparison as an HTML table; ``name`` turns names into HTML."""
+def html_table(comparison: ResultTable, name: Callable[[str], str] = escape) -> str:
+    """Return a comparison as an HTML table; ``name`` converts names to HTML."""
 
     def number(cell: Cell) -> str:
         value, _, error = cell.text.partition(" ± ")
         value = {1: "<b>{}</b>", 2: "<u>{}</u>"}.get(cell.rank, "{}").format(value)
-        return value + (f"<small> ± {error}</small>" if error else "")
+        return f"{value}<small> ± {error}</small>" if error else value
 
     text: str = comparison.wide(number, name, empty="–").to_html(escape=False, border=0)
     return text + "\n"

@@ -1,19 +1,18 @@
-"""An incremental truncated singular value decomposition of rows that arrive block by block.
+"""An incremental truncated singular value decomposition of blocks of rows.
 
-Kept are an orthonormal basis U (L x k) of the leading right singular directions of all
-rows, and the rows' Gram matrix in it, ``core = U^T (sum h h^T) U``. A block H of b rows
-is absorbed by
+The state is an orthonormal basis U (L x k) of the leading right singular directions of
+all rows, and the Gram matrix of the rows in this basis, ``core = U^T (sum h h^T) U``. A
+block H of b rows is absorbed by
 
-    H = P U^T + R^T Q^T           (Q: orthonormal basis of what U does not span) core' =
-    [[core, 0], [0, 0]] + [P, R^T]^T [P, R^T]        in the basis [U, Q], of order m = k
-    + b
+    H = P U^T + R^T Q^T         with Q an orthonormal basis of the part outside U
+    core' = [[core, 0], [0, 0]] + [P, R^T]^T [P, R^T]      in the basis [U, Q]
 
-and the basis is cut back to the leading eigenspace of core'. That eigenspace is the
-complement of the few trailing eigenvectors D (m x r), so the new basis is ``[U, Q]``
-times r Householder reflectors: ``4 L m r`` operations instead of the ``2 L m k`` of a
-full rotation plus ``4 L k^2`` of a re-orthonormalisation, with the same span and the
-same singular values. Reflectors are orthogonal to rounding, so the basis stays
-orthonormal by itself.
+of size m = k + b. The basis is then truncated to the leading eigenspace of core'. This
+eigenspace is the complement of the few trailing eigenvectors D (m x r), so the new
+basis is ``[U, Q]`` times r Householder reflectors: ``4 L m r`` operations instead of
+``2 L m k`` for a full rotation plus ``4 L k^2`` for re-orthonormalisation, with the
+same span and singular values. Reflectors are orthogonal up to rounding, so the basis
+stays orthonormal.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ from torch import Tensor
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
 _PARTIAL_FROM = 256
-"""From this order on a few trailing eigenvectors are cheaper through LAPACK's range drivers."""
+"""Matrix size from which LAPACK's partial eigenvalue drivers are faster."""
 
 
 @dataclass(frozen=True)
 class TruncatedBasis:
-    """Leading directions of the rows seen and their second moments; a record, never changed in place.
+    """Leading directions of rows and their second moments, as an immutable record.
 
     Parameters
     ----------
     basis : Tensor of shape (L, k)
-        Orthonormal columns, in the floating type of the rows.
+        Orthonormal columns, in the dtype of the rows.
     core : Tensor of shape (k, k)
-        Gram matrix of the rows in that basis, float64.
+        Gram matrix of the rows in that basis, in float64.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.lab.truncated import TruncatedBasis
     >>> rows = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
-    >>> kept = TruncatedBasis.empty(3, torch.float64, torch.device("cpu")).absorb(rows, rank=2)
-    >>> kept.singular_values().round(decimals=6).tolist()
+    >>> empty = TruncatedBasis.empty(3, torch.float64, torch.device("cpu"))
+    >>> empty.absorb(rows, rank=2).singular_values().round(decimals=6).tolist()
     [3.0, 2.0]
     """
 
@@ -57,94 +56,90 @@ class TruncatedBasis:
     def empty(
         cls, n_features: int, dtype: torch.dtype, device: torch.device
     ) -> TruncatedBasis:
-        """Return the decomposition of no rows."""
+        """Create a decomposition without rows."""
         basis = torch.zeros(n_features, 0, dtype=dtype, device=device)
         return cls(basis, torch.zeros(0, 0, dtype=torch.float64, device=device))
 
     @property
     def rank(self) -> int:
-        """Number of directions kept."""
+        """Number of directions."""
         return int(self.basis.shape[1])
 
     def singular_values(self) -> Tensor:
-        """Return the singular values kept, largest first."""
+        """Return the singular values, largest first."""
         return symmetric_eigh(self.core)[0].clamp_min(0.0).sqrt().flip(0)
 
     def absorb(self, H: Tensor, rank: int) -> TruncatedBasis:
-        """Return the decomposition with rows H (b, L) added, cut back to at most ``rank`` directions.
+        """Add rows H (b, L) and truncate to at most ``rank`` directions.
 
-        Directions whose singular value is rounding noise are dropped too, whatever the
-        rank.
+        Directions whose singular value is rounding noise are always dropped.
         """
-        wide, core = self._widened(H)
-        trailing, leading = _cut(core, rank, torch.finfo(H.dtype).eps)
+        wide, core = self._extended(H)
+        trailing, leading = _split_eigenspace(core, rank, torch.finfo(H.dtype).eps)
         if trailing is None:
-            return TruncatedBasis(
-                wide @ leading.to(H.dtype), _congruence(core, leading)
-            )
+            basis = wide @ leading.to(H.dtype)
+            return TruncatedBasis(basis, _congruence(core, leading))
         dropped = trailing.shape[1]
         if dropped == 0:
             return TruncatedBasis(wide, core)
-        # Q_full = [D, complement of D] up to signs: its columns from r on are the new
+        # Q_full = [D, complement of D] up to signs. Its columns from r on are the new
         # basis.
         reflectors, scales = torch.geqrf(trailing)
-        turned = torch.ormqr(reflectors, scales, core, left=False)
-        turned = torch.ormqr(reflectors, scales, turned, left=True, transpose=True)[
-            dropped:, dropped:
-        ]
+        rotated = torch.ormqr(reflectors, scales, core, left=False)
+        rotated = torch.ormqr(reflectors, scales, rotated, left=True, transpose=True)
+        rotated = rotated[dropped:, dropped:]
         basis = torch.ormqr(
             reflectors.to(H.dtype), scales.to(H.dtype), wide, left=False
         )[:, dropped:]
-        return TruncatedBasis(basis.contiguous(), (turned + turned.T).mul_(0.5))
+        return TruncatedBasis(basis.contiguous(), (rotated + rotated.T).mul_(0.5))
 
-    def _widened(self, H: Tensor) -> tuple[Tensor, Tensor]:
-        """Return an orthonormal basis that holds the rows as well, and the Gram matrix in it."""
-        if (
-            self.rank + H.shape[0] >= H.shape[1]
-        ):  # nothing is gained by coordinates: take the features' own
+    def _extended(self, H: Tensor) -> tuple[Tensor, Tensor]:
+        """Return an orthonormal basis that spans H too, and the Gram matrix in it."""
+        if self.rank + H.shape[0] >= H.shape[1]:
+            # The basis would span all features, so use the features themselves.
             basis = self.basis.to(torch.float64)
             rows = H.to(torch.float64)
             core = (basis @ self.core @ basis.T).addmm_(rows.T, rows)
             return torch.eye(H.shape[1], dtype=H.dtype, device=H.device), core
-        rows, extension, rest = _split(self.basis, H)
+        rows, extension, rest = _decompose(self.basis, H)
         coordinates = torch.cat([rows, rest], dim=1).to(torch.float64)
         extra = rest.shape[1]
         core = torch.nn.functional.pad(self.core, (0, extra, 0, extra))
-        return torch.cat([self.basis, extension], dim=1), core.addmm_(
-            coordinates.T, coordinates
-        )
+        core.addmm_(coordinates.T, coordinates)
+        return torch.cat([self.basis, extension], dim=1), core
 
     def solve(self, cross: Tensor, ridge: float) -> Tensor:
         """Return ``U (core + ridge I)^-1 U^T cross`` for ``cross`` of shape (L, C)."""
         if self.rank == 0:
             return torch.zeros_like(cross)
         factor = safe_cholesky(self.core, shift=ridge)
-        return self.basis @ factor.solve((self.basis.T @ cross).to(torch.float64)).to(
-            cross.dtype
-        )
+        solution = factor.solve((self.basis.T @ cross).to(torch.float64))
+        return self.basis @ solution.to(cross.dtype)
 
 
-def _split(basis: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _decompose(basis: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return P (b, k), Q (L, q) and R^T (b, q) with ``H = P U^T + R^T Q^T``."""
     rows = H @ basis
     remainder = torch.addmm(H, rows, basis.T, alpha=-1.0)
-    # A second pass: once is not enough where the remainder is tiny beside the row.
+    # A second pass removes the rounding error if the remainder is small.
     again = remainder @ basis
     remainder = remainder.addmm_(again, basis.T, alpha=-1.0)
     extension, triangle = torch.linalg.qr(remainder.T)
     return rows + again, extension, triangle.T
 
 
-def _cut(core: Tensor, rank: int, eps: float) -> tuple[Tensor | None, Tensor]:
-    """Return the trailing eigenvectors to drop where they are few, else None and the leading ones to keep."""
+def _split_eigenspace(
+    core: Tensor, rank: int, eps: float
+) -> tuple[Tensor | None, Tensor]:
+    """Return the trailing eigenvectors to drop, or None and the leading ones to keep.
+
+    The first form is returned if few eigenvectors are dropped.
+    """
     order = core.shape[0]
-    # Noise: of the Gram product in float64, and of the rows in their own type (singular
-    # values, so squared).
-    noise = (
-        float(core.diagonal().sum())
-        * max(torch.finfo(torch.float64).eps, eps**2)
-        * order
-    )
+    # Noise of the Gram product in float64, and of the rows in their own dtype (squared,
+    # because eps is relative to singular values).
+    relative_noise = max(torch.finfo(torch.float64).eps, eps**2)
+    noise = float(core.diagonal().sum()) * relative_noise * order
     surplus = max(order - rank, 0)
     if core.device.type == "cpu" and order >= _PARTIAL_FROM and surplus <= order // 4:
         from scipy.linalg import eigh

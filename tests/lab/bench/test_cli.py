@@ -41,7 +41,9 @@ def test_run_then_show(folder: Path) -> None:
         assert sign in shown.stdout
 
 
-def test_output_defaults_to_the_spec(write_spec: WriteSpec, folder: Path) -> None:
+def test_output_folder_defaults_to_that_of_the_spec(
+    write_spec: WriteSpec, folder: Path
+) -> None:
     path = write_spec(("threads = 1", 'threads = 1\noutput = "kept/records"'))
     assert lab("run", path).exit_code == 0
     assert len(list((folder / "kept" / "records").glob("*.json"))) == 2
@@ -64,7 +66,7 @@ def test_dry_run_writes_nothing_and_json_says_what_was_done(folder: Path) -> Non
     ]
 
 
-def test_failures_say_so_in_the_exit_code(write_spec: WriteSpec, folder: Path) -> None:
+def test_failed_runs_exit_1(write_spec: WriteSpec, folder: Path) -> None:
     path = write_spec(("n_units = 4", 'fail = "broken"'))
     result = lab("run", path, "-o", folder / "out")
     assert result.exit_code == 1
@@ -83,7 +85,7 @@ def test_ctrl_c_exits_130(
     monkeypatch.setattr(head, "hook", interrupt)
     result = lab("run", folder / "spec.toml", "-o", folder / "out")
     assert result.exit_code == 130
-    assert "goes on where this one stopped" in result.stdout
+    assert "repeat the command to continue" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -91,12 +93,13 @@ def test_ctrl_c_exits_130(
     [
         (
             ("seeds", "sedes"),
-            "spec.toml, the spec: key of the spec must be known, got 'sedes'; nearest: 'seeds'",
+            "spec.toml, the spec: key of the spec must be known, got 'sedes'; "
+            "nearest: 'seeds'",
         ),
         (('path = "blobs.npz"', 'name = "blobs"'), "No folder or file 'blobs' here"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(
+def test_invalid_input_prints_one_line_and_exits_2(
     write_spec: WriteSpec, change: tuple[str, str], message: str
 ) -> None:
     result = lab("run", write_spec(change))
@@ -105,7 +108,7 @@ def test_bad_input_is_one_line_and_exit_2(
     assert "Traceback" not in result.output
 
 
-def test_show_reports_bad_files_and_goes_on(folder: Path) -> None:
+def test_show_names_invalid_files_and_prints_the_others(folder: Path) -> None:
     lab("run", folder / "spec.toml", "-o", folder / "out")
     (folder / "out" / "half.json").write_text('{"schema": "evergrow-')
     result = lab("show", folder / "out")

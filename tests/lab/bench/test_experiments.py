@@ -74,7 +74,7 @@ def script_of(name: str) -> Any:
 def test_pictures_are_found_by_their_hashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an archive in mixed order, with one picture of each class and part that the list does not name."""
+    """The archive is in mixed order and has one unlisted picture per class and part."""
     script = script_of("data")
     rng = np.random.default_rng(0)
     listed = {}

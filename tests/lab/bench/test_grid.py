@@ -1,4 +1,4 @@
-"""The grid: right numbers, resumable, and nothing that happens to a run spoils the rest."""
+"""Grids: correct numbers, resuming, and isolation of runs from each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evergrow.core.errors import BusyError
 from evergrow.core.files import locked
 from evergrow.data import load_features
 from evergrow.lab.bench import load_spec, plan_grid
-from evergrow.lab.records import read_record, read_records
+from evergrow.lab.records import load_record, load_records
 
 
 def test_records_agree_with_an_independent_evaluation(folder: Path, head: type) -> None:
@@ -76,11 +76,11 @@ def test_online_stream_gives_mini_batches_and_the_same_answer(
     assert pieces.protocol["batch_size"] == 4
 
 
-def test_first_mini_batches_are_joined_until_the_method_can_start(
+def test_first_mini_batches_are_joined_until_they_have_two_classes(
     write_spec: WriteSpec, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[list[int]] = []
-    monkeypatch.setattr("evergrow.lab.bench.play._GUIDED", (head,))
+    monkeypatch.setattr("evergrow.lab.bench.stream_loop._GUIDED", (head,))
     monkeypatch.setattr(
         head, "hook", lambda event, self: sizes.append(list(self.batches_))
     )
@@ -91,7 +91,7 @@ def test_first_mini_batches_are_joined_until_the_method_can_start(
     assert sum(sizes[-1]) == 42
 
 
-def test_records_say_everything_but_the_machine(folder: Path) -> None:
+def test_records_describe_the_run_but_not_the_machine(folder: Path) -> None:
     threads = torch.get_num_threads()
     outcome = run(folder / "spec.toml")
     assert torch.get_num_threads() == threads
@@ -105,7 +105,7 @@ def test_records_say_everything_but_the_machine(folder: Path) -> None:
             assert secret not in text
 
 
-def test_finished_runs_are_skipped_and_only_then(
+def test_only_finished_runs_are_skipped(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(folder / "spec.toml")
@@ -117,13 +117,12 @@ def test_finished_runs_are_skipped_and_only_then(
     assert again.records == first.records
     damaged = first.folder / first.steps[1].run.file_name
     damaged.write_text(damaged.read_text()[:100])
-    (first.folder / ".half.json.abc.part").write_text(
-        '{"schema"'
-    )  # as if it was killed while writing
+    # As if a writer was killed.
+    (first.folder / ".half.json.abc.part").write_text('{"schema"')
     third = run(folder / "spec.toml")
     assert [step.action for step in third.steps] == ["skip", "run"]
     assert "no whole JSON" in third.steps[1].note
-    assert read_record(damaged).status == "ok"
+    assert load_record(damaged).status == "ok"
     assert [path.suffix for path in first.folder.iterdir()] == [".json", ".json"]
 
 
@@ -172,14 +171,15 @@ def test_newer_records_are_left_alone(folder: Path) -> None:
     assert path.read_text() == newer
 
 
-def test_a_failed_run_is_recorded_and_the_grid_goes_on(write_spec: WriteSpec) -> None:
+def test_a_failed_run_is_recorded_and_the_grid_continues(write_spec: WriteSpec) -> None:
     path = write_spec(
-        add='[[methods]]\nname = "test-ncm"\nlabel = "Bad"\noptions = { fail = "no luck in /tmp/x/y" }\n'
+        add='[[methods]]\nname = "test-ncm"\nlabel = "Bad"\n'
+        'options = { fail = "no luck in /tmp/x/y" }\n'
     )
     outcome = run(path)
     assert outcome.exit_code == 1
     assert [step.status for step in outcome.steps] == ["ok", "failed"] * 2
-    records, problems = read_records(outcome.folder)
+    records, problems = load_records(outcome.folder)
     assert problems == {}
     failed = next(record for record in records.values() if record.status == "failed")
     assert failed.error is not None
@@ -200,7 +200,7 @@ def test_failed_runs_are_retried_only_on_request(
     assert run(path, retry_failed=True).exit_code == 0
 
 
-def test_ctrl_c_marks_the_run_and_the_next_call_goes_on(
+def test_ctrl_c_cancels_the_run_and_the_next_call_continues(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(event: str, self: object) -> None:
@@ -212,13 +212,13 @@ def test_ctrl_c_marks_the_run_and_the_next_call_goes_on(
     outcome = run(folder / "spec.toml")
     assert outcome.exit_code == 130
     assert [step.status for step in outcome.steps] == ["cancelled", "pending"]
-    assert [record.status for record in read_records(outcome.folder)[0].values()] == [
+    assert [record.status for record in load_records(outcome.folder)[0].values()] == [
         "cancelled"
     ]
     monkeypatch.setattr(head, "hook", None)
     again = run(folder / "spec.toml")
     assert again.exit_code == 0
-    assert [record.status for record in read_records(again.folder)[0].values()] == [
+    assert [record.status for record in load_records(again.folder)[0].values()] == [
         "ok",
         "ok",
     ]
@@ -231,7 +231,7 @@ def test_two_grids_do_not_share_a_folder(folder: Path) -> None:
         run(folder / "spec.toml")
 
 
-def test_warnings_are_on_record(
+def test_warnings_are_recorded(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import warnings

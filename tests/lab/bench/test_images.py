@@ -1,4 +1,4 @@
-"""Specs over images: features are computed once, on demand, and records say from what."""
+"""Specs of images: features are computed once, on demand, and described in records."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_run_equals_extraction_and_learning_by_hand(
     )
 
 
-def test_the_backbone_decides_the_run_but_the_place_of_the_images_does_not(
+def test_run_id_depends_on_the_backbone_but_not_on_the_folder(
     spec: Path, tmp_path: Path
 ) -> None:
     (run,) = expand(load_spec(spec))
@@ -91,7 +91,7 @@ def test_the_backbone_decides_the_run_but_the_place_of_the_images_does_not(
     assert expand(load_spec(other / "spec.toml"))[0].run_id != run.run_id
 
 
-def test_images_without_a_backbone_are_refused_before_anything_runs(spec: Path) -> None:
+def test_images_without_a_backbone_raise_before_anything_runs(spec: Path) -> None:
     spec.write_text(SPEC.replace('backbone = "test_resnet"\nweights = "random"\n', ""))
     with pytest.raises(ParameterError, match="must have a backbone"):
         expand(load_spec(spec))
@@ -103,7 +103,7 @@ def test_images_without_a_backbone_are_refused_before_anything_runs(spec: Path) 
         (
             'backbone = "test_resnet"\n',
             "",
-            "datasets 1: weights stands without a backbone",
+            "datasets 1: weights needs a backbone",
         ),
         (
             'weights = "random"',
@@ -127,7 +127,7 @@ def test_images_without_a_backbone_are_refused_before_anything_runs(spec: Path) 
         ),
     ],
 )
-def test_mistakes_are_found_with_their_table(
+def test_invalid_dataset_settings_name_their_table(
     spec: Path, old: str, new: str, message: str
 ) -> None:
     spec.write_text(SPEC.replace(old, new))

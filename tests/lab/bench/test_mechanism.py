@@ -1,4 +1,4 @@
-"""Mechanism analyses: figures against independent computations, and records that survive anything."""
+"""Mechanism analyses against independent computations, and their records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evergrow.data import load_features
 from evergrow.lab.bench import SpecError, load_spec, plan_grid
 from evergrow.lab.bench.data import rows_of
 from evergrow.lab.methods import create_method
-from evergrow.lab.records import Record, read_record, read_records
+from evergrow.lab.records import Record, load_record, load_records
 from evergrow.lab.streams import Protocol, stream_of
 
 
@@ -118,11 +118,12 @@ def test_conditioning_takes_the_method_s_own_ridge_by_default(write: WriteSpec) 
 
 
 def test_every_layer_sees_the_same_samples(write: WriteSpec) -> None:
-    again = '[[analyses.methods]]\nname = "ri"\nlabel = "again"\noptions = { n_units = 12, alpha = 3 }'
+    again = (
+        '[[analyses.methods]]\nname = "ri"\nlabel = "again"\n'
+        "options = { n_units = 12, alpha = 3 }"  # the ridge does not change the layer
+    )
     first, second = run(write(add=again)).records
-    assert (
-        first.results == second.results
-    )  # the ridge of RI changes nothing about its layer
+    assert first.results == second.results
 
 
 @pytest.mark.parametrize("name", ["ri", "scsm", "scl-mgsm"])
@@ -236,7 +237,7 @@ def test_sweep_and_xi_learn_to_the_end(write: WriteSpec) -> None:
     assert relative.results["by_samples"] == record.results["by_samples"]
 
 
-def test_layers_that_are_drawn_can_be_swept(write: WriteSpec) -> None:
+def test_random_layers_can_be_swept(write: WriteSpec) -> None:
     nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
     found = only(write(('"conditioning"', '"sweep"'), nothing)).results
     assert found["status"] == "drawn"
@@ -248,19 +249,19 @@ def test_layers_that_are_drawn_can_be_swept(write: WriteSpec) -> None:
 # -- records ---------------------------------------------------------------------------
 
 
-def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
+def test_analysis_records_have_their_own_schema(write: WriteSpec) -> None:
     outcome = run(write())
     path = outcome.folder / outcome.steps[0].run.file_name
     assert '"schema": "evergrow-analysis"' in path.read_text()
-    assert read_record(path) == outcome.records[0]
-    assert read_records(outcome.folder) == ({path.resolve(): outcome.records[0]}, {})
+    assert load_record(path) == outcome.records[0]
+    assert load_records(outcome.folder) == ({path.resolve(): outcome.records[0]}, {})
     assert str(outcome.folder.parent) not in path.read_text()
 
 
 # -- specs -----------------------------------------------------------------------------
 
 
-def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
+def test_analyses_reject_methods_without_required_attributes(write: WriteSpec) -> None:
     nothing = ("options = { n_samples = 20, alphas = [0.1, 10] }\n", "")
     with pytest.raises(
         SpecError, match="needs layer_, alpha_, which 'simplecil' does not have"
@@ -289,7 +290,9 @@ def mechanism(*args: object):
     return evergrow("lab", "mechanism", *args)
 
 
-def test_command(write: WriteSpec, tmp_path: Path) -> None:
+def test_mechanism_command_writes_records_once(
+    write: WriteSpec, tmp_path: Path
+) -> None:
     path = write()
     out = tmp_path / "out"
     done = mechanism(path, "-o", out)

@@ -37,5 +37,5 @@ def test_peak_memory_sees_an_allocation_and_is_reset() -> None:
         assert fresh < grown
 
 
-def test_without_cuda_there_is_no_figure_for_it() -> None:
+def test_cuda_peak_is_none_without_cuda() -> None:
     assert PeakMemory(torch.device("cpu")).read()["peak_cuda_bytes"] is None

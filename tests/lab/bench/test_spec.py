@@ -14,7 +14,8 @@ from evergrow.lab.bench import SpecError, expand, load_spec, plan_grid
 
 def test_spec_expands_to_the_product_of_its_parts(write_spec: WriteSpec) -> None:
     path = write_spec(
-        add='[[protocols]]\ninitial = 2\nincrement = 2\n[[methods]]\nname = "test-ncm"\nsweep = { alpha = [0, 2.5] }\n'
+        add="[[protocols]]\ninitial = 2\nincrement = 2\n"
+        '[[methods]]\nname = "test-ncm"\nsweep = { alpha = [0, 2.5] }\n'
     )
     spec = load_spec(path)
     runs = expand(spec)
@@ -51,18 +52,13 @@ def test_run_id_follows_settings_and_nothing_else(write_spec: WriteSpec) -> None
         ids(('label = "NCM"', 'label = "Other"'), ("threads = 1", "threads = 2"))
         == plain
     )
-    assert (
-        ids(("n_units = 4", "n_units = 4, alpha = 1.0")) == plain
-    )  # a default spelt out
+    explicit_default = ("n_units = 4", "n_units = 4, alpha = 1.0")
+    assert ids(explicit_default) == plain
     assert not set(ids(("n_units = 4", "n_units = 5"))) & set(plain)
     assert not set(ids(("increment = 3", "increment = 2"))) & set(plain)
-    more = ids(
-        ("seeds = [1993, 1994]", "seeds = [1993, 1994, 1995]"),
-        ("increment = 3", "increment = 2"),
-    )
-    assert more[:2] == ids(
-        ("increment = 3", "increment = 2")
-    )  # a seed at the end leaves the others alone
+    smaller = ("increment = 3", "increment = 2")
+    another_seed = ("seeds = [1993, 1994]", "seeds = [1993, 1994, 1995]")
+    assert ids(another_seed, smaller)[:2] == ids(smaller)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +137,7 @@ def test_run_id_follows_settings_and_nothing_else(write_spec: WriteSpec) -> None
         ),
     ],
 )
-def test_a_typo_is_answered_with_its_table_and_the_nearest_key(
+def test_errors_name_the_table_and_the_nearest_key(
     write_spec: WriteSpec, write: WriteSpec, old: str, new: str, where: str, hint: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
@@ -154,12 +150,9 @@ def test_a_typo_is_answered_with_its_table_and_the_nearest_key(
 
 
 def test_same_method_twice_is_an_error(write_spec: WriteSpec) -> None:
+    again = '[[methods]]\nname = "test-ncm"\noptions = {n_units = 4, alpha = 1.0}\n'
     with pytest.raises(SpecError, match="twice"):
-        load_spec(
-            write_spec(
-                add='[[methods]]\nname = "test-ncm"\noptions = {n_units = 4, alpha = 1.0}\n'
-            )
-        )
+        load_spec(write_spec(add=again))
 
 
 def test_same_run_twice_is_an_error(write_spec: WriteSpec) -> None:
@@ -171,7 +164,9 @@ def test_same_run_twice_is_an_error(write_spec: WriteSpec) -> None:
             plan_grid(load_spec(write_spec(add=add)))
 
 
-def test_missing_parts_and_files(tmp_path: Path, write_spec: WriteSpec) -> None:
+def test_specs_without_required_parts_or_files_are_rejected(
+    tmp_path: Path, write_spec: WriteSpec
+) -> None:
     with pytest.raises(SpecError, match="readable"):
         load_spec(tmp_path / "gone.toml")
     path = tmp_path / "empty.toml"
@@ -183,7 +178,7 @@ def test_missing_parts_and_files(tmp_path: Path, write_spec: WriteSpec) -> None:
         load_spec(path)
 
 
-def test_missing_data_set_stops_before_anything_runs(write_spec: WriteSpec) -> None:
+def test_a_missing_dataset_raises_before_anything_runs(write_spec: WriteSpec) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"Did you mean .*blobs\.npz"):
         expand(load_spec(write_spec(("blobs.npz", "blob.npz"))))
     with pytest.raises(
@@ -208,7 +203,7 @@ def test_too_many_disjoint_first_tasks_stop_before_anything_runs(
         expand(load_spec(write_spec(("increment = 3", "increment = 4"))))
 
 
-def test_filters(write_spec: WriteSpec) -> None:
+def test_only_selects_runs_by_name_or_pattern(write_spec: WriteSpec) -> None:
     spec = load_spec(write_spec(add='[[methods]]\nname = "test-ncm"\nlabel = "B"\n'))
     assert [run.method.label for run in expand(spec, only=["method=B"])] == ["B", "B"]
     assert len(expand(spec, only=["method=test-*"])) == 4

@@ -1,4 +1,4 @@
-"""Accuracy within tasks: right on record, from the scores alone, at nobody's cost, and optional everywhere."""
+"""Accuracy within tasks in records: from scores alone, untimed and optional."""
 
 from __future__ import annotations
 
@@ -56,15 +56,14 @@ def test_a_head_agrees_with_a_computation_by_hand(folder: Path) -> None:
     order = np.random.RandomState(1993).permutation(7).tolist()
     tasks = [order[:3], order[3:6], order[6:]]
     check(record, mean_scores(data, np.arange(7)), np.arange(7), data.y_test, tasks)
-    assert (
-        record.results["a_last"] < record.results["a_last_within"] < 1
-    )  # both kinds of error are there
+    # There are errors within tasks and between tasks.
+    assert record.results["a_last"] < record.results["a_last_within"] < 1
     assert record.results["within_tasks"][2] == 1  # one class alone
     assert record.warnings == []
 
 
 @pytest.mark.parametrize("repeat", [0.5, 0.95])
-def test_a_class_that_comes_again_belongs_to_its_first_task(
+def test_a_recurring_class_belongs_to_its_first_task(
     write_spec: WriteSpec, folder: Path, repeat: float
 ) -> None:
     path = write_spec(
@@ -106,7 +105,7 @@ def test_two_classes_with_their_single_column_of_scores(
     )
 
 
-def test_a_joint_method_has_it_after_its_one_evaluation(
+def test_a_joint_method_has_within_task_accuracy_after_its_evaluation(
     folder: Path, head: type, monkeypatch
 ) -> None:
     monkeypatch.setattr(head, "joint", True, raising=False)
@@ -119,7 +118,7 @@ def test_a_joint_method_has_it_after_its_one_evaluation(
 # -- what it must not touch ------------------------------------------------------------
 
 
-def test_answers_on_record_are_those_of_predict_even_where_scores_say_otherwise(
+def test_recorded_predictions_come_from_predict_not_from_scores(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = finished(folder / "spec.toml", only=["seed=1993"])[0]
@@ -133,7 +132,7 @@ def test_answers_on_record_are_those_of_predict_even_where_scores_say_otherwise(
         assert stubborn.results[key] == honest.results[key]
 
 
-def test_its_time_is_nobodys(
+def test_within_task_accuracy_is_not_timed(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -167,7 +166,7 @@ def test_a_method_without_scores_has_no_entry(
 
 
 @pytest.mark.parametrize("broken", ["raises", "shape", "nan"])
-def test_scores_that_fail_cost_a_warning_and_not_the_finished(
+def test_failing_scores_warn_and_keep_the_finished_run(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def scores(self: Any, X: Any) -> Any:
@@ -181,7 +180,7 @@ def test_scores_that_fail_cost_a_warning_and_not_the_finished(
     record = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert not KEYS & set(record.results)
     (warning,) = record.warnings
-    assert "accuracy within tasks is not on record" in warning
+    assert "accuracy within tasks was not recorded" in warning
     assert {
         "raises": "RuntimeError: out of luck",
         "shape": "(42, 3)",

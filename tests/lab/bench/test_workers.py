@@ -1,4 +1,4 @@
-"""Runs on several processes or machines leave the same records as runs here, one after the other."""
+"""Runs on several processes or machines write the same records as sequential runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab.bench.conftest import WriteSpec
 
 from evergrow.core.errors import EngineError
 from evergrow.engine import LocalEngine, RayEngine
-from evergrow.engine.runners import Task, TaskResult, UnfitWorkerError
+from evergrow.engine.runners import TaskResult, UnfitWorkerError, WorkerTask
 from evergrow.engine.worker_tasks import versions
 from evergrow.lab.bench import load_spec, run_grid
 from evergrow.lab.bench.workers import perform
@@ -62,12 +62,12 @@ def test_records_of_local_processes_are_the_same(spec: Path) -> None:
 
 
 @pytest.mark.slow
-def test_records_of_a_ray_are_the_same(spec: Path) -> None:
+def test_records_of_ray_workers_are_the_same(spec: Path) -> None:
     pytest.importorskip("ray")
     check_equal(spec, RayEngine(address="local", workers=2))
 
 
-def test_a_worker_with_other_data_refuses_the_run(spec: Path) -> None:
+def test_a_worker_with_other_data_or_versions_raises(spec: Path) -> None:
     about = {
         "spec": str(spec.absolute()),
         "folder": "out",
@@ -76,9 +76,9 @@ def test_a_worker_with_other_data_refuses_the_run(spec: Path) -> None:
         "run": "of other data",
     }
     with pytest.raises(EngineError, match="must be the same on every machine"):
-        perform(Task("record", 0, {**about, "versions": versions()}))
+        perform(WorkerTask("record", 0, {**about, "versions": versions()}))
     with pytest.raises(UnfitWorkerError, match=r"versions must be {'torch': '0\.1'}"):
-        perform(Task("record", 0, {**about, "versions": {"torch": "0.1"}}))
+        perform(WorkerTask("record", 0, {**about, "versions": {"torch": "0.1"}}))
 
 
 class Failing:
@@ -87,7 +87,7 @@ class Failing:
     def __init__(self, state: Any) -> None:
         self._state = state
 
-    def run(self, tasks: list[Task]) -> Any:
+    def run(self, tasks: list[WorkerTask]) -> Any:
         assert all(
             set(task.about["versions"]) == {"evergrow", "torch"} for task in tasks
         )
@@ -100,7 +100,7 @@ class Failing:
         pass
 
 
-def test_a_run_whose_worker_died_is_on_record_as_failed(
+def test_a_run_of_a_killed_worker_is_recorded_as_failed(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -120,7 +120,7 @@ def test_a_run_whose_worker_died_is_on_record_as_failed(
     assert [step.status for step in outcome.steps] == ["ok", "ok"]
 
 
-def test_a_folder_that_workers_do_not_share_is_said(
+def test_a_folder_not_shared_by_workers_raises(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalEngine, "runner", lambda self, perform: Failing("done"))

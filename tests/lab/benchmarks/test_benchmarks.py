@@ -1,4 +1,4 @@
-"""Benchmarks by name: where they are found, what they are held against, and their original forms."""
+"""Benchmarks by name: locations, comparison with counts, and original formats."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _pilot(folder: Path) -> None:
         ),
     ],
 )
-def test_names_in_any_spelling(name: str, key: str) -> None:
+def test_names_match_in_any_case_and_punctuation(name: str, key: str) -> None:
     found = find_benchmark(name)
     assert found is not None
     assert found.key == key
@@ -106,14 +106,16 @@ def test_known_class_names_are_sorted_and_complete() -> None:
 @pytest.mark.parametrize(
     "folder", ["data/imagenet-r", "data/ImageNet-R", "data/imagenet_r/imagenet-r"]
 )
-def test_pilot_folders_in_data(folder: str, small: Benchmark, alone: Path) -> None:
+def test_pilot_folders_are_found_in_data(
+    folder: str, small: Benchmark, alone: Path
+) -> None:
     _pilot(alone / folder)
     data = load_benchmark("inr")
     assert (data.name, data.layout) == ("imagenet-r", "train-test")
     assert check_benchmark(data) == []
 
 
-def test_folders_of_the_environment_and_root(
+def test_benchmarks_are_found_in_environment_and_root_folders(
     small: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pilot(tmp_path / "far" / "imagenet-r")
@@ -186,7 +188,9 @@ def test_objectnet_lists_over_official_images(alone: Path) -> None:
         ("", "at least one image"),
     ],
 )
-def test_text_lists(text: str, found: Any, tmp_path: Path) -> None:
+def test_text_lists_have_paths_and_labels(
+    text: str, found: Any, tmp_path: Path
+) -> None:
     (tmp_path / "list.txt").write_text(text)
     if isinstance(found, str):
         with pytest.raises(FileFormatError, match=found):
@@ -196,14 +200,18 @@ def test_text_lists(text: str, found: Any, tmp_path: Path) -> None:
     assert list(zip(named.samples, named.labels)) == found
 
 
-def test_raw_folders_without_a_published_split(small: Benchmark, alone: Path) -> None:
+def test_raw_folders_without_a_published_split_warn(
+    small: Benchmark, alone: Path
+) -> None:
     for name in ("n01", "n02"):
         _fill(alone / "data/imagenet-r" / name, 7)
     with pytest.warns(DataWarning, match="no published split was found"):
         load_benchmark("imagenet-r")
 
 
-def test_vtab_keeps_its_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vtab_notes_its_natural_order(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(
         BENCHMARKS,
         "vtab",
@@ -214,7 +222,7 @@ def test_vtab_keeps_its_order(alone: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert any("natural order" in note for note in data.notes)
 
 
-def test_missing_benchmark_says_what_to_put_where() -> None:
+def test_a_missing_benchmark_names_the_files_to_provide() -> None:
     with pytest.raises(DatasetNotFoundError) as caught:
         load_benchmark("imageneta")
     for part in (
@@ -228,7 +236,7 @@ def test_missing_benchmark_says_what_to_put_where() -> None:
         assert part in str(caught.value)
 
 
-def test_compared_with_a_named_benchmark(tree: Tree) -> None:
+def test_data_are_compared_with_a_named_benchmark(tree: Tree) -> None:
     data = load_benchmark(tree({"train/a": 5, "test/a": 1}))
     assert check_benchmark(data) == []
     assert check_benchmark(data, "vtab")[0] == "VTAB: classes: 1, expected 50"
@@ -242,7 +250,7 @@ def test_folder_named_like_a_benchmark_is_compared(alone: Path) -> None:
         load_benchmark("./cars")
 
 
-def test_a_file_of_just_that_name_goes_before_a_benchmark(alone: Path) -> None:
+def test_a_feature_file_of_the_same_name_precedes_a_benchmark(alone: Path) -> None:
     (alone / "data").mkdir()
     y = np.repeat([0, 1], 6)
     np.savez(
@@ -273,7 +281,8 @@ def test_right_counts_and_names_give_no_difference(key: str) -> None:
     )
     assert check_benchmark(_set(counts.n_train, counts.n_test, names), key) == []
     assert check_benchmark(_set(counts.n_train - 1, counts.n_test, names), key) == [
-        f"{BENCHMARKS[key].title}: training samples: {counts.n_train - 1}, expected {counts.n_train}"
+        f"{BENCHMARKS[key].title}: training samples: {counts.n_train - 1}, "
+        f"expected {counts.n_train}"
     ]
 
 
@@ -284,7 +293,7 @@ def test_official_split_of_cub_is_named() -> None:
     assert "RevisitingCIL" in line
 
 
-def test_class_names_are_compared_unless_all_are_strange() -> None:
+def test_class_names_are_compared_unless_all_are_unknown() -> None:
     names = expected_names()["imagenet-r"]
     other = (*names[:-1], "n99999999")
     lines = check_benchmark(_set(24_000, 6000, other), "imagenet-r")
@@ -323,7 +332,7 @@ def _cub(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("inner", ["", "CUB_200_2011"])
-def test_official_cub(inner: str, tmp_path: Path) -> None:
+def test_official_cub_folders_are_read(inner: str, tmp_path: Path) -> None:
     _cub(tmp_path / "birds" / inner)
     data = load_benchmark(tmp_path / "birds")
     assert data.layout == "cub"
@@ -348,14 +357,16 @@ def test_official_cub(inner: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_broken_cub(name: str, text: str, match: str, tmp_path: Path) -> None:
+def test_contradictory_cub_tables_raise(
+    name: str, text: str, match: str, tmp_path: Path
+) -> None:
     root = _cub(tmp_path / "birds")
     (root / name).write_text(text)
     with pytest.raises(FileFormatError, match=match):
         load_benchmark(root)
 
 
-def test_cub_with_missing_images(tmp_path: Path) -> None:
+def test_cub_with_missing_images_raises(tmp_path: Path) -> None:
     root = _cub(tmp_path / "birds")
     (root / "images/001.Bird_1/000.png").unlink()
     with pytest.raises(DatasetNotFoundError, match="1 of 10 are not"):
@@ -450,7 +461,7 @@ class _Harm:
         pickle.dumps({"data": np.zeros((1, 3072), dtype=object), "fine_labels": [0]}),
     ],
 )
-def test_cifar_files_run_nothing(body: bytes, alone: Path) -> None:
+def test_cifar_pickles_run_no_code(body: bytes, alone: Path) -> None:
     root = _cifar(alone / "cifar")
     (root / "train").write_bytes(body)
     with pytest.raises(FileFormatError, match="train must"):
@@ -473,7 +484,7 @@ def test_cifar_files_run_nothing(body: bytes, alone: Path) -> None:
         (LAUGHS, "no aliases"),
     ],
 )
-def test_bad_yaml_lists(body: str, match: str, tmp_path: Path) -> None:
+def test_invalid_yaml_lists_raise(body: str, match: str, tmp_path: Path) -> None:
     path = tmp_path / "all.yaml"
     path.write_text(body)
     assert body is not LAUGHS or path.stat().st_size == 362
@@ -484,7 +495,7 @@ def test_bad_yaml_lists(body: str, match: str, tmp_path: Path) -> None:
 # -- the command -----------------------------------------------------------------------
 
 
-def test_differences_leave_with_one(alone: Path) -> None:
+def test_differences_exit_1(alone: Path) -> None:
     for part, count in (("train", 6), ("test", 2)):
         _fill(alone / "data/imagenet-r" / part / "cat", count)
     for arguments in (
@@ -501,7 +512,7 @@ def test_differences_leave_with_one(alone: Path) -> None:
     assert "CUB-200: training samples: 6, expected 9430" in result.output
 
 
-def test_what_cannot_be_loaded_leaves_with_two(alone: Path) -> None:
+def test_missing_benchmarks_exit_2(alone: Path) -> None:
     result = evergrow("lab", "data", "omnibenchmark")
     assert result.exit_code == 2
     assert "OmniBenchmark must be on disk" in result.output

@@ -1,4 +1,4 @@
-"""Every registered head under every check."""
+"""Every registered head passes every check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_conformance(case: Case) -> None:
 
 @pytest.mark.parametrize(("method", "check"), sorted(OPT_OUTS))
 def test_excuses_are_needed(method: str, check: str) -> None:
-    """A promise that a method keeps after all, on every one of several scenes, needs no excuse."""
+    """A check that a method passes on several datasets needs no excuse."""
     assert method in HEADS
     case = next(iter_checks([method], [check]))
     assert case.excuse

@@ -1,4 +1,4 @@
-"""The suite itself: learners that break a promise must be caught, and only where they break it."""
+"""The suite itself: broken learners fail the right checks, and only those."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def failures(kind: type[SimpleCILClassifier]) -> set[str]:
 
 
 class Impure(SimpleCILClassifier):
-    """Learns from what it is asked."""
+    """Learns from rows to predict."""
 
     def _scores(self, Z: Tensor) -> Tensor:
         out = super()._scores(Z)
@@ -34,7 +34,7 @@ class Kept(SimpleCILClassifier.learned_as):  # type: ignore[name-defined, misc]
 
 
 class Growing(SimpleCILClassifier):
-    """Keeps every batch."""
+    """Stores every batch."""
 
     learned_as = Kept
 
@@ -55,7 +55,7 @@ class Growing(SimpleCILClassifier):
 
 
 class HalfLearned(SimpleCILClassifier):
-    """Learns labels before it looks at features."""
+    """Changes its state before it checks the features."""
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Any:
         if hasattr(self, "_sums"):
@@ -80,7 +80,7 @@ class Recent(SimpleCILClassifier):
 
 
 class Forgetful(SimpleCILClassifier):
-    """Loses its numbers in a file."""
+    """Loses precision in files."""
 
     def _contents(self) -> Any:
         contents = super()._contents()
@@ -88,7 +88,7 @@ class Forgetful(SimpleCILClassifier):
 
 
 class Neighbourly(SimpleCILClassifier):
-    """Answers by the batch it is asked in."""
+    """Predicts depending on the other rows of the batch."""
 
     def _scores(self, Z: Tensor) -> Tensor:
         return super()._scores(Z - Z.mean(dim=0))
@@ -121,7 +121,7 @@ def test_broken_learners_are_caught(
     assert caught <= found if caught else not found
 
 
-def test_a_factory_is_told_only_what_it_accepts() -> None:
+def test_a_factory_gets_only_arguments_it_accepts() -> None:
     results = run_checks(
         lambda: SimpleCILClassifier(device="cpu"), ["same_seed_same_answer"]
     )
@@ -146,6 +146,6 @@ def test_unknown_names_are_errors() -> None:
         list(iter_checks(["ranpac"], ["predict_is_pur"]))
 
 
-def test_every_check_says_what_it_requires() -> None:
+def test_every_check_states_its_requirement() -> None:
     for name in CHECKS.names():
         assert (CHECKS[name].__doc__ or "").startswith("Require"), name

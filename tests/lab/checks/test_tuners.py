@@ -1,4 +1,4 @@
-"""Every registered tuner on every backbone under every check, and tuners that break a promise."""
+"""Every tuner passes every check on every backbone, and broken tuners fail."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from evergrow.lab.tuners.lora import LoRATuner
 @pytest.mark.parametrize("case", list(iter_tuner_checks()), ids=str)
 def test_conformance(case: Case) -> None:
     result = case.run()
-    if result.status == "skipped" and "dinov2" not in str(
-        case
-    ):  # which every tuner serves
+    # Every tuner supports the DINOv2 backbone, so none may skip it.
+    if result.status == "skipped" and "dinov2" not in str(case):
         pytest.skip(result.detail)
     assert result.status in ("passed", "excused"), result.detail
 
@@ -51,7 +50,7 @@ def test_settings_that_the_excuses_name_have_the_property(tuner: str) -> None:
 
 
 class Leaky(LoRATuner):
-    """Lets the first weight of the backbone learn too."""
+    """Trains the first weight of the backbone too."""
 
     def _attach(self) -> Iterator[Handle]:
         next(self.model.parameters()).requires_grad_(True)
@@ -59,7 +58,7 @@ class Leaky(LoRATuner):
 
 
 class Sticky(LoRATuner):
-    """Forgets a hook when it is switched off."""
+    """Leaves a hook when it is disabled."""
 
     def _attach(self) -> Iterator[Handle]:
         _, *rest = super()._attach()
@@ -97,7 +96,7 @@ class Meddling(LoRATuner):
         (Meddling, "removed_is_the_base_model"),
     ],
 )
-def test_broken_promises_are_caught(
+def test_broken_tuners_fail_their_check(
     kind: type[LoRATuner], broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TUNERS._items, "lora", kind)
@@ -106,7 +105,7 @@ def test_broken_promises_are_caught(
     assert "CheckFailure" in result.detail
 
 
-def test_backbones_that_a_tuner_cannot_serve_are_skipped_with_the_reason() -> None:
+def test_unsupported_backbones_are_skipped_with_the_reason() -> None:
     (result,) = run_tuner_checks("adapter", BACKBONES["resnet"], ["several_coexist"])
     assert result.status == "skipped"
     assert "must be a vision transformer" in result.detail

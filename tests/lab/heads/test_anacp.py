@@ -56,7 +56,7 @@ def test_code_variant_equals_the_official_loop(
     )
 
 
-def test_accuracy_does_not_hang_on_the_null_vector(stream: Any, arrays: Any) -> None:
+def test_accuracy_does_not_depend_on_the_null_vector(stream: Any, arrays: Any) -> None:
     head = stream.teach(
         AnaCPClassifier(
             n_units=200, alpha=1.0, random_state=8, dtype="float64", device="cpu"

@@ -1,4 +1,4 @@
-"""Heads of other papers: equal to their official loops, with their official layers and settings."""
+"""Heads of other papers equal their official loops, layers and settings."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_layer_of_scsm_equals_refitting_after_every_unit(
     assert head.n_units_ == len(head.construction_log_) == 30
 
 
-def test_one_class_cannot_guide() -> None:
+def test_scsm_needs_two_classes_in_the_first_batch() -> None:
     with pytest.raises(LabelError, match="at least 2 classes"):
         SCSMClassifier(n_units=4, **CPU).fit(np.eye(3), [1, 1, 1])
 

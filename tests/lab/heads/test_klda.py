@@ -61,7 +61,9 @@ def test_members_have_seeds_that_follow_each_other(stream: Any) -> None:
 
 
 @pytest.mark.parametrize("n_units", [60, 300])
-def test_pseudo_inverse_option(stream: Any, arrays: Any, n_units: int) -> None:
+def test_pinv_equals_the_pseudo_inverse_of_the_scatter(
+    stream: Any, arrays: Any, n_units: int
+) -> None:
     head = stream.teach(
         KLDAClassifier(
             n_units=n_units, gamma=0.02, inverse="pinv", random_state=4, device="cpu"
@@ -69,9 +71,8 @@ def test_pseudo_inverse_option(stream: Any, arrays: Any, n_units: int) -> None:
     )
     plain = transcription(head, arrays, 0, stream.n_classes, None)
     stream.teach(plain)
-    if (
-        n_units == 300
-    ):  # rank-deficient: the official default cut-off would invert rounding noise
+    if n_units == 300:
+        # The scatter is singular, and the official cut-off would invert rounding noise.
         plain.inverse = np.linalg.pinv(plain.scatter, rcond=1e-11, hermitian=True)
     ours = centred(head.decision_function(stream.X))
     theirs = centred(plain.scores(stream.X))

@@ -47,7 +47,7 @@ def test_float32_basis_agrees_with_float64(stream: Any) -> None:
     wide = {"n_units": 2000, "random_state": 2, "device": "cpu"}
     double = stream.teach(LoRanPACClassifier(dtype="float64", **wide))
     single = stream.teach(LoRanPACClassifier(dtype="float32", **wide))
-    assert single._kept.basis.dtype == torch.float32
+    assert single._basis.basis.dtype == torch.float32
     np.testing.assert_allclose(
         single.decision_function(stream.X),
         double.decision_function(stream.X),
@@ -66,7 +66,7 @@ def test_auto_dtype_is_single_precision_beyond_twenty_thousand_units() -> None:
 )
 def test_buffer_is_flushed_as_officially(n: int, expected: list[int]) -> None:
     head = LoRanPACClassifier(batch_size=10, buffer_rows=15)
-    assert [rows.stop - rows.start for rows in head._flushes(n)] == expected
+    assert [rows.stop - rows.start for rows in head._buffered_rows(n)] == expected
 
 
 class TestTruncatedBasis:

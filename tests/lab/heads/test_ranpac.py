@@ -9,7 +9,7 @@ from benchmarks import official
 
 from evergrow.core.seeding import generator
 from evergrow.lab.heads import RanPACClassifier
-from evergrow.lab.heads.ranpac import RANPAC_ALPHAS, errors_on_cut
+from evergrow.lab.heads.ranpac import RANPAC_ALPHAS, validation_errors
 from evergrow.lab.layers import GaussianLayer
 
 
@@ -53,7 +53,7 @@ def test_dual_and_primal_choice_agree() -> None:
     layers = (
         GaussianLayer(n, activation="relu", bias="none").build(Z, Y) for n in (48, 49)
     )
-    primal, dual = (errors_on_cut(layer, Z, Y) for layer in layers)
+    primal, dual = (validation_errors(layer, Z, Y) for layer in layers)
     assert len(primal) == len(RANPAC_ALPHAS)
     # One unit more hardly changes the errors of well-posed ridges.
     for alpha in RANPAC_ALPHAS[9:]:

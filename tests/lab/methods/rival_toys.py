@@ -31,7 +31,7 @@ PALETTE = np.array(
 
 
 def small_backbone(seed: int = 0, depth: int = 2) -> ImageBackbone:
-    """Return a vision transformer of width 24 with random weights for images of 16 pixels."""
+    """Return a random vision transformer of width 24 for images of 16 pixels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sizes = {
@@ -43,9 +43,8 @@ def small_backbone(seed: int = 0, depth: int = 2) -> ImageBackbone:
             "num_classes": 0,
         }
         model = timm.create_model("vit_tiny_patch16_224", **sizes)
-        for parameter in (
-            model.parameters()
-        ):  # norms and biases start at 1 and 0, where mistakes hide
+        # Norms and biases start at 1 and 0, which would hide mistakes.
+        for parameter in model.parameters():
             parameter.data += 0.05 * torch.randn_like(parameter)
     half = (0.5, 0.5, 0.5)
     backbone = create_backbone(

@@ -18,7 +18,7 @@ def learned(sizes: list[int], **options: Any) -> APTClassifier:
     return taught(model, sizes)  # type: ignore[no-any-return]
 
 
-def test_answers_by_the_averaged_vectors_and_standardised_features() -> None:
+def test_scores_use_averaged_vectors_and_standardised_features() -> None:
     model = learned([2, 3])
     backbone = small_backbone()
     (items, _) = colours([0, 4], 3, seed=8)

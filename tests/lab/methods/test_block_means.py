@@ -1,4 +1,4 @@
-"""EASE's class means and their completion, against plain loops over classes and blocks."""
+"""EASE's class means and estimates against loops over classes and blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def stream(
     sizes: list[int], *, recalculate: bool = True, seed: int = 0
 ) -> tuple[BlockMeans, dict[tuple[int, int], Tensor]]:
-    """Learn tasks of new classes; return the state and the means that were really seen, by block and class."""
+    """Learn tasks of new classes; return the state and true means of seen classes."""
     source = torch.Generator().manual_seed(seed)
     means = BlockMeans.empty(WIDTH)
     seen = {}

@@ -1,4 +1,4 @@
-"""CODA-Prompt's components: orthonormal starts, weights by their definition, frozen past."""
+"""CODA-Prompt's components: orthonormal start, weights, and frozen earlier tasks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_orthogonality_is_zero_at_the_start_and_counts_all_parts() -> None:
     assert pool.orthogonality().item() == pytest.approx(9 / 9, rel=1e-5)
 
 
-def test_a_state_of_any_number_of_components_is_taken_over() -> None:
+def test_states_with_any_number_of_components_load() -> None:
     pool = pool_of(2, 3, shake=0.3)
     other = pool_of(1, seed=5)
     other.load_sized(pool.state_dict())
@@ -64,6 +64,6 @@ def test_a_state_of_any_number_of_components_is_taken_over() -> None:
         assert torch.equal(other(query())[block], prompt)
 
 
-def test_an_odd_length_is_refused() -> None:
+def test_an_odd_length_raises() -> None:
     with pytest.raises(InputError, match="length must be an even number"):
         ComponentPool((0,), length=3, width=6, query=6)

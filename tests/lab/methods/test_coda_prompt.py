@@ -1,4 +1,4 @@
-"""CODA-Prompt: prompts by their definition, frozen components, a pool that is divided and grows."""
+"""CODA-Prompt: prompts by definition, frozen components, division of the pool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def whole(model: CODAPromptClassifier, part: str) -> Tensor:
     return torch.cat([pool[f"past_{part}"], pool[part]], dim=1)
 
 
-def test_answers_by_the_definition_of_prompts() -> None:
+def test_scores_follow_the_definition_of_prompts() -> None:
     model = learned([2, 3], depth=3)
     backbone = small_backbone(depth=3)
     (items, _) = colours([0, 4], 2, seed=8)
@@ -101,7 +101,7 @@ def test_the_penalty_keeps_components_nearer_to_orthonormal() -> None:
     assert distance(learned([2, 2], ortho_penalty=10.0)) < distance(learned([2, 2]))
 
 
-def test_two_passes_per_answer() -> None:
+def test_a_prediction_takes_two_passes() -> None:
     model = learned([2])
     once = inference_gflops(small_backbone().module, (16, 16), torch.device("cpu"))
     assert 2 * once < model.cost_.inference_gflops < 2.6 * once

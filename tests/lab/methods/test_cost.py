@@ -33,19 +33,18 @@ def test_inference_is_counted_by_the_formula() -> None:
 
 
 def test_training_all_weights_costs_three_passes() -> None:
-    """Backward needs two products for every one forward, but no gradient of the image."""
+    """The backward pass takes two products per forward one, without image gradient."""
     module = tiny_vit().module.requires_grad_(True)
     forward = inference_gflops(module, (16, 16), CPU)
     step = training_gflops(
         module, module.parameters(), (16, 16), CPU, lambda z, codes: z.sum()
     )
-    first = (
-        2e-9 * 4 * 3 * 64 * 24
-    )  # the patch embedding's share, whose input needs none
+    # The patch embedding needs no gradient of its input.
+    first = 2e-9 * 4 * 3 * 64 * 24
     assert step == pytest.approx(3 * forward - first, rel=1e-6)
 
 
-def test_counting_leaves_no_trace() -> None:
+def test_counting_changes_neither_network_nor_generator() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 3)).train()
     state = torch.random.get_rng_state()
     training_gflops(net, net.parameters(), (2, 2), CPU, cross_entropy)
@@ -60,7 +59,7 @@ def test_costs_add_up_over_tasks() -> None:
     assert from_values(Cost, to_values(total), "cost") == total
 
 
-def test_adaptation_says_what_it_cost() -> None:
+def test_adaptation_has_a_cost() -> None:
     backbone = tiny_vit()
     (items, y) = stripes(3, 8)
     adapted = adapt(

@@ -75,7 +75,7 @@ def test_prototypes_are_the_completed_means_under_every_adapter(
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_scores_by_plain_loops(plain: bool) -> None:
+def test_scores_equal_plain_loops(plain: bool) -> None:
     model = learned(alpha=0.3, beta=0.7, use_init_ptm=plain)
     state: EaseState = model._state
     items, _ = colours([0, 3, 5], 2, seed=8)
@@ -117,7 +117,7 @@ def test_adapters_are_fresh_for_every_task_and_then_stay() -> None:
     assert (first[name] - second[name]).abs().max() > 0.01
 
 
-def test_one_pass_per_adapter() -> None:
+def test_a_prediction_takes_one_pass_per_adapter() -> None:
     once = learned([2], epochs=1).cost_.inference_gflops
     assert three_tasks().cost_.inference_gflops == pytest.approx(3 * once, rel=0.02)
 

@@ -61,7 +61,7 @@ def test_earlier_blocks_have_smaller_rates() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"head_lr": -1}, {"layer_decay": 0}])
-def test_wrong_rates_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_rates_raise(wrong: dict[str, float]) -> None:
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         JointConfig(**wrong)
 
@@ -93,7 +93,7 @@ def test_task_by_task_is_the_same_as_at_once_and_the_backbone_stays() -> None:
     assert all(moved)
 
 
-def test_it_learns_what_the_frozen_start_cannot_say() -> None:
+def test_it_learns_classes_that_the_frozen_features_cannot_separate() -> None:
     items, y = stripes(3, 20)
     test, z = stripes(3, 10, seed=7)
     untrained = JointFineTuning(tiny_vit(), epochs=1, lr=1e-12, head_lr=1e-12).fit(
@@ -102,13 +102,11 @@ def test_it_learns_what_the_frozen_start_cannot_say() -> None:
     model = JointFineTuning(
         tiny_vit(), recipe="tuned", epochs=20, batch_size=16, lr=0.002
     ).fit(items, y)
-    assert (
-        untrained.score(test, z) < 0.5
-    )  # the random network sees next to no difference
+    assert untrained.score(test, z) < 0.5  # random features barely differ
     assert model.score(test, z) > 0.8
 
 
-def test_training_waits_until_it_is_asked_and_happens_once(
+def test_training_starts_at_the_first_prediction_and_runs_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     items, y = stripes(3, 4)
@@ -126,7 +124,7 @@ def test_training_waits_until_it_is_asked_and_happens_once(
     assert model.cost_.samples == 2 * 24
 
 
-def test_wrong_settings_and_images_are_refused() -> None:
+def test_invalid_settings_and_items_raise() -> None:
     items, y = stripes(2, 3)
     with pytest.raises(ParameterError, match="epochs"):
         JointFineTuning(tiny_vit(), epochs=0).fit(items, y)

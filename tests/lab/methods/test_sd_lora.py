@@ -8,8 +8,8 @@ from tests.lab.methods.rival_toys import colours, shown, small_backbone, tasks
 from evergrow.lab.methods.sd_lora import SDLoRAClassifier
 
 
-def test_answers_by_weights_written_out() -> None:
-    """W + sum of a_i B_i A_i / (|B_i| |A_i|) over earlier tasks + a_t B_t A_t, in the rows of queries and values."""
+def test_scores_equal_those_of_explicit_weights() -> None:
+    """Queries and values use W + sum a_i B_i A_i / (|B_i| |A_i|) + a_t B_t A_t."""
     model = SDLoRAClassifier(small_backbone(), epochs=4, lr=0.1, batch_size=12, rank=3)
     history = []
     for task in tasks([2, 3, 2]):
@@ -40,7 +40,7 @@ def test_answers_by_weights_written_out() -> None:
     )
 
 
-def test_reduced_ranks() -> None:
+def test_rank_reduction_lowers_later_ranks() -> None:
     model = SDLoRAClassifier(small_backbone(), epochs=1, rank=5, rank_reduction=True)
     items, labels = colours([0, 1], 1)
     for task in range(9):

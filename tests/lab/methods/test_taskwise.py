@@ -59,7 +59,7 @@ def _two_tasks(kind: type[TaskwiseClassifier]) -> TaskwiseClassifier:
 
 
 def two_tasks(kind: type[TaskwiseClassifier]) -> TaskwiseClassifier:
-    """Return a method that has learned five classes in two tasks; made once, what was learned is never changed."""
+    """Return a method that has learned five classes in two tasks, shared by tests."""
     return copy(_two_tasks(kind))
 
 
@@ -76,7 +76,9 @@ def test_learns_three_tasks_of_unequal_size(kind: type[TaskwiseClassifier]) -> N
     assert model.score(items, labels) >= 2 / 7
 
 
-def test_the_backbone_is_left_as_it_came(kind: type[TaskwiseClassifier]) -> None:
+def test_the_backbone_is_unchanged_after_learning(
+    kind: type[TaskwiseClassifier],
+) -> None:
     backbone = small_backbone()
     module = backbone.module.requires_grad_(True).train()
     before = hash_weights(module)
@@ -150,7 +152,7 @@ def test_tasks_of_one_class_one_image_and_strings(
     assert set(model.predict(colours([0, 1], 3)[0])) <= set(names)
 
 
-def test_classes_may_come_again(kind: type[TaskwiseClassifier]) -> None:
+def test_classes_may_recur(kind: type[TaskwiseClassifier]) -> None:
     model = two_tasks(kind)
     model.partial_fit(*colours([1, 3, 5], 12, seed=4))
     assert model.classes_.tolist() == list(range(6))
@@ -203,7 +205,7 @@ OWN: dict[type[TaskwiseClassifier], list[dict[str, Any]]] = {
 }
 
 
-def test_settings_out_of_range_are_refused(kind: type[TaskwiseClassifier]) -> None:
+def test_invalid_settings_raise(kind: type[TaskwiseClassifier]) -> None:
     for options in [*COMMON, *OWN[kind]]:
         with pytest.raises(ParameterError, match=next(iter(options))):
             make(kind, **options).fit(*colours([0, 1], 2))
@@ -212,14 +214,16 @@ def test_settings_out_of_range_are_refused(kind: type[TaskwiseClassifier]) -> No
 @pytest.mark.parametrize(
     "trained", [APTClassifier, SDLoRAClassifier, CODAPromptClassifier]
 )
-def test_rows_of_other_classes_stay(trained: type[TaskwiseClassifier]) -> None:
+def test_training_keeps_the_weights_of_other_classes(
+    trained: type[TaskwiseClassifier],
+) -> None:
     before = learned(trained, [2])._state.weights
     after = two_tasks(trained)._state.weights
     assert torch.equal(after.weight[:2], before.weight)
     assert before.bias is None or torch.equal(after.bias[:2], before.bias)
 
 
-def test_a_backbone_that_is_no_transformer_is_refused(
+def test_a_backbone_without_transformer_blocks_raises(
     kind: type[TaskwiseClassifier],
 ) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")

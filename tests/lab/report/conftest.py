@@ -1,4 +1,4 @@
-"""Folders of synthetic records, and one report of the committed records for all tests."""
+"""Folders of synthetic records, and a shared report of the committed records."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from tests.lab.report.toys import EXPERIMENTS, Write
 
-from evergrow.lab.records import Record, write_record
+from evergrow.lab.records import Record, save_record
 from evergrow.lab.report import Report, build_report
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write records into a folder below the test's own, one file each, and return the folder."""
+    """Write records to a folder of the test, one file each; return the folder."""
 
     def write_all(records: Iterable[Record], name: str = "runs") -> Path:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         start = len(list(folder.iterdir()))
         for index, record in enumerate(records, start):
-            write_record(folder / f"{index:04d}.json", record)
+            save_record(folder / f"{index:04d}.json", record)
         return folder
 
     return write_all

@@ -1,4 +1,4 @@
-"""The page in a browser: no error, no sideways scrolling, every figure there, light and dark."""
+"""The page in a browser: no errors, no sideways scrolling, all figures, both themes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from tests.serve.page_tools import chromium
 from evergrow.lab.report import Report
 
 BACKGROUND = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}
-WIDER = "[...document.querySelectorAll('.scroll')].filter(node => node.scrollWidth > node.clientWidth).length"
+WIDER = (
+    "[...document.querySelectorAll('.scroll')]"
+    ".filter(node => node.scrollWidth > node.clientWidth).length"
+)
 
 
 @pytest.mark.slow
@@ -40,9 +43,8 @@ def test_the_page_opens_cleanly(committed: Report, width: int, scheme: str) -> N
             page.evaluate("getComputedStyle(document.body).backgroundColor")
             == BACKGROUND[scheme]
         )
-        assert (
-            width > 390 or page.evaluate(WIDER) > 0
-        )  # a wide table scrolls inside of its own frame
+        # On phones, a wide table scrolls inside of its own frame.
+        assert width > 390 or page.evaluate(WIDER) > 0
         sizes = page.eval_on_selector_all(
             "img.figure", "nodes => nodes.map(n => n.getBoundingClientRect().width)"
         )

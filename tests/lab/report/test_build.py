@@ -1,4 +1,4 @@
-"""The whole: files, determinism, what is replaced and what is left alone, and the committed records."""
+"""Whole reports: files, determinism, replacement, and the committed records."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_page_needs_no_other_file(write: Write, tmp_path: Path) -> None:
     assert not re.search(r"@import|url\((?!#)", page)
 
 
-def test_a_second_report_takes_the_place_of_the_first_and_touches_nothing_else(
+def test_a_second_report_replaces_the_first_and_no_other_file(
     write: Write, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -117,7 +117,9 @@ def test_a_page_that_no_report_wrote_is_not_overwritten(
     assert contents(out) == {"index.html": b"precious"}
 
 
-def test_a_manifest_cannot_reach_outside(write: Write, tmp_path: Path) -> None:
+def test_a_manifest_cannot_delete_files_outside_of_the_folder(
+    write: Write, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     folder = small(write)
     build_report(folder, out)
@@ -132,7 +134,7 @@ def test_a_manifest_cannot_reach_outside(write: Write, tmp_path: Path) -> None:
         build_report(folder, out)
 
 
-def test_bad_output(write: Write, tmp_path: Path) -> None:
+def test_invalid_output_folders_raise(write: Write, tmp_path: Path) -> None:
     folder = small(write)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ParameterError, match="is a file"):
@@ -142,7 +144,7 @@ def test_bad_output(write: Write, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_could_not_be_used_is_on_the_page(write: Write, tmp_path: Path) -> None:
+def test_the_page_lists_unusable_files(write: Write, tmp_path: Path) -> None:
     folder = small(write)
     (folder / "bad <1>.json").write_text("{")
     report = build_report(folder, tmp_path / "out")
@@ -153,7 +155,7 @@ def test_what_could_not_be_used_is_on_the_page(write: Write, tmp_path: Path) -> 
     assert str(tmp_path) not in page
 
 
-def test_titles_that_come_out_alike_as_file_names_are_different_files(
+def test_titles_with_equal_slugs_get_different_files(
     write: Write, tmp_path: Path
 ) -> None:
     labels = ("data", "data?", "data 2", "Data!")
@@ -175,8 +177,14 @@ def test_the_committed_records_fill_the_papers_tables_and_figures(
 ) -> None:
     assert committed.left_out == {}
     names = " ".join([*committed.figures, *committed.tables])
-    of_analyses = "norm eigenvalues effective-rank condition-number similarity residual xi width search sizes"
-    of_runs = "stage-accuracy training-time peak-memory probe-gain accuracy forgetting strategies"
+    of_analyses = (
+        "norm eigenvalues effective-rank condition-number similarity residual xi width "
+        "search sizes"
+    )
+    of_runs = (
+        "stage-accuracy training-time peak-memory probe-gain accuracy forgetting "
+        "strategies"
+    )
     published = [f"published-{name}" for name in load_published()["tables"]]
     for start in [*of_analyses.split(), *of_runs.split(), *published]:
         assert start in names

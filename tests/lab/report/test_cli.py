@@ -11,7 +11,7 @@ from tests.commands import evergrow
 from tests.lab.report.toys import Write, run
 
 
-def test_a_report(write: Write, tmp_path: Path) -> None:
+def test_report_command_writes_the_page(write: Write, tmp_path: Path) -> None:
     result = evergrow(
         "lab",
         "report",
@@ -28,7 +28,9 @@ def test_a_report(write: Write, tmp_path: Path) -> None:
     assert "<h1>T</h1>" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_json(write: Write, tmp_path: Path) -> None:
+def test_json_lists_figures_tables_and_missing_results(
+    write: Write, tmp_path: Path
+) -> None:
     result = evergrow(
         "lab", "report", str(write([run()])), "-o", str(tmp_path / "out"), "--json"
     )
@@ -39,7 +41,7 @@ def test_json(write: Write, tmp_path: Path) -> None:
     assert {"title", "why", "command"} == set(body["not_run"][0])
 
 
-def test_files_that_could_not_be_used_give_one(write: Write, tmp_path: Path) -> None:
+def test_unusable_files_exit_1(write: Write, tmp_path: Path) -> None:
     folder = write([run()])
     for index in range(7):
         (folder / f"bad{index}.json").write_text("{")
@@ -50,7 +52,7 @@ def test_files_that_could_not_be_used_give_one(write: Write, tmp_path: Path) -> 
     assert (tmp_path / "out" / "index.html").exists()
 
 
-def test_nothing_usable_gives_two_and_writes_nothing(tmp_path: Path) -> None:
+def test_no_usable_record_exits_2_and_writes_nothing(tmp_path: Path) -> None:
     result = evergrow("lab", "report", str(tmp_path), "-o", str(tmp_path / "out"))
     assert result.exit_code == 2
     assert "error: No record in" in result.output
@@ -58,7 +60,7 @@ def test_nothing_usable_gives_two_and_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "jinja2", "pandas"])
-def test_a_missing_extra_says_how_to_get_it(
+def test_a_missing_extra_names_the_install_command(
     module: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

@@ -10,7 +10,9 @@ from tests.lab.report.toys import Write, analysis, run
 from evergrow.lab.report.contents import collect
 
 
-def test_bad_files_are_named_with_what_is_wrong_but_not_where(write: Write) -> None:
+def test_invalid_files_are_named_with_the_problem_but_without_paths(
+    write: Write,
+) -> None:
     folder = write([run()])
     (folder / "half.json").write_text(run(seed=1).to_json()[:99])
     (folder / "lines.json").write_text('{"a": 1}\n{"a": 2}\n')
@@ -26,7 +28,7 @@ def test_bad_files_are_named_with_what_is_wrong_but_not_where(write: Write) -> N
     assert str(folder.parent) not in str(reasons)
 
 
-def test_a_folder_that_is_not_there_is_named_beside_one_that_is(
+def test_a_missing_folder_is_named_next_to_an_existing_one(
     write: Write, tmp_path: Path
 ) -> None:
     collected = collect([write([run()]), tmp_path / "absent"])
@@ -65,7 +67,7 @@ def test_failed_runs_are_noted_and_in_no_mean(write: Write) -> None:
     )
 
 
-def test_folders_are_collections_and_analyses_stand_apart(write: Write) -> None:
+def test_runs_are_grouped_by_folder_and_analyses_are_separate(write: Write) -> None:
     write([run()], "first")
     folder = write([run(seed=1), analysis("xi", {"a_last": 0.5})], "second")
     collected = collect([folder.parent])
@@ -83,7 +85,7 @@ def test_several_versions_are_noted(write: Write) -> None:
     assert "records of several evergrow versions: 0.1 (1), 0.2 (1)" in collected.notes
 
 
-def test_methods_stand_in_the_papers_order(write: Write) -> None:
+def test_methods_are_in_the_order_of_the_paper(write: Write) -> None:
     collected = collect(
         [write([run("scl-mgsm"), run("zz-unknown"), run("joint-lp"), run("ranpac")])]
     )

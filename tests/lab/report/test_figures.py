@@ -1,4 +1,4 @@
-"""Figures: drawn from what records hold, with the numbers that an independent computation gives."""
+"""Figures from records, against independently computed numbers."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_gain_is_paired_by_seed_with_and_without_adaptation() -> None:
         )
 
 
-def test_adaptation_may_also_be_said_in_extra() -> None:
+def test_adaptation_is_also_read_from_extra() -> None:
     records = [
         run("joint-lp", 1, 0.6),
         run("ri", 1, 0.7, extra={"fsa": {"epochs": 20}}),
@@ -148,7 +148,7 @@ def test_two_probes_of_one_seed_are_ambiguous_and_none_is_used() -> None:
     assert runs.probe_gain(collected(records)) == []
 
 
-def test_confusion() -> None:
+def test_confusion_maps_show_the_first_seed_and_its_mistakes() -> None:
     matrix = [[3, 1, 0], [0, 4, 0], [2, 2, 4]]
     (figure,) = runs.confusion(
         collected(
@@ -172,7 +172,7 @@ def test_runs_with_other_sessions_are_not_averaged_but_noted() -> None:
     assert any("1 of 3 runs have other sessions" in note for note in figure.notes)
 
 
-def test_width_curves_join_what_differs_in_nothing_else() -> None:
+def test_width_curves_join_records_that_differ_only_in_width() -> None:
     records = [
         run(
             "ri",
@@ -390,7 +390,7 @@ BAD = (
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_record_with_rows_that_are_none_is_noted(bad: Any) -> None:
+def test_invalid_depth_rows_are_noted(bad: Any) -> None:
     good = depth_row("alone", "mean", 1, 40.0)
     (figure,) = mechanism.depth_curves(
         collected([], [analysis("depths", {"rows": [good, bad]})])
@@ -400,7 +400,7 @@ def test_a_record_with_rows_that_are_none_is_noted(bad: Any) -> None:
     assert "Toy: its rows are unusable" in figure.notes[0]
 
 
-def test_the_kept_records_give_both_sections() -> None:
+def test_the_committed_records_give_both_sections() -> None:
     kept = collect(
         [EXPERIMENTS / "records" / name for name in ("depths", "depths_vit")]
     )

@@ -107,7 +107,7 @@ def test_a_published_table_is_a_comparison_marked_as_in_print() -> None:
         ),
     ],
 )
-def test_names_of_data_and_backbones(
+def test_datasets_and_backbones_are_recognised_by_name(
     dataset: dict[str, object], expected: tuple[str | None, str | None]
 ) -> None:
     assert (known_dataset(dataset), known_backbone(dataset)) == expected

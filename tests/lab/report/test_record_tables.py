@@ -1,4 +1,4 @@
-"""Tables: the right numbers, published ones only where the setting is the same, differences never averaged."""
+"""Tables: correct numbers, and published ones only for equal settings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_published_values_stand_below_ours_where_the_setting_is_the_same() -> No
         ("ri", VIT, "B-0 Inc-10"),  # not in the main table
     ],
 )
-def test_published_values_stand_nowhere_else(
+def test_published_values_are_quoted_for_equal_settings_only(
     method: str, dataset: dict[str, Any], protocol: str
 ) -> None:
     (table,) = accuracy_tables(
@@ -112,7 +112,7 @@ def test_other_backbones_have_tables_of_their_own() -> None:
     assert texts(table)["KLDA, published"] == ["75.78 ± 0.17", "80.76 ± 1.15"]
 
 
-def test_forgetting_is_without_joint_training() -> None:
+def test_forgetting_excludes_joint_training() -> None:
     (table,) = forgetting_tables(
         collected([run("joint-lp"), run("klda"), run("ri", results={"f_avg": 0.05})])
     )
@@ -120,7 +120,7 @@ def test_forgetting_is_without_joint_training() -> None:
     assert [cell.rank for cell in table.comparison.cells] == [2, 1]
 
 
-def test_a_folder_of_strategies_is_no_main_table() -> None:
+def test_a_folder_of_strategies_has_no_main_table() -> None:
     found = collected([run("ri"), run("scl-mgsm")])
     assert accuracy_tables(found) == []
     assert list(texts(strategy_tables(found)[0])) == ["RI", "SCL-MGSM"]
@@ -147,7 +147,7 @@ def swept(
     )
 
 
-def test_the_table_of_s_and_b_max() -> None:
+def test_search_table_compares_s_and_b_max() -> None:
     records = [swept(10, 5, 1), swept(10, 5, 2), swept(100, 5, 1, units=120)]
     (table,) = search_table(collected([], records))
     assert texts(table) == {

@@ -1,4 +1,4 @@
-"""Records with names from anywhere: a page without tags of theirs, figures that are XML, tables without formulas."""
+"""Untrusted names in records cannot inject tags, XML or spreadsheet formulas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tags(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-def test_names_stay_names(write: Write, tmp_path: Path) -> None:
+def test_untrusted_names_are_escaped_everywhere(write: Write, tmp_path: Path) -> None:
     confusion = {"matrix": [[3, 1], [1, 3]], "names": list(NAMES[:2])}
     records = [
         run(label=name, seed=seed, options={"n": index}, extra={"confusion": confusion})
@@ -72,7 +72,9 @@ def test_names_stay_names(write: Write, tmp_path: Path) -> None:
 @pytest.mark.skipif(
     os.name != "posix", reason="needs a POSIX system: bytes in file names"
 )
-def test_a_folder_whose_name_is_no_utf8(write: Write, tmp_path: Path) -> None:
+def test_folder_names_that_are_not_utf8_are_escaped(
+    write: Write, tmp_path: Path
+) -> None:
     try:
         folder = write([run()], os.fsdecode(b"r\xe9cords"))
     except OSError:

@@ -20,7 +20,7 @@ def collected(runs: list[Record], analyses: list[Record] | None = None) -> Recor
 
 
 def _record(given: dict[str, Any], **values: Any) -> Record:
-    """Return a finished record; what is given replaces values, but ``options`` and ``results`` are added to."""
+    """Return a finished record with changes; ``options`` and ``results`` are merged."""
     values["options"] = {**values["options"], **given.pop("options", {})}
     values["results"] = {**values["results"], **given.pop("results", {})}
     fixed = {
@@ -47,7 +47,7 @@ def _record(given: dict[str, Any], **values: Any) -> Record:
 def run(
     method: str = "ranpac", seed: int = 0, a_last: float = 0.7, **changes: Any
 ) -> Record:
-    """Return a finished run of two sessions; ``changes`` replace fields, ``options`` and ``results`` are added to."""
+    """Return a finished run of two sessions; ``options`` and ``results`` are merged."""
     results = {
         "matrix": [[0.9, None], [0.8, a_last]],
         "counts": [10, 10],

@@ -1,4 +1,4 @@
-"""The stand-in for timm's attention, prefixes and additive prompts against attention written out."""
+"""Edited attention, prefixes and additive prompts against explicit attention."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS = [
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("name", "options"), KINDS)
-def test_the_stand_in_computes_what_the_layer_computes(
+def test_an_empty_edit_computes_the_same_as_the_layer(
     make_model, images, name, options, fused
 ) -> None:
     model = make_model(name, **options)
@@ -66,7 +66,7 @@ def test_the_stand_in_computes_what_the_layer_computes(
 def attention_by_hand(
     block, x, keys=None, values=None, first_key=None, first_value=None
 ):
-    """Attention of a plain block of three heads of 16 on normed tokens, with additions (B or 1, L, 48) or (48,)."""
+    """Attention with 3 heads of 16, with additions (B or 1, L, 48) or (48,)."""
     attn = block.attn
     n = x.shape[1]
     q, k, v = (x @ attn.qkv.weight.T + attn.qkv.bias).split(48, dim=-1)
@@ -111,7 +111,7 @@ def test_prefix_adds_keys_and_values(make_model, images, shaken) -> None:
     )
 
 
-def test_prefix_takes_prompts_for_every_image_by_itself(make_model, images) -> None:
+def test_prefix_accepts_prompts_per_image(make_model, images) -> None:
     model = make_model()
     tuner = create_tuner("prefix", model, source="provider", blocks=(0,))
     assert list(tuner.parameters()) == []
@@ -134,7 +134,7 @@ def test_prefix_takes_prompts_for_every_image_by_itself(make_model, images) -> N
         )
 
 
-def test_prefix_without_prompts_says_what_to_do(make_model, images) -> None:
+def test_prefix_without_prompts_raises_with_advice(make_model, images) -> None:
     model = make_model()
     tuner = create_tuner("prefix", model, source="provider")
     with pytest.raises(
@@ -200,12 +200,12 @@ def test_additive_prompts_join_the_class_token(make_model, images, shaken) -> No
     assert tuner.n_trainable == 2 * 2 * 48
 
 
-def test_models_without_a_class_token_are_refused(make_model) -> None:
+def test_models_without_a_class_token_raise(make_model) -> None:
     with pytest.raises(UnsupportedModelError, match="must have a class token"):
         create_tuner("additive", make_model(class_token=False, global_pool="avg"))
 
 
-def test_unknown_attention_is_refused(make_model) -> None:
+def test_unknown_attention_raises(make_model) -> None:
     model = make_model(attn_layer="diff")
     with pytest.raises(
         UnsupportedModelError,
@@ -232,7 +232,7 @@ def test_unknown_attention_is_refused(make_model) -> None:
     [{"is_causal": True}, {"attn_mask": torch.zeros(17, 17)}],
     ids=["causal", "mask"],
 )
-def test_masks_are_refused(make_model, images, given) -> None:
+def test_masks_raise(make_model, images, given) -> None:
     model = make_model()
     create_tuner("prefix", model)
     with pytest.raises(TunerError, match="attention must have no mask"):

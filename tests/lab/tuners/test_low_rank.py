@@ -85,7 +85,7 @@ def test_gated_mlps_have_both_first_maps_tuned(make_model) -> None:
     assert tuned == {"fc1_g", "fc1_x"}
 
 
-def test_blocks_without_projections_are_refused(make_model) -> None:
+def test_unsupported_blocks_and_unknown_targets_raise(make_model) -> None:
     from timm.models.vision_transformer import ParallelScalingBlock
 
     with pytest.raises(UnsupportedModelError, match="must have a part 'attn'"):
@@ -134,7 +134,7 @@ def test_sdlora_sums_unit_directions_with_shared_magnitudes(
     torch.testing.assert_close(model(images), by_hand(images), rtol=1e-4, atol=1e-5)
 
 
-def test_sdlora_sets_every_task_up_anew(make_model, shaken) -> None:
+def test_sdlora_resets_magnitudes_and_direction_per_task(make_model, shaken) -> None:
     model = make_model()
     tuner = create_tuner("sdlora", model, rank=3)
     first = directions(tuner)
@@ -171,9 +171,7 @@ def test_sdlora_keeps_an_untrained_direction_at_zero(make_model, images) -> None
     torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
 
 
-def test_sdlora_refuses_a_state_that_contradicts_itself(
-    make_model, images, shaken
-) -> None:
+def test_sdlora_rejects_a_contradictory_state(make_model, images, shaken) -> None:
     model = make_model()
     tuner = shaken(create_tuner("sdlora", model, rank=3))
     expected = model(images)

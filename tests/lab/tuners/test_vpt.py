@@ -47,10 +47,10 @@ def test_prompts_are_appended_and_dropped_in_every_block_or_in_all(
 
 
 @pytest.mark.parametrize("name", ["vpt-deep", "vpt-shallow"])
-def test_rotary_positions_are_those_without_prompts(
+def test_rotary_positions_do_not_change_with_prompts(
     make_model, images, shaken, name
 ) -> None:
-    """Masking the prompts out by huge negative keys must give the base model back: points did not shift."""
+    """With prompts masked by huge negative keys, the output equals the base model's."""
     model = make_model("vit_small_patch16_dinov3", init_values=0.5)
     expected = model(images)
     shaken(create_tuner(name, model, tokens=3))
@@ -72,7 +72,7 @@ def test_rotary_positions_are_those_without_prompts(
     torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_prompts_start_at_zero_unless_told(make_model) -> None:
+def test_prompts_start_at_zero_by_default(make_model) -> None:
     state = create_tuner("vpt-deep", make_model()).state_dict()
     assert [tuple(tensor.shape) for tensor in state.values()] == [(5, 48), (5, 48)]
     assert not any(tensor.any() for tensor in state.values())
@@ -85,14 +85,14 @@ def test_prompts_start_at_zero_unless_told(make_model) -> None:
 @pytest.mark.parametrize(
     "name", ["vit_relpos_small_patch16_224", "beit_base_patch16_224"]
 )
-def test_relative_positions_are_refused(make_model, name) -> None:
+def test_relative_positions_raise(make_model, name) -> None:
     with pytest.raises(
         UnsupportedModelError, match=r"blocks.0 must attend to any number of tokens"
     ):
         create_tuner("vpt-deep", make_model(name))
 
 
-def test_masks_are_refused(make_model, images) -> None:
+def test_masks_raise(make_model, images) -> None:
     model = make_model()
     create_tuner("vpt-deep", model)
     with pytest.raises(TunerError, match="attn_mask must be None"):

@@ -1,4 +1,4 @@
-"""Many runs: a spec, its grid, and a resumable runner that writes one record per run."""
+"""Grids of experiments: a spec, its runs, and a resumable runner with a record each."""
 
 from evergrow.lab.bench.grid import GridResult, Step, expand, plan_grid, run_grid
 from evergrow.lab.bench.run import Run

@@ -1,8 +1,8 @@
-"""The paper's mechanism analyses, one function each.
+"""Analyses of the paper's mechanism, one function each.
 
-An analysis looks at one layer (a method with its options) on one stream and returns
-plain numbers: key figures at the top level of the dictionary, details below. Numbers
-are kept to six significant digits, so records stay small.
+An analysis measures one layer (a method with its options) on one stream and returns
+plain values: key figures at the top level of the dictionary, details below. Numbers
+have six significant digits, so that records stay small.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers.feature_map import BlockRecord, centred_rms
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.lab.bench.data import rows_of
-from evergrow.lab.bench.play import PlayLog, play, play_results
 from evergrow.lab.bench.run import Run
+from evergrow.lab.bench.stream_loop import StreamLog, run_stream, stream_results
 from evergrow.lab.conditioning import (
     cosine_matrix,
     matrix_conditioning,
@@ -42,14 +42,14 @@ XI_UNITS = ("absolute", "rms")
 
 @dataclass(frozen=True)
 class AnalysisInput:
-    """A run and its data, as an analysis gets them.
+    """A run and its data.
 
     Parameters
     ----------
     run : Run
         Method, options, protocol, seed and device.
     data : FeatureSet
-        The data set.
+        The dataset.
     """
 
     run: Run
@@ -57,7 +57,7 @@ class AnalysisInput:
 
     @property
     def stream(self) -> Stream:
-        """The tasks."""
+        """Stream of the run."""
         return stream_of(
             self.data,
             self.run.protocol,
@@ -72,27 +72,24 @@ class AnalysisInput:
         return torch.as_tensor(X, dtype=torch.float64, device=device)
 
     def fit_first(self) -> IncrementalClassifier:
-        """Return the method after its first task, as a whole."""
+        """Create the method and fit it to the first task."""
         name = self.run.method.name
         options = with_blocks(HEADS[name], self.data.widths, self.run.options)
         head: IncrementalClassifier = create_method(name, **options)
         return head.fit(*rows_of(self.data, "train", self.stream.tasks[0].train))
 
 
-# -- conditioning ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ConditioningSettings:
-    """Settings of the analysis of conditioning.
+    """Settings of :func:`conditioning`.
 
     Parameters
     ----------
     n_samples : int
-        Size of the random subset of training samples, of all classes, that H is
-        computed on; the same one for every layer.
+        Number of random training samples of all classes for H, the same for every
+        layer.
     alphas : sequence of float
-        Ridges that P_t is looked at with; empty means the method's own.
+        Ridges of P_t. Empty uses the method's own.
     """
 
     n_samples: int = 500
@@ -111,71 +108,78 @@ class ConditioningSettings:
 def conditioning(
     given: AnalysisInput, settings: ConditioningSettings
 ) -> dict[str, Any]:
-    """Measure the random feature matrix H of a subset, and P_t = G_t + alpha I after every stage.
+    """Measure the feature matrix H of a subset, and P_t = G_t + alpha I per stage.
 
-    ``features`` has the singular values of H (``sigma_max``, ``sigma_2``,
-    ``sigma_min``, of which there are as many as the smaller side of H), their ratio and
-    the numerical rank; where that is below the smaller side, the ratio is one of
-    rounding errors. ``stages`` has what is learned so far, and the ends of the spectrum
-    of G_t; ``ridges`` has, for every ridge, lists over stages of P_t's condition
-    number, extreme eigenvalues, Frobenius norm ``norm``, that of its inverse, and its
-    effective rank ``sum d / (d + alpha)``.
+    ``features`` has the extreme singular values of H (``sigma_max``, ``sigma_2``,
+    ``sigma_min``), the condition number and the numerical rank. If the rank is below
+    the smaller side of H, the condition number reflects rounding errors. ``stages`` has
+    the number of classes and samples so far and the extreme eigenvalues of G_t.
+    ``ridges`` has per ridge and stage the condition number, extreme eigenvalues and
+    Frobenius norm ``norm`` of P_t, the norm of its inverse, and the effective rank
+    ``sum d / (d + alpha)``.
     """
     head = given.fit_first()
-    stream = given.stream
-    order = torch.randperm(
-        len(given.data.y_train),
-        generator=generator(given.run.seed, "mechanism", "samples"),
-    )
+    source = generator(given.run.seed, "mechanism", "samples")
+    order = torch.randperm(len(given.data.y_train), generator=source)
     H = _activations(head, given.features(order[: settings.n_samples].numpy()))
-    features = _figures(matrix_conditioning(H))
+    features = _rounded(matrix_conditioning(H))
     features["shape"] = list(H.shape)
-    alphas = [float(alpha) for alpha in settings.alphas] or [
-        float(getattr(head, "alpha_", 1.0))
-    ]
+    alphas = [float(alpha) for alpha in settings.alphas]
+    if not alphas:
+        alphas = [float(getattr(head, "alpha_", 1.0))]
+    gram = H.new_zeros(H.shape[1], H.shape[1])
+    stages, ridges = _stage_conditioning(given, head, gram, alphas)
+    return {
+        "n_units": int(H.shape[1]),
+        "condition_number": features["condition_number"],
+        "rank": features["rank"],
+        "features": features,
+        "stages": stages,
+        "ridges": ridges,
+    }
+
+
+def _stage_conditioning(
+    given: AnalysisInput,
+    head: IncrementalClassifier,
+    gram: Tensor,
+    alphas: Sequence[float],
+) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
+    """Return entries ``stages`` and ``ridges``; adds all activations to ``gram``."""
     ridges: list[dict[str, Any]] = [{"alpha": alpha} for alpha in alphas]
     stages: dict[str, list[float]] = {
         name: [] for name in ("classes", "samples", "gram_eig_max", "gram_eig_min")
     }
-    gram = H.new_zeros(H.shape[1], H.shape[1])
     classes = 0
     samples = 0
-    for task in stream:
-        for rows in _pieces(task.train):
-            part = _activations(head, given.features(rows))
-            gram.addmm_(part.T, part)
-        # P_t differs from G_t by alpha on the diagonal: one decomposition serves all
+    for task in given.stream:
+        for rows in _chunks(task.train):
+            H = _activations(head, given.features(rows))
+            gram.addmm_(H.T, H)
+        # P_t is G_t with alpha added to the diagonal, so one decomposition serves all
         # ridges.
         values = torch.linalg.eigvalsh(gram).clamp_min(0.0)
-        classes = classes + len(task.new_classes)
-        samples = samples + len(task.train)
-        ends = (classes, samples, float(values[-1]), float(values[0]))
-        for name, value in zip(stages, ends):
-            stages[name].append(figure(value))
+        classes += len(task.new_classes)
+        samples += len(task.train)
+        stages["classes"].append(classes)
+        stages["samples"].append(samples)
+        stages["gram_eig_max"].append(round_significant(float(values[-1])))
+        stages["gram_eig_min"].append(round_significant(float(values[0])))
         for ridge in ridges:
-            for name, value in _figures(
-                ridge_conditioning(values, ridge["alpha"])
-            ).items():
+            found = _rounded(ridge_conditioning(values, ridge["alpha"]))
+            for name, value in found.items():
                 ridge.setdefault(name, []).append(value)
-    key = {
-        "n_units": int(H.shape[1]),
-        "condition_number": features["condition_number"],
-        "rank": features["rank"],
-    }
-    return {**key, "features": features, "stages": stages, "ridges": ridges}
-
-
-# -- similarity ------------------------------------------------------------------------
+    return stages, ridges
 
 
 @dataclass(frozen=True)
 class SimilaritySettings:
-    """Settings of the analysis of similarity.
+    """Settings of :func:`similarity`.
 
     Parameters
     ----------
     n_bases : int
-        Units that are compared, drawn at random from the layer.
+        Number of random units of the layer to compare.
     """
 
     n_bases: int = 64
@@ -187,45 +191,42 @@ class SimilaritySettings:
 def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, Any]:
     """Measure the cosine similarity of units on the first task.
 
-    ``matrix`` holds that of the columns of H, to four digits, and ``centred_matrix``
-    that of the columns less their mean (their correlation), since activations of
-    sigmoid units are all positive; ``mean_abs``, ``centred_mean_abs`` and
-    ``weights_mean_abs`` are the mean absolute entries off the diagonal of the two, and
-    of the cosine similarity of the units' input weights.
+    ``matrix`` compares the columns of H, with four digits. ``centred_matrix`` compares
+    the centred columns (their correlation), because activations of sigmoid units are
+    all positive. ``mean_abs``, ``centred_mean_abs`` and ``weights_mean_abs`` are mean
+    absolute entries off the diagonal of these two matrices, and of the cosine
+    similarity of the units' input weights.
     """
     head = given.fit_first()
     H = _activations(head, given.features(given.stream.tasks[0].train))
     weights = input_weights(_model(head).layer.units()).to(torch.float64)
-    n_units = weights.shape[1]  # a direct link's columns of H are no units
-    order = torch.randperm(
-        n_units, generator=generator(given.run.seed, "mechanism", "bases", n_units)
-    )
+    n_units = weights.shape[1]  # without the columns of a direct link
+    source = generator(given.run.seed, "mechanism", "bases", n_units)
+    order = torch.randperm(n_units, generator=source)
     units = order[: settings.n_bases].sort().values.to(H.device)
     columns = cosine_matrix(H[:, units])
     centred = cosine_matrix(H[:, units] - H[:, units].mean(dim=0))
+    inputs = cosine_matrix(weights[:, units])
     return {
         "n_units": n_units,
-        "mean_abs": figure(mean_off_diagonal(columns)),
-        "centred_mean_abs": figure(mean_off_diagonal(centred)),
-        "weights_mean_abs": figure(mean_off_diagonal(cosine_matrix(weights[:, units]))),
+        "mean_abs": round_significant(mean_off_diagonal(columns)),
+        "centred_mean_abs": round_significant(mean_off_diagonal(centred)),
+        "weights_mean_abs": round_significant(mean_off_diagonal(inputs)),
         "units": units.tolist(),
         "matrix": np.round(columns.cpu().numpy(), 4),
         "centred_matrix": np.round(centred.cpu().numpy(), 4),
     }
 
 
-# -- residual --------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ResidualSettings:
-    """Settings of the analysis of the residual.
+    """Settings of :func:`residual`.
 
     Parameters
     ----------
     max_points : int
-        Entries of the construction log that are kept, evenly spaced, the first and the
-        last among them.
+        Maximum number of entries of the construction log, evenly spaced, including the
+        first and the last.
     """
 
     max_points: int = 200
@@ -235,21 +236,19 @@ class ResidualSettings:
 
 
 def residual(given: AnalysisInput, settings: ResidualSettings) -> dict[str, Any]:
-    """Measure how the residual of the first task falls while the layer grows.
+    """Measure how the residual of the first task decreases as the layer grows.
 
-    ``log`` holds lists over accepted blocks: width ``n_units``, ``rmse``, ``scale``
-    (xi, or Lambda of SCSM), the falls of the squared residual, candidates ``tried`` and
-    ``seconds``. Of ``n_blocks`` in all, ``theorem_positive`` have a positive left side
-    as printed (``drop_theorem``) and ``coupling_holds`` have R_L >= 0; SCSM logs its
-    true fall as both.
+    ``log`` has lists over accepted blocks: width ``n_units``, ``rmse``, ``scale`` (xi,
+    or Lambda of SCSM), the decreases of the squared residual, candidates ``tried`` and
+    ``seconds``. Of ``n_blocks`` blocks, ``theorem_positive`` have a positive left side
+    as printed (``drop_theorem``) and ``coupling_holds`` have R_L >= 0. SCSM logs its
+    true decrease as both.
     """
     head = given.fit_first()
     log = _construction_log(head)
-    kept = np.unique(
-        np.linspace(0, len(log) - 1, min(settings.max_points, len(log)))
-        .round()
-        .astype(int)
-    )
+    n_points = min(settings.max_points, len(log))
+    points = np.linspace(0, len(log) - 1, n_points).round().astype(int)
+    blocks = [log[index] for index in np.unique(points)]
     names = [item.name for item in dataclasses.fields(BlockRecord)]
     return {
         **construction(head),
@@ -257,39 +256,37 @@ def residual(given: AnalysisInput, settings: ResidualSettings) -> dict[str, Any]
         "theorem_positive": sum(block.drop_theorem > 0.0 for block in log),
         "coupling_holds": sum(block.coupling >= 0.0 for block in log),
         "log": {
-            name: [figure(getattr(log[index], name)) for index in kept]
+            name: [round_significant(getattr(block, name)) for block in blocks]
             for name in names
         },
     }
 
 
-# -- learning to the end ---------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SweepSettings:
-    """The analysis of a sweep has no settings of its own: the options of the method vary."""
+    """Settings of :func:`sweep`: none, because the options of the method vary."""
 
 
 def sweep(given: AnalysisInput, settings: SweepSettings) -> dict[str, Any]:
-    """Learn the whole stream and measure width, time and accuracy; peak memory stands in the record itself.
+    """Learn the whole stream and measure width, time and accuracy.
 
-    ``fit_s`` is the first task as a whole, ``construction_s`` the growing of the layer
-    in it, up to the last acceptance; ``update_s`` all later tasks.
+    ``fit_s`` is the time of the first task and ``construction_s`` its part until the
+    last accepted block. ``update_s`` is the time of all later tasks. Peak memory is in
+    the record.
     """
-    return _learned(given.run, given.data)
+    return _measure_run(given.run, given.data)
 
 
 @dataclass(frozen=True)
 class XiSettings:
-    """Settings of the analysis of xi.
+    """Settings of :func:`xi`.
 
     Parameters
     ----------
     unit : {"absolute", "rms"}
-        What numbers in the method's ``scales`` count. With ``"rms"`` they are divided
-        by the root mean square distance of first-task features from their mean: they
-        are then the spread of pre-activations, whatever the features.
+        Unit of the method's ``scales``. With ``"rms"`` they are divided by the root
+        mean square distance of first-task features from their mean, so they are the
+        spread of pre-activations for any features.
     """
 
     unit: str = "absolute"
@@ -299,35 +296,36 @@ class XiSettings:
 
 
 def xi(given: AnalysisInput, settings: XiSettings) -> dict[str, Any]:
-    """Learn the whole stream with fixed or adaptive xi, as :func:`sweep` does.
+    """Learn the whole stream with fixed or adaptive xi, as :func:`sweep`.
 
-    ``scales`` are the xi given to the method, ``feature_rms`` what the unit ``"rms"``
-    divides by, and ``trajectory`` has every xi that was used with the width at which it
-    was left.
+    ``scales`` are the xi of the method, ``feature_rms`` is the divisor of the unit
+    ``"rms"``, and ``trajectory`` has every xi used and the width at its last use.
     """
     rms = centred_rms(given.features(given.stream.tasks[0].train))
     scales = given.run.options.get("scales", "paper")
-    if not isinstance(scales, str):
-        scales = [
-            float(scale) / (rms if settings.unit == "rms" else 1.0) for scale in scales
-        ]
-    run = dataclasses.replace(
-        given.run, options={**given.run.options, "scales": scales}
-    )
     shown = scales
     if not isinstance(scales, str):
-        shown = [figure(scale) for scale in scales]
-    return {**_learned(run, given.data), "feature_rms": figure(rms), "scales": shown}
+        divisor = rms if settings.unit == "rms" else 1.0
+        scales = [float(scale) / divisor for scale in scales]
+        shown = [round_significant(scale) for scale in scales]
+    options = {**given.run.options, "scales": scales}
+    run = dataclasses.replace(given.run, options=options)
+    return {
+        **_measure_run(run, given.data),
+        "feature_rms": round_significant(rms),
+        "scales": shown,
+    }
 
 
-def _learned(run: Run, data: FeatureSet) -> dict[str, Any]:
-    log = PlayLog()
-    head = play(run, data, log)
+def _measure_run(run: Run, data: FeatureSet) -> dict[str, Any]:
+    """Learn the stream of a run and return accuracy, construction and times."""
+    log = StreamLog()
+    head = run_stream(run, data, log)
     if not isinstance(head, IncrementalClassifier):
         raise ParameterError(
-            f"method must be a head on features to be analysed, got {run.method.name!r}"
+            f"analyses need a head on features, got method {run.method.name!r}"
         )
-    results = play_results(log, complete=True)
+    results = stream_results(log, complete=True)
     accuracies = {name: results[name] for name in ("a_last", "a_avg", "f_avg")}
     times = {
         "fit_s": log.learn[0],
@@ -335,46 +333,44 @@ def _learned(run: Run, data: FeatureSet) -> dict[str, Any]:
         "predict_s": sum(log.predict),
     }
     return {
-        **_figures(accuracies),
+        **_rounded(accuracies),
         **construction(head),
-        **_figures(times),
+        **_rounded(times),
         "trajectory": trajectory(_construction_log(head)),
-        "by_samples": [figure(value) for value in results["by_samples"]],
+        "by_samples": [round_significant(value) for value in results["by_samples"]],
     }
 
 
-# -- what analyses share ---------------------------------------------------------------
-
-
 def construction(head: IncrementalClassifier) -> dict[str, Any]:
-    """Return how wide a layer came out, how its construction ended and what it took.
+    """Return width, status and cost of the construction of a layer.
 
-    ``n_guided`` units were selected, the others fill up to a given width; ``rmse`` is
-    that of the first task under the guided units; ``layer_bytes`` and ``state_bytes``
-    are held by the units and by the statistics of everything learned so far. Layers
-    that are drawn have the status ``"drawn"``; methods without a layer have nothing.
+    ``n_guided`` units were selected; the others fill the layer up to a given width.
+    ``rmse`` is the error on the first task with the guided units. ``layer_bytes`` and
+    ``state_bytes`` are the sizes of the units and of the statistics. Random layers have
+    the status ``"drawn"``. Methods without a layer return nothing.
     """
     if not hasattr(type(head), "layer_"):
         return {}
     log = _construction_log(head)
     model = _model(head)
+    last = log[-1] if log else None
     return {
         "n_units": int(model.layer.n_units),
-        "n_guided": log[-1].n_units if log else 0,
+        "n_guided": last.n_units if last else 0,
         "status": str(getattr(head, "status_", "drawn")),
-        "rmse": figure(log[-1].rmse) if log else None,
-        "construction_s": figure(log[-1].seconds) if log else None,
+        "rmse": round_significant(last.rmse) if last else None,
+        "construction_s": round_significant(last.seconds) if last else None,
         "candidates": sum(block.tried for block in log),
-        "layer_bytes": held_bytes(model.layer),
-        "state_bytes": held_bytes(model.state),
+        "layer_bytes": tensor_bytes(model.layer),
+        "state_bytes": tensor_bytes(model.state),
     }
 
 
 def trajectory(log: Sequence[BlockRecord]) -> list[list[float]]:
-    """Return every scale of a construction log in turn, with the width at which it was left."""
+    """Return the scales of a construction log, each with the width at its last use."""
     steps: list[list[float]] = []
     for block in log:
-        scale = figure(block.scale)
+        scale = round_significant(block.scale)
         if steps and steps[-1][0] == scale:
             steps[-1][1] = block.n_units
         else:
@@ -382,13 +378,13 @@ def trajectory(log: Sequence[BlockRecord]) -> list[list[float]]:
     return steps
 
 
-def figure(value: float) -> float:
-    """Return a number to six significant digits; integers stay as they are.
+def round_significant(value: float) -> float:
+    """Round a float to six significant digits; leave integers unchanged.
 
     Examples
     --------
-    >>> from evergrow.lab.bench.analyses import figure
-    >>> figure(1234567.8), figure(12)
+    >>> from evergrow.lab.bench.analyses import round_significant
+    >>> round_significant(1234567.8), round_significant(12)
     (1234570.0, 12)
     """
     if isinstance(value, int):
@@ -396,55 +392,52 @@ def figure(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _figures(values: Mapping[str, float]) -> dict[str, Any]:
-    return {name: figure(value) for name, value in values.items()}
+def _rounded(values: Mapping[str, float]) -> dict[str, Any]:
+    return {name: round_significant(value) for name, value in values.items()}
 
 
 def _construction_log(head: IncrementalClassifier) -> list[BlockRecord]:
     return list(getattr(head, "construction_log_", []))
 
 
-def held_bytes(part: Any) -> int:
-    """Return the bytes of the tensors of a layer or of statistics."""
-    return sum(
-        value.nbytes for value in vars(part).values() if isinstance(value, Tensor)
-    )
+def tensor_bytes(part: Any) -> int:
+    """Return the size in bytes of the tensors of a layer or of statistics."""
+    tensors = (value for value in vars(part).values() if isinstance(value, Tensor))
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _model(head: IncrementalClassifier) -> RidgeModel:
     model = getattr(head, "model_", None)
     if not isinstance(model, RidgeModel):
         raise ParameterError(
-            f"method must put a ridge regression on a frozen layer, got {type(head).__name__}"
+            "analyses need ridge regression on a frozen layer, "
+            f"got {type(head).__name__}"
         )
     return model
 
 
 def _activations(head: IncrementalClassifier, Z: Tensor) -> Tensor:
-    """Return H (n, L), features normalised as the method does."""
+    """Return H (n, L) of features, normalised as by the method."""
     return torch.cat([H for _, H in _model(head).activations(Z)])
 
 
-def _pieces(rows: Any, size: int = 4096) -> list[Any]:
-    """Return rows in pieces whose activations fit into memory."""
+def _chunks(rows: Any, size: int = 4096) -> list[Any]:
+    """Split rows into chunks whose activations fit into memory."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-# -- all of them -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis by its name in specs.
+    """An analysis, as named in specs.
 
     Parameters
     ----------
     settings : type
-        Frozen dataclass of its settings, which checks them.
+        Frozen dataclass that validates the settings.
     measure : callable
-        Returns the results from a given and the settings.
+        Returns the results from input and settings.
     needs : tuple of str
-        Attributes or options that a method must have to be analysed.
+        Attributes or options that the method must have.
     """
 
     settings: type[Any]
@@ -459,4 +452,4 @@ ANALYSES = {
     "sweep": Analysis(SweepSettings, sweep),
     "xi": Analysis(XiSettings, xi, ("scales", "construction_log_")),
 }
-"""Analyses by the name that specs use."""
+"""Analyses by name in specs."""

@@ -1,4 +1,4 @@
-"""Data for runs: features as they are on disk, or computed on demand from images and texts."""
+"""Data of runs: stored features, or features computed from images and texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from evergrow.lab.methods.cost import encoding_gflops
 
 @dataclass(frozen=True)
 class BackboneEntry:
-    """The backbone that a spec names for a data set; the arguments of :func:`evergrow.features.create_backbone`."""
+    """Backbone of a dataset; arguments of :func:`evergrow.features.create_backbone`."""
 
     name: str
     weights: str | None = None
@@ -37,20 +37,20 @@ class BackboneEntry:
 
 @dataclass(frozen=True)
 class DataEntry:
-    """A data set by name or path, its name in tables, and what turns it into features.
+    """A dataset by name or path, its label, and its backbone.
 
     Parameters
     ----------
     source : str
-        What :func:`evergrow.lab.benchmarks.load_benchmark` takes.
+        Argument of :func:`evergrow.lab.benchmarks.load_benchmark`.
     label : str
         Name in tables.
     backbone : BackboneEntry, optional
-        For images and texts.
+        Backbone for images and texts.
     options : dict
         Fields of :class:`evergrow.data.DataOptions`.
     bring : str
-        The command that makes the data, for those who do not have them.
+        Command that creates the data, for the error message if they are missing.
     """
 
     source: str
@@ -62,16 +62,16 @@ class DataEntry:
 
 @dataclass(frozen=True)
 class ImageData:
-    """Raw data by rows, as a method takes them that trains its own network.
+    """Raw images for a method that trains its own network.
 
     Parameters
     ----------
     data : Dataset
         Images and labels.
     backbone : Backbone
-        The frozen network that a method starts from.
+        Frozen initial network of the method.
     fingerprint : str
-        What the plan knows the data by.
+        Fingerprint of the data in the plan.
     """
 
     data: Dataset
@@ -80,7 +80,7 @@ class ImageData:
 
     @property
     def name(self) -> str:
-        """Name of the data set."""
+        """Name of the dataset."""
         return self.data.name
 
     @property
@@ -103,15 +103,15 @@ class ImageData:
         """Whether there is no test set."""
         return self.data.whole
 
-    def seen_by(self, backbone: Backbone) -> FeatureSet:
-        """Return the features of all images under a backbone that was adapted to the first task."""
+    def encoded_by(self, backbone: Backbone) -> FeatureSet:
+        """Return features of all images from a backbone adapted to the first task."""
         return featurize(self.data, backbone, cache=False)
 
 
 def rows_of(
     data: FeatureSet | ImageData, part: str, rows: NDArray[np.int64]
 ) -> tuple[Any, NDArray[Any]]:
-    """Return these rows of the part ``"train"`` or ``"test"``, images or joined features, and their labels."""
+    """Return rows of the part ``"train"`` or ``"test"`` and their labels."""
     labels = getattr(data, f"y_{part}")[rows]
     if isinstance(data, ImageData):
         return data.data.part(part).raw_items().take(rows), labels
@@ -119,12 +119,12 @@ def rows_of(
 
 
 class DataSource:
-    """Loads data sets on demand and keeps the last one, since runs come sorted by data set.
+    """Loads datasets on demand and keeps the last one; runs are sorted by dataset.
 
     Parameters
     ----------
     device : str or torch.device
-        Where backbones compute.
+        Device of backbones.
     """
 
     def __init__(self, device: str | torch.device = "auto") -> None:
@@ -135,7 +135,7 @@ class DataSource:
         self._features: FeatureSet | None = None
 
     def describe(self, entry: DataEntry) -> dict[str, Any]:
-        """Return what records say about the data, without computing features."""
+        """Return the description for records, without computing features."""
         data = self._load(entry)
         if isinstance(data, FeatureSet):
             return {"fingerprint": fingerprint_of(data), **data.describe()}
@@ -152,7 +152,7 @@ class DataSource:
         }
 
     def get(self, entry: DataEntry) -> FeatureSet:
-        """Return the features of an entry; images and texts go through its backbone, once."""
+        """Return the features of an entry; images and texts are encoded once."""
         data = self._load(entry)
         if isinstance(data, FeatureSet):
             return data
@@ -166,43 +166,42 @@ class DataSource:
         """Return the images of an entry and its backbone."""
         data = self._load(entry)
         if isinstance(data, FeatureSet) or data.kind != "image":
-            if isinstance(data, FeatureSet):
-                kind = "features"
-            else:
+            kind = "features"
+            if not isinstance(data, FeatureSet):
                 kind = f"{data.kind}s"
             raise ParameterError(
-                f"data set {entry.label!r} must be images for a method that trains its network, got {kind}"
+                f"dataset {entry.label!r} must be images for a method that trains its "
+                f"network, got {kind}"
             )
-        return ImageData(
-            data, self.backbone(entry), self.describe(entry)["fingerprint"]
-        )
+        fingerprint = self.describe(entry)["fingerprint"]
+        return ImageData(data, self.backbone(entry), fingerprint)
 
     def backbone(self, entry: DataEntry) -> Backbone:
-        """Return the backbone of an entry; as everywhere, the images decide what ``rich`` and ``best`` look at."""
+        """Return the backbone; recipes ``rich`` and ``best`` depend on the images."""
         data = self._load(entry)
         if entry.backbone is None:
             raise ParameterError(
-                f"data set {entry.label!r} must have a backbone, since it holds no features: add "
-                'backbone = "NAME" to its [[datasets]] table'
+                f"dataset {entry.label!r} must have a backbone, because it has no "
+                'features: add backbone = "NAME" to its [[datasets]] table'
             )
         if self._backbone is None:
             named = entry.backbone
-            preset: Preprocessing | str | None
+            preset: Preprocessing | str | None = None
             if isinstance(named.preset, dict):
                 preset = Preprocessing(**named.preset)
             else:
                 preset = named.preset
-            made = create_backbone(
+            backbone = create_backbone(
                 named.name, named.weights, preset, device=self._device, **named.options
             )
             side = None
             if isinstance(data, Dataset) and data.kind == "image":
                 side = median_side(data.train.raw_items())
-            self._backbone = made.with_recipe(named.recipe, side)
+            self._backbone = backbone.with_recipe(named.recipe, side)
         return self._backbone
 
     def gflops(self, entry: DataEntry) -> float | None:
-        """Return the operations of the backbone for one image, in units of 10^9; None without an image backbone."""
+        """Return the operations of an image backbone per image in 10^9, or None."""
         if entry.backbone is None:
             return None
         backbone = self.backbone(entry)
@@ -212,9 +211,10 @@ class DataSource:
 
     def _load(self, entry: DataEntry) -> FeatureSet | Dataset:
         if self._data is None or self._entry != entry:
-            self._data = self._backbone = self._features = (
-                None  # let go of the old one first
-            )
+            # Free the previous dataset first.
+            self._data = None
+            self._backbone = None
+            self._features = None
             try:
                 self._data = load_benchmark(os.fspath(entry.source), **entry.options)
             except DatasetNotFoundError as error:
@@ -228,26 +228,20 @@ class DataSource:
 
 
 def fingerprint_of(data: Dataset | FeatureSet) -> str:
-    """Return a hash of data, so that records know which they are about whatever the name and place of the files.
+    """Return a hash of the data that does not depend on names or paths of files.
 
-    That of raw data is of names and sizes of the samples and of the labels, the same on
-    every machine; no image is read. Two machines compute features that differ in their
-    last digits, so features that were computed just now are told apart by the raw data
-    and the backbone; others by what they hold.
+    The hash of raw data covers names and sizes of the samples and the labels, and is
+    equal on every machine; images are not read. Features computed on two machines
+    differ in their last digits, so the hash of newly computed features covers the raw
+    data and the backbone. The hash of stored features covers their values.
     """
     digest = hashlib.blake2b(digest_size=8)
     if isinstance(data, Dataset):
         items = data.train.raw_items()
-        if data.test is None:
-            test = items.take([])
-        else:
-            test = data.test.raw_items()
-        for part in (
-            items.stamp(times=False),
-            test.stamp(times=False),
-            *data.class_names,
-        ):
-            digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+        test = items.take([]) if data.test is None else data.test.raw_items()
+        texts = [items.stamp(times=False), test.stamp(times=False), *data.class_names]
+        for text in texts:
+            digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
         for labels in (data.y_train, data.y_test):
             digest.update(f"{labels.shape}".encode())
             digest.update(labels.astype("<i8", copy=False).tobytes())
@@ -263,6 +257,6 @@ def fingerprint_of(data: Dataset | FeatureSet) -> str:
 
 
 def _origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
-    """Return the fingerprint of features that a backbone computes from the data of a fingerprint."""
+    """Return the fingerprint of features from a backbone and its raw data."""
     text = json.dumps([origin, dict(backbone)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""One run: learn task by task, test after each on everything seen (or measure for an analysis), and record it all."""
+"""Execute one run or analysis and return its record."""
 
 from __future__ import annotations
 
@@ -16,70 +16,74 @@ from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix
 
 from evergrow.core.validation import resolve_device
+from evergrow.data import FeatureSet
 from evergrow.head.base import IncrementalClassifier
 from evergrow.lab.bench.analyses import ANALYSES, AnalysisInput
-from evergrow.lab.bench.data import DataSource
-from evergrow.lab.bench.play import (
-    PlayLog,
-    play,
-    play_results,
-    unchanged,
+from evergrow.lab.bench.data import DataSource, ImageData
+from evergrow.lab.bench.run import Run
+from evergrow.lab.bench.stream_loop import (
+    StreamLog,
+    require_unchanged,
+    run_stream,
+    stream_results,
     within_results,
 )
-from evergrow.lab.bench.run import Run
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, method_needs
 from evergrow.lab.methods.cost import Cost
 from evergrow.lab.records import (
     Record,
     environment,
     error_entry,
-    plain,
     scrub,
+    to_json_values,
     utc_now,
     versions,
 )
 
 
 def execute(run: Run, datasets: DataSource) -> Record:
-    """Carry out a run or an analysis and return its record, whatever happens.
+    """Execute a run or an analysis and return its record, also after an error.
 
     Parameters
     ----------
     run : Run
-        Settings.
+        The run.
     datasets : DataSource
-        Where the data come from; if they cannot be had, the run fails.
+        Source of the data. If it fails, the run fails.
 
     Returns
     -------
     Record
-        With status ``"ok"``; ``"failed"`` and the traceback if the run raised;
-        ``"cancelled"`` on Ctrl-C.
+        With status ``"ok"``, ``"failed"`` with a traceback if the run raised, or
+        ``"cancelled"`` after Ctrl-C.
     """
     if run.analysis:
         return _execute_analysis(run, datasets)
-    log = PlayLog()
+    log = StreamLog()
     extra = {}
 
     def work() -> None:
-        on_images = method_needs(run.method.name) == "images"
         gflops = datasets.gflops(run.data)
-        method = play(
-            run, datasets.images(run.data) if on_images else datasets.get(run.data), log
-        )
+        data: FeatureSet | ImageData
+        if method_needs(run.method.name) == "images":
+            data = datasets.images(run.data)
+        else:
+            data = datasets.get(run.data)
+        method = run_stream(run, data, log)
         if isinstance(method, ImageClassifier) or gflops is not None:
             extra["cost"] = _cost_entry(method, log, gflops or 0.0)
         if run.confusion and log.answers is not None:
             extra["confusion"] = _confusion_entry(*log.answers, log.class_names)
         if log.last is not None:
-            log.within = within_results(*log.last)  # after everything that is timed
+            log.within = within_results(*log.last)  # last, because it is not timed
 
-    account = watched(resolve_device(run.device), work)
-    return _record(
+    outcome = record_outcome(resolve_device(run.device), work)
+    results = stream_results(log, complete=outcome["status"] == "ok")
+    return _make_record(
         run,
-        account,
-        results=plain(play_results(log, complete=account["status"] == "ok")),
-        extra=plain(extra),
+        outcome,
+        results=to_json_values(results),
+        extra=to_json_values(extra),
         times={
             "fit": log.learn[0] if log.learn else None,
             "update": log.learn[1:],
@@ -96,33 +100,29 @@ def _execute_analysis(run: Run, datasets: DataSource) -> Record:
     start = PeakMemory(device).read()["peak_rss_bytes"]
 
     def work() -> None:
-        data = unchanged(datasets.get(run.data), run)
-        results.update(
-            plain(
-                ANALYSES[analysis.name].measure(
-                    AnalysisInput(run, data), analysis.settings
-                )
-            )
-        )
+        data = require_unchanged(datasets.get(run.data), run)
+        measure = ANALYSES[analysis.name].measure
+        found = measure(AnalysisInput(run, data), analysis.settings)
+        results.update(to_json_values(found))
 
-    account = watched(device, work)
-    account["memory"] = {**account["memory"], "start_rss_bytes": start}
-    settings = plain(asdict(analysis.settings))
-    return _record(
-        run, account, results=results, analysis=analysis.name, settings=settings
+    outcome = record_outcome(device, work)
+    outcome["memory"]["start_rss_bytes"] = start
+    settings = to_json_values(asdict(analysis.settings))
+    return _make_record(
+        run, outcome, results=results, analysis=analysis.name, settings=settings
     )
 
 
 def failed_record(run: Run, error: Exception) -> Record:
-    """Return the record of a run that could not even begin."""
+    """Return the record of a run that failed before it started."""
 
     def work() -> None:
         raise error
 
-    return _record(run, watched(resolve_device("cpu"), work))
+    return _make_record(run, record_outcome(resolve_device("cpu"), work))
 
 
-def _record(run: Run, account: dict[str, Any], **entries: Any) -> Record:
+def _make_record(run: Run, outcome: dict[str, Any], **entries: Any) -> Record:
     return Record(
         run_id=run.run_id,
         method=run.method.name,
@@ -132,19 +132,21 @@ def _record(run: Run, account: dict[str, Any], **entries: Any) -> Record:
         protocol=run.protocol_entry,
         seed=run.seed,
         **entries,
-        **account,
+        **outcome,
     )
 
 
-def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
-    """Do some work and return the entries of a record that say how it went, whatever happens.
+def record_outcome(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
+    """Call a function and return the record entries about its outcome.
+
+    Exceptions of the function, and Ctrl-C, become entries too.
 
     Parameters
     ----------
     device : torch.device
-        Where the work computes.
+        Device of the computation.
     work : callable
-        The work.
+        The function.
 
     Returns
     -------
@@ -162,9 +164,10 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
             work()
         except KeyboardInterrupt:
             status = "cancelled"
-        except Exception as failure:  # any error of any method must leave a record and let the grid go on
+        except Exception as failure:  # any error is recorded, and the grid continues
             status = "failed"
             error = error_entry(failure)
+    messages = {scrub(f"{item.category.__name__}: {item.message}") for item in caught}
     return {
         "status": status,
         "started": started,
@@ -173,45 +176,40 @@ def watched(device: torch.device, work: Callable[[], object]) -> dict[str, Any]:
         "environment": environment(device),
         "memory": peak.read(),
         "error": error,
-        "warnings": sorted(
-            {scrub(f"{item.category.__name__}: {item.message}") for item in caught}
-        ),
+        "warnings": sorted(messages),
     }
 
 
 def _cost_entry(
-    method: IncrementalClassifier | ImageClassifier, log: PlayLog, gflops: float
+    method: IncrementalClassifier | ImageClassifier, log: StreamLog, gflops: float
 ) -> dict[str, Any]:
-    """Return the entry of a record about the cost of a method on images.
+    """Return the record entry about the cost of a method on images.
 
     Parameters
     ----------
     method : IncrementalClassifier or ImageClassifier
-        After its last task.
-    log : PlayLog
-        With the seconds of every task.
+        The method after its last task.
+    log : StreamLog
+        Log with the seconds of every task.
     gflops : float
-        Operations of the frozen backbone for one image, in units of 10^9, for a method
-        that trains nothing in it.
+        Operations of the frozen backbone per image, in units of 10^9, for a method that
+        does not train it.
     """
     if isinstance(method, ImageClassifier):
         cost = method.cost_
     else:
         cost = Cost(inference_gflops=gflops)
-    # A head goes on alone after the first session, so that only the log has seen all of
-    # its updates.
-    alone = isinstance(method, (IncrementalClassifier, FsaClassifier))
-    if alone:
+    seconds = cost.train_seconds
+    if isinstance(method, (IncrementalClassifier, FsaClassifier)):
+        # After the first session only the head is updated, so the log has all updates.
         seconds = sum(log.learn)
-    else:
-        seconds = cost.train_seconds
     return {**asdict(cost), "train_seconds": seconds, "gflops": cost.inference_gflops}
 
 
 def _confusion_entry(
     y: NDArray[Any], predictions: NDArray[Any], names: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return which classes were taken for which at the end: counts by true and predicted label."""
+    """Return the confusion matrix after the last session, with class names."""
     labels = np.unique(np.concatenate([y, predictions]))
     matrix = confusion_matrix(y, predictions, labels=labels)
     known = labels.dtype.kind in "iu" and len(names) > int(labels.max(initial=0))
@@ -221,20 +219,17 @@ def _confusion_entry(
     }
 
 
-# -- memory ----------------------------------------------------------------------------
-
-
 class PeakMemory:
-    """Measure the peak memory from its creation on.
+    """Measure the peak memory from creation on.
 
-    On Linux the high-water mark of the process is reset, so the peak is the run's own;
-    elsewhere it is the peak since the process began, and the record says so. The mark
-    includes what was resident at the start.
+    On Linux the peak of the process is reset, so the peak belongs to the run. Elsewhere
+    it is the peak since the process started, and the record says so. It includes memory
+    in use at the start.
 
     Parameters
     ----------
     device : torch.device
-        Where the run computes.
+        Device of the run.
 
     Examples
     --------
@@ -248,18 +243,18 @@ class PeakMemory:
         self._device = device
         self._scope = "run" if _reset_rss_peak() else "process"
         if device.type == "cuda":
-            torch.empty(0, device=device)  # the counters exist only once CUDA is up
+            torch.empty(0, device=device)  # initialises CUDA and its counters
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, Any]:
         """Return the peaks so far, in bytes."""
-        cuda = self._device.type == "cuda"
+        cuda_bytes = None
+        if self._device.type == "cuda":
+            cuda_bytes = int(torch.cuda.max_memory_allocated(self._device))
         return {
             "peak_rss_bytes": _rss_peak(),
             "rss_scope": self._scope,
-            "peak_cuda_bytes": int(torch.cuda.max_memory_allocated(self._device))
-            if cuda
-            else None,
+            "peak_cuda_bytes": cuda_bytes,
         }
 
 
@@ -272,7 +267,7 @@ def _reset_rss_peak() -> bool:
 
 
 def _rss_peak() -> int | None:
-    """Return the high-water mark of resident memory in bytes, None where the system does not tell."""
+    """Return the peak resident memory in bytes, or None if the system hides it."""
     try:
         mark = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         if mark:

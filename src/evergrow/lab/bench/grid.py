@@ -1,4 +1,4 @@
-"""Grids: the runs of a spec, and the loop that skips what is finished and carries out the rest, one record each."""
+"""Grids: the runs of a spec, and the loop that executes those without a record."""
 
 from __future__ import annotations
 
@@ -23,59 +23,60 @@ from evergrow.lab.bench.execute import execute
 from evergrow.lab.bench.run import AnalysisEntry, MethodEntry, Run
 from evergrow.lab.bench.spec import Spec
 from evergrow.lab.methods import method_options
-from evergrow.lab.records import Record, read_record, remove_partial, write_record
+from evergrow.lab.records import Record, load_record, remove_partial, save_record
 from evergrow.lab.streams import Protocol
 
 
 def expand(
     spec: Spec, datasets: DataSource | None = None, only: Iterable[str] = ()
 ) -> list[Run]:
-    """Return all runs of a spec, ordered by data set, since one data set is kept at a time.
+    """Return all runs of a spec, sorted by dataset, because one is kept at a time.
 
     Parameters
     ----------
     spec : Spec
-        What to run.
+        The spec.
     datasets : DataSource, optional
-        Where data sets are kept between calls.
+        Source of datasets, to reuse between calls.
     only : iterable of str
         Filters that every run must match: ``method``, ``dataset``, ``protocol`` or
-        ``seed``, ``=``, and names or shell patterns separated by commas; for example
+        ``seed``, then ``=``, then names or shell patterns separated by commas. Example:
         ``"method=ranpac,klda"``.
 
     Raises
     ------
     DatasetNotFoundError
-        If a data set is not on disk: nothing runs before all data is there.
+        If a dataset is missing. Nothing runs before all data are present.
     ParameterError
-        For a protocol that asks for more classes than the data has, a malformed filter,
-        or one that matches nothing.
+        If a protocol needs more classes than the data have, or a filter is malformed or
+        matches nothing.
     """
     datasets = datasets or DataSource(spec.device)
-    parts: list[
+    groups: list[
         tuple[AnalysisEntry | None, tuple[MethodEntry, ...], tuple[int, ...]]
     ] = [(entry, entry.methods, entry.seeds) for entry in spec.analyses]
-    parts = parts or [(None, spec.methods, spec.seeds)]
+    if not groups:
+        groups = [(None, spec.methods, spec.seeds)]
     runs = []
     for data in spec.datasets:
         dataset = {**datasets.describe(data), "label": data.label}
-        for analysis, methods, seeds in parts:
+        for analysis, methods, seeds in groups:
             for protocol in spec.protocols:
                 _check_fit(protocol, dataset, seeds)
                 for index, seed in enumerate(seeds):
-                    earlier = seeds[:index] if protocol.disjoint else ()
-                    place = (
-                        data,
-                        dataset,
-                        protocol,
-                        seed,
-                        earlier,
-                        spec.device,
-                        spec.confusion,
-                        analysis,
-                    )
                     runs += [
-                        Run(method, _resolve(method, spec.device, seed), *place)
+                        Run(
+                            method=method,
+                            options=_resolve(method, spec.device, seed),
+                            data=data,
+                            dataset=dataset,
+                            protocol=protocol,
+                            seed=seed,
+                            earlier_seeds=seeds[:index] if protocol.disjoint else (),
+                            device=spec.device,
+                            confusion=spec.confusion,
+                            analysis=analysis,
+                        )
                         for method in methods
                     ]
     return _select(runs, only)
@@ -84,18 +85,19 @@ def expand(
 def _check_fit(
     protocol: Protocol, dataset: dict[str, Any], seeds: tuple[int, ...]
 ) -> None:
-    """Fail before anything runs if a protocol asks for more classes than the data has."""
+    """Raise if a protocol needs more classes than the data have."""
     protocol.task_sizes(dataset["n_classes"])
     needed = protocol.n_initial * len(seeds)
     if protocol.disjoint and needed > dataset["n_classes"]:
         raise ParameterError(
-            f"{protocol.name} with {len(seeds)} seeds does not fit into {dataset['name']}: disjoint first tasks need "
-            f"{needed} classes, and it has {dataset['n_classes']}. Use fewer seeds or disjoint = false"
+            f"{protocol.name} with {len(seeds)} seeds does not fit into "
+            f"{dataset['name']}: disjoint first tasks need {needed} classes, and it "
+            f"has {dataset['n_classes']}. Use fewer seeds or disjoint = false"
         )
 
 
 def _resolve(method: MethodEntry, device: str, seed: int) -> dict[str, Any]:
-    """Return every option of a method: defaults, then device and seed, then what the spec gives."""
+    """Return all options of a method; the spec overrides seed, device and defaults."""
     options = method_options(method.name)
     for name, value in (("device", device), ("random_state", seed)):
         if name in options:
@@ -116,17 +118,16 @@ def _select(runs: list[Run], only: Iterable[str]) -> list[Run]:
         key, equals, value = text.partition("=")
         if not equals or key not in _FILTERS:
             raise ParameterError(
-                f"--only takes KEY=VALUE with a KEY among {', '.join(_FILTERS)}, not {text!r}"
+                f"--only takes KEY=VALUE with a KEY among {', '.join(_FILTERS)}, "
+                f"not {text!r}"
             )
         names = sorted({name for run in runs for name in _FILTERS[key](run)})
-        if value in names:
-            patterns = [value]
-        else:
-            patterns = value.split(",")
+        patterns = [value] if value in names else value.split(",")
         for pattern in patterns:
             if not any(_matches(name, pattern) for name in names):
+                close = nearest(pattern, names)
                 raise ParameterError(
-                    f"no {key} {pattern!r} in the spec; nearest: {nearest(pattern, names)}"
+                    f"no {key} {pattern!r} in the spec; nearest: {close}"
                 )
         runs = [
             run
@@ -140,24 +141,21 @@ def _matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
-# -- carrying them out -----------------------------------------------------------------
-
-
 @dataclass
 class Step:
-    """A run, what is to be done about it, and its record once there is one.
+    """A run, its planned action, and its record if there is one.
 
     Parameters
     ----------
     run : Run
         The run.
     action : {"run", "skip", "failed", "newer"}
-        To run; finished earlier; failed earlier and not to be retried; on record by a
-        newer evergrow.
+        ``"run"``: to execute. ``"skip"``: already finished. ``"failed"``: failed before
+        and is not retried. ``"newer"``: a newer evergrow wrote the record.
     record : Record or None
-        The record, from earlier or from now.
+        The old or new record.
     note : str
-        Why it runs again, where there was something.
+        Reason to run again, if any.
     """
 
     run: Run
@@ -175,12 +173,12 @@ class Step:
 
 @dataclass
 class GridResult:
-    """The steps of a grid, planned or done.
+    """Planned or executed steps of a grid.
 
     Parameters
     ----------
     folder : Path
-        Where the records are.
+        Folder of the records.
     steps : list of Step
         All runs.
     cancelled : bool
@@ -193,12 +191,12 @@ class GridResult:
 
     @property
     def records(self) -> list[Record]:
-        """Records of all steps that have one."""
+        """Records of all steps."""
         return [step.record for step in self.steps if step.record]
 
     @property
     def exit_code(self) -> int:
-        """0 if every run is fine, 1 if some failed, 130 after Ctrl-C."""
+        """0 if all runs are ok, 1 if some failed, 130 after Ctrl-C."""
         if self.cancelled:
             return 130
         return int(any(step.status == "failed" for step in self.steps))
@@ -212,39 +210,36 @@ def plan_grid(
     retry_failed: bool = False,
     datasets: DataSource | None = None,
 ) -> GridResult:
-    """Return what :func:`run_grid` would do, without doing any of it.
+    """Return the steps that :func:`run_grid` would execute.
 
     Parameters
     ----------
     spec : Spec
-        What to run.
+        The spec.
     output : path-like, optional
-        Folder of the records; the spec's by default.
+        Folder of the records. The default is that of the spec.
     only : iterable of str
         Filters ``key=pattern``; see :func:`expand`.
     retry_failed : bool
-        Whether runs that failed earlier run again.
+        Whether to run failed runs again.
     datasets : DataSource, optional
-        Where data sets are kept between calls.
+        Source of datasets, to reuse between calls.
 
     Raises
     ------
     ParameterError
         If two runs have the same settings.
     """
-    if output is None:
-        folder = spec.output
-    else:
-        folder = Path(output)
+    folder = spec.output if output is None else Path(output)
     first: dict[str, Run] = {}
     for run in expand(spec, datasets, only):
         if first.setdefault(run.run_id, run) is not run:
             raise ParameterError(
-                f"the runs of a spec must all differ, got the same settings twice: {run.title}"
+                "the runs of a spec must all differ, got the same settings twice: "
+                f"{run.title}"
             )
-    return GridResult(
-        folder, [_planned(folder, run, retry_failed) for run in first.values()]
-    )
+    steps = [_plan_step(folder, run, retry_failed) for run in first.values()]
+    return GridResult(folder, steps)
 
 
 def run_grid(
@@ -256,22 +251,22 @@ def run_grid(
     say: Callable[[str], None] = lambda line: None,
     engine: Engine | None = None,
 ) -> GridResult:
-    """Carry out every run or analysis of a spec that has no finished record yet.
+    """Execute all runs or analyses of a spec without a finished record.
 
-    A record is written in one step when its run ends, so a killed process leaves
-    finished runs finished and nothing else; the next call does the rest. A run that
-    raises is recorded as failed and the grid goes on. Ctrl-C records the running one as
-    cancelled (it runs again next time) and ends the grid.
+    Records are written atomically when a run ends. After the process is killed, the
+    next call executes the remaining runs. An error in a run is recorded as failed and
+    the grid continues. Ctrl-C records the current run as cancelled (it runs again next
+    time) and ends the grid.
 
     Parameters
     ----------
     spec, output, only, retry_failed
         As for :func:`plan_grid`.
     say : callable, optional
-        HeadSummary one line for people about the plan, and one about every run that has ended.
+        Receives one line about the plan and one per finished run.
     engine : Engine, optional
-        Several processes or machines that carry out runs side by side, such as
-        ``evergrow.engine.LocalEngine(workers=2)``. Results are the same; times are
+        Executes runs in parallel on processes or machines, such as
+        ``evergrow.engine.LocalEngine(workers=2)``. Results are equal, but times are
         those of runs that share a machine.
 
     Raises
@@ -282,10 +277,7 @@ def run_grid(
     from evergrow.lab.bench.workers import run_on_engine
 
     datasets = DataSource(spec.device)
-    if output is None:
-        folder = spec.output
-    else:
-        folder = Path(output)
+    folder = spec.output if output is None else Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), compute_threads(spec.threads), _collecting_new_objects():
         remove_partial(folder)
@@ -301,21 +293,22 @@ def run_grid(
                 done = _one_by_one(folder, todo, datasets)
             for number, step in enumerate(done, start=1):
                 summary = step.record.summary if step.record else "no record"
-                say(
-                    f"[{number}/{len(todo)}] {step.status} | {step.run.title} | {summary}"
-                )
+                progress = f"[{number}/{len(todo)}] {step.status}"
+                say(f"{progress} | {step.run.title} | {summary}")
                 if step.status == "cancelled":
                     result.cancelled = True
                     break
-        except KeyboardInterrupt:  # between two runs there is nothing to mark
+        except KeyboardInterrupt:  # between two runs, so none is marked as cancelled
             result.cancelled = True
     return result
 
 
 def _say_plan(steps: Sequence[Step], noun: str, say: Callable[[str], None]) -> None:
     actions = Counter(step.action for step in steps)
-    counts = f"{actions['run']} to do, {actions['skip']} finished, {actions['failed']} failed earlier"
-    say(f"{len(steps)} {noun}: {counts}")
+    say(
+        f"{len(steps)} {noun}: {actions['run']} to do, {actions['skip']} finished, "
+        f"{actions['failed']} failed earlier"
+    )
     for step in steps:
         if step.note:
             say(f"{step.run.title}: {step.note}")
@@ -326,16 +319,16 @@ def _one_by_one(
 ) -> Iterator[Step]:
     for step in steps:
         step.record = execute(step.run, datasets)
-        write_record(folder / step.run.file_name, step.record)
+        save_record(folder / step.run.file_name, step.record)
         release_memory()
         yield step
 
 
-def _planned(folder: Path, run: Run, retry_failed: bool) -> Step:
-    """Decide about a run from the record that is on disk."""
+def _plan_step(folder: Path, run: Run, retry_failed: bool) -> Step:
+    """Choose the action for a run from its record on disk."""
     path = folder / run.file_name
     try:
-        record = read_record(path)
+        record = load_record(path)
     except FileNotFoundError:
         return Step(run)
     except NewerSchemaError as error:
@@ -343,10 +336,8 @@ def _planned(folder: Path, run: Run, retry_failed: bool) -> Step:
     except FileFormatError as error:
         return Step(run, note=f"runs again: {error}")
     if record.run_id != run.run_id:
-        return Step(
-            run,
-            note=f"runs again: {path.name} is the record of another run, {record.run_id}",
-        )
+        reason = f"{path.name} is the record of another run, {record.run_id}"
+        return Step(run, note=f"runs again: {reason}")
     if record.status == "ok":
         return Step(run, "skip", record)
     if record.status == "failed" and not retry_failed:
@@ -355,7 +346,7 @@ def _planned(folder: Path, run: Run, retry_failed: bool) -> Step:
 
 
 def release_memory() -> None:
-    """Let go of what a run held: its learner is gone by now, and the next run's peak memory must be its own."""
+    """Free the memory of a finished run, so that the next peak is its own."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -363,8 +354,8 @@ def release_memory() -> None:
 
 @contextlib.contextmanager
 def _collecting_new_objects() -> Iterator[None]:
-    """Let the collections after each run pass over what was there before, which is mostly imported modules."""
-    frozen = gc.get_freeze_count() > 0  # someone else's doing, and theirs to undo
+    """Exclude existing objects, mostly modules, from garbage collection."""
+    frozen = gc.get_freeze_count() > 0  # frozen by someone else
     if not frozen:
         gc.freeze()
     try:
@@ -376,7 +367,7 @@ def _collecting_new_objects() -> Iterator[None]:
 
 @contextlib.contextmanager
 def compute_threads(threads: int | None) -> Iterator[None]:
-    """Compute with that many threads, and put torch's setting back afterwards."""
+    """Set torch's number of threads, and restore it afterwards."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""One run of a grid: a method, data, a protocol and a seed with everything resolved, known by a hash of all of it."""
+"""A resolved run of a grid: method, data, protocol and seed, identified by a hash."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evergrow.lab.bench.data import DataEntry
-from evergrow.lab.records import plain
+from evergrow.lab.records import to_json_values
 from evergrow.lab.streams import Protocol
 
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method with the options that the spec gives it."""
+    """A method with its options in the spec."""
 
     name: str
     label: str
@@ -24,7 +24,7 @@ class MethodEntry:
 
 @dataclass(frozen=True)
 class AnalysisEntry:
-    """An analysis with its settings, and the methods and seeds that it is applied to."""
+    """An analysis with its settings, methods and seeds."""
 
     name: str
     settings: Any
@@ -34,32 +34,31 @@ class AnalysisEntry:
 
 @dataclass(frozen=True)
 class Run:
-    """One run, or one analysis of one method, with everything resolved.
+    """A run, or an analysis of one method, with all settings resolved.
 
     Parameters
     ----------
     method : MethodEntry
-        Method, label and the options given.
+        Method and label, with the options in the spec.
     options : dict
-        Every option of the method: defaults, then device and seed, then what the spec
-        gives.
+        All options of the method. The spec overrides device and seed, which override
+        the defaults.
     data : DataEntry
-        Where the data is.
+        Source of the data.
     dataset : dict
-        What the record says about the data, its fingerprint included.
+        Description of the data for the record, with fingerprint.
     protocol : Protocol
         Settings of the stream.
     seed : int
-        Seed of the class order, and of the method unless the spec gives it its own.
+        Seed of the class order, and of the method unless its options have another one.
     earlier_seeds : tuple of int
-        Seeds whose first tasks must be left alone; empty unless the protocol is
-        disjoint.
+        Seeds whose first tasks must be disjoint. Empty unless the protocol is disjoint.
     device : str
-        Where it runs.
+        Device of the run.
     confusion : bool
-        Whether its record holds which classes were taken for which.
+        Whether the record contains the confusion matrix.
     analysis : AnalysisEntry, optional
-        What to measure, for an analysis.
+        The analysis, if it is one.
     """
 
     method: MethodEntry
@@ -75,26 +74,23 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that decides the outcome; labels, paths and threads do not."""
+        """Settings that affect the result; without labels, paths and threads."""
+        settings: dict[str, Any] = {}
         if self.analysis:
-            analysis = {
-                "analysis": self.analysis.name,
-                "settings": plain(asdict(self.analysis.settings)),
-            }
-        else:
-            analysis = {}
-        return {
-            **analysis,
-            "method": self.method.name,
-            "options": plain(self.options),
-            "dataset": {key: self.dataset[key] for key in ("name", "fingerprint")},
-            "protocol": self.protocol_entry,
-            "seed": self.seed,
+            settings["analysis"] = self.analysis.name
+            settings["settings"] = to_json_values(asdict(self.analysis.settings))
+        settings["method"] = self.method.name
+        settings["options"] = to_json_values(self.options)
+        settings["dataset"] = {
+            key: self.dataset[key] for key in ("name", "fingerprint")
         }
+        settings["protocol"] = self.protocol_entry
+        settings["seed"] = self.seed
+        return settings
 
     @property
     def protocol_entry(self) -> dict[str, Any]:
-        """The protocol's entry in the record."""
+        """Protocol entry of the record."""
         return {
             "name": self.protocol.name,
             **self.protocol.to_dict(),
@@ -103,12 +99,12 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """Hash of the settings: the same settings give the same id on every machine."""
+        """Hash of the settings, equal on every machine."""
         return settings_id(self.settings)
 
     @property
     def file_name(self) -> str:
-        """Name of the record's file."""
+        """Name of the record file."""
         method = self.method.name
         dataset = self.dataset["name"]
         seed = f"s{self.seed}"
@@ -118,19 +114,26 @@ class Run:
 
     @property
     def title(self) -> str:
-        """One line for people."""
-        analysis = f"{self.analysis.name} | " if self.analysis else ""
-        return f"{analysis}{self.method.label} | {self.data.label} | {self.protocol.name} | seed {self.seed}"
+        """Description of the run in one line."""
+        parts = [
+            self.method.label,
+            self.data.label,
+            self.protocol.name,
+            f"seed {self.seed}",
+        ]
+        if self.analysis:
+            parts.insert(0, self.analysis.name)
+        return " | ".join(parts)
 
 
 def settings_id(settings: dict[str, Any]) -> str:
-    """Return a hash of plain settings."""
+    """Return a hash of settings made of plain values."""
     text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def record_name(*parts: str) -> str:
-    """Return a file name made of these parts.
+    """Return the file name of a record with these parts.
 
     Examples
     --------

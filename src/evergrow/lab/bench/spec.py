@@ -1,12 +1,13 @@
-"""Specs: TOML files of methods (or analyses) x data sets x protocols x seeds, checked before anything runs.
+"""Specs: TOML files of methods (or analyses) x datasets x protocols x seeds.
 
-A spec looks like this; paths in it are relative to its own folder::
+An example; paths are relative to the folder of the spec::
 
-    name = "example" seeds = [1993, 1994, 1995] device = "cpu"                      #
-    "auto" by default threads = 2                         # torch's choice by default
-    output = "records/example"          # runs/<name> in the working directory by
-    default confusion = false                   # whether records hold which classes
-    were taken for which at the end
+    name = "example"
+    seeds = [1993, 1994, 1995]
+    device = "cpu"                      # "auto" by default
+    threads = 2                         # torch's choice by default
+    output = "records/example"          # runs/<name> by default
+    confusion = false                   # whether records have the confusion matrix
 
     [[methods]]
     name = "ranpac"
@@ -18,33 +19,35 @@ A spec looks like this; paths in it are relative to its own folder::
     name = "clinc150_minilm"            # or path = "features.npz"
     label = "CLINC150"
 
-    [[datasets]] path = "../data/birds"              # images or texts, whatever
-    evergrow.lab.benchmarks.load_benchmark takes backbone = "tf_efficientnet_lite0"  #
-    the features are computed on demand, once weights = "bundled"                 # as
-    for evergrow.features.create_backbone; files: by the spec or by the data preset =
-    "timm"                     # or a table of the settings of
-    evergrow.features.Preprocessing backbone_options = { img_size = 224 } recipe =
-    "rich"                     # blocks from several depths of the pass; "final" (the
-    default) or a list options = { test_size = 0.2 }       # the settings of
-    evergrow.data.DataOptions bring = "python make_birds.py"      # what to run where
-    the data are missing; the message says so
+    [[datasets]]
+    path = "../data/birds"              # any source of lab.benchmarks.load_benchmark
+    backbone = "tf_efficientnet_lite0"  # computes the features, on demand and once
+    weights = "bundled"                 # as for evergrow.features.create_backbone;
+                                        # files are next to the spec or the data
+    preset = "timm"                     # or settings of evergrow.features.Preprocessing
+    backbone_options = { img_size = 224 }
+    recipe = "rich"                     # several depths of the backbone, or a list;
+                                        # "final" by default
+    options = { test_size = 0.2 }       # settings of evergrow.data.DataOptions
+    bring = "python make_birds.py"      # command that creates missing data
 
     [[protocols]]
-    initial = 0                         # the settings of evergrow.lab.streams.Protocol
+    initial = 0                         # settings of evergrow.lab.streams.Protocol
     increment = 10
     disjoint = true
 
-A spec for ``lab mechanism`` has analyses in place of methods, each with methods of its
-own::
+A spec for ``lab mechanism`` has analyses instead of methods, each with its methods::
 
-    [[analyses]] name = "conditioning"               # conditioning, residual,
-    similarity, sweep or xi options = { n_samples = 500 }       # the settings of
-    evergrow.lab.bench.analyses seeds = [1993, 1994]                # where they are to
-    differ from the spec's
+    [[analyses]]
+    name = "conditioning"               # or residual, similarity, sweep, xi
+    options = { n_samples = 500 }       # settings in evergrow.lab.bench.analyses
+    seeds = [1993, 1994]                # if different from those of the spec
 
     [[analyses.methods]]
     name = "ri"
     options = { n_units = 1000 }
+
+Specs are validated before anything runs.
 """
 
 from __future__ import annotations
@@ -85,12 +88,12 @@ SettingsT = TypeVar("SettingsT")
 
 
 class SpecError(ParameterError):
-    """A spec that cannot be run; the message names the file, the table in it and the nearest key."""
+    """An invalid spec; the message names the file, the table and the nearest key."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A checked specification, of methods or of analyses; see the module's docstring for the file it comes from."""
+    """A validated spec; the docstring of the module describes the file."""
 
     path: Path
     name: str
@@ -105,7 +108,7 @@ class Spec:
     confusion: bool = False
 
 
-# The tables of the file, by the types of their entries.
+# Tables of the file, with the types of their entries.
 
 Seeds = list[Annotated[int, Between(0, 2**32 - 1)]]
 
@@ -169,18 +172,18 @@ def load_spec(path: str | os.PathLike[str]) -> Spec:
     Raises
     ------
     SpecError
-        For a missing file, a syntax error, an unknown key, method or option, or a value
-        out of range.
+        For a missing file, a syntax error, an unknown key, method or option, or an
+        invalid value.
     """
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"{os.fspath(path)} is no readable spec: {error}") from error
+        raise SpecError(f"{os.fspath(path)} is not a readable spec: {error}") from error
     return _Reader(Path(path)).spec(values)
 
 
 class _Reader:
-    """Turns parsed TOML into a :class:`Spec`."""
+    """Converts parsed TOML to a :class:`Spec`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -195,33 +198,34 @@ class _Reader:
                 "it should have at least one of [[datasets]] and of [[protocols]]",
             )
         name = table.name or self._path.stem
+        output = Path("runs") / name
+        if table.output is not None:
+            output = self._path.parent / table.output
         seeds = self._seeds(table.seeds, "the spec")
-        try:
-            device = str(resolve_device(table.device))
-        except EvergrowError as error:
-            self._fail("the spec", str(error))
+        device = str(self._checked("the spec", resolve_device, table.device))
+        analyses = [
+            self._analysis(item, f"analyses {number}", seeds)
+            for number, item in enumerate(table.analyses, start=1)
+        ]
+        datasets = [
+            self._dataset(item, f"datasets {number}")
+            for number, item in enumerate(table.datasets, start=1)
+        ]
+        protocols = [
+            self._settings(Protocol, item, f"protocols {number}")
+            for number, item in enumerate(table.protocols, start=1)
+        ]
         return Spec(
             path=self._path,
             name=name,
             methods=self._methods(table.methods, ""),
-            analyses=tuple(
-                self._analysis(item, number, seeds)
-                for number, item in _numbered(table.analyses)
-            ),
-            datasets=tuple(
-                self._dataset(item, f"datasets {number}")
-                for number, item in _numbered(table.datasets)
-            ),
-            protocols=tuple(
-                self._settings(Protocol, item, f"protocols {number}")
-                for number, item in _numbered(table.protocols)
-            ),
+            analyses=tuple(analyses),
+            datasets=tuple(datasets),
+            protocols=tuple(protocols),
             seeds=seeds,
             device=device,
             threads=table.threads,
-            output=Path("runs") / name
-            if table.output is None
-            else self._path.parent / table.output,
+            output=output,
             confusion=table.confusion,
         )
 
@@ -232,93 +236,79 @@ class _Reader:
             )
         return tuple(seeds)
 
-    def _methods(self, tables: list[Any], inside: str) -> tuple[MethodEntry, ...]:
-        """Return the methods of a list of tables, sweeps multiplied out."""
+    def _methods(self, tables: list[Any], prefix: str) -> tuple[MethodEntry, ...]:
+        """Return the methods of a list of tables, with one entry per sweep value."""
         entries: list[MethodEntry] = []
-        for number, values in _numbered(tables):
-            where = f"{inside}methods {number}"
-            table = self._table(_MethodTable, values, where)
-            if table.name not in list_methods():
+        for number, values in enumerate(tables, start=1):
+            entries += self._sweep(values, f"{prefix}methods {number}")
+        resolved: list[tuple[str, dict[str, Any]]] = []
+        for entry in entries:
+            item = (entry.name, {**method_options(entry.name), **entry.options})
+            if item in resolved:
                 self._fail(
-                    where,
-                    f"no method {table.name!r}; nearest: {nearest(table.name, list_methods())}",
+                    f"{prefix}methods",
+                    f"{entry.name!r} is listed twice with the same options",
                 )
-            for part in (table.options, table.sweep):
-                self._checked(
-                    where,
-                    check_keys,
-                    part,
-                    method_options(table.name),
-                    f"option of {table.name!r}",
-                )
-            for chosen in itertools.product(*table.sweep.values()):
-                options = {**table.options, **dict(zip(table.sweep, chosen))}
-                # The method itself says whether it accepts these values, before hours
-                # of others have run.
-                self._checked(where, _check_method, table.name, options)
-                entries.append(
-                    MethodEntry(table.name, table.label or table.name, options)
-                )
-            if any(not values for values in table.sweep.values()):
-                self._fail(where, "every option in sweep should be a non-empty list")
-        resolved = [
-            (entry.name, {**method_options(entry.name), **entry.options})
-            for entry in entries
-        ]
-        for number, item in enumerate(resolved):
-            if item in resolved[:number]:
-                self._fail(
-                    f"{inside}methods",
-                    f"{item[0]!r} stands there twice with the same options",
-                )
+            resolved.append(item)
         return tuple(_distinct_labels(entries))
 
+    def _sweep(self, values: Any, where: str) -> list[MethodEntry]:
+        """Return one method entry per combination of the values in ``sweep``."""
+        table = self._table(_MethodTable, values, where)
+        name = table.name
+        if name not in list_methods():
+            close = nearest(name, list_methods())
+            self._fail(where, f"there is no method {name!r}; nearest: {close}")
+        known = method_options(name)
+        for part in (table.options, table.sweep):
+            self._checked(where, check_keys, part, known, f"option of {name!r}")
+        if any(not choices for choices in table.sweep.values()):
+            self._fail(where, "every option in sweep should be a non-empty list")
+        entries = []
+        for chosen in itertools.product(*table.sweep.values()):
+            options = {**table.options, **dict(zip(table.sweep, chosen))}
+            # Validate the values now, not after hours of other runs.
+            self._checked(where, _check_method, name, options)
+            entries.append(MethodEntry(name, table.label or name, options))
+        return entries
+
     def _analysis(
-        self, values: Any, number: int, seeds: tuple[int, ...]
+        self, values: Any, where: str, seeds: tuple[int, ...]
     ) -> AnalysisEntry:
-        where = f"analyses {number}"
         table = self._table(_AnalysisTable, values, where)
         if table.name not in ANALYSES:
-            self._fail(
-                where,
-                f"no analysis {table.name!r}; nearest: {nearest(table.name, ANALYSES)}",
-            )
+            close = nearest(table.name, ANALYSES)
+            self._fail(where, f"there is no analysis {table.name!r}; nearest: {close}")
         analysis = ANALYSES[table.name]
         methods = self._methods(table.methods, f"{where}: ")
         for method in methods:
             known = method_options(method.name)
-            lacking = [
+            missing = [
                 need
                 for need in analysis.needs
                 if need not in known and not hasattr(HEADS[method.name], need)
             ]
-            if lacking:
+            if missing:
                 self._fail(
                     where,
-                    f"{table.name} needs {', '.join(lacking)}, which {method.name!r} does not have",
+                    f"{table.name} needs {', '.join(missing)}, which {method.name!r} "
+                    "does not have",
                 )
         settings = self._settings(analysis.settings, table.options, where)
-        if table.seeds is None:
-            own = seeds
-        else:
-            own = self._seeds(table.seeds, where)
-        return AnalysisEntry(table.name, settings, methods, own)
+        if table.seeds is not None:
+            seeds = self._seeds(table.seeds, where)
+        return AnalysisEntry(table.name, settings, methods, seeds)
 
     def _dataset(self, values: Any, where: str) -> DataEntry:
         table = self._table(_DataTable, values, where)
         if bool(table.name) == bool(table.path):
-            self._fail(where, "a data set should have either a name or a path")
+            self._fail(where, "a dataset should have either a name or a path")
         self._settings(DataOptions, table.options, where)
-        # A path with a folder in it is never mistaken for a name.
+        # A path that contains a folder cannot be mistaken for a name.
         source = table.name or os.path.join(self._path.parent or ".", table.path)
         label = table.label or table.name or Path(source).stem
-        return DataEntry(
-            source,
-            label,
-            self._backbone(table, values, where),
-            table.options,
-            table.bring,
-        )
+        backbone = self._backbone(table, values, where)
+        return DataEntry(source, label, backbone, table.options, table.bring)
 
     def _backbone(
         self, table: _DataTable, values: dict[str, Any], where: str
@@ -330,7 +320,7 @@ class _Reader:
                 if key in values
             ]
             if alone:
-                self._fail(where, f"{alone[0]} stands without a backbone")
+                self._fail(where, f"{alone[0]} needs a backbone")
             return None
         self._checked(where, check_recipe, table.recipe)
         if isinstance(table.preset, dict):
@@ -341,41 +331,33 @@ class _Reader:
         )
 
     def _weights(self, weights: str | None, bring: str, where: str) -> str | None:
-        """Return where weights come from; a file is relative to the spec or lies in a folder that data come from."""
+        """Return a source of weights, or the path of a file next to spec or data."""
         if weights is None or weights in WEIGHT_SOURCES:
             return weights
         folders = [self._path.parent, *search_path()]
-        file = next(
-            (folder / weights for folder in folders if (folder / weights).exists()),
-            None,
-        )
-        if file is None:
-            looked = ", ".join(str(folder) for folder in folders)
+        files = [folder / weights for folder in folders if (folder / weights).exists()]
+        if not files:
             known = ", ".join(map(repr, WEIGHT_SOURCES))
-            hint = ""
+            searched = ", ".join(map(str, folders))
+            message = f"no weights {weights!r}: use {known} or a file in {searched}"
             if bring:
-                hint = f"; this brings what there is: {bring}"
-            self._fail(
-                where,
-                f"no weights {weights!r}: they are {known} or a file; looked in {looked}{hint}",
-            )
-        return str(file)
+                message += f"; this brings them: {bring}"
+            self._fail(where, message)
+        return str(files[0])
 
     def _table(self, kind: type[SettingsT], values: Any, where: str) -> SettingsT:
-        """Return a table whose keys are known and whose entries have the right types."""
+        """Return a table; fail for unknown keys and entries of the wrong type."""
         if isinstance(values, dict):
-            self._checked(
-                where, check_keys, values, field_names(kind), f"key of {where}"
-            )
-        made: SettingsT = self._checked(where, from_values, kind, values, where)
-        return made
+            known = field_names(kind)
+            self._checked(where, check_keys, values, known, f"key of {where}")
+        table: SettingsT = self._checked(where, from_values, kind, values, where)
+        return table
 
     def _settings(self, kind: type[SettingsT], values: Any, where: str) -> SettingsT:
-        """Return settings that check themselves."""
-        made: SettingsT = self._checked(
-            where, from_mapping, kind, values, f"key of {where}"
-        )
-        return made
+        """Return settings of a type that validates itself."""
+        key = f"key of {where}"
+        settings: SettingsT = self._checked(where, from_mapping, kind, values, key)
+        return settings
 
     def _checked(self, where: str, call: Any, *arguments: Any) -> Any:
         try:
@@ -391,28 +373,24 @@ def _check_method(name: str, options: dict[str, Any]) -> None:
     create_method(name, **options)._check_params()
 
 
-def _numbered(tables: list[Any]) -> enumerate[Any]:
-    return enumerate(tables, start=1)
-
-
 def _distinct_labels(methods: list[MethodEntry]) -> list[MethodEntry]:
-    """Add to labels that stand more than once what their entries differ in."""
+    """Add to repeated labels the options in which their entries differ."""
     distinct = []
     for entry in methods:
-        rivals = [
+        group = [
             {"method": other.name, **other.options}
             for other in methods
             if other.label == entry.label
         ]
-        names = dict.fromkeys(name for options in rivals for name in options)
+        names = dict.fromkeys(name for options in group for name in options)
         differing = [
             name
             for name in names
-            if len({repr(options.get(name)) for options in rivals}) > 1
+            if len({repr(options.get(name)) for options in group}) > 1
         ]
         own = {"method": entry.name, **entry.options}
         shown = ", ".join(f"{name}={own[name]}" for name in differing if name in own)
-        distinct.append(
-            replace(entry, label=f"{entry.label} ({shown})") if shown else entry
-        )
+        if shown:
+            entry = replace(entry, label=f"{entry.label} ({shown})")
+        distinct.append(entry)
     return distinct

@@ -1,7 +1,7 @@
-"""Runs of a spec on several processes or machines: one task per record, and the record is its result.
+"""Runs of a spec on several processes or machines, with one task per record.
 
-A task names the spec and the run; a worker reads the data for itself and writes the
-record where the plan looks for it.
+A task names the spec and the run. A worker reads the data itself and writes the record
+where the plan expects it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from evergrow.lab.bench.execute import execute, failed_record
 from evergrow.lab.bench.grid import Step, compute_threads, expand, release_memory
 from evergrow.lab.bench.run import Run
 from evergrow.lab.bench.spec import Spec, load_spec
-from evergrow.lab.records import Record, read_record, remove_partial, write_record
+from evergrow.lab.records import Record, load_record, remove_partial, save_record
 
 
 def run_on_engine(
     engine: Engine, spec: Spec, folder: Path, steps: Sequence[Step]
 ) -> Iterator[Step]:
-    """Carry out runs on an engine and yield each with its record when it has ended.
+    """Execute runs on an engine; yield each with its record when it has ended.
 
     Parameters
     ----------
     engine : Engine
-        Where.
+        The engine.
     spec : Spec
-        What the runs are of; every worker must reach its file by the same path.
+        Spec of the runs. Every worker must find its file under the same path.
     folder : Path
-        Where the records go; every worker must reach it by the same path.
+        Folder of the records. Every worker must find it under the same path.
     steps : sequence of Step
-        What to do.
+        Runs to execute.
 
     Raises
     ------
@@ -47,26 +47,20 @@ def run_on_engine(
         If the workers have other versions, or another folder under this path.
     """
     if not steps:
-        return  # a cluster need not be there for what is done
+        return  # without connecting to a cluster
     runner = engine.runner(perform)
     try:
-        about: dict[str, Any] = {
+        shared: dict[str, Any] = {
             "spec": str(spec.path.absolute()),
             "folder": str(folder.absolute()),
+            "device": spec.device,
+            "versions": versions(),
         }
-        about |= {"device": spec.device, "versions": versions()}
-        tasks = [
-            WorkerTask(
-                "record",
-                number,
-                {
-                    **about,
-                    "run": step.run.run_id,
-                    "dataset": spec.datasets.index(step.run.data),
-                },
-            )
-            for number, step in enumerate(steps)
-        ]
+        tasks = []
+        for number, step in enumerate(steps):
+            dataset = spec.datasets.index(step.run.data)
+            about = {**shared, "run": step.run.run_id, "dataset": dataset}
+            tasks.append(WorkerTask("record", number, about))
         with closing(runner.run(tasks)) as results:  # type: ignore[type-var]
             for result in results:
                 step = steps[result.task.number]
@@ -74,29 +68,29 @@ def run_on_engine(
                 yield step
     finally:
         runner.close()
-        remove_partial(folder)  # workers that were killed may have left some
+        remove_partial(folder)  # of killed workers
 
 
 def perform(task: WorkerTask) -> dict[str, Any]:
-    """Carry out the run of a task and write its record.
+    """Execute the run of a task and write its record.
 
     Parameters
     ----------
     task : WorkerTask
-        From :func:`run_on_engine`.
+        WorkerTask of :func:`run_on_engine`.
     """
-    check_versions(task.about["versions"])
-    spec, datasets, runs = _grid(
-        task.about["spec"], task.about["device"], task.about["dataset"]
-    )
-    run = runs.get(task.about["run"])
+    about = task.about
+    check_versions(about["versions"])
+    spec, datasets, runs = _grid(about["spec"], about["device"], about["dataset"])
+    run = runs.get(about["run"])
     if run is None:
         raise EngineError(
-            "the spec and the data must be the same on every machine, but the plan's run is none here"
+            "The spec and the data must be the same on every machine, but this one has "
+            "no such run."
         )
     with compute_threads(spec.threads):
         record = execute(run, datasets)
-    write_record(Path(task.about["folder"]) / run.file_name, record)
+    save_record(Path(about["folder"]) / run.file_name, record)
     release_memory()
     return {"status": record.status}
 
@@ -105,7 +99,7 @@ def perform(task: WorkerTask) -> dict[str, Any]:
 def _grid(
     path: str, device: str, dataset: int
 ) -> tuple[Spec, DataSource, dict[str, Run]]:
-    """Return the runs of a spec on one data set, and the data: the next run is often on the same."""
+    """Return spec, data and runs of one dataset, cached for the next run on it."""
     spec = load_spec(path)
     datasets = DataSource(device)
     spec = replace(spec, device=device, datasets=(spec.datasets[dataset],))
@@ -113,15 +107,15 @@ def _grid(
 
 
 def _record(path: Path, run: Run, result: TaskResult) -> Record:
-    """Return the record that a task wrote; where its worker could not, one that says so is written."""
+    """Return the record that a task wrote, or write one about the worker's failure."""
     if result.state == "done":
         try:
-            return read_record(path)
+            return load_record(path)
         except (FileNotFoundError, FileFormatError) as error:
             raise EngineError(
-                f"a worker wrote {path.name}, but it is not in {path.parent}: every worker must reach that folder by "
-                "the same path"
+                f"A worker wrote {path.name}, but it is not in {path.parent}: every "
+                "worker must reach that folder by the same path."
             ) from error
     record = failed_record(run, EngineError(result.error))
-    write_record(path, record)
+    save_record(path, record)
     return record

@@ -1,4 +1,4 @@
-"""The data sets that methods are compared on: found by name, read as published, and checked against their counts."""
+"""Benchmark datasets: found by name, read as published, and checked against counts."""
 
 from evergrow.lab.benchmarks.catalogue import list_benchmarks
 from evergrow.lab.benchmarks.load import check_benchmark, load_benchmark

@@ -1,4 +1,4 @@
-"""The benchmarks of the field: their names, their folders, and the numbers of their images."""
+"""Catalogue of benchmarks: names, folders, and numbers of classes and images."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Counts:
     Parameters
     ----------
     n_classes, n_train, n_test : int
-        Classes, training and test images.
+        Number of classes, training images and test images.
     split : str
-        Whose split that is.
+        Source of the split.
     """
 
     n_classes: int
@@ -38,26 +38,26 @@ class Counts:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One data set of the field.
+    """A benchmark dataset.
 
     Parameters
     ----------
     key : str
-        Its name here.
+        Name in evergrow.
     title : str
-        Its name for people.
+        Display name.
     counts : Counts
-        What published results were computed on.
+        Numbers in published results.
     folders : tuple of str
-        Names of its folder, in any case and punctuation; the first is the usual one.
+        Names of its folder, in any case and punctuation. The first is the usual one.
     aliases : tuple of str
-        Other names that it can be asked for by.
+        Other names for :func:`find_benchmark`.
     others : tuple of Counts
-        Other splits in use, which give other numbers.
+        Other splits in use.
     fixed_order : bool
-        Whether published results take its classes in natural order.
+        Whether published results use the natural order of classes.
     archive : str
-        The archive that the folder comes in, with its MD5 sum.
+        Archive that contains the folder, with its MD5 sum.
     """
 
     key: str
@@ -73,7 +73,7 @@ class Benchmark:
     def names(self) -> frozenset[str]:
         """All names, without case and punctuation."""
         return frozenset(
-            _plain(name) for name in (self.key, *self.folders, *self.aliases)
+            _normalize(name) for name in (self.key, *self.folders, *self.aliases)
         )
 
 
@@ -91,20 +91,26 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def find_benchmark(name: str) -> Benchmark | None:
-    """Return the benchmark of a name or alias, whatever its case and punctuation, or None.
+    """Return the benchmark with a name or alias in any case and punctuation, or None.
 
     Examples
     --------
     >>> from evergrow.lab.benchmarks.catalogue import find_benchmark
-    >>> find_benchmark("ImageNet_R").key, find_benchmark("inr").key, find_benchmark("my own data")
-    ('imagenet-r', 'imagenet-r', None)
+    >>> find_benchmark("ImageNet_R").key, find_benchmark("inr").key
+    ('imagenet-r', 'imagenet-r')
+    >>> find_benchmark("my own data")
     """
-    plain = _plain(name)
-    return next((item for item in BENCHMARKS.values() if plain in item.names), None)
+    normalized = _normalize(name)
+    for benchmark in BENCHMARKS.values():
+        if normalized in benchmark.names:
+            return benchmark
+    return None
 
 
 def benchmark_of_folder(name: str) -> Benchmark | None:
-    """Return the benchmark that a folder is named after, or None; aliases such as ``obj`` are too common to count.
+    """Return the benchmark with the name of a folder, or None.
+
+    Aliases such as ``obj`` are ignored, because they are too common.
 
     Examples
     --------
@@ -112,19 +118,16 @@ def benchmark_of_folder(name: str) -> Benchmark | None:
     >>> benchmark_of_folder("CUB_200_2011").key, benchmark_of_folder("obj")
     ('cub', None)
     """
-    plain = _plain(name)
-    return next(
-        (
-            item
-            for item in BENCHMARKS.values()
-            if plain in {_plain(folder) for folder in (item.key, *item.folders)}
-        ),
-        None,
-    )
+    normalized = _normalize(name)
+    for benchmark in BENCHMARKS.values():
+        folders = (benchmark.key, *benchmark.folders)
+        if normalized in {_normalize(folder) for folder in folders}:
+            return benchmark
+    return None
 
 
 def list_benchmarks() -> list[str]:
-    """Return the names of all benchmarks that counts are known of.
+    """Return the names of all benchmarks.
 
     Examples
     --------
@@ -137,18 +140,18 @@ def list_benchmarks() -> list[str]:
 
 @cache
 def expected_names() -> dict[str, tuple[str, ...]]:
-    """Return the class names of the benchmarks whose names are known, in order."""
+    """Return the class names of benchmarks by key, in order, if they are known."""
     return {key: tuple(names) for key, names in _read("class_names.json").items()}
 
 
 @dataclass(frozen=True)
 class BenchmarkLocation:
-    """Location of a benchmark: a folder of its own, or a pair of lists.
+    """Location of a benchmark: a folder, or a pair of lists.
 
     Parameters
     ----------
     folder : Path
-        The folder, or the one that the lists' images are looked for in.
+        The folder, or the root of the images in the lists.
     train_list, test_list : Path, optional
         The lists.
     """
@@ -159,34 +162,30 @@ class BenchmarkLocation:
 
 
 def locate(benchmark: Benchmark, root: Path | None = None) -> BenchmarkLocation:
-    """Return where a benchmark lies below a root, or below the folders of the search path.
+    """Return the location of a benchmark in a root or in the search path.
 
     Raises
     ------
     DatasetNotFoundError
-        If it is in none of them; the message says what to put where.
+        If it is not found. The message says which files to put where.
     """
-    if root is None:
-        roots = search_path()
-    else:
-        roots = [root]
+    roots = search_path() if root is None else [root]
     for base in roots:
         if not base.is_dir():
             continue
-        inside = [
-            entry for entry in _folders(base) if _plain(entry.name) in benchmark.names
-        ]
-        if root is not None and _plain(base.resolve().name) in benchmark.names:
-            own = [base]
-        else:
-            own = []
-        for folder in (*sorted(inside), *own):
-            if _has_split(folder):
-                return BenchmarkLocation(folder)
-            lists = _find_lists(benchmark, base, folder)
-            if lists:
-                return BenchmarkLocation(folder, *lists)
-            return BenchmarkLocation(folder)
+        folders = sorted(
+            entry
+            for entry in _folders(base)
+            if _normalize(entry.name) in benchmark.names
+        )
+        if root is not None and _normalize(base.resolve().name) in benchmark.names:
+            folders.append(base)
+        if folders:
+            folder = folders[0]
+            lists = None
+            if not _has_split(folder):
+                lists = _find_lists(benchmark, base, folder)
+            return BenchmarkLocation(folder, *(lists or ()))
     raise DatasetNotFoundError(_how_to_get(benchmark, roots))
 
 
@@ -198,7 +197,10 @@ def _has_split(folder: Path) -> bool:
 def _find_lists(
     benchmark: Benchmark, base: Path, folder: Path
 ) -> tuple[Path, Path] | None:
-    """Return ``imagenet-r_train.yaml`` and its partner, from the places that the field's repositories keep them in."""
+    """Return the lists of a benchmark, from the places that repositories use.
+
+    The training list is named like ``imagenet-r_train.yaml``.
+    """
     places = (
         folder,
         folder / "splits",
@@ -214,10 +216,9 @@ def _find_lists(
             stem = file.stem.lower()
             if file.suffix.lower() not in _LISTS or not stem.endswith("train"):
                 continue
-            named = _plain(stem[: -len("train")])
-            if named in benchmark.names or (
-                not named and place in (folder, folder / "splits")
-            ):
+            name = _normalize(stem[: -len("train")])
+            is_own_folder = place in (folder, folder / "splits")
+            if name in benchmark.names or (not name and is_own_folder):
                 other = partner_name(Tree(place), file.name)
                 if other is not None:
                     return file, place / other
@@ -228,27 +229,27 @@ def _folders(base: Path) -> list[Path]:
     try:
         return [entry for entry in base.iterdir() if entry.is_dir()]
     except OSError:
-        return []  # a folder of the search path that cannot be read holds nothing
+        return []  # an unreadable folder of the search path
 
 
 def _how_to_get(benchmark: Benchmark, roots: Sequence[Path]) -> str:
     counts = benchmark.counts
     folder = benchmark.folders[0]
+    files = f"{folder}/train/<class>/* and {folder}/test/<class>/*"
     if benchmark.key == "cifar100":
-        want = f"{folder}/train, test and meta"
-    else:
-        want = f"{folder}/train/<class>/* and {folder}/test/<class>/*"
+        files = f"{folder}/train, test and meta"
     if benchmark.archive:
-        archive = f" (the archive is {benchmark.archive})"
-    else:
-        archive = ""
+        files += f" (the archive is {benchmark.archive})"
+    searched = ", ".join(str(root) for root in roots)
     return (
-        f"{benchmark.title} must be on disk: looked for a folder {' or '.join(benchmark.folders)} in "
-        f"{', '.join(str(root) for root in roots)}. Put {want}{archive} in ./data, or name the folder above it in the "
-        f"environment variable EVERGROW_DATA; it has {counts.n_classes} classes, {counts.n_train} training and "
+        f"{benchmark.title} must be on disk: looked for a folder "
+        f"{' or '.join(benchmark.folders)} in {searched}. Put {files} in ./data, or "
+        "set the environment variable EVERGROW_DATA to the folder above it. The "
+        f"benchmark has {counts.n_classes} classes, {counts.n_train} training and "
         f"{counts.n_test} test images"
     )
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
+    """Return the letters and digits of a name in lower case."""
     return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -1,4 +1,4 @@
-"""Loading benchmarks by name, and comparing what was loaded with what published results were computed on."""
+"""Load benchmarks by name and compare them with the data of published results."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from evergrow.data.tables import SampleList, listed_data
 from evergrow.lab.benchmarks.catalogue import (
     BENCHMARKS,
     Benchmark,
+    BenchmarkLocation,
     benchmark_of_folder,
     expected_names,
     find_benchmark,
@@ -40,20 +41,18 @@ from evergrow.lab.benchmarks.official import read_published
 def load_benchmark(
     source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
 ) -> Dataset | FeatureSet:
-    """Load a data set by the name of a benchmark, or from anything that ``load_data`` reads.
+    """Load a benchmark by name, or any source of :func:`evergrow.data.load_data`.
 
     Parameters
     ----------
     source : str or path-like
-        The name of a benchmark (see :func:`list_benchmarks`), looked for in
-        ``options.root`` or :func:`evergrow.data.search_path`; a folder with
-        CUB-200-2011 or CIFAR-100 as published; otherwise what
-        :func:`evergrow.data.load_data` takes.
+        Name of a benchmark (see :func:`list_benchmarks`), searched in ``options.root``
+        or :func:`evergrow.data.search_path`; a folder with CUB-200-2011 or CIFAR-100 as
+        published; or any source of :func:`evergrow.data.load_data`.
     options : DataOptions, optional
-        How to read it.
+        Options for reading.
     **settings
-        Fields of :class:`evergrow.data.DataOptions`, instead of or on top of
-        ``options``.
+        Fields of :class:`evergrow.data.DataOptions` that override ``options``.
 
     Returns
     -------
@@ -62,20 +61,20 @@ def load_benchmark(
     Warns
     -----
     DataWarning
-        If counts or class names differ from the benchmark's.
+        If counts or class names differ from those of the benchmark.
 
     Raises
     ------
     DatasetNotFoundError
-        If the data set is not on disk; the message says what to put where.
+        If the dataset is not on disk. The message says which files to put where.
 
     Examples
     --------
     >>> from evergrow.lab.benchmarks import load_benchmark
-    >>> load_benchmark("imagenet-r", root="nowhere")  # doctest: +IGNORE_EXCEPTION_DETAIL
+    >>> load_benchmark("imagenet-r", root="nowhere")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.DatasetNotFoundError: ImageNet-R must be on disk: looked for a folder imagenet-r in nowhere.
+    evergrow.core.errors.DatasetNotFoundError: ImageNet-R must be on disk: ...
     """
     chosen = with_changes(options or DataOptions(), settings, "data setting")
     text = os.fspath(source)
@@ -89,30 +88,34 @@ def load_benchmark(
     data = dataclasses.replace(finish(labelled, text, chosen), name=name)
     benchmark = _benchmark_of(data)
     if benchmark is not None and labelled.test is None:
-        note = "no published split was found, so that results compare with no other"
+        note = "no published split was found, so results are not comparable"
         data = dataclasses.replace(data, cautions=(*data.cautions, note))
     if benchmark is not None and benchmark.fixed_order:
-        note = "published results take the classes in natural order: use a protocol with shuffle = false"
+        note = (
+            "published results take the classes in natural order: use a protocol with "
+            "shuffle = false"
+        )
         data = dataclasses.replace(data, notes=(*data.notes, note))
     differences = check_benchmark(data)
-    # A complete benchmark may have small classes by nature.
-    complete = benchmark is not None and not differences
-    _warn(
-        data,
-        [*differences, *(data.cautions if complete else inspect_data(data).cautions)],
-    )
+    cautions = list(data.cautions)
+    if benchmark is None or differences:
+        # A complete benchmark may have small classes, so it is not inspected.
+        cautions = inspect_data(data).cautions
+    _warn(data, [*differences, *cautions])
     return data
 
 
 def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list[str]:
-    """Return how a data set differs from a benchmark: in counts, and in class names where they are known.
+    """Return the differences between a dataset and a benchmark.
+
+    Counts are compared, and class names if they are known.
 
     Parameters
     ----------
     data : Dataset or FeatureSet
-        As :func:`load_benchmark` gave it. Features are not compared.
+        Result of :func:`load_benchmark`. Features are not compared.
     name : str, optional
-        The benchmark; by default the one that the data set is named after, if any.
+        Name of the benchmark. By default it follows from the name of the dataset.
 
     Examples
     --------
@@ -121,66 +124,66 @@ def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list
     >>> from evergrow.data import Dataset
     >>> from evergrow.lab.benchmarks import check_benchmark
     >>> y, texts = np.array([0, 1]), Texts(("a", "b"))
-    >>> for line in check_benchmark(Dataset.of(texts, y, texts, y, names=("one", "two")), "vtab"):
+    >>> data = Dataset.of(texts, y, texts, y, names=("one", "two"))
+    >>> for line in check_benchmark(data, "vtab"):
     ...     print(line)
     VTAB: classes: 2, expected 50
     VTAB: training samples: 2, expected 1796
     VTAB: test samples: 2, expected 8619
     """
-    if name:
-        benchmark = find_benchmark(name)
-    else:
-        benchmark = _benchmark_of(data)
+    benchmark = find_benchmark(name) if name else _benchmark_of(data)
     if name and benchmark is None:
+        close = nearest(name, BENCHMARKS)
         raise UnknownNameError(
-            f"benchmark must be a known name, got {name!r}; nearest: {nearest(name, BENCHMARKS)}"
+            f"benchmark must be a known name, got {name!r}; nearest: {close}"
         )
     if benchmark is None or not isinstance(data, Dataset):
         return []
-    return [
-        f"{benchmark.title}: {line}"
-        for line in _check_counts(data, benchmark) + _check_names(data, benchmark)
-    ]
+    differences = _check_counts(data, benchmark) + _check_names(data, benchmark)
+    return [f"{benchmark.title}: {line}" for line in differences]
 
 
 def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
-    """Return the items of a source and the name to give them, or None if ``load_data`` reads it."""
+    """Read a source and return it with its name, or None if ``load_data`` reads it."""
     if os.path.isdir(text):
         published = read_published(Path(text))
         if published is None:
             return None
-        return (published, Path(text).absolute().name)
-    benchmark = None
-    if not (os.path.exists(text) or _is_feature_file(text)):
-        benchmark = find_benchmark(text)
+        return published, Path(text).absolute().name
+    if os.path.exists(text) or _is_feature_file(text):
+        return None
+    benchmark = find_benchmark(text)
     if benchmark is None:
         return None
     place = locate(benchmark, None if options.root is None else Path(options.root))
     if place.train_list is not None:
-        lists = [
-            _read_list(path)
-            for path in (place.train_list, place.test_list)
-            if path is not None
-        ]
-        notes = (
-            f"lists: {', '.join(part.file for part in lists)}",
-            "lists may split the images otherwise than the folders of PILOT do",
-        )
-        settings = dataclasses.replace(options, root=str(place.folder))
-        tree = Tree(place.train_list.parent)
-        named = _folder_names(lists)
-        found = listed_data(
-            tree, lists, settings, names=named, layout="lists", notes=notes
-        )
-        return found, benchmark.key
+        return _read_lists(place, options), benchmark.key
     folder = read_published(place.folder) or read(place.folder, options).dataset()
     if isinstance(folder, Dataset):
-        return (folder, benchmark.key)
+        return folder, benchmark.key
     return None
 
 
+def _read_lists(place: BenchmarkLocation, options: DataOptions) -> Dataset:
+    """Read a benchmark whose split is given by lists of images."""
+    paths = [path for path in (place.train_list, place.test_list) if path is not None]
+    lists = [_read_list(path) for path in paths]
+    notes = (
+        f"lists: {', '.join(part.file for part in lists)}",
+        "lists may split the images otherwise than the folders of PILOT do",
+    )
+    return listed_data(
+        Tree(paths[0].parent),
+        lists,
+        dataclasses.replace(options, root=str(place.folder)),
+        names=_folder_names(lists),
+        layout="lists",
+        notes=notes,
+    )
+
+
 def _folder_names(lists: list[SampleList]) -> dict[int, str]:
-    """Return the folders that integer labels can be named after, where the two go together one to one."""
+    """Return folder names by integer label, if they correspond one to one."""
     pairs = {
         (label, Path(name).parent.name)
         for part in lists
@@ -195,31 +198,33 @@ def _folder_names(lists: list[SampleList]) -> dict[int, str]:
 
 
 def _read_list(path: Path) -> SampleList:
-    """Return a list of images: lines of a text file, or ``data`` and ``targets`` of a YAML file."""
+    """Read a list of images: a text file, or ``data`` and ``targets`` in YAML."""
     if path.suffix == ".txt":
         return read_text_list(path)
     return read_yaml_list(path)
 
 
 def read_text_list(path: Path) -> SampleList:
-    """Return the images and labels of a text file, each line a path and a label, or a path in the folder of its class.
+    """Read a text file with a path and a label per line.
+
+    The label may be left out if the folder of the path is the class.
 
     Raises
     ------
     FileFormatError
-        If a line is none of these, or there is none.
+        If a line is neither form, or there are no lines.
     """
     names = []
     labels = []
-    for number, line in enumerate(
-        Tree(path.parent).text(path.name).splitlines(), start=1
-    ):
+    lines = Tree(path.parent).text(path.name).splitlines()
+    for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("# "):
             continue
         name, _, label = text.rpartition("\t" if "\t" in text else " ")
         if is_image(text):
-            name, label = text, Path(text).parent.name
+            name = text
+            label = Path(text).parent.name
         if not name.strip() or not label.strip():
             raise FileFormatError(
                 f"{path} line {number} must be a path and a label, got {text!r}"
@@ -232,36 +237,32 @@ def read_text_list(path: Path) -> SampleList:
 
 
 def read_yaml_list(path: Path) -> SampleList:
-    """Return the images and labels under ``data`` and ``targets`` of a YAML file of plain values.
+    """Read the paths in ``data`` and labels in ``targets`` of a YAML file.
 
     Raises
     ------
     FileFormatError
-        If it holds anything else, or aliases, by which a small file can stand for
+        If it contains anything else, or aliases, which can expand a small file to
         gigabytes.
     """
     yaml = require("yaml", extra="lab", purpose=f"reading {path.name}")
-    loader = getattr(
-        yaml, "CSafeLoader", yaml.SafeLoader
-    )  # ten times as fast, where it was compiled in
+    # The C loader is ten times faster, if available.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     body = Tree(path.parent).text(path.name)
+    content = None
     try:
-        aliases = any(
-            isinstance(event, yaml.AliasEvent)
-            for event in yaml.parse(body, Loader=loader)
-        )
-        if aliases:
-            content = {}
-        else:
+        events = yaml.parse(body, Loader=loader)
+        if not any(isinstance(event, yaml.AliasEvent) for event in events):
             content = yaml.load(body, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FileFormatError(
             f"{path} must be YAML of plain values: {error}"
         ) from error
-    names, labels = (
-        content.get(key) if isinstance(content, dict) else None
-        for key in ("data", "targets")
-    )
+    names = None
+    labels = None
+    if isinstance(content, dict):
+        names = content.get("data")
+        labels = content.get("targets")
     if (
         not isinstance(names, list)
         or not isinstance(labels, list)
@@ -271,14 +272,11 @@ def read_yaml_list(path: Path) -> SampleList:
             f"{path} must hold lists 'data' and 'targets' of one length, and no aliases"
         )
     for row, (name, label) in enumerate(zip(names, labels, strict=True)):
-        if (
-            not isinstance(name, str)
-            or not name
-            or isinstance(label, bool)
-            or not isinstance(label, (int, str))
-        ):
+        valid_label = isinstance(label, (int, str)) and not isinstance(label, bool)
+        if not isinstance(name, str) or not name or not valid_label:
             raise FileFormatError(
-                f"{path} entry {row} must be a path and a label, got {name!r} and {label!r}"
+                f"{path} entry {row} must be a path and a label, "
+                f"got {name!r} and {label!r}"
             )
     return SampleList(path.name, names, [str(label) for label in labels])
 
@@ -288,53 +286,52 @@ def _is_feature_file(name: str) -> bool:
 
 
 def _benchmark_of(data: Dataset | FeatureSet) -> Benchmark | None:
-    """Return the benchmark that a set of images is named after, or None."""
+    """Return the benchmark with the name of an image dataset, or None."""
     if isinstance(data, Dataset) and data.kind == "image":
         return benchmark_of_folder(data.name)
     return None
 
 
 def _check_counts(data: Dataset, benchmark: Benchmark) -> list[str]:
-    have = (data.n_classes, len(data.y_train), len(data.y_test))
-    want = benchmark.counts
+    found = (data.n_classes, len(data.y_train), len(data.y_test))
+    counts = benchmark.counts
     for other in benchmark.others:
-        if have == (other.n_classes, other.n_train, other.n_test):
+        if found == (other.n_classes, other.n_train, other.n_test):
             return [
-                f"split: {have[1]} / {have[2]} is {other.split}; published numbers are for "
-                f"{want.n_train} / {want.n_test}, {want.split}"
+                f"split: {found[1]} / {found[2]} is {other.split}; published numbers "
+                f"are for {counts.n_train} / {counts.n_test}, {counts.split}"
             ]
     labels = ("classes", "training samples", "test samples")
-    pairs = zip(labels, have, (want.n_classes, want.n_train, want.n_test), strict=True)
+    expected = (counts.n_classes, counts.n_train, counts.n_test)
     return [
-        f"{label}: {value}, expected {expected}"
-        for label, value, expected in pairs
-        if value != expected
+        f"{label}: {value}, expected {right}"
+        for label, value, right in zip(labels, found, expected, strict=True)
+        if value != right
     ]
 
 
 def _check_names(data: Dataset, benchmark: Benchmark) -> list[str]:
-    """Compare class names, unless none is known: then the folders follow another convention."""
+    """Compare class names, unless all are unknown: then folders are named otherwise."""
     expected = expected_names().get(benchmark.key, ())
     missing = [name for name in expected if name not in set(data.class_names)]
     if not expected or len(missing) == len(expected):
         return []
     unknown = [name for name in data.class_names if name not in set(expected)]
+    differences = []
     if missing:
-        differences = [f"class names missing: {len(missing)} ({listed(missing)})"]
-    else:
-        differences = []
-    return differences + (
-        [f"class names not expected: {len(unknown)} ({listed(unknown)})"]
-        if unknown
-        else []
-    )
+        differences.append(f"class names missing: {len(missing)} ({listed(missing)})")
+    if unknown:
+        differences.append(
+            f"class names not expected: {len(unknown)} ({listed(unknown)})"
+        )
+    return differences
 
 
 def _warn(data: Dataset, cautions: list[str]) -> None:
     if cautions:
-        # The level is that of whoever called load_benchmark.
+        # The warning points at the caller of load_benchmark.
         warnings.warn(
-            f"data set {data.name!r} can be used but: {'; '.join(cautions)}",
+            f"dataset {data.name!r} can be used but: {'; '.join(cautions)}",
             DataWarning,
             stacklevel=3,
         )

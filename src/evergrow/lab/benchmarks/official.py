@@ -1,4 +1,4 @@
-"""CUB-200-2011 and CIFAR-100 as their authors publish them."""
+"""CUB-200-2011 and CIFAR-100 in the form of their authors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _CIFAR_MD5 = {
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     "meta": "7973b15100ade9c7d40fb424638fde48",
 }
-_CIFAR_LARGEST = 512 * 2**20  # the training file has 155 MB
+_CIFAR_MAX_BYTES = 512 * 2**20  # the training file has 155 MB
 
 
 def read_published(folder: Path) -> Dataset | None:
-    """Read a folder that holds CUB-200-2011 or CIFAR-100 as published; return None for any other.
+    """Read a folder with CUB-200-2011 or CIFAR-100 as published; otherwise return None.
 
     Raises
     ------
@@ -55,43 +55,45 @@ def _has_all(folder: Path, names: tuple[str, ...]) -> bool:
 
 
 def read_cub(folder: Path) -> Dataset:
-    """Read ``images.txt``, ``image_class_labels.txt``, ``train_test_split.txt``, ``classes.txt`` and ``images/``.
+    """Read CUB-200-2011: its four tables and ``images/``.
 
     Raises
     ------
     DatasetNotFoundError
         If a file or an image is missing.
     FileFormatError
-        If the tables do not go together.
+        If the tables contradict each other.
     """
     images, labels, split, classes = (_numbered(folder / name) for name in _CUB_FILES)
     if images.keys() != labels.keys() or images.keys() != split.keys():
-        odd = sorted((images.keys() ^ labels.keys()) | (images.keys() ^ split.keys()))
+        mismatched = (images.keys() ^ labels.keys()) | (images.keys() ^ split.keys())
         raise FileFormatError(
-            f"{folder}: all tables must number the same images, got {odd[:5]} in some of them only"
+            f"{folder}: all tables must number the same images, "
+            f"got {sorted(mismatched)[:5]} in some of them only"
         )
     unknown = sorted(set(labels.values()) - {str(number) for number in classes})
     if unknown:
         raise FileFormatError(
-            f"{folder / 'classes.txt'} must name all classes, but it lacks {listed(unknown)}"
+            f"{folder / 'classes.txt'} must name all classes, "
+            f"but it lacks {listed(unknown)}"
         )
     files: dict[str, list[str]] = {"1": [], "0": []}
     codes: dict[str, list[int]] = {"1": [], "0": []}
     for number, name in sorted(images.items()):
-        if split[number] not in files:
+        part = split[number]
+        if part not in files:
             raise FileFormatError(
-                f"{folder / 'train_test_split.txt'} must hold 0 and 1, got {split[number]!r}"
+                f"{folder / 'train_test_split.txt'} must hold 0 and 1, got {part!r}"
             )
-        files[split[number]].append(f"images/{name}")
-        codes[split[number]].append(int(labels[number]))
-    parts = [_existing(folder, files[part]) for part in ("1", "0")]
-    return Dataset.of(
-        parts[0], codes["1"], parts[1], codes["0"], names=classes, layout="cub"
-    )
+        files[part].append(f"images/{name}")
+        codes[part].append(int(labels[number]))
+    train = _existing_images(folder, files["1"])
+    test = _existing_images(folder, files["0"])
+    return Dataset.of(train, codes["1"], test, codes["0"], names=classes, layout="cub")
 
 
 def _numbered(path: Path) -> dict[int, str]:
-    """Return a table of ``number value`` lines."""
+    """Read a table of ``number value`` lines."""
     table: dict[int, str] = {}
     for line, text in enumerate(Tree(path.parent).text(path.name).split("\n"), start=1):
         if not text.strip():
@@ -99,35 +101,36 @@ def _numbered(path: Path) -> dict[int, str]:
         number, _, value = text.strip().partition(" ")
         if not number.isdecimal() or not value.strip() or int(number) in table:
             raise FileFormatError(
-                f"{path} line {line} must be a new number and a value, got {text.strip()!r}"
+                f"{path} line {line} must be a new number and a value, "
+                f"got {text.strip()!r}"
             )
         table[int(number)] = value.strip()
     return table
 
 
-def _existing(root: Path, names: list[str]) -> Images:
+def _existing_images(root: Path, names: list[str]) -> Images:
     missing = [name for name in names if not (root / name).is_file()]
     if missing:
         raise DatasetNotFoundError(
-            f"the images must be in {root}, but {len(missing)} of {len(names)} are not: {listed(missing)}"
+            f"the images must be in {root}, but {len(missing)} of {len(names)} are "
+            f"not: {listed(missing)}"
         )
     return Images(tuple(names), root=root)
 
 
-# -- CIFAR-100: Python pickles, opened without letting them run anything ---------------
+# -- CIFAR-100: Python pickles, read without running code ------------------------------
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """An unpickler that knows numpy arrays, containers, numbers and strings, and nothing that could do harm.
+    """An unpickler of numpy arrays, containers, numbers and strings only.
 
-    A pickle runs whatever functions it names. This one only lets it name the three that
-    rebuild an array of numbers and the one that turns text to bytes; any other name is
-    refused before anything is called.
+    A pickle calls any function that it names. This one may name only the three that
+    rebuild an array of numbers and the one that converts text to bytes. Any other name
+    raises before anything is called.
     """
 
-    _reconstruct: ClassVar[Any] = np.empty(0).__reduce__()[
-        0
-    ]  # numpy's own, whatever module it lives in
+    # numpy's function, which has moved between modules
+    _reconstruct: ClassVar[Any] = np.empty(0).__reduce__()[0]
     _allowed: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
         ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
@@ -136,7 +139,7 @@ class PlainUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Return one of the few things that a file may name."""
+        """Return an allowed function or type; raise for any other name."""
         if (module_name, global_name) == ("_codecs", "encode"):
             return _encode
         try:
@@ -148,7 +151,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Stand in for ``codecs.encode``, with the one encoding that pickles of bytes use."""
+    """Encode text like ``codecs.encode``, in the encoding of pickled bytes only."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
     return text.encode("latin1")
@@ -162,50 +165,56 @@ def read_cifar(folder: Path) -> Dataset:
     DatasetNotFoundError
         If a file is missing.
     FileFormatError
-        If a file is damaged or names something other than arrays and plain values.
+        If a file is damaged or contains anything but arrays and plain values.
     """
-    odd: list[str] = []
-    contents = {name: _cifar_content(folder / name, odd) for name in _CIFAR_MD5}
-    names = contents["meta"].get("fine_label_names")
+    train = _read_pickle(folder / "train")
+    test = _read_pickle(folder / "test")
+    meta = _read_pickle(folder / "meta")
+    names = meta.get("fine_label_names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FileFormatError(
-            f"{folder / 'meta'} must hold fine_label_names, got {sorted(contents['meta'])}"
+            f"{folder / 'meta'} must hold fine_label_names, got {sorted(meta)}"
         )
-    (train, train_labels), (test, test_labels) = (
-        _cifar_part(folder / part, contents[part], len(names))
-        for part in ("train", "test")
-    )
-    if odd:
-        cautions = [f"contents differ from the official files: {', '.join(odd)}"]
-    else:
-        cautions = []
-    about = {"layout": "cifar", "cautions": tuple(cautions)}
+    X_train, y_train = _cifar_part(folder / "train", train, len(names))
+    X_test, y_test = _cifar_part(folder / "test", test, len(names))
+    modified = [name for name, md5 in _CIFAR_MD5.items() if _md5(folder / name) != md5]
+    cautions: tuple[str, ...] = ()
+    if modified:
+        cautions = (f"contents differ from the official files: {', '.join(modified)}",)
     return Dataset.of(
-        Images(train), train_labels, Images(test), test_labels, names=names, **about
+        Images(X_train),
+        y_train,
+        Images(X_test),
+        y_test,
+        names=names,
+        layout="cifar",
+        cautions=cautions,
     )
 
 
-def _cifar_content(path: Path, odd: list[str]) -> dict[str, Any]:
+def _md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def _read_pickle(path: Path) -> dict[str, Any]:
+    """Read the dictionary in a pickle without running its code."""
     try:
-        if path.stat().st_size > _CIFAR_LARGEST:
+        size = path.stat().st_size
+        if size > _CIFAR_MAX_BYTES:
             raise FileFormatError(
-                f"{path} must be at most {_CIFAR_LARGEST >> 20} MiB, got {path.stat().st_size >> 20}"
+                f"{path} must be at most {_CIFAR_MAX_BYTES >> 20} MiB, got {size >> 20}"
             )
         body = path.read_bytes()
     except OSError as error:
         raise DatasetNotFoundError(
             f"file must be readable, got {path}: {error}"
         ) from error
-    if hashlib.md5(body, usedforsecurity=False).hexdigest() != _CIFAR_MD5[path.name]:
-        odd.append(path.name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # numpy finds the array types of 2009 deprecated
+            # numpy has deprecated the array types of 2009.
+            warnings.simplefilter("ignore")
             content = PlainUnpickler(io.BytesIO(body), encoding="latin1").load()
-    # A damaged pickle can fail in any of the calls that rebuild its values.
-    except Exception as error:
+    except Exception as error:  # a damaged pickle can fail in any call
         raise FileFormatError(
             f"{path} must be a whole file of arrays and plain values: {error}"
         ) from error
@@ -228,12 +237,13 @@ def _cifar_part(
     ):
         shape = getattr(pixels, "shape", type(pixels).__name__)
         raise FileFormatError(f"{path} must hold 'data' of n x 3072 bytes, got {shape}")
-    right = isinstance(labels, list) and len(labels) == len(pixels)
-    if not right or not all(
+    valid = isinstance(labels, list) and len(labels) == len(pixels)
+    if not valid or not all(
         isinstance(label, int) and 0 <= label < n_classes for label in labels or ()
     ):
         raise FileFormatError(
-            f"{path} must hold {len(pixels)} 'fine_labels' from 0 to {n_classes - 1}, got others"
+            f"{path} must hold {len(pixels)} 'fine_labels' from 0 to {n_classes - 1}, "
+            "got others"
         )
     images = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return images, [int(label) for label in labels or ()]

@@ -1,8 +1,8 @@
-"""A public conformance suite: every promise that an incremental classifier makes, as a check to run.
+"""Conformance suite for incremental classifiers and tuners.
 
-``run_checks("ranpac")`` runs it on a registered method, ``run_checks(MyClassifier)`` on
-a class of your own, and ``iter_checks()`` yields every registered method under every
-check for a test runner:
+``run_checks("ranpac")`` runs every check on a registered method,
+``run_checks(MyClassifier)`` on a class of your own. ``iter_checks()`` yields every
+registered method with every check, for a test runner:
 
     @pytest.mark.parametrize("case", list(iter_checks()), ids=str)
     def test_conformance(case):
@@ -12,7 +12,7 @@ check for a test runner:
 ``run_tuner_checks`` and ``iter_tuner_checks`` do the same for tuners.
 """
 
-from evergrow.lab.checks import inputs, properties  # noqa: F401 (register their checks)
+from evergrow.lab.checks import inputs, properties  # noqa: F401 (registers the checks)
 from evergrow.lab.checks.suite import (
     CHECKS,
     OPT_OUTS,

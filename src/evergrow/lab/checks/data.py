@@ -1,4 +1,4 @@
-"""The data that checks are run on: a few overlapping classes, small enough for every head at once."""
+"""Data of the checks: a few overlapping classes, small enough for every head."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PER_CLASS = 12
 
 @dataclass(frozen=True)
 class CheckData:
-    """Three tasks of two classes each, and rows to be asked about.
+    """Three tasks of two classes each, and test rows.
 
     Parameters
     ----------
     tasks : list of (X, y)
-        Training batches; labels do not arrive in their order.
+        Training batches. Labels do not arrive in sorted order.
     X, y : ndarray of shapes (m, d) and (m,)
         Test rows and their classes.
     """
@@ -34,13 +34,13 @@ class CheckData:
     @property
     def joint(self) -> Batch:
         """All tasks as one batch."""
-        return np.concatenate([X for X, _ in self.tasks]), np.concatenate(
-            [y for _, y in self.tasks]
-        )
+        X = np.concatenate([X for X, _ in self.tasks])
+        y = np.concatenate([y for _, y in self.tasks])
+        return X, y
 
 
 def make_check_data(seed: int = 0) -> CheckData:
-    """Return the data of a seed.
+    """Draw the data from a seed.
 
     Examples
     --------
@@ -53,14 +53,14 @@ def make_check_data(seed: int = 0) -> CheckData:
 
     def sample(per_class: int) -> Batch:
         y = rng.permutation(np.repeat(np.arange(N_CLASSES), per_class))
-        # Numbers that float16 holds exactly: the same features in any type must give
+        # float16 represents these numbers exactly, so features of any type must give
         # the same learner.
         X = (means[y] + rng.normal(size=(len(y), WIDTH))).astype(np.float16)
         return X.astype(np.float64), y
 
     X, y = sample(PER_CLASS)
-    tasks = [
-        (X[(y == first) | (y == first + 1)], y[(y == first) | (y == first + 1)])
-        for first in (2, 4, 0)
-    ]
+    tasks = []
+    for first in (2, 4, 0):
+        chosen = (y == first) | (y == first + 1)
+        tasks.append((X[chosen], y[chosen]))
     return CheckData(tasks, *sample(4))

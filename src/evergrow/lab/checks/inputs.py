@@ -1,4 +1,4 @@
-"""Checks of what a learner accepts and refuses: labels, types, sizes, and no harm from bad input."""
+"""Checks of input handling: labels, types, sizes, and invalid input."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from evergrow.core.errors import EvergrowError, InputError, LabelError, NotFitte
 from evergrow.lab.checks.data import CheckData
 from evergrow.lab.checks.properties import (
     TOLERANCE,
-    require,
-    require_same,
+    expect,
+    expect_same,
+    learn_all,
     scores,
-    teach,
 )
 from evergrow.lab.checks.suite import CHECKS, CheckFailure, CheckSkipped, Factory
 
 
-def require_raises(error: type[Exception], call: Callable[[], Any], what: str) -> None:
-    """Raise :class:`CheckFailure` unless the call raises that error."""
+def expect_raises(
+    error: type[Exception], call: Callable[[], Any], subject: str
+) -> None:
+    """Raise :class:`CheckFailure` unless the call raises this type of error."""
+    expected = f"{subject} must raise {error.__name__}"
     try:
         call()
     except error:
         return
     except Exception as other:
-        raise CheckFailure(
-            f"{what} must raise {error.__name__}, got {type(other).__name__}: {other}"
-        ) from other
-    raise CheckFailure(f"{what} must raise {error.__name__}, got no error")
+        message = f"{expected}, got {type(other).__name__}: {other}"
+        raise CheckFailure(message) from other
+    raise CheckFailure(f"{expected}, got no error")
 
 
 @CHECKS.register("bad_input_changes_nothing")
 def bad_input_changes_nothing(make: Factory, data: CheckData) -> None:
-    """Require that bad batches raise typed errors and leave the learner bit for bit as it was."""
-    learner = teach(make(), data.tasks[:2])
+    """Require that bad batches raise typed errors and leave the learner unchanged."""
+    learner = learn_all(make(), data.tasks[:2])
     before = learner.decision_function(data.X)
     X, y = data.tasks[2]
     nan = X.copy()
+    nan[3, 2] = np.nan
     infinite = X.copy()
-    nan[3, 2], infinite[0, 0] = np.nan, np.inf
+    infinite[0, 0] = np.inf
     attempts: list[tuple[str, type[Exception], Any, Any]] = [
         ("a batch of another width", InputError, X[:, :-1], y),
         ("a batch with NaN", InputError, nan, y),
@@ -51,45 +54,41 @@ def bad_input_changes_nothing(make: Factory, data: CheckData) -> None:
         ("a batch that is not 2-D", InputError, X[0], y[:1]),
         ("an empty batch", InputError, X[:0], y[:0]),
         ("too few labels", LabelError, X, y[:-1]),
-        ("labels of another kind", LabelError, X, y.astype(str)),
-        ("labels that are no classes", LabelError, X, y + 0.5),
+        ("labels of another type", LabelError, X, y.astype(str)),
+        ("fractional labels", LabelError, X, y + 0.5),
         ("no labels", LabelError, X, None),
     ]
-    for what, error, rows, labels in attempts:
-        require_raises(
-            error,
-            partial(learner.partial_fit, rows, labels),
-            what,
-        )
-        require_same(learner.decision_function(data.X), before, f"after {what}")
-    require_raises(
+    for attempt, error, rows, labels in attempts:
+        expect_raises(error, partial(learner.partial_fit, rows, labels), attempt)
+        expect_same(learner.decision_function(data.X), before, f"after {attempt}")
+    expect_raises(
         InputError,
         lambda: learner.predict(data.X[:, :-1]),
         "predicting rows of another width",
     )
-    require_raises(InputError, lambda: learner.predict(nan), "predicting rows with NaN")
-    clean = teach(make(), data.tasks[:2])
-    clean.decision_function(data.X)  # a ridge that was chosen for an answer may stay
+    expect_raises(InputError, lambda: learner.predict(nan), "predicting rows with NaN")
+    clean = learn_all(make(), data.tasks[:2])
+    clean.decision_function(data.X)  # solves, as the first learner did
     for one in (learner, clean):
-        teach(one, data.tasks[2:])
-    require_same(
+        learn_all(one, data.tasks[2:])
+    expect_same(
         learner.decision_function(data.X),
         clean.decision_function(data.X),
-        "learning on after all that",
+        "learning after failed attempts",
     )
 
 
 @CHECKS.register("unfitted_says_so")
 def unfitted_says_so(make: Factory, data: CheckData) -> None:
-    """Require that a learner which has learned nothing says so."""
-    require_raises(
+    """Require that prediction before learning raises NotFittedError."""
+    expect_raises(
         NotFittedError, lambda: make().predict(data.X), "predicting before learning"
     )
 
 
 @CHECKS.register("bad_settings_are_refused")
 def bad_settings_are_refused(make: Factory, data: CheckData) -> None:
-    """Require that settings out of range raise when learning starts, and that the message names them."""
+    """Require that invalid settings raise in ``fit``, and that messages name them."""
     for name, value in (
         ("n_units", -1),
         ("alpha", -1.0),
@@ -99,52 +98,53 @@ def bad_settings_are_refused(make: Factory, data: CheckData) -> None:
         if name not in make().get_params():
             continue
         learner = make().set_params(**{name: value})
-        require_raises(
-            EvergrowError,
-            partial(learner.fit, *data.tasks[0]),
-            f"{name}={value}",
-        )
+        setting = f"{name}={value}"
+        expect_raises(EvergrowError, partial(learner.fit, *data.tasks[0]), setting)
         try:
             learner.fit(*data.tasks[0])
         except EvergrowError as error:
-            require(
+            expect(
                 name in str(error),
-                f"the message for {name}={value} must name it, got {error}",
+                f"the message for {setting} must name it, got {error}",
             )
 
 
 @CHECKS.register("one_sample_updates")
 def one_sample_updates(make: Factory, data: CheckData) -> None:
-    """Require that batches of one sample work, from any class, and teach something."""
+    """Require that batches of one sample of any class work and are learned."""
     learner = make().fit(*data.tasks[0])
     for X, y in data.tasks[1:]:
         for row, label in zip(X, y):
             learner.partial_fit(row[None], [label])
-    require(
+    expect(
         bool(np.isfinite(learner.decision_function(data.X)).all()),
         "scores must stay finite",
     )
     accuracy = float(np.mean(learner.predict(data.X) == data.y))
-    require(
+    expect(
         accuracy > 0.6,
-        f"one sample at a time must teach six separated classes, got accuracy {accuracy:.2f}",
+        "one sample at a time must be enough for six separated classes, "
+        f"got accuracy {accuracy:.2f}",
     )
 
 
 @CHECKS.register("first_batch_may_be_one_sample")
 def first_batch_may_be_one_sample(make: Factory, data: CheckData) -> None:
-    """Require that learning may begin with a single sample, unless the method says that it needs more classes."""
+    """Require that learning may start with one sample.
+
+    Methods that raise LabelError because they need more classes are skipped.
+    """
     X, y = data.tasks[0]
     try:
         learner = make().fit(X[:1], y[:1])
     except LabelError as error:
         raise CheckSkipped(str(error)) from error
-    require(
+    expect(
         learner.predict(data.X[:4]).tolist() == [y[0]] * 4,
-        "with one class known it is the answer",
+        "the only known class must be predicted",
     )
-    teach(learner, data.tasks)
-    require(
+    learn_all(learner, data.tasks)
+    expect(
         bool(np.isfinite(learner.decision_function(data.X)).all()),
         "scores must stay finite",
     )
@@ -152,60 +152,61 @@ def first_batch_may_be_one_sample(make: Factory, data: CheckData) -> None:
 
 @CHECKS.register("new_and_old_classes_mix")
 def new_and_old_classes_mix(make: Factory, data: CheckData) -> None:
-    """Require that a batch may hold old and new classes, and that classes are sorted whatever came first."""
+    """Require that a batch may mix old and new classes, and that classes are sorted."""
     X, y = data.joint
     learner = make().fit(*data.tasks[0]).partial_fit(X, y)
-    require(
+    expect(
         learner.classes_.tolist() == sorted(set(y.tolist())), "classes must be sorted"
     )
-    require(
+    expect(
         learner.decision_function(data.X).shape == (len(data.X), 6),
-        "one column of scores per class",
+        "there must be one column of scores per class",
     )
     accuracy = float(np.mean(learner.predict(data.X) == data.y))
-    require(
+    expect(
         accuracy > 0.7,
-        f"a mixed batch must teach all classes, got accuracy {accuracy:.2f}",
+        f"a mixed batch must be learned for all classes, got accuracy {accuracy:.2f}",
     )
 
 
 @CHECKS.register("string_labels")
 def string_labels(make: Factory, data: CheckData) -> None:
-    """Require that strings do as labels, with the same scores as integers in the same order."""
+    """Require that string labels give the same scores as integers in the same order."""
     names = np.array([f"class {index}" for index in range(6)])
-    worded = teach(make(), [(X, names[y]) for X, y in data.tasks])
-    plain = teach(make(), data.tasks)
-    require_same(
-        worded.decision_function(data.X),
-        plain.decision_function(data.X),
+    with_strings = learn_all(make(), [(X, names[y]) for X, y in data.tasks])
+    with_integers = learn_all(make(), data.tasks)
+    expect_same(
+        with_strings.decision_function(data.X),
+        with_integers.decision_function(data.X),
         "strings against integers",
     )
-    require(
-        worded.predict(data.X).tolist() == names[plain.predict(data.X)].tolist(),
+    expected = names[with_integers.predict(data.X)]
+    expect(
+        with_strings.predict(data.X).tolist() == expected.tolist(),
         "strings must be predicted",
     )
 
 
 @CHECKS.register("unknown_labels_in_classes_argument")
 def unknown_labels_in_classes_argument(make: Factory, data: CheckData) -> None:
-    """Require that ``partial_fit(classes=...)`` refuses labels that were not announced."""
+    """Require that ``partial_fit(classes=...)`` rejects labels not in ``classes``."""
     learner = make().fit(*data.tasks[0])
     X, y = data.tasks[1]
-    require_raises(
+    expect_raises(
         LabelError,
         lambda: learner.partial_fit(X, y, classes=[2, 3, 4]),
-        "a label not announced",
+        "a label outside of classes",
     )
-    require(
+    expect(
         learner.classes_.tolist() == [2, 3],
-        "a refused batch must leave the classes as they were",
+        "a rejected batch must leave the classes unchanged",
     )
 
 
 @CHECKS.register("input_types_agree")
 def input_types_agree(make: Factory, data: CheckData) -> None:
-    """Require that the same numbers teach the same as float16, 32 or 64, as arrays, tensors or lists."""
-    reference = teach(make(), data.tasks)
+    """Require that equal numbers in any type or container give the same scores."""
+    reference = learn_all(make(), data.tasks)
     expected = scores(reference, data.X)
     kinds: dict[str, Callable[[Any], Any]] = {
         "float16 arrays": lambda X: X.astype(np.float16),
@@ -217,20 +218,23 @@ def input_types_agree(make: Factory, data: CheckData) -> None:
         "lists": lambda X: X.tolist(),
     }
     for kind, convert in kinds.items():
-        learner = teach(make(), [(convert(X), y) for X, y in data.tasks])
-        require_same(scores(learner, convert(data.X)), expected, kind, TOLERANCE)
+        learner = learn_all(make(), [(convert(X), y) for X, y in data.tasks])
+        expect_same(scores(learner, convert(data.X)), expected, kind, TOLERANCE)
 
 
 @CHECKS.register("training_input_is_not_changed")
 def training_input_is_not_changed(make: Factory, data: CheckData) -> None:
-    """Require that learning leaves the caller's memory alone, and does not follow it when it changes."""
+    """Require that learning neither changes nor keeps references to its input."""
     reference = make()
     learner = make()
     for X, y in data.tasks:
         tensor = torch.from_numpy(X.copy())
         learner.partial_fit(tensor, y)
-        require(bool((tensor.numpy() == X).all()), "learning must not change its input")
+        expect(bool((tensor.numpy() == X).all()), "learning must not change its input")
         tensor.zero_()
         reference.partial_fit(X, y)
-    answers = learner.decision_function(data.X), reference.decision_function(data.X)
-    require_same(*answers, "after the caller re-used the memory of batches")
+    expect_same(
+        learner.decision_function(data.X),
+        reference.decision_function(data.X),
+        "after the caller re-used the memory of batches",
+    )

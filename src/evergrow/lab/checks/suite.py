@@ -1,4 +1,4 @@
-"""The suite: which checks there are, which methods are excused from which, and how they are run."""
+"""The suite: registered checks, exceptions per method, and how to run them."""
 
 from __future__ import annotations
 
@@ -15,85 +15,88 @@ from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.lab.checks.data import CheckData, make_check_data
 
 Factory = Callable[..., IncrementalClassifier]
-"""Makes a fresh learner; keyword arguments override its settings."""
+"""Creates a new learner. Keyword arguments override its settings."""
 
 CHECKS: Registry[Callable[[Factory, CheckData], None]] = Registry("check")
-"""Every check by name; each takes a factory and data, and raises :class:`CheckFailure` or :class:`CheckSkipped`."""
+"""Checks by name.
+
+Each takes a factory and data, and raises :class:`CheckFailure` or
+:class:`CheckSkipped`.
+"""
 
 SMALL: dict[str, Any] = {"n_units": 40, "random_state": 0, "device": "cpu"}
-"""Settings that methods are checked with, where they have them."""
+"""Settings for the checks, if a method has them."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # The paper's scales belong to ViT features, tens of units long; on the data they
-    # leave nothing to learn from.
+    # The paper's scales suit ViT features with lengths of tens of units, not this data.
     "scl-mgsm": {"scales": "auto"},
-    # The official recipe makes as many steps as there are batches: thirty, where there
-    # are few samples.
+    # The number of steps depends on the number of batches, which is small here.
     "joint-lp": {"n_epochs": 40, "batch_size": 8, "learning_rate": 0.5},
 }
-"""Settings of single methods beyond :data:`SMALL`."""
+"""Settings of single methods, in addition to :data:`SMALL`."""
 
-_GUIDED = "the layer is grown on the first batch, so a different first batch gives a different learner"
+_GUIDED = "the layer is built on the first batch, so it depends on that batch"
 _FIRST = "bandwidth, directions and weights of blocks are set on the first batch"
-_CUT = "the ridge is chosen on the batch at hand, in an order drawn by position, as in the official code"
-_TRUNCATED = "directions are cut off after every update, so what is kept depends on how batches are cut"
+_RIDGE = (
+    "the ridge is chosen on each batch, in an order drawn by index, as in the official "
+    "code; a fixed alpha has the property"
+)
+_TRUNCATED = (
+    "directions are cut off after every update, so they depend on the batch size"
+)
 _WEIGHTED = (
     "the official code weights covariances by batch; variant='paper' has the property"
 )
-
 _SHUFFLED = (
-    "gradient descent shuffles by position, and every step depends on the ones before"
+    "gradient descent shuffles by index, and every step depends on the previous ones; "
+    "solver='analytic' has the property"
 )
+_BANDWIDTH = (
+    "the kernel's bandwidth is set on the first batch; gamma=1.0 has the property"
+)
+_STORES_ALL = "it stores every sample, as the joint reference"
 
 OPT_OUTS: dict[tuple[str, str], str] = {
     ("evergrow", "incremental_equals_joint"): _FIRST,
     ("scl-mgsm", "incremental_equals_joint"): _GUIDED,
     ("scl-discriminant", "incremental_equals_joint"): _GUIDED,
     ("scsm", "incremental_equals_joint"): _GUIDED,
-    (
-        "klda",
-        "incremental_equals_joint",
-    ): "the kernel's bandwidth is set on the first batch; gamma=1.0 has the property",
-    ("ranpac", "incremental_equals_joint"): _CUT + "; a fixed alpha has the property",
-    ("ranpac", "sample_order_is_irrelevant"): _CUT + "; a fixed alpha has the property",
-    ("ranpac", "batch_split_is_irrelevant"): _CUT + "; a fixed alpha has the property",
-    ("ranpac", "merged_classes_equal_one_class"): _CUT
-    + "; a fixed alpha has the property",
+    ("klda", "incremental_equals_joint"): _BANDWIDTH,
+    ("ranpac", "incremental_equals_joint"): _RIDGE,
+    ("ranpac", "sample_order_is_irrelevant"): _RIDGE,
+    ("ranpac", "batch_split_is_irrelevant"): _RIDGE,
+    ("ranpac", "merged_classes_equal_one_class"): _RIDGE,
     ("loranpac", "incremental_equals_joint"): _TRUNCATED,
     ("loranpac", "batch_split_is_irrelevant"): _TRUNCATED,
-    ("joint-lp", "sample_order_is_irrelevant"): _SHUFFLED
-    + "; solver='analytic' has the property",
-    (
-        "joint-lp",
-        "state_is_bounded_in_tasks",
-    ): "it keeps every sample, being the reference that sees all data",
+    ("joint-lp", "sample_order_is_irrelevant"): _SHUFFLED,
+    ("joint-lp", "state_is_bounded_in_tasks"): _STORES_ALL,
     ("anacp", "incremental_equals_joint"): _WEIGHTED,
     ("anacp", "batch_split_is_irrelevant"): _WEIGHTED,
 }
-"""Promises that a method does not make, each with the reason."""
+"""Checks that a method need not pass, each with the reason."""
 
 
-class CheckFailure(AssertionError):  # noqa: N818 (as AssertionError, it is a finding)
-    """A learner broke a promise; the message says which and by how much."""
+class CheckFailure(AssertionError):  # noqa: N818 (a finding, like AssertionError)
+    """A learner failed a check; the message says how and by how much."""
 
 
-class CheckSkipped(Exception):  # noqa: N818 (it is no error)
-    """A check does not apply here; the message says why."""
+class CheckSkipped(Exception):  # noqa: N818 (not an error)
+    """A check does not apply; the message says why."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check.
+    """Outcome of one check.
 
     Parameters
     ----------
     method, check : str
         Names.
     status : {"passed", "failed", "skipped", "excused"}
-        ``"skipped"``: not possible on this machine or for this kind of learner;
-        ``"excused"``: an entry of :data:`OPT_OUTS`.
+        ``"skipped"``: not possible on this machine or for this learner. ``"excused"``:
+        listed in :data:`OPT_OUTS`.
     detail : str
-        Why, or the traceback.
+        The reason, or the traceback.
     """
 
     method: str
@@ -104,18 +107,18 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Case:
-    """A method or a tuner under one check, ready to run; ``str`` gives the test id.
+    """A method or a tuner with one check, ready to run; ``str`` gives the test id.
 
     Parameters
     ----------
     name, check : str
         Names.
     subject : callable or Setup
-        What the check takes: a factory of learners, or a tuner on a backbone.
+        Argument of the check: a factory of learners, or a tuner on a backbone.
     call : callable
-        The check itself.
+        The check.
     excuse : str, optional
-        Why the promise is not made.
+        Why the subject need not pass.
     """
 
     name: str
@@ -128,42 +131,41 @@ class Case:
         return f"{self.name}-{self.check}"
 
     def run(self) -> CheckResult:
-        """Run the check and say what came of it; never raises for a fault of the subject."""
+        """Run the check. Errors of the subject become results, not exceptions."""
         if self.excuse is not None:
             return CheckResult(self.name, self.check, "excused", self.excuse)
         try:
             self.call(self.subject)
         except (CheckSkipped, UnsupportedModelError) as reason:
             return CheckResult(self.name, self.check, "skipped", str(reason))
-        except Exception:  # whatever a learner or tuner raises is the finding
+        except Exception:  # any error of the subject is a failure
             return CheckResult(self.name, self.check, "failed", traceback.format_exc())
         return CheckResult(self.name, self.check, "passed")
 
 
 def factory_of(name: str) -> Factory:
     """Return a factory of small learners of a registered method."""
-    kind = HEADS[name]
-    known = inspect.signature(kind.__init__).parameters
-    settings = {
-        option: value for option, value in SMALL.items() if option in known
-    } | SETTINGS.get(name, {})
-    return lambda **overrides: kind(
-        **{
-            **settings,
-            **{option: value for option, value in overrides.items() if option in known},
-        }
-    )
+    head_class = HEADS[name]
+    known = inspect.signature(head_class.__init__).parameters
+    small = {option: value for option, value in SMALL.items() if option in known}
+    settings = {**small, **SETTINGS.get(name, {})}
+
+    def make(**overrides: Any) -> IncrementalClassifier:
+        accepted = {key: value for key, value in overrides.items() if key in known}
+        return head_class(**{**settings, **accepted})
+
+    return make
 
 
 def iter_checks(
     methods: Iterable[str] | None = None, checks: Iterable[str] | None = None
 ) -> Iterator[Case]:
-    """Yield every registered method under every check, for a test runner to parametrise over.
+    """Yield every registered method with every check, for a test runner.
 
     Parameters
     ----------
     methods, checks : iterable of str, optional
-        Names; all by default.
+        Names. The default is all.
 
     Examples
     --------
@@ -171,13 +173,12 @@ def iter_checks(
     >>> [str(case) for case in iter_checks(["simplecil"], ["predict_is_pure"])]
     ['simplecil-predict_is_pure']
     """
-    wanted = list(checks or CHECKS.names())
+    names = list(checks or CHECKS.names())
     for method in methods or HEADS.names():
         factory = factory_of(method)
-        for check in wanted:
-            yield Case(
-                method, check, factory, _on_data(check), OPT_OUTS.get((method, check))
-            )
+        for check in names:
+            excuse = OPT_OUTS.get((method, check))
+            yield Case(method, check, factory, _on_data(check), excuse)
 
 
 def run_checks(
@@ -189,28 +190,28 @@ def run_checks(
     Parameters
     ----------
     method : str or callable
-        Name of a registered method, or a class or function that returns a fresh
-        learner. A function is called with ``random_state`` or ``device`` where a check
-        sets them, if it accepts such arguments. Make learners small: each check teaches
-        several.
+        Name of a registered method, or a class or function that returns a new learner.
+        A function is called with ``random_state`` or ``device`` if a check sets them
+        and it accepts them. Make learners small, because each check trains several.
     checks : iterable of str, optional
-        Names of checks; all by default.
+        Names of checks. The default is all.
 
     Returns
     -------
     list of CheckResult
-        One per check; failures are results, not exceptions.
+        One per check. Failures are results, not exceptions.
 
     Examples
     --------
     >>> from evergrow.lab.checks import run_checks
-    >>> {result.status for result in run_checks("simplecil", ["predict_is_pure", "string_labels"])}
+    >>> results = run_checks("simplecil", ["predict_is_pure", "string_labels"])
+    >>> {result.status for result in results}
     {'passed'}
     """
     if isinstance(method, str):
         return [case.run() for case in iter_checks([method], checks)]
     name = getattr(method, "__name__", type(method).__name__)
-    factory = _tolerant(method)
+    factory = _accepting_any_settings(method)
     return [
         Case(name, check, factory, _on_data(check)).run()
         for check in checks or CHECKS.names()
@@ -218,16 +219,15 @@ def run_checks(
 
 
 def _on_data(check: str) -> Callable[[Factory], None]:
-    call = CHECKS[check]  # an unknown name is an error here, not a result
+    call = CHECKS[check]  # raises here for an unknown name
     return lambda factory: call(factory, make_check_data())
 
 
-def _tolerant(factory: Factory) -> Factory:
-    """Return the factory, told only what it accepts."""
+def _accepting_any_settings(factory: Factory) -> Factory:
+    """Wrap a factory so that settings it does not accept are dropped."""
     known = inspect.signature(factory).parameters
-    anything = any(
-        item.kind is inspect.Parameter.VAR_KEYWORD for item in known.values()
-    )
+    if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in known.values()):
+        return factory
     return lambda **settings: factory(
-        **{k: v for k, v in settings.items() if anything or k in known}
+        **{key: value for key, value in settings.items() if key in known}
     )

@@ -1,3 +1,3 @@
-"""Commands under ``evergrow lab``; importing this registers them."""
+"""Commands under ``evergrow lab``. Importing this module registers them."""
 
 from evergrow.lab.commands import bench, data, methods, report  # noqa: F401

@@ -27,20 +27,20 @@ command_group(
 
 
 @dataclass(frozen=True)
-class SideBySide(WorkerOptions):
-    """Where runs are carried out: here and one after the other, or several at a time on an engine.
+class ParallelRuns(WorkerOptions):
+    """Whether to execute runs in sequence, or in parallel on an engine.
 
     Parameters
     ----------
     engine
-        Several runs at a time, on processes of this machine or a Ray cluster; the
-        records are the same.
+        Execute several runs at a time, on processes of this machine or a Ray cluster.
+        The records are the same.
     workers
-        Runs at a time.
+        Number of runs at a time.
     """
 
     def opened(self) -> Engine | None:
-        """Return the engine that was asked for."""
+        """Return the selected engine."""
         from evergrow.engine import LocalEngine, RayEngine
 
         if self.engine is None:
@@ -54,8 +54,8 @@ class SideBySide(WorkerOptions):
         )
 
 
-ONE_BY_ONE = SideBySide()
-"""Here, one after the other."""
+SEQUENTIAL = ParallelRuns()
+"""Run in this process, one after the other."""
 
 Folder = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder of the records.")
@@ -65,7 +65,7 @@ Only = Annotated[
     typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'."),
 ]
 RetryFailed = Annotated[
-    bool, typer.Option("--retry-failed", help="Run again what failed.")
+    bool, typer.Option("--retry-failed", help="Run failed runs again.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")]
 
@@ -73,44 +73,44 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would ru
 @command("lab run")
 def run_command(
     spec: Annotated[
-        Path, typer.Argument(help="TOML file: methods x data sets x protocols x seeds.")
+        Path, typer.Argument(help="TOML file: methods x datasets x protocols x seeds.")
     ],
     output: Folder = None,
     only: Only = None,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
-    placing: SideBySide = ONE_BY_ONE,
+    parallel: ParallelRuns = SEQUENTIAL,
     as_json: Json = False,
 ) -> Answer:
-    """Run everything in SPEC that has no finished record yet.
+    """Execute all runs in SPEC that have no finished record.
 
     Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 3
-    another process runs in the same folder, 130 interrupted: the same command goes on
-    where this one stopped.
+    another process runs in the same folder, 130 interrupted. Repeat the command to
+    continue.
     """
-    return _run(spec, "runs", output, only, retry_failed, dry_run, placing)
+    return _run(spec, "runs", output, only, retry_failed, dry_run, parallel)
 
 
 @command("lab mechanism")
 def mechanism_command(
     spec: Annotated[
         Path,
-        typer.Argument(help="TOML file: analyses x data sets x protocols x seeds."),
+        typer.Argument(help="TOML file: analyses x datasets x protocols x seeds."),
     ],
     output: Folder = None,
     only: Only = None,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
-    placing: SideBySide = ONE_BY_ONE,
+    parallel: ParallelRuns = SEQUENTIAL,
     as_json: Json = False,
 ) -> Answer:
-    """Run the mechanism analyses in SPEC that have no finished record yet.
+    """Execute all mechanism analyses in SPEC that have no finished record.
 
     Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3
-    another process runs in the same folder, 130 interrupted: the same command goes on
-    where this one stopped.
+    another process runs in the same folder, 130 interrupted. Repeat the command to
+    continue.
     """
-    return _run(spec, "analyses", output, only, retry_failed, dry_run, placing)
+    return _run(spec, "analyses", output, only, retry_failed, dry_run, parallel)
 
 
 def _run(
@@ -120,18 +120,19 @@ def _run(
     only: list[str] | None,
     retry_failed: bool,
     dry_run: bool,
-    placing: SideBySide,
+    parallel: ParallelRuns,
 ) -> Answer:
     from evergrow.lab.bench import load_spec, plan_grid, run_grid
 
     spec = load_spec(path)
     if bool(spec.analyses) != (noun == "analyses"):
-        kind, other = (
-            ("analyses", "mechanism")
-            if spec.analyses
-            else ("methods and no analyses", "run")
+        if spec.analyses:
+            raise InputError(
+                f"{path} has analyses: run it by 'evergrow lab mechanism {path}'"
+            )
+        raise InputError(
+            f"{path} has methods and no analyses: run it by 'evergrow lab run {path}'"
         )
-        raise InputError(f"{path} has {kind}: run it by 'evergrow lab {other} {path}'")
     chosen: dict[str, Any] = {
         "output": output,
         "only": only or (),
@@ -143,15 +144,15 @@ def _run(
             f"{step.action:6}  {step.run.run_id}  {step.run.title}"
             for step in planned.steps
         ]
-        lines.append(
-            f"{len(planned.steps)} {noun}: {_counted(step.action for step in planned.steps)}"
-        )
+        actions = _count_words(step.action for step in planned.steps)
+        lines.append(f"{len(planned.steps)} {noun}: {actions}")
         return Answer({noun: [_step_values(step) for step in planned.steps]}, lines)
-    done = run_grid(spec, say=note_line, engine=placing.opened(), **chosen)
-    values = {noun: [_step_values(step) for step in done.steps]}
-    note = f"the records are in {done.folder}"
+    done = run_grid(spec, say=note_line, engine=parallel.opened(), **chosen)
     return Answer(
-        values, _result_lines(done, noun), code=ExitCode(done.exit_code), done=note
+        {noun: [_step_values(step) for step in done.steps]},
+        _result_lines(done, noun),
+        code=ExitCode(done.exit_code),
+        done=f"the records are in {done.folder}",
     )
 
 
@@ -172,26 +173,24 @@ def _step_values(step: Step) -> dict[str, Any]:
 
 
 def _result_lines(done: GridResult, noun: str) -> list[str]:
-    """Return the table of a grid that ran, and how many of its runs ended how."""
+    """Return the table of an executed grid and the number of runs per status."""
     from evergrow.lab.tables import compare, render
 
+    lines = []
     runs = [record for record in done.records if not record.analysis]
     if runs:
         lines = render(compare(runs), "table").splitlines()
-    else:
-        lines = []
-    lines.append(
-        f"{_counted(step.status for step in done.steps)}; records in {done.folder}"
-    )
+    statuses = _count_words(step.status for step in done.steps)
+    lines.append(f"{statuses}; records in {done.folder}")
     if any(step.action == "failed" for step in done.steps):
         lines.append(f"some {noun} failed earlier: --retry-failed runs them again")
     if done.cancelled:
-        lines.append("cancelled: the same command goes on where this one stopped")
+        lines.append("cancelled: repeat the command to continue")
     return lines
 
 
-def _counted(words: Iterable[str]) -> str:
-    """Return how often each word comes, such as ``2 ok, 1 failed``."""
+def _count_words(words: Iterable[str]) -> str:
+    """Return the number of each word, such as ``2 ok, 1 failed``."""
     return ", ".join(f"{n} {word}" for word, n in sorted(Counter(words).items()))
 
 
@@ -213,14 +212,14 @@ def show_command(
     ] = None,
     as_json: Json = False,
 ) -> Answer:
-    """Print mean and standard error over seeds: methods as rows, data set x protocol x metric as columns.
+    """Print mean and standard error over seeds, with methods as rows.
 
     Exit codes: 0 shown, 2 no record could be used.
     """
-    from evergrow.lab.records import read_records
+    from evergrow.lab.records import load_records
     from evergrow.lab.tables import compare, render
 
-    records, problems = read_records(runs)
+    records, problems = load_records(runs)
     for reason in problems.values():
         note_line(f"left out: {reason}")
     found = [record for record in records.values() if not record.analysis]

@@ -1,4 +1,4 @@
-"""``evergrow lab data``: describe a benchmark and compare it with what published results were computed on."""
+"""``evergrow lab data``: describe a benchmark and compare it with published results."""
 
 from __future__ import annotations
 
@@ -21,36 +21,29 @@ def data_command(
     source: Annotated[
         str, typer.Argument(help="Name of a benchmark, or a folder or file.")
     ],
-    root: Annotated[
-        Path | None, typer.Option(help="Folder that the benchmark is in.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the benchmark.")] = None,
     benchmark: Annotated[
         str | None,
-        typer.Option(
-            help="Benchmark to compare with; by default the one that the data are named after."
-        ),
+        typer.Option(help="Benchmark to compare with; by default that of the name."),
     ] = None,
     as_json: Json = False,
 ) -> Answer:
-    """Check a benchmark: its classes and counts, and how they differ from those of published results.
+    """Check the classes and counts of a benchmark against those of published results.
 
     For example:
 
       evergrow lab data imagenet-r
 
-    Exit codes: 0 all is as expected, 1 it differs from the benchmark, 2 it cannot be
-    loaded.
+    Exit codes: 0 as expected, 1 it differs from the benchmark, 2 it cannot be loaded.
     """
     from evergrow.data import inspect_data
     from evergrow.lab.benchmarks import check_benchmark, load_benchmark
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it all
+        warnings.simplefilter("ignore", DataWarning)  # the report includes the warning
         data = load_benchmark(source, root=root)
     differences = check_benchmark(data, benchmark)
     values = {**inspect_data(data).to_dict(), "differences": differences}
-    lines = [
-        *report_lines(values),
-        *(f"{'differs':<17} {line}" for line in differences),
-    ]
+    lines = report_lines(values)
+    lines += [f"{'differs':<17} {line}" for line in differences]
     return Answer(values, lines, code=ExitCode.LOOK if differences else ExitCode.OK)

@@ -1,4 +1,4 @@
-"""``evergrow lab methods``: the names that specs and ``--method`` take."""
+"""``evergrow lab methods``: the names of methods in specs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evergrow.cli.registry import command
 
 @command("lab methods")
 def methods(as_json: Json = False) -> Answer:
-    """List every method, by the name that specs use."""
+    """List the names of all methods."""
     from evergrow.lab.methods import list_methods
 
     names = list_methods()

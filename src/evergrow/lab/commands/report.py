@@ -28,7 +28,7 @@ def report_command(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Folder of the page, the figures and the tables."
+            "--output", "-o", help="Folder for the page, the figures and the tables."
         ),
     ],
     title: Annotated[
@@ -36,7 +36,7 @@ def report_command(
     ] = "Evergrow benchmark report",
     as_json: Json = False,
 ) -> Answer:
-    """Draw every table and figure that the records in RUNS allow, beside the paper's published values.
+    """Create all possible tables and figures from RUNS, with the paper's values.
 
     Writes index.html, which needs no other file, figures/*.svg and *.pdf, and
     tables/*.md, *.tex and *.csv.
@@ -51,7 +51,7 @@ def report_command(
     from evergrow.lab.report import build_report
 
     outcome = build_report(runs, output, title=title)
-    _name_left_out(outcome)
+    _note_left_out(outcome)
     values = {**asdict(outcome), "page": str(outcome.page)}
     return Answer(
         values,
@@ -61,27 +61,27 @@ def report_command(
     )
 
 
-def _name_left_out(outcome: Report) -> None:
-    """Say on standard error which files could not be used."""
+def _note_left_out(outcome: Report) -> None:
+    """Print the names of unused files on standard error."""
     for file, reason in list(outcome.left_out.items())[:_SHOWN]:
         note_line(f"left out: {file}: {reason}")
     if len(outcome.left_out) > _SHOWN:
-        note_line(
-            f"left out: {len(outcome.left_out) - _SHOWN} further files, named on the page"
-        )
+        further = len(outcome.left_out) - _SHOWN
+        note_line(f"left out: {further} further files, named on the page")
 
 
 def _lines(outcome: Report) -> list[str]:
-    """Return the page, its size and the results that were not run as lines."""
+    """Return lines with the page, its size and missing results."""
     lines = [
-        f"{outcome.page}: {len(outcome.figures)} panels of figures, {len(outcome.tables)} tables"
+        f"{outcome.page}: {len(outcome.figures)} panels of figures, "
+        f"{len(outcome.tables)} tables"
     ]
-    lines += [
-        f"not run: {entry.title}" + (f"  ->  {entry.command}" if entry.command else "")
-        for entry in outcome.not_run
-    ]
+    for entry in outcome.not_run:
+        suffix = f"  ->  {entry.command}" if entry.command else ""
+        lines.append(f"not run: {entry.title}{suffix}")
     if outcome.notes:
         lines.append(
-            f"{len(outcome.notes)} notes on the data stand under 'What was left out' on the page"
+            f"{len(outcome.notes)} notes on the data are in the section 'What was left "
+            "out' on the page"
         )
     return lines

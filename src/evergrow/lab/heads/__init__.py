@@ -1,4 +1,4 @@
-"""Rivals that learn from feature vectors, under the interface of every head."""
+"""Comparison methods on feature vectors, with the interface of every head."""
 
 from evergrow.lab.heads.acil import ACILClassifier, GACILClassifier
 from evergrow.lab.heads.anacp import AnaCPClassifier

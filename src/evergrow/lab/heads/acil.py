@@ -14,7 +14,7 @@ from evergrow.lab.layers import UniformLayer
 
 
 class _AnalyticBuffer(RandomLayerRidge):
-    """The buffer both share: Kaiming-uniform ReLU units without bias."""
+    """Layer that ACIL and G-ACIL share: Kaiming-uniform ReLU units without bias."""
 
     def _layer(self) -> UniformLayer:
         return UniformLayer(self.n_units)
@@ -25,11 +25,11 @@ class _AnalyticBuffer(RandomLayerRidge):
 class ACILClassifier(_AnalyticBuffer):
     """Analytic class-incremental learning (Zhuang et al., NeurIPS 2022).
 
-    A random buffer ``h = ReLU(z W)`` and ridge regression by the recursion on the
-    inverse autocorrelation matrix, in float64 as in the authors' repository
-    (Analytic-continual-learning). The recursion is exactly joint ridge regression,
-    so evergrow keeps whichever form of the statistics is cheapest. The backbone is taken
-    as it is; the original's base training is not part of a head.
+    A random buffer ``h = ReLU(z W)`` and recursive ridge regression on the inverse
+    autocorrelation matrix, in float64 as in the authors' repository
+    (Analytic-continual-learning). The recursion equals joint ridge regression, so
+    evergrow keeps the cheapest form of the statistics. The backbone stays frozen: the
+    base training of the original is not part of a head.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class ACILClassifier(_AnalyticBuffer):
     classes_ : ndarray
         Labels learned, sorted.
     alpha_ : float
-        The ridge in use.
+        Ridge in use.
 
     Examples
     --------
@@ -72,12 +72,12 @@ class ACILClassifier(_AnalyticBuffer):
 @HEADS.register("g-acil")
 @dataclass(eq=False, repr=False)
 class GACILClassifier(_AnalyticBuffer):
-    """Generalised analytic class-incremental learning, G-ACIL or GACL (Zhuang et al., NeurIPS 2024).
+    """G-ACIL, also GACL (Zhuang et al., NeurIPS 2024).
 
-    The same algebra as :class:`ACILClassifier` for streams in which classes come again.
-    The authors' script shows every batch ``n_passes`` times, which multiplies both
-    statistics and so is a ridge of ``alpha / n_passes``; that is how it is computed
-    here.
+    Generalised analytic class-incremental learning: the algebra of
+    :class:`ACILClassifier`, for streams in which classes recur. The authors' script
+    passes every batch ``n_passes`` times, which multiplies both statistics and so
+    equals a ridge of ``alpha / n_passes``. Here that ridge is used.
 
     Parameters
     ----------
@@ -87,7 +87,8 @@ class GACILClassifier(_AnalyticBuffer):
     alpha : float
         Ridge, called gamma there. 100: the GACL repository.
     n_passes : int
-        How often a batch is shown. 3: the repository's script (``ONLINE_ITER=3``); its
+        Number of passes over a batch. 3: the repository's script (``ONLINE_ITER=3``);
+        its
         effective ridge is 33.3.
     random_state : int, numpy generator or None
         Seed of the buffer.
@@ -99,7 +100,7 @@ class GACILClassifier(_AnalyticBuffer):
     classes_ : ndarray
         Labels learned, sorted.
     alpha_ : float
-        The ridge in use, ``alpha / n_passes``.
+        Ridge in use, ``alpha / n_passes``.
 
     Examples
     --------

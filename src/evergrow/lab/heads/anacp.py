@@ -1,4 +1,4 @@
-"""AnaCP: analytic contrastive projection, heads that pull features to contrasted prototypes."""
+"""AnaCP: heads that map features to contrastive class prototypes, in closed form."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from evergrow.lab.heads.random_layer import empty_model, one_hot
 from evergrow.lab.layers.gaussian import GaussianLayer, input_weights
 
 CHUNK_BYTES = 8 * 2**20
-"""Size of the activations of pseudo-features that are held at once: small enough to stay near the processor."""
+"""Activations of pseudo-features computed at once, small enough for the CPU cache."""
 
-SINGLE_FROM = 1024
-"""Width from which ``dtype="auto"`` passes pseudo-features through the layers in float32, as the official code does."""
+FLOAT32_FROM_UNITS = 1024
+"""Width from which ``dtype="auto"`` uses float32 layers, as the official code."""
 
 
 @dataclass(frozen=True)
-class _Maps:
-    """What maps features to scores, in the type that the layers are evaluated in.
+class _SolvedMaps:
+    """Matrices that map features to class scores, in the dtype of the layers.
 
     Parameters
     ----------
     heads : list of Tensor of shape (D, C)
-        Ridge weights of each head, to one-hot targets.
+        Ridge weights of each head, fitted to one-hot targets.
     prototypes : Tensor of shape (C, d)
-        Targets; head weights times these are the official theta.
+        Targets. Head weights times prototypes are theta in the official code.
     output : Tensor of shape (C, D)
         Prototypes times the weights of the last layer.
     """
@@ -72,14 +72,14 @@ class _Learned:
 @HEADS.register("anacp")
 @dataclass(eq=False, repr=False)
 class AnaCPClassifier(IncrementalClassifier):
-    """Analytic contrastive projection (AnaCP; Momeni, Mazumder, Ke and Liu, NeurIPS 2025).
+    """AnaCP (Momeni, Mazumder, Ke and Liu, NeurIPS 2025).
 
-    Features are L2-normalised. From class means and a shared covariance, target
-    prototypes are made that lie further apart; each of a few heads, a random GELU layer
-    with ridge regression, maps features to the prototype of their class; the mean of
-    the heads' unit outputs goes through one more random GELU layer, on which a ridge
-    classifier is solved from scratch on pseudo-features drawn from N(mu_c, Sigma). No
-    sample is kept.
+    Analytic contrastive projection. Features are L2-normalised. The class means and a
+    shared covariance give target prototypes that lie further apart than the means. Each
+    head, a random GELU layer with ridge regression, maps features to the prototype of
+    their class. The mean of the normalised head outputs enters one more random GELU
+    layer. A ridge classifier on that layer is solved from scratch on pseudo-features
+    drawn from N(mu_c, Sigma). No sample is stored.
 
     Parameters
     ----------
@@ -88,23 +88,24 @@ class AnaCPClassifier(IncrementalClassifier):
     alpha : float
         Ridge of heads and classifier. 100: the AnaCP repository.
     n_ensembles : int
-        Heads. 3: the AnaCP repository.
+        Number of heads. 3: the AnaCP repository.
     samples_per_class : int
         Pseudo-features drawn per class. 100: the AnaCP repository.
     variant : {"code", "paper"}
-        Where code and paper disagree. ``"code"``, which produced the published numbers:
-        prototypes centred, whitened, one added to every singular value, whitened
-        *again*; the covariance gives the newest of t equal tasks the weight 1 / (t + 1)
-        and begins at 1e-4 I. ``"paper"``: not centred, every singular value moved by
-        one against the gradient of the mean absolute cosine, un-whitened; the
-        covariance is the sample-weighted average plus 1e-4 I.
+        Which description to follow; the two disagree. ``"code"`` produced the published
+        numbers: prototypes are centred, whitened, one is added to every singular value,
+        and they are whitened *again*. The covariance starts at 1e-4 I and gives the
+        newest of t equal tasks the weight 1 / (t + 1). ``"paper"``: prototypes are not
+        centred, every singular value moves by one against the gradient of the mean
+        absolute cosine, and they are un-whitened. The covariance is the sample-weighted
+        average plus 1e-4 I.
     dtype : {"auto", "float64", "float32"}
-        In which features and pseudo-features go through the layers. ``"auto"``: float64
-        below 1024 units, else float32 as in the repository; statistics and solves are
-        float64 always.
+        Type of features and pseudo-features in the layers. ``"auto"``: float64 below
+        1024 units, otherwise float32 as in the repository. Statistics and solves always
+        use float64.
     random_state : int, numpy generator or None
-        Seed of layers and pseudo-features. The classifier's layer is number 0, the
-        heads' follow, as in the code.
+        Seed of layers and pseudo-features. As in the code, the layer of the classifier
+        is number 0 and the layers of the heads follow.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
 
@@ -115,10 +116,10 @@ class AnaCPClassifier(IncrementalClassifier):
 
     Notes
     -----
-    The pseudo-features of the class at position c always use the same normal numbers,
-    so that the answer depends on what was learned and not on how often it was asked
-    for. One singular value is null through centring; the code adds one to it too, in a
-    direction that is rounding noise. Here that is the direction of the centre
+    The pseudo-features of class index c always use the same normal numbers, so
+    predictions do not depend on how often the head was solved. Centring makes one
+    singular value zero. The official code adds one to it too, in a direction that is
+    rounding noise. Here the direction is that of the centre
     (:func:`evergrow.lab.heads.prototypes.null_direction`).
 
     Examples
@@ -160,8 +161,6 @@ class AnaCPClassifier(IncrementalClassifier):
         for name in ("_heads", "_gaussian", "_output", "_maps", "_classifier", "_seed"):
             self.__dict__.pop(name, None)
 
-    # -- learning ----------------------------------------------------------------------
-
     def _layer(self, index: int, Z: Tensor) -> FeatureMap:
         layer = GaussianLayer(self.n_units, activation="gelu", bias="none")
         return layer.build(Z, Z, seed=derive_seed(self._seed, "anacp", index))
@@ -180,16 +179,14 @@ class AnaCPClassifier(IncrementalClassifier):
             heads = [empty_model(layer, ridge, "l2") for layer in layers]
             gaussian = SharedGaussian.empty(Z.shape[1], self.variant, Z)
         learned = [head.learn(Z, codes, labels.groups) for head in heads]
-        self._commit(
-            learned, gaussian.add(normalize(Z, "l2"), codes, labels.groups), output
-        )
+        gaussian = gaussian.add(normalize(Z, "l2"), codes, labels.groups)
+        self._commit(learned, gaussian, output)
 
     def _regroup(self, change: ClassChange) -> None:
         if change.order is None:
             raise UnsupportedError("method 'anacp' cannot make several classes one")
-        # The running covariance of the official code is centred batch by batch on the
-        # means there were, so that two classes cannot become one as if they had been
-        # learned so; their order can change.
+        # Each batch of the official running covariance is centred on the class means at
+        # that time. Merging classes would need other means; reordering does not.
         heads = [head.group(change.groups) for head in self._heads]
         self._commit(heads, self._gaussian.group(change.groups), self._output)
 
@@ -202,49 +199,41 @@ class AnaCPClassifier(IncrementalClassifier):
         for name in ("_maps", "_classifier"):
             self.__dict__.pop(name, None)
 
-    # -- answering ---------------------------------------------------------------------
-
     def _work_dtype(self) -> torch.dtype:
         if self.dtype == "auto":
-            if self.n_units < SINGLE_FROM:
-                return torch.float64
-            return torch.float32
-        if self.dtype == "float64":
-            return torch.float64
-        return torch.float32
+            single = self.n_units >= FLOAT32_FROM_UNITS
+        else:
+            single = self.dtype == "float32"
+        return torch.float32 if single else torch.float64
 
     def _lift(self, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the last layer's activations of rows X, chunk by chunk.
+        """Yield the activations of the last layer for rows of X, chunk by chunk.
 
-        A head's output is ``l P`` with l the scores (n, C) of its ridge regression,
-        because theta = (A + alpha I)^-1 Q P. So ``u R_0 = (mean_h l_h / |l_h P|) (P
-        R_0)``, and C numbers a row go into the last layer instead of d.
+        The output of a head is ``l P`` with l the scores (n, C) of its ridge
+        regression, because theta = (A + alpha I)^-1 Q P. So ``u R_0 =
+        (mean_h l_h / |l_h P|) (P R_0)``: the last layer gets C numbers per row, not d.
         """
+        maps = self._maps
         X = X.to(self._work_dtype())
         step = max(1, CHUNK_BYTES // (self.n_units * X.element_size()))
         for start in range(0, X.shape[0], step):
             rows = slice(start, min(start + step, X.shape[0]))
-            total = X.new_zeros(rows.stop - rows.start, len(self._maps.prototypes))
-            for head, weights in zip(self._heads, self._maps.heads):
+            total = X.new_zeros(rows.stop - rows.start, len(maps.prototypes))
+            for head, weights in zip(self._heads, maps.heads):
                 scores = head.layer.transform(X[rows]) @ weights
-                total += scores / (scores @ self._maps.prototypes).norm(
-                    dim=1, keepdim=True
-                ).clamp_min(1e-12)
-            yield (
-                rows,
-                torch.nn.functional.gelu(
-                    (total / len(self._heads)) @ self._maps.output
-                ),
-            )
+                lengths = (scores @ maps.prototypes).norm(dim=1, keepdim=True)
+                total += scores / lengths.clamp_min(1e-12)
+            mean = total / len(self._heads)
+            yield rows, torch.nn.functional.gelu(mean @ maps.output)
 
     def _solve(self) -> None:
-        """Fit heads to prototypes, then the classifier to pseudo-features."""
+        """Fit the heads to the prototypes, then the classifier to pseudo-features."""
         alpha = float(self.alpha)
         dtype = self._work_dtype()
         prototypes = target_prototypes(self._gaussian)
         weights = [head.state.solve(alpha).weights.to(dtype) for head in self._heads]
         output = prototypes @ input_weights(self._output.units()).to(prototypes)
-        self._maps = _Maps(weights, prototypes.to(dtype), output.to(dtype))
+        self._maps = _SolvedMaps(weights, prototypes.to(dtype), output.to(dtype))
         X, codes = self._pseudo_features()
         Y = one_hot(codes, len(prototypes), prototypes)
         if X.shape[0] < self.n_units:
@@ -259,20 +248,17 @@ class AnaCPClassifier(IncrementalClassifier):
         self._classifier = safe_cholesky(gram, shift=alpha).solve(cross)
 
     def _pseudo_features(self) -> tuple[Tensor, Tensor]:
-        """Draw from N(mu_c, Sigma) for every class."""
+        """Draw the pseudo-features of every class from N(mu_c, Sigma)."""
         means = self._gaussian.means.to(self._work_dtype())
+        n_classes, width = means.shape
         count = self.samples_per_class
         lower = safe_cholesky(self._gaussian.covariance()).lower.to(means)
-        normals = [
-            torch.randn(
-                count,
-                means.shape[1],
-                generator=generator(self._seed, "anacp", "pseudo", index),
-            )
-            for index in range(len(means))
-        ]
+        normals = []
+        for index in range(n_classes):
+            stream = generator(self._seed, "anacp", "pseudo", index)
+            normals.append(torch.randn(count, width, generator=stream))
         noise = torch.cat(normals).to(means)
-        codes = torch.arange(len(means), device=means.device).repeat_interleave(count)
+        codes = torch.arange(n_classes, device=means.device).repeat_interleave(count)
         return means[codes] + noise @ lower.T, codes
 
     def _solve_order(self) -> float:
@@ -285,11 +271,8 @@ class AnaCPClassifier(IncrementalClassifier):
     def _scores(self, Z: Tensor) -> Tensor:
         self._settle()
         classifier = self._classifier.to(self._work_dtype())
-        return torch.cat(
-            [H @ classifier for _, H in self._lift(normalize(Z, "l2"))]
-        ).to(Z.dtype)
-
-    # -- files -------------------------------------------------------------------------
+        parts = [H @ classifier for _, H in self._lift(normalize(Z, "l2"))]
+        return torch.cat(parts).to(Z.dtype)
 
     def _contents(self) -> _Learned:
         gaussian = self._gaussian
@@ -305,27 +288,21 @@ class AnaCPClassifier(IncrementalClassifier):
     def _restore(self, learned: _Learned) -> None:
         width = self.n_features_in_
         counts = learned.counts
-        count = len(learned.heads)
-        require(
-            count == self.n_ensembles, f"it has {count} heads of {self.n_ensembles}"
-        )
+        n_heads = len(learned.heads)
+        expected = self.n_ensembles
+        require(n_heads == expected, f"it has {n_heads} heads of {expected}")
         heads = [self._check_model(head) for head in learned.heads]
         layers = [learned.output, *(head.layer for head in heads)]
-        right = all(
+        same_widths = all(
             (layer.n_features_in, layer.n_outputs) == (width, self.n_units)
             for layer in layers
         )
-        require(right, "its layers are of another width than its settings say")
+        require(same_widths, "its layers have another width than its settings")
         check_counts(counts, len(self.classes_))
-        require(
-            all(torch.equal(head.counts, counts) for head in heads),
-            "its heads learned other samples",
-        )
+        same_counts = all(torch.equal(head.counts, counts) for head in heads)
+        require(same_counts, "its heads have learned other samples")
         require(len(learned.sums) == width, "'sums' are of features of another width")
         check_gram("spread", learned.spread)
         self._seed = learned.seed
-        self._commit(
-            heads,
-            SharedGaussian(learned.sums, counts, learned.spread, self.variant),
-            learned.output,
-        )
+        gaussian = SharedGaussian(learned.sums, counts, learned.spread, self.variant)
+        self._commit(heads, gaussian, learned.output)

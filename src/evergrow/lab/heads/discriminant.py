@@ -1,4 +1,4 @@
-"""The learner that evergrow 0.1 recommended: guided units beside the features, and a linear discriminant."""
+"""The head that evergrow 0.1 recommended: guided units and a linear discriminant."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from evergrow.head.linalg.statistics import Readout
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 from evergrow.lab.heads.random_layer import RandomLayerRidge, empty_model, one_hot
 
-FLOOR = 1e-2
-"""Smallest ridge that is chosen, in units of :data:`~evergrow.lab.heads.random_layer.EXACTNESS`."""
+RIDGE_FLOOR = 1e-2
+"""Smallest ridge that cross-validation may choose, as a multiple of the row energy."""
 
 
 @HEADS.register("scl-discriminant")
 class SCLDiscriminantClassifier(RandomLayerRidge):
-    """Sigmoid units guided by MGSM at scales of the data, a direct link, and a shrunk linear discriminant.
+    """Guided sigmoid units, a direct link and a shrunk linear discriminant.
 
-    With class means m_c and the within-class scatter S the score of class c is ``f (h^T
-    B m_c - m_c^T B m_c / 2)``, ``B = (S + alpha I)^-1``, with f degrees of freedom and
-    alpha by generalised cross-validation on the accumulated statistics. It stands in
-    tables beside what came after it.
+    MGSM guides the units, at scales chosen from the data. With class means m_c and the
+    within-class scatter S the score of class c is ``f (h^T B m_c - m_c^T B m_c / 2)``,
+    ``B = (S + alpha I)^-1``, with f degrees of freedom. Generalised cross-validation on
+    the accumulated statistics chooses alpha. It serves as a baseline in tables.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
         check_contrast(layer, Z)
         H = torch.cat([part for _, part in layer.iter_transform(Z)])
         energy = float((H - H.mean(dim=0)).square().sum()) / Z.shape[0]
-        return empty_model(layer, FLOOR * max(energy, 1e-12), rule)
+        return empty_model(layer, RIDGE_FLOOR * max(energy, 1e-12), rule)
 
     def _readout(self) -> Readout:
         if "_solution" not in vars(self):
@@ -93,8 +93,8 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
             alpha = choose_by_gcv(geometry.stats, model.row_energy)[1]
             factor = safe_cholesky(geometry.scatter, shift=alpha)
             solved = factor.solve(geometry.means)
-            # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods
-            # up to a constant.
+            # The scatter is a sum. Multiplied by the degrees of freedom, scores are
+            # log-likelihoods up to a constant.
             scale = float(max(geometry.stats.count - len(model.counts), 1))
             offset = -0.5 * scale * (geometry.means * solved).sum(dim=0)
             weights = scale * geometry.stats.lift(solved)
@@ -119,7 +119,7 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
         return torch.cat(parts)
 
     def linear_map(self) -> LayerMap:
-        """Return what the head computes as plain matrices, on the CPU."""
+        """Return the head as plain matrices on the CPU."""
         self._require_fitted()
         readout = self._readout()
         return layer_map(self._model, readout.weights, readout.offset)

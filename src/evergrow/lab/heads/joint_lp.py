@@ -1,4 +1,4 @@
-"""The joint linear probe: the reference that sees all data at once."""
+"""The joint linear probe: the reference that trains on all data at once."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class _Learned:
 @HEADS.register("joint-lp")
 @dataclass(eq=False, repr=False)
 class JointLinearProbe(IncrementalClassifier):
-    """A linear classifier on the features of everything seen so far, as if all of it came at once.
+    """A linear classifier trained jointly on all features seen so far.
 
-    A reference for linear heads, not a continual learner: with ``solver="sgd"`` it
-    **keeps the features of every sample** it has been given (float32) and trains from
-    scratch when asked for an answer after an update. With ``solver="analytic"`` the
-    joint solution follows from sums, so no sample needs to be kept.
+    A reference for linear heads, not a continual learner. With ``solver="sgd"`` it
+    **stores the features of every sample** in float32 and retrains from scratch at the
+    first prediction after an update. With ``solver="analytic"`` the joint solution
+    follows from sums, and no sample is stored.
 
     Parameters
     ----------
     solver : {"sgd", "analytic"}
-        ``"sgd"``: the recipe of the RanPAC repository's joint linear probe, a cosine
-        head with a learned scale under cross-entropy; on features, so that its image
-        augmentation is left out. ``"analytic"``: ridge regression on ``[z, 1]``, much
-        faster and, measured, 2 (birds) to 4 points (intents) less accurate.
+        ``"sgd"``: the joint linear probe of the RanPAC repository, a cosine head with a
+        learned scale under cross-entropy. It trains on features, so without image
+        augmentation. ``"analytic"``: ridge regression on ``[z, 1]``. It is much faster
+        and, as measured, 2 (birds) to 4 points (intents) less accurate.
     alpha : float or "gcv"
-        Ridge of the analytic solver; ``"gcv"`` chooses it by generalised
-        cross-validation on all data (ours).
+        Ridge of the analytic solver. ``"gcv"`` chooses it by generalised
+        cross-validation on all data; this choice is ours.
     n_epochs, batch_size : int
         30 and 128: the RanPAC repository.
     learning_rate, momentum, weight_decay : float
@@ -73,7 +73,8 @@ class JointLinearProbe(IncrementalClassifier):
     >>> from sklearn.datasets import load_digits
     >>> from evergrow.lab.heads import JointLinearProbe
     >>> X, y = load_digits(return_X_y=True)
-    >>> model = JointLinearProbe("analytic").fit(X[y < 5], y[y < 5]).partial_fit(X[y >= 5], y[y >= 5])
+    >>> model = JointLinearProbe("analytic").fit(X[y < 5], y[y < 5])
+    >>> _ = model.partial_fit(X[y >= 5], y[y >= 5])
     >>> model.score(X, y) > 0.93
     True
     """
@@ -105,7 +106,7 @@ class JointLinearProbe(IncrementalClassifier):
         check_number("weight_decay", self.weight_decay, low=0)
 
     def _reset(self) -> None:
-        for name in ("_model", "_kept", "_codes", "_seed", "_readout"):
+        for name in ("_model", "_samples", "_codes", "_seed", "_readout"):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
@@ -115,43 +116,44 @@ class JointLinearProbe(IncrementalClassifier):
         if self.solver == "analytic":
             self._model = self._statistics(Z).learn(Z, codes, labels.groups)
         else:
-            self._kept, self._codes = self._gathered(Z, codes, labels.groups)
+            self._samples, self._codes = self._append(Z, codes, labels.groups)
         self.__dict__.pop("_readout", None)
 
     def _regroup(self, change: ClassChange) -> None:
         if self.solver == "analytic":
             self._model = self._model.group(change.groups)
         else:
-            places = torch.empty(
+            new_codes = torch.empty(
                 len(self.classes_), dtype=torch.int64, device=self._codes.device
             )
-            for place, group in enumerate(change.groups):
-                places[group] = place
-            self._codes = places[self._codes]
+            for new_code, group in enumerate(change.groups):
+                new_codes[group] = new_code
+            self._codes = new_codes[self._codes]
         self.__dict__.pop("_readout", None)
 
     def _statistics(self, Z: Tensor) -> RidgeModel:
         if "_model" in vars(self):
             return self._model
         layer = link_only(Z)
-        check_contrast(layer, Z, least=1e-20)  # the constant is a column of its own
+        check_contrast(layer, Z, least=1e-20)  # the constant has its own column
         state = RidgeStatistics.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel.start(layer, "none", state)
 
-    def _gathered(
+    def _append(
         self, Z: Tensor, codes: Tensor, groups: list[list[int]]
     ) -> tuple[Tensor, Tensor]:
-        """Return all features so far and their classes' positions after the update."""
-        Z = _storable(Z)
-        if "_kept" not in vars(self):
+        """Return all features so far and their class indices after the update."""
+        Z = _to_float32(Z)
+        if "_samples" not in vars(self):
             return Z, codes
-        places = torch.tensor(
+        old_codes = torch.tensor(
             [group[0] if group else -1 for group in groups], device=codes.device
         )
-        old = torch.nonzero(places >= 0).ravel()
-        moved = torch.empty_like(old)
-        moved[places[old]] = old
-        return torch.cat([self._kept, Z]), torch.cat([moved[self._codes], codes])
+        old_classes = torch.nonzero(old_codes >= 0).ravel()
+        new_codes = torch.empty_like(old_classes)
+        new_codes[old_codes[old_classes]] = old_classes
+        samples = torch.cat([self._samples, Z])
+        return samples, torch.cat([new_codes[self._codes], codes])
 
     def _solve_order(self) -> float:
         if self.solver == "analytic":
@@ -166,7 +168,7 @@ class JointLinearProbe(IncrementalClassifier):
                 self._readout = self._train()
 
     def linear_map(self) -> LayerMap:
-        """Return what the head computes as plain matrices, on the CPU."""
+        """Return the head as plain matrices on the CPU."""
         self._require_fitted()
         self._settle()
         weights = self._readout.weights.cpu()
@@ -176,7 +178,7 @@ class JointLinearProbe(IncrementalClassifier):
 
     @property
     def model_(self) -> RidgeModel | None:
-        """The statistics of the analytic solver, as a record that nobody changes; None for the other one."""
+        """Immutable statistics of the analytic solver; None for ``solver="sgd"``."""
         self._require_fitted()
         return self._model if self.solver == "analytic" else None
 
@@ -188,20 +190,16 @@ class JointLinearProbe(IncrementalClassifier):
         return self._model.layer.transform(Z) @ readout.weights
 
     def _solve(self) -> Readout:
-        if isinstance(self.alpha, str):
-            alpha = None
-        else:
-            alpha = float(self.alpha)
+        alpha = None if isinstance(self.alpha, str) else float(self.alpha)
         return solve_ridge(self._model, alpha)
 
     def _train(self) -> Readout:
         """Train ``scale * cos(z, w_c)`` by stochastic gradient descent, in float32."""
-        X = torch.nn.functional.normalize(self._kept)
+        X = torch.nn.functional.normalize(self._samples)
         width = X.shape[1]
         n_classes = len(self.classes_)
-        drawn = torch.rand(
-            n_classes, width, generator=generator(self._seed, "joint-lp", "weights")
-        )
+        stream = generator(self._seed, "joint-lp", "weights")
+        drawn = torch.rand(n_classes, width, generator=stream)
         weights = ((2.0 * drawn - 1.0) / math.sqrt(width)).to(X.device).requires_grad_()
         scale = torch.ones(1, device=X.device, requires_grad=True)
         optimizer = torch.optim.SGD(
@@ -216,49 +214,46 @@ class JointLinearProbe(IncrementalClassifier):
                 order = torch.randperm(X.shape[0], generator=stream).to(X.device)
                 for start in range(0, X.shape[0], self.batch_size):
                     batch = order[start : start + self.batch_size]
-                    logits = scale * (
-                        X[batch] @ torch.nn.functional.normalize(weights).T
-                    )
+                    directions = torch.nn.functional.normalize(weights)
+                    logits = scale * (X[batch] @ directions.T)
                     optimizer.zero_grad()
                     loss = torch.nn.functional.cross_entropy(logits, self._codes[batch])
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
-        learned = (
-            (scale * torch.nn.functional.normalize(weights))
-            .detach()
-            .T.to(torch.float64)
-        )
+        scaled = scale * torch.nn.functional.normalize(weights)
+        learned = scaled.detach().T.to(torch.float64)
         return Readout(learned, learned.new_zeros(n_classes), 0.0, 0.0)
 
     def _contents(self) -> _Learned:
         if self.solver == "sgd":
-            return _Learned(self._seed, kept=self._kept, codes=self._codes)
+            return _Learned(self._seed, kept=self._samples, codes=self._codes)
         return _Learned(self._seed, self._model)
 
     def _restore(self, learned: _Learned) -> None:
         self._seed = learned.seed
         if self.solver == "analytic":
-            require(learned.model is not None, "it lacks 'model'")
+            require(learned.model is not None, "it has no field 'model'")
             self._model = self._check_model(learned.model)  # type: ignore[arg-type]
             return
-        kept = learned.kept
+        samples = learned.kept
         codes = learned.codes
-        if kept is None or codes is None or kept.shape[1] != self.n_features_in_:
-            raise FileFormatError(
-                "it lacks samples, or they have features of another width"
-            )
-        known = bool(((codes >= 0) & (codes < len(self.classes_))).all())
+        width = self.n_features_in_
+        if samples is None or codes is None or samples.shape[1] != width:
+            raise FileFormatError("its samples are missing or have another width")
+        valid = bool(((codes >= 0) & (codes < len(self.classes_))).all())
         require(
-            len(codes) > 0 and known,
-            "samples that it keeps are of classes that it does not know",
+            len(codes) > 0 and valid,
+            "it has samples of classes that it does not know",
         )
-        self._kept = kept
+        self._samples = samples
         self._codes = codes
 
 
-def _storable(Z: Tensor) -> Tensor:
-    """Return rows in float32; only directions count, so that those too long or too short for it are normalised."""
+def _to_float32(Z: Tensor) -> Tensor:
+    """Convert rows to float32, and normalise rows too long or too short for that type.
+
+    The classifier uses directions only, so lengths may change.
+    """
     norms = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
-    return torch.where((norms > 1e-9) & (norms < 1e15), Z, normalize(Z, "l2")).to(
-        torch.float32
-    )
+    in_range = (norms > 1e-9) & (norms < 1e15)
+    return torch.where(in_range, Z, normalize(Z, "l2")).to(torch.float32)

@@ -58,14 +58,14 @@ class KLDAClassifier(IncrementalClassifier):
     """Kernel linear discriminant analysis (Momeni, Mazumder and Liu, AAAI 2025).
 
     With random Fourier features phi, class means mu_c and the pooled within-class
-    scatter S (a sum, not divided by the samples), the logit of class c is ``-(phi -
-    mu_c)^T (S + alpha I)^-1 (phi - mu_c)``; there is no prior. Scores leave out ``phi^T
-    (S + alpha I)^-1 phi``, which all classes share. Several members, with seeds s, s +
-    1, ..., vote by the mean of their softmaxes. Only classes that were learned compete.
+    scatter S (a sum, not divided by the number of samples), the logit of class c is
+    ``-(phi - mu_c)^T (S + alpha I)^-1 (phi - mu_c)``, without a prior. Scores leave out
+    ``phi^T (S + alpha I)^-1 phi``, which is the same for all classes. An ensemble of
+    members with seeds s, s + 1, ... averages its softmax probabilities.
 
-    S is the exact scatter around the class means of all samples, from sums, so that
-    batches may be cut and ordered at will; the authors' code (KLDA) centres every batch
-    on the mean after it, which is the same where a class comes in one batch.
+    S is the exact scatter around the class means of all samples, computed from sums, so
+    batches may have any size and order. The authors' code (KLDA) centres every batch on
+    the mean after that batch, which is equal if each class comes in one batch.
 
     Parameters
     ----------
@@ -73,20 +73,21 @@ class KLDAClassifier(IncrementalClassifier):
         D, random features. 5000: the KLDA repository.
     gamma : float or "median"
         Kernel ``exp(-gamma |z - z'|^2)``. ``"median"`` is ``0.5 / median squared
-        distance`` in the first task, since no fixed value serves two backbones.
-        Published: 1e-4 (BART) and 1e-2, 5e-3, 5e-2, 5e-6 for other language models in
-        the KLDA repository; 1e-4 (DINOv2) and 1e-2 (MoCo v3) in AnaCP's.
+        distance`` on the first task, because no fixed value suits different backbones.
+        Published values: 1e-4 (BART) and 1e-2, 5e-3, 5e-2, 5e-6 for other language
+        models in the KLDA repository; 1e-4 (DINOv2) and 1e-2 (MoCo v3) in the AnaCP
+        repository.
     alpha : float
-        What is added to the scatter. 1e-3: AnaCP's repository for DINOv2 (1e-4 for MoCo
+        Ridge added to the scatter. 1e-3: the AnaCP repository for DINOv2 (1e-4 for MoCo
         v3).
     inverse : {"ridge", "pinv"}
-        ``"ridge"``: invert ``S + alpha I``, as AnaCP's repository does. ``"pinv"``: the
-        KLDA repository's pseudo-inverse of S, without alpha; there, in float32 and with
-        the default cut-off, it inverts rounding noise while samples are fewer than
-        features. Here it is cut off at float64 rounding.
+        ``"ridge"``: invert ``S + alpha I``, as the AnaCP repository. ``"pinv"``:
+        pseudo-inverse of S without alpha, as the KLDA repository. The original, in
+        float32 with the default cut-off, inverts rounding noise while there are fewer
+        samples than features. Here the cut-off is float64 rounding.
     n_ensembles : int
-        Members. 1: AnaCP's repository, the only one with images. 5: the KLDA
-        repository, text.
+        Number of members. 1: the AnaCP repository, the only one with images. 5: the
+        KLDA repository, for text.
     random_state : int, numpy generator or None
         Seed s.
     device : str
@@ -97,7 +98,7 @@ class KLDAClassifier(IncrementalClassifier):
     classes_ : ndarray
         Labels learned, sorted.
     gamma_ : float
-        The bandwidth in use.
+        Bandwidth in use.
 
     Examples
     --------
@@ -173,7 +174,7 @@ class KLDAClassifier(IncrementalClassifier):
             self._readouts = [self._solve(member) for member in self._members]
 
     def linear_map(self) -> LayerMap:
-        """Return what the head computes as plain matrices, on the CPU; members that vote are none."""
+        """Return the head as plain matrices on the CPU; not available for ensembles."""
         self._require_fitted()
         self._settle()
         if len(self._members) > 1:
@@ -207,18 +208,16 @@ class KLDAClassifier(IncrementalClassifier):
     def _solve(self, member: RidgeModel) -> Discriminant:
         geometry = ClassGeometry.of(member.state, member.counts)
         if self.inverse == "ridge":
-            reduced = safe_cholesky(geometry.scatter, shift=float(self.alpha)).solve(
-                geometry.means
-            )
+            factor = safe_cholesky(geometry.scatter, shift=float(self.alpha))
+            reduced = factor.solve(geometry.means)
         else:
             values, vectors = symmetric_eigh(geometry.scatter)
-            # The scatter is the Gram matrix less the means' share, so its rounding is
-            # relative to the Gram matrix.
+            # The scatter is the Gram matrix minus the part of the means, so its
+            # rounding errors are relative to the Gram matrix.
             scale = float(geometry.stats.gram.diagonal().sum())
-            kept = values > len(values) * torch.finfo(values.dtype).eps * scale
-            reduced = vectors[:, kept] @ (
-                (vectors[:, kept].T @ geometry.means) / values[kept, None]
-            )
+            nonzero = values > len(values) * torch.finfo(values.dtype).eps * scale
+            basis = vectors[:, nonzero]
+            reduced = basis @ ((basis.T @ geometry.means) / values[nonzero, None])
         offset = -0.5 * torch.einsum("kc,kc->c", geometry.means, reduced)
         return Discriminant(geometry.stats.lift(reduced), offset)
 
@@ -227,25 +226,27 @@ class KLDAClassifier(IncrementalClassifier):
 
     def _restore(self, learned: _Learned) -> None:
         count = len(learned.members)
-        require(
-            count == self.n_ensembles, f"it has {count} members of {self.n_ensembles}"
-        )
+        expected = self.n_ensembles
+        require(count == expected, f"it has {count} members of {expected}")
         members = [self._check_model(member) for member in learned.members]
         same = all(torch.equal(member.counts, members[0].counts) for member in members)
-        require(same, "its members learned other samples")
+        require(same, "its members have learned other samples")
         self._seed = learned.seed
         self._gamma = learned.gamma
         self._commit(members)
 
     @property
     def gamma_(self) -> float:
-        """The bandwidth in use."""
+        """Bandwidth in use."""
         self._require_fitted()
         return self._gamma
 
 
 def fourier_units(Z: Tensor, n_units: int, gamma: float, seed: int) -> DenseMap:
-    """Return random Fourier features of the kernel ``exp(-gamma |z - z'|^2)`` with independent normal weights."""
+    """Draw random Fourier features of the kernel ``exp(-gamma |z - z'|^2)``.
+
+    The weights are independent normal numbers.
+    """
     sampler = UnitSampler(Z, (math.sqrt(2.0 * gamma),), "phases", seed, "fourier")
     weights, bias = sampler.layer(n_units, UNITS_PER_DRAW)
     return DenseMap(
@@ -254,16 +255,10 @@ def fourier_units(Z: Tensor, n_units: int, gamma: float, seed: int) -> DenseMap:
 
 
 def median_gamma(Z: Tensor, seed: int, rows: int = 1000) -> float:
-    """Return ``0.5 / median squared distance`` over pairs of at most ``rows`` rows of Z."""
+    """Return ``0.5 / median squared distance`` over pairs of at most ``rows`` rows."""
     if Z.shape[0] > rows:
-        Z = Z[
-            torch.randperm(Z.shape[0], generator=generator(seed, "median"))[:rows].to(
-                Z.device
-            )
-        ]
+        order = torch.randperm(Z.shape[0], generator=generator(seed, "median"))
+        Z = Z[order[:rows].to(Z.device)]
     squared = torch.nn.functional.pdist(Z.to(torch.float64)).square()
-    if squared.numel():
-        median = float(squared.median())
-    else:
-        median = 0.0
+    median = float(squared.median()) if squared.numel() else 0.0
     return 0.5 / median if median > 0.0 else 1.0

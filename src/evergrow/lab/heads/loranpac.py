@@ -1,4 +1,4 @@
-"""LoRanPAC: a very wide random layer through an incremental truncated singular value decomposition."""
+"""LoRanPAC: a very wide random layer and an incremental truncated SVD."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from evergrow.lab.heads.random_layer import one_hot
 from evergrow.lab.layers import GaussianLayer
 from evergrow.lab.truncated import TruncatedBasis
 
-DOUBLE_UP_TO = 20_000
-"""Widest layer that ``dtype="auto"`` computes in float64; beyond, the basis alone would take gigabytes."""
+MAX_FLOAT64_UNITS = 20_000
+"""Widest layer that ``dtype="auto"`` computes in float64, to bound memory."""
 
 MOST_UNITS = 262_144
 """Largest width; 10,000 buffered rows of it take 20 GiB."""
@@ -42,42 +42,43 @@ class _Learned:
 @HEADS.register("loranpac")
 @dataclass(eq=False, repr=False)
 class LoRanPACClassifier(IncrementalClassifier):
-    """Low-rank random projections (Peng, Elenter, Agterberg, Ribeiro and Vidal, ICLR 2025; formerly TSVD).
+    """LoRanPAC, formerly TSVD (Peng, Elenter, Agterberg, Ribeiro, Vidal, ICLR 2025).
 
-    ``h = ReLU(z W)`` with E unit normal units. Instead of an E x E Gram matrix the
-    leading singular directions U of all lifted features are kept, cut back after every
-    update, and the class scores are ``h U (Sigma^2 + alpha I)^-1 U^T sum h y^T``.
-    Directions kept: at most ``rank``, and at most ``1 - truncate`` of the samples seen
-    and of E. Memory is O(E (rank + classes)) whatever the number of tasks.
+    Low-rank random projections: ``h = ReLU(z W)`` with E unit normal units. Instead of
+    an E x E Gram matrix, the head keeps the leading singular directions U of all lifted
+    features and truncates them after every update. Class scores are ``h U (Sigma^2 +
+    alpha I)^-1 U^T sum h y^T``. It keeps at most ``rank`` directions, and at most a
+    fraction ``1 - truncate`` of the number of samples and of E. Memory is O(E (rank +
+    classes)) for any number of tasks.
 
     The authors' repository (loranpac) rotates and re-orthonormalises the whole basis at
-    every update and recomputes the weights at every forward batch; here an update costs
-    a few reflections (:mod:`evergrow.lab.truncated`) and the weights are solved once,
-    when first asked for. Singular values that are rounding noise are dropped instead of
-    inverted. Where the number of samples is near E and alpha is 0 the method itself is
-    unstable (its authors' code too): the accuracy then falls and recovers.
+    every update and recomputes the weights at every forward batch. Here an update costs
+    a few reflections (:mod:`evergrow.lab.truncated`), and the weights are solved once,
+    at the first prediction. Singular values that are rounding noise are dropped instead
+    of inverted. The method is unstable if alpha is 0 and the number of samples is close
+    to E: the accuracy drops and recovers, as with the authors' code.
 
     Parameters
     ----------
     n_units : int
         E. 100,000: the repository (150,000 for CDDB with adapters).
     rank : int
-        Largest number of directions. 10,000: the repository (20,000 for ObjectNet,
+        Maximum number of directions. 10,000: the repository (20,000 for ObjectNet,
         OmniBenchmark and CDDB, 15,000 for CORe50 and DomainNet).
     truncate : float
-        Share of the directions that is cut off. 0.25: the repository (0.2 in two of its
+        Fraction of directions to cut off. 0.25: the repository (0.2 in two of its
         configurations, 0.75 for DomainNet).
     alpha : float
         Ridge. 0: the repository.
     batch_size, buffer_rows : int
-        Lifted features are gathered in mini-batches and absorbed when (number of
-        batches) x (rows of the last) exceeds ``buffer_rows``, and at the end of every
-        batch given. 1000 and 10,000: the repository without first-session adaptation.
-        They bound memory: ``buffer_rows`` x E numbers at a time.
+        Lifted features are gathered in mini-batches. They are absorbed when (number of
+        batches) x (rows of the last batch) exceeds ``buffer_rows``, and at the end of
+        every update. 1000 and 10,000: the repository without first-session adaptation.
+        Memory holds ``buffer_rows`` x E numbers at a time.
     dtype : {"auto", "float64", "float32"}
-        Of lifted features and basis. ``"auto"``: float64 up to 20,000 units and
-        float32, as the repository has it, beyond. The small core matrix is float64
-        always.
+        Type of lifted features and basis. ``"auto"``: float64 up to 20,000 units,
+        otherwise float32 as in the repository. The small core matrix always uses
+        float64.
     random_state : int, numpy generator or None
         Seed of the layer.
     device : str
@@ -88,7 +89,7 @@ class LoRanPACClassifier(IncrementalClassifier):
     classes_ : ndarray
         Labels learned, sorted.
     rank_ : int
-        Directions kept now.
+        Number of directions in use.
 
     Examples
     --------
@@ -127,22 +128,20 @@ class LoRanPACClassifier(IncrementalClassifier):
         check_choice("dtype", self.dtype, ("auto", "float64", "float32"))
 
     def _reset(self) -> None:
-        for name in ("_layer", "_kept", "_cross", "_count", "_weights", "_seed"):
+        for name in ("_layer", "_basis", "_cross", "_count", "_weights", "_seed"):
             self.__dict__.pop(name, None)
 
     def _work_dtype(self) -> torch.dtype:
         if self.dtype == "auto":
-            if self.n_units <= DOUBLE_UP_TO:
-                return torch.float64
-            return torch.float32
-        if self.dtype == "float64":
-            return torch.float64
-        return torch.float32
+            double = self.n_units <= MAX_FLOAT64_UNITS
+        else:
+            double = self.dtype == "float64"
+        return torch.float64 if double else torch.float32
 
     def _rank_limit(self, count: int) -> int:
-        """Return the directions to keep once ``count`` samples have been absorbed."""
-        share = 1.0 - self.truncate
-        return max(min(round(share * count), self.rank, round(share * self.n_units)), 1)
+        """Return the maximum number of directions after ``count`` samples."""
+        kept = 1.0 - self.truncate
+        return max(min(round(kept * count), self.rank, round(kept * self.n_units)), 1)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
@@ -150,36 +149,31 @@ class LoRanPACClassifier(IncrementalClassifier):
         n_classes = len(labels.classes)
         if "_layer" in vars(self):
             layer = self._layer
-            kept = self._kept
+            basis = self._basis
             count = self._count
             cross = sum_columns(self._cross, labels.groups)
         else:
             self._seed = resolve_seed(self.random_state)
-            layer = GaussianLayer(self.n_units, activation="relu", bias="none").build(
-                Z, Z, seed=self._seed
-            )
+            units = GaussianLayer(self.n_units, activation="relu", bias="none")
+            layer = units.build(Z, Z, seed=self._seed)
             check_contrast(layer, Z)
-            kept = TruncatedBasis.empty(self.n_units, dtype, Z.device)
+            basis = TruncatedBasis.empty(self.n_units, dtype, Z.device)
             count = 0
             cross = torch.zeros(self.n_units, n_classes, dtype=dtype, device=Z.device)
-        for rows in self._flushes(Z.shape[0]):
+        for rows in self._buffered_rows(Z.shape[0]):
             H = layer.transform(Z[rows].to(dtype))
             check_size("X", H)
             count += H.shape[0]
             cross = cross.addmm(H.T, one_hot(codes[rows], n_classes, H))
-            kept = kept.absorb(H, self._rank_limit(count))
-        self._commit(layer, kept, cross, count)
+            basis = basis.absorb(H, self._rank_limit(count))
+        self._commit(layer, basis, cross, count)
 
     def _regroup(self, change: ClassChange) -> None:
-        self._commit(
-            self._layer,
-            self._kept,
-            sum_columns(self._cross, change.groups),
-            self._count,
-        )
+        cross = sum_columns(self._cross, change.groups)
+        self._commit(self._layer, self._basis, cross, self._count)
 
-    def _flushes(self, n: int) -> Iterator[slice]:
-        """Yield the rows that are absorbed together."""
+    def _buffered_rows(self, n: int) -> Iterator[slice]:
+        """Yield slices of rows that are absorbed together."""
         start = 0
         batches = 0
         for stop in [*range(self.batch_size, n, self.batch_size), n]:
@@ -191,23 +185,23 @@ class LoRanPACClassifier(IncrementalClassifier):
                 batches = 0
 
     def _commit(
-        self, layer: FeatureMap, kept: TruncatedBasis, cross: Tensor, count: int
+        self, layer: FeatureMap, basis: TruncatedBasis, cross: Tensor, count: int
     ) -> None:
         self._layer = layer
-        self._kept = kept
+        self._basis = basis
         self._cross = cross
         self._count = count
         self.__dict__.pop("_weights", None)
 
     def _solve_order(self) -> float:
-        return self._kept.rank
+        return self._basis.rank
 
     def _settle(self) -> None:
         if "_weights" not in vars(self):
-            self._weights = self._kept.solve(self._cross, float(self.alpha))
+            self._weights = self._basis.solve(self._cross, float(self.alpha))
 
     def linear_map(self) -> LayerMap:
-        """Return what the head computes as plain matrices, on the CPU."""
+        """Return the head as plain matrices on the CPU."""
         self._require_fitted()
         self._settle()
         weights = self._weights.cpu()
@@ -230,8 +224,8 @@ class LoRanPACClassifier(IncrementalClassifier):
             self._count,
             self._layer,
             self._cross,
-            self._kept.basis,
-            self._kept.core,
+            self._basis.basis,
+            self._basis.core,
         )
 
     def _restore(self, learned: _Learned) -> None:
@@ -255,12 +249,12 @@ class LoRanPACClassifier(IncrementalClassifier):
 
     @property
     def rank_(self) -> int:
-        """Directions kept."""
+        """Number of directions in use."""
         self._require_fitted()
-        return self._kept.rank
+        return self._basis.rank
 
     @property
     def singular_values_(self) -> list[float]:
-        """Singular values kept, largest first."""
+        """Singular values in use, largest first."""
         self._require_fitted()
-        return [float(value) for value in self._kept.singular_values()]
+        return [float(value) for value in self._basis.singular_values()]

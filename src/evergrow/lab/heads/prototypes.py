@@ -1,4 +1,4 @@
-"""Class means, their shared covariance, and the contrasted target prototypes of AnaCP."""
+"""Class means, their shared covariance, and the target prototypes of AnaCP."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from evergrow.head.linalg.statistics import sum_columns
 from evergrow.lab.heads.random_layer import one_hot
 
 INITIAL_VARIANCE = 1e-4
-"""The covariance before any sample, in the official code."""
+"""Variance of the official covariance before the first sample."""
 
 EIGEN_FLOOR = 1e-8
-"""Added to eigenvalues before their root is taken, in the official code."""
+"""Added to eigenvalues before their square root, as in the official code."""
 
 
 @dataclass(frozen=True)
 class SharedGaussian:
-    """Class means with one covariance for all; a record, never changed in place.
+    """Class means with one shared covariance, as an immutable record.
 
     Parameters
     ----------
@@ -32,10 +32,10 @@ class SharedGaussian:
     counts : Tensor of shape (C,)
         Samples per class.
     spread : Tensor of shape (d, d)
-        For ``"paper"`` the second moment of all features; for ``"code"`` the running
-        covariance of the official code.
+        The second moment of all features (``"paper"``) or the running covariance of
+        the official code (``"code"``).
     variant : {"code", "paper"}
-        Which covariance.
+        Which covariance to use.
     """
 
     sums: Tensor
@@ -45,7 +45,7 @@ class SharedGaussian:
 
     @classmethod
     def empty(cls, width: int, variant: str, like: Tensor) -> SharedGaussian:
-        """Return the Gaussian of no samples."""
+        """Create a Gaussian of no samples."""
         spread = like.new_zeros(width, width)
         if variant == "code":
             spread.diagonal().fill_(INITIAL_VARIANCE)
@@ -60,17 +60,17 @@ class SharedGaussian:
     def add(
         self, X: Tensor, codes: Tensor, groups: Sequence[Sequence[int]]
     ) -> SharedGaussian:
-        """Return the Gaussian with rows X (n, d) of classes ``codes`` added; ``groups`` places the old classes.
+        """Return the Gaussian with rows X (n, d) of classes ``codes`` added.
 
-        The official code adds the new samples to its total before it merges the
-        covariances, ``Sigma <- (N Sigma + n S) / (N + n)`` with N counting them
-        already, so that of t equal tasks the last has weight 1 / (t + 1).
+        ``groups`` lists the old classes of each new class. The official code adds the
+        new samples to its total before it merges the covariances: ``Sigma <- (N Sigma +
+        n S) / (N + n)`` with N already counting them. So the last of t equal tasks has
+        weight 1 / (t + 1).
         """
         n_classes = len(groups)
         sums = sum_columns(self.sums, groups).addmm(X.T, one_hot(codes, n_classes, X))
-        counts = sum_columns(self.counts, groups, dim=0) + torch.bincount(
-            codes, minlength=n_classes
-        )
+        added = torch.bincount(codes, minlength=n_classes)
+        counts = sum_columns(self.counts, groups, dim=0) + added
         if self.variant == "paper":
             return SharedGaussian(sums, counts, self.spread.addmm(X.T, X), self.variant)
         centred = X - (sums / counts).T[codes]
@@ -91,8 +91,8 @@ class SharedGaussian:
     def covariance(self) -> Tensor:
         """Return the shared within-class covariance (d, d).
 
-        For ``"paper"`` it is the sample-weighted average, on 1e-4 I so that fewer
-        samples than features can be whitened too.
+        For ``"paper"`` it is the sample-weighted average plus 1e-4 I, which can be
+        whitened even with fewer samples than features.
         """
         if self.variant == "code":
             return self.spread
@@ -103,30 +103,28 @@ class SharedGaussian:
 
 
 def target_prototypes(gaussian: SharedGaussian) -> Tensor:
-    """Return the unit-length prototypes (C, d) that AnaCP's heads are fitted to."""
+    """Return the unit-length prototypes (C, d), the targets of the heads."""
     values, vectors = symmetric_eigh(gaussian.covariance())
     roots = (values.clamp_min(0.0) + EIGEN_FLOOR).sqrt()
     whiten = (vectors / roots) @ vectors.T
     if gaussian.variant == "code":
         prototypes = _spread_by_code(gaussian.means, whiten)
     else:
-        prototypes = _spread_by_paper(
-            gaussian.means, whiten, (vectors * roots) @ vectors.T
-        )
+        colour = (vectors * roots) @ vectors.T
+        prototypes = _spread_by_paper(gaussian.means, whiten, colour)
     return normalize(prototypes, "l2")
 
 
 def _spread_by_code(means: Tensor, whiten: Tensor) -> Tensor:
-    """Centre, whiten, add one to every singular value, whiten once more, add the centre."""
+    """Centre, whiten, add one to the singular values, whiten again, add the centre."""
     centre = means.mean(dim=0)
     left, values, right = _thin_svd((means - centre) @ whiten)
     null = values <= values.max() * max(means.shape) * torch.finfo(values.dtype).eps
-    right = torch.where(
-        null[:, None], null_direction(right[~null], centre @ whiten), right
-    )
+    direction = null_direction(right[~null], centre @ whiten)
+    right = torch.where(null[:, None], direction, right)
     if bool(null.any()):
-        # The left vector of the null value belongs to the common shift: all ones, of
-        # which sign does not matter.
+        # The left vector of the null value belongs to the common shift: all ones, with
+        # either sign.
         ones = torch.full_like(left[:, :1], len(means) ** -0.5)
         left = torch.where(null, ones, left)
     return (left * (values + 1.0)) @ right @ whiten + centre
@@ -140,9 +138,9 @@ def _thin_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def null_direction(rows: Tensor, centre: Tensor) -> Tensor:
     """Return the unit vector along the part of ``centre`` outside orthonormal ``rows``.
 
-    Centring leaves one singular value zero, whose right vector is any vector outside
-    the others' span: rounding noise in the official code, which adds one to that value
-    as well. The centre's own direction makes it a function of the data.
+    Centring makes one singular value zero. Its right vector is any vector outside the
+    span of the others: rounding noise in the official code, which adds one to that
+    value too. The direction of the centre makes it a function of the data.
     """
     rest = centre - (centre @ rows.T) @ rows
     rest = rest - (rest @ rows.T) @ rows
@@ -153,17 +151,18 @@ def null_direction(rows: Tensor, centre: Tensor) -> Tensor:
 
 
 def _spread_by_paper(means: Tensor, whiten: Tensor, colour: Tensor) -> Tensor:
-    """Move every singular value one step against the gradient of the mean absolute cosine, and un-whiten."""
+    """Move the singular values against the gradient of the mean |cosine|, un-whiten."""
     left, values, right = _thin_svd(means @ whiten)
     stepped = values - torch.sign(cosine_gradient(left, values))
     return (left * stepped) @ right @ colour
 
 
 def cosine_gradient(left: Tensor, values: Tensor) -> Tensor:
-    """Return the derivative of the mean |cosine| between rows of ``left diag(values)`` by each value.
+    """Return the gradient of the mean |cosine| of rows with respect to ``values``.
 
-    With unit rows u_i, ``d cos_ij / d s_k = (2 u_ik u_jk - cos_ij (u_ik^2 + u_jk^2)) /
-    s_k``; summed over pairs with the signs of the cosines.
+    The rows are those of ``left diag(values)``. With unit rows u_i, ``d cos_ij / d s_k
+    = (2 u_ik u_jk - cos_ij (u_ik^2 + u_jk^2)) / s_k``, summed over pairs with the signs
+    of the cosines.
 
     Parameters
     ----------
@@ -185,7 +184,7 @@ def cosine_gradient(left: Tensor, values: Tensor) -> Tensor:
 
 
 def check_counts(counts: Tensor, n_classes: int) -> None:
-    """Raise :class:`FileFormatError` unless there are samples of every class."""
+    """Raise :class:`FileFormatError` unless every class has samples."""
     require(len(counts) == n_classes, "it has another number of classes than labels")
     require(
         bool(((counts > 0) & (counts < 2**53)).all()),

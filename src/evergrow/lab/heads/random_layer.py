@@ -1,4 +1,4 @@
-"""What heads share that put an exactly incremental ridge regression on a frozen layer drawn once."""
+"""Base of heads with exactly incremental ridge regression on a frozen random layer."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ from evergrow.head.layers.feature_map import check_contrast
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
-EXACTNESS = 1e-4
-"""Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
-drop then moves the dual coefficients by less than 1e-6, so that the answer is the full
-ridge regression's."""
+RIDGE_FLOOR_FRACTION = 1e-4
+"""Fraction of the smallest ridge at which compact statistics must still be exact.
+
+At this fraction the terms they drop change the dual coefficients by less than 1e-6.
+"""
 
 
 def one_hot(codes: Tensor, n_classes: int, like: Tensor) -> Tensor:
-    """Return targets (n, C) in the type of ``like``."""
+    """Return one-hot targets (n, C) in the dtype and on the device of ``like``."""
     return torch.nn.functional.one_hot(codes, n_classes).to(like)
 
 
 def empty_model(layer: FeatureMap, floor: float, rule: str = "none") -> RidgeModel:
-    """Return a model on a built layer that has learned nothing.
+    """Create a model without samples on a built layer.
 
     Parameters
     ----------
     layer : FeatureMap
         The frozen layer.
     floor : float
-        The smallest ridge that will be asked for.
+        The smallest ridge that will be used.
     rule : str
-        What is done to features before the layer.
+        Normalisation of features before the layer.
     """
     tensors = (value for value in vars(layer).values() if isinstance(value, Tensor))
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
     state = RidgeStatistics.create(
-        layer.n_outputs, 0, "auto", floor=EXACTNESS * floor, device=device
+        layer.n_outputs, 0, "auto", floor=RIDGE_FLOOR_FRACTION * floor, device=device
     )
     return RidgeModel.start(layer, rule, state)
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """What files hold of what was learned."""
+    """Learned state as stored in files."""
 
     seed: Seed
     model: RidgeModel
 
 
 class RandomLayerRidge(IncrementalClassifier):
-    """A frozen random layer and recursive ridge regression; kinds differ in the layer and in the ridge.
+    """A frozen random layer and recursive ridge regression.
 
-    The statistics are sums over samples, so the classifier after any sequence of
-    batches is the ridge regression on all of them together.
+    Subclasses choose the layer and the ridge. The statistics are sums over samples, so
+    the classifier after any sequence of batches equals ridge regression on all samples.
     """
 
     learned_as: ClassVar[type] = Learned
@@ -72,10 +73,10 @@ class RandomLayerRidge(IncrementalClassifier):
 
     @abstractmethod
     def _layer(self) -> Layer:
-        """Return the parameters of the layer."""
+        """Return the layer's parameters."""
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
-        """Return the layer that the first batch fixes."""
+        """Build the layer from the first batch."""
         return self._layer().build(Z, Y, seed=self._seed)
 
     def _ridge(self) -> float:
@@ -83,10 +84,8 @@ class RandomLayerRidge(IncrementalClassifier):
         return float(self.alpha)
 
     def _empty(self, layer: FeatureMap) -> RidgeModel:
-        """Return a model on the layer that has learned nothing."""
+        """Create a model without samples on the layer."""
         return empty_model(layer, self._ridge())
-
-    # -- hooks of the base -------------------------------------------------------------
 
     def _check_params(self) -> None:
         check_number("n_units", self.n_units, low=1, high=LARGEST_WIDTH, integer=True)
@@ -97,16 +96,14 @@ class RandomLayerRidge(IncrementalClassifier):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = labels.codes
-        self._commit(
-            self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.groups)
-        )
+        model = self._current(Z, labels.codes, len(labels.classes))
+        self._commit(model.learn(Z, labels.codes, labels.groups))
 
     def _regroup(self, change: ClassChange) -> None:
         self._commit(self._model.group(change.groups))
 
     def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
-        """Return the model so far; at first, draw its layer."""
+        """Return the model so far; draw the layer on the first batch."""
         if "_model" in vars(self):
             return self._model
         self._seed = resolve_seed(self.random_state)
@@ -137,7 +134,7 @@ class RandomLayerRidge(IncrementalClassifier):
         self._solved()
 
     def linear_map(self) -> LayerMap:
-        """Return what the head computes as plain matrices, on the CPU."""
+        """Return the head as plain matrices on the CPU."""
         self._require_fitted()
         return layer_map(self._model, self._solved().weights)
 
@@ -148,11 +145,9 @@ class RandomLayerRidge(IncrementalClassifier):
         self._seed = learned.seed
         self._commit(self._check_model(learned.model))
 
-    # -- looking inside ----------------------------------------------------------------
-
     @property
     def model_(self) -> RidgeModel:
-        """The layer and the statistics behind it, as a record that nobody changes."""
+        """The layer and its statistics, as an immutable record."""
         self._require_fitted()
         return self._model
 
@@ -164,6 +159,6 @@ class RandomLayerRidge(IncrementalClassifier):
 
     @property
     def alpha_(self) -> float:
-        """The ridge in use."""
+        """Ridge in use."""
         self._require_fitted()
         return self._ridge()

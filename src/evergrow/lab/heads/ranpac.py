@@ -1,4 +1,4 @@
-"""RanPAC: a wide random ReLU layer and ridge regression with a ridge chosen anew on every task."""
+"""RanPAC: ridge regression on a wide random ReLU layer, with a ridge per task."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from evergrow.lab.heads.random_layer import (
 from evergrow.lab.layers import GaussianLayer
 
 RANPAC_ALPHAS = tuple(10.0**power for power in range(-8, 9))
-"""The grid of the official code: every decade from 1e-8 to 1e8."""
+"""Grid of the official code: every power of ten from 1e-8 to 1e8."""
 
-TRAIN_SHARE = 0.8
-"""Share of a task's samples that the candidates are fitted on; the rest judges them."""
+TRAIN_FRACTION = 0.8
+"""Fraction of a task's samples to fit the candidates; the rest validates them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,28 +41,27 @@ class _Learned(Learned):
 @HEADS.register("ranpac")
 @dataclasses.dataclass(eq=False, repr=False)
 class RanPACClassifier(RandomLayerRidge):
-    """Random projections and pre-trained models (McDonnell et al., NeurIPS 2023), the second phase.
+    """Second phase of RanPAC (McDonnell et al., NeurIPS 2023).
 
-    ``h = ReLU(z W)`` with unit normal weights, class scores by ridge regression on all
-    samples so far. As in the authors' repository (RanPAC) the ridge is chosen anew on
-    every batch given to ``fit`` or ``partial_fit``: its samples are shuffled and cut
-    80/20, each ridge of the grid is fitted on the first part, and the one with the
-    smallest squared error on the second is used with the statistics of everything. Here
-    the whole grid costs one eigendecomposition, of the samples' or of the units' Gram
-    matrix, whichever is smaller; there it costs 17 solves of the order of the layer.
-    Batches too small to be cut keep the ridge there was.
+    Random projections ``h = ReLU(z W)`` with unit normal weights, and class scores by
+    ridge regression on all samples so far. As in the authors' repository (RanPAC),
+    every batch passed to ``fit`` or ``partial_fit`` chooses the ridge again: its
+    samples are shuffled and split 80/20, each ridge of the grid is fitted on the first
+    part, and the ridge with the smallest squared error on the second part is used with
+    the statistics of all samples. The whole grid costs one eigendecomposition of the
+    smaller Gram matrix, of the samples or of the units; the repository needs 17 solves
+    of layer size. Batches too small to split keep the previous ridge.
 
     Parameters
     ----------
     n_units : int
-        M, width of the layer. 10,000: the repository (5,000 for CDDB). 0 is its variant
+        M, width of the layer. 10,000: the repository (5,000 for CDDB). 0 is the variant
         without random layer: ridge regression on the features.
     alpha : "task" or float
         The ridge. ``"task"``: chosen on every task from 1e-8, 1e-7, ..., 1e8 as in the
-        repository; a number fixes it (LoRanPAC's copy of RanPAC offers that too).
+        repository. A number fixes it, as in LoRanPAC's copy of RanPAC.
     random_state : int, numpy generator or None
-        Seed of the layer and of the cuts. (The repository seeds torch with 1 whatever
-        is asked for.)
+        Seed of the layer and of the splits. (The repository always seeds torch with 1.)
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
 
@@ -71,9 +70,9 @@ class RanPACClassifier(RandomLayerRidge):
     classes_ : ndarray
         Labels learned, sorted.
     alpha_ : float
-        The ridge in use, the last task's choice.
+        Ridge in use: the choice of the last task.
     alphas_ : list of float
-        The choice at every batch.
+        Ridge chosen at every batch.
 
     Examples
     --------
@@ -115,10 +114,8 @@ class RanPACClassifier(RandomLayerRidge):
         return super()._build(Z, Y)
 
     def _empty(self, layer: FeatureMap) -> RidgeModel:
-        fixed = None
-        if not isinstance(self.alpha, str):
-            fixed = float(self.alpha)
-        return empty_model(layer, min(RANPAC_ALPHAS) if fixed is None else fixed)
+        smallest = min(RANPAC_ALPHAS) if isinstance(self.alpha, str) else self.alpha
+        return empty_model(layer, float(smallest))
 
     def _ridge(self) -> float:
         return float(self._alphas[-1])
@@ -126,23 +123,24 @@ class RanPACClassifier(RandomLayerRidge):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
         model = self._current(Z, codes, len(labels.classes))
-        alphas = [*vars(self).get("_alphas", []), self._choose(model.layer, Z, codes)]
+        earlier = vars(self).get("_alphas", [])
+        alpha = self._choose(model.layer, Z, codes, earlier)
         learned = model.learn(Z, codes, labels.groups)
-        self._alphas = alphas
+        self._alphas: list[float] = [*earlier, alpha]
         self._commit(learned)
 
-    def _choose(self, layer: FeatureMap, Z: Tensor, codes: Tensor) -> float:
-        """Return the ridge after this batch."""
+    def _choose(
+        self, layer: FeatureMap, Z: Tensor, codes: Tensor, earlier: list[float]
+    ) -> float:
+        """Choose the ridge after this batch, given the earlier choices."""
         if not isinstance(self.alpha, str):
             return float(self.alpha)
-        earlier: list[float] = vars(self).get("_alphas", [])
         stream = generator(self._seed, "ranpac", "cut", len(earlier))
         order = torch.randperm(Z.shape[0], generator=stream).to(Z.device)
-        # Classes that are not in the batch have all-zero targets and weights: they add
-        # no error.
+        # Classes outside the batch have zero targets and weights, so they add no error.
         _, local = torch.unique(codes, return_inverse=True)
         targets = one_hot(local, int(local.max()) + 1, Z)
-        errors = errors_on_cut(layer, Z[order], targets[order])
+        errors = validation_errors(layer, Z[order], targets[order])
         if not errors:
             return earlier[-1] if earlier else 1.0
         return min(errors, key=errors.__getitem__)
@@ -160,60 +158,60 @@ class RanPACClassifier(RandomLayerRidge):
 
     @property
     def alphas_(self) -> list[float]:
-        """The ridge chosen at every batch."""
+        """Ridge chosen at every batch."""
         self._require_fitted()
         return list(self._alphas)
 
 
-def errors_on_cut(
+def validation_errors(
     layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float] = RANPAC_ALPHAS
 ) -> dict[float, float]:
-    """Fit every ridge on the first 80 % of the rows and return its mean squared error on the others.
+    """Fit every ridge on 80 % of the rows and return its squared error on the rest.
 
-    With the thin decomposition ``H H^T = U diag(d) U^T`` of the n rows fitted on, or
+    With the thin decomposition ``H H^T = U diag(d) U^T`` of the n training rows, or
     ``H^T H = V diag(d) V^T``,
 
         predictions for h = (h H^T U) (d + a)^-1 (U^T Y) = (h V) (d + a)^-1 (V^T H^T Y)
 
-    so that one eigendecomposition of order min(n, M) serves the whole grid.
+    so one eigendecomposition of size min(n, M) serves the whole grid.
 
     Parameters
     ----------
     layer : FeatureMap
-        The frozen layer, M wide.
+        The frozen layer with M outputs.
     Z : Tensor of shape (n, d)
         Features in shuffled order.
     Y : Tensor of shape (n, C)
         One-hot targets.
     grid : sequence of float
-        Candidates, ascending; the first of equals wins.
+        Candidates, ascending.
 
     Returns
     -------
     dict of float to float
-        By ridge; empty where one of the two parts would be.
+        Mean squared error by ridge; empty if either part has no rows.
     """
-    cut = int(TRAIN_SHARE * Z.shape[0])
+    cut = int(TRAIN_FRACTION * Z.shape[0])
     if cut < 1 or cut == Z.shape[0]:
         return {}
     if cut < layer.n_outputs:
         H = torch.cat([part for _, part in layer.iter_transform(Z[:cut])])
         values, vectors = symmetric_eigh(H @ H.T)
         cross = vectors.T @ Y[:cut]
-        into = H.T @ vectors
+        projection = H.T @ vectors
     else:
         gram = Z.new_zeros(layer.n_outputs, layer.n_outputs)
         moment = Z.new_zeros(layer.n_outputs, Y.shape[1])
         for rows, H in layer.iter_transform(Z[:cut]):
             gram.addmm_(H.T, H)
             moment.addmm_(H.T, Y[:cut][rows])
-        values, into = symmetric_eigh(gram)
-        cross = into.T @ moment
+        values, projection = symmetric_eigh(gram)
+        cross = projection.T @ moment
     errors = dict.fromkeys(grid, 0.0)
     for rows, H in layer.iter_transform(Z[cut:]):
-        coordinates = H @ into
-        wanted = Y[cut:][rows]
+        coordinates = H @ projection
+        targets = Y[cut:][rows]
         for alpha in grid:
             fitted = (coordinates / (values.clamp_min(0.0) + alpha)) @ cross
-            errors[alpha] += float((fitted - wanted).square().sum()) / Y[cut:].numel()
+            errors[alpha] += float((fitted - targets).square().sum()) / Y[cut:].numel()
     return errors

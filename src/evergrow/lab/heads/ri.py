@@ -1,4 +1,4 @@
-"""RI: random initialisation, the plain random layer that guided construction is compared with."""
+"""RI: a random layer that ignores the data, the baseline of guided construction."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from evergrow.lab.layers import GaussianLayer
 @HEADS.register("ri")
 @dataclass(eq=False, repr=False)
 class RIClassifier(RandomLayerRidge):
-    """Sigmoid units with unit normal weights and biases, and recursive ridge regression on them.
+    """Sigmoid units with unit normal weights and recursive ridge regression.
 
-    The baseline "RI" of the SCL-MGSM paper (its table of RPL construction strategies):
-    the layer is blind to the data, everything else is as in SCL-MGSM.
+    The baseline "RI" in the SCL-MGSM paper's comparison of layer construction. Weights
+    and biases do not depend on the data; the rest equals SCL-MGSM.
 
     Parameters
     ----------
@@ -26,9 +26,9 @@ class RIClassifier(RandomLayerRidge):
         Width of the layer. 10,000: the SCL-MGSM paper, "a final hidden size of 10,000"
         for all strategies.
     alpha : float
-        Ridge. 0.01: the SCL-MGSM paper's choice for all its experiments (its appendix
-        on hyperparameters). With unit normal weights on un-normalised features it is
-        far too small to be fair; see the examples in the benchmarks.
+        Ridge. 0.01: the SCL-MGSM paper for all its experiments (appendix on
+        hyperparameters). It is far too small for unit normal weights on un-normalised
+        features; the benchmarks have examples.
     random_state : int, numpy generator or None
         Seed of the layer.
     device : str

@@ -1,4 +1,4 @@
-"""SCSM: a layer grown one unit at a time under the stochastic configuration inequality."""
+"""SCSM: a layer grown unit by unit under the stochastic configuration inequality."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from evergrow.lab.layers import SCSMLayer
 @HEADS.register("scsm")
 @dataclass(eq=False, repr=False)
 class SCSMClassifier(RandomLayerRidge):
-    """Units configured on the first task as in stochastic configuration networks, then recursive ridge.
+    """Stochastic configuration on the first task, then recursive ridge regression.
 
     The layer is grown on the first task by the supervisory mechanism of Wang and Li's
-    stochastic configuration networks (SC-III), as the SCL-MGSM paper uses it for its
-    comparison of construction strategies, and frozen; later batches only add to ridge
-    statistics.
+    stochastic configuration networks (SC-III), as in the SCL-MGSM paper's comparison of
+    layer construction. It is then frozen; later batches only update ridge statistics.
 
     Parameters
     ----------
@@ -36,11 +35,12 @@ class SCSMClassifier(RandomLayerRidge):
         Ridge, of the construction and of the classifier. 0.01: the SCL-MGSM paper.
     n_candidates : int
         T_max, candidates per scale. 10: the middle of the paper's 5, 10 and 20 (with s
-        = 1); the published SCN code has 100. Scales and contraction rates are the SCN
-        code's.
+        = 1); the published SCN code has 100. Scales and contraction rates are those of
+        the SCN code.
     tol : float
-        RMSE on the first task at which the construction stops early. 0 never does: the
-        paper compares at equal width (the SCN code's 1e-4 ends it long before).
+        RMSE on the first task at which the construction stops early. 0 disables early
+        stopping, because the paper compares at equal width (the SCN code stops at
+        1e-4).
     random_state : int, numpy generator or None
         Seed of the candidates.
     device : str
@@ -51,10 +51,10 @@ class SCSMClassifier(RandomLayerRidge):
     classes_ : ndarray
         Labels learned, sorted.
     n_units_ : int
-        Units found; fewer than asked for where ``status_`` is not ``"capped"``.
+        Number of units. It is below ``n_units`` unless ``status_`` is ``"capped"``.
     status_ : str
-        ``"capped"``, ``"converged"``, or ``"exhausted"`` where no scale held an
-        admissible unit.
+        ``"capped"`` at ``n_units``, ``"converged"`` at ``tol``, or ``"exhausted"`` if
+        no scale had an admissible unit.
     construction_log_ : list of BlockRecord
         One entry per unit.
 
@@ -80,9 +80,7 @@ class SCSMClassifier(RandomLayerRidge):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if len(labels.classes) < 2 and not self._is_fitted():
-            raise LabelError(
-                "SCSM needs at least 2 classes in the first batch, got 1 class."
-            )
+            raise LabelError("SCSM needs at least 2 classes in the first batch, got 1.")
         super()._learn(Z, labels)
 
     def _check_params(self) -> None:
@@ -102,15 +100,15 @@ class SCSMClassifier(RandomLayerRidge):
 
     @property
     def n_units_(self) -> int:
-        """Units found."""
+        """Number of units."""
         return self.layer_.n_units
 
     @property
     def status_(self) -> str:
-        """How the construction ended."""
+        """Why the construction ended."""
         return self.layer_.status
 
     @property
     def construction_log_(self) -> list[BlockRecord]:
-        """One entry per unit."""
+        """Log of the construction, one entry per unit."""
         return list(self.layer_.log)

@@ -28,18 +28,19 @@ class _Learned:
 
 @HEADS.register("simplecil")
 class SimpleCILClassifier(IncrementalClassifier):
-    """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, "Revisiting class-incremental learning", IJCV 2024).
+    """Cosine nearest class mean (Zhou, Cai, Ye, Zhan and Liu, IJCV 2024).
 
-    The prototype of a class is the plain mean of its features (RevisitingCIL and PILOT
-    repositories: not normalised before averaging); a sample goes to the prototype of
-    largest cosine. There is no hyperparameter and nothing random.
+    From "Revisiting class-incremental learning". The prototype of a class is the plain
+    mean of its features, not normalised before averaging (RevisitingCIL and PILOT
+    repositories). The predicted class is that of the prototype with the largest cosine.
+    There are no hyperparameters and no randomness.
 
     Parameters
     ----------
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : object
-        Taken as every method takes it, and of no effect: nothing is drawn.
+        Unused; present because every method accepts it.
 
     Attributes
     ----------
@@ -70,7 +71,7 @@ class SimpleCILClassifier(IncrementalClassifier):
         self.random_state = random_state
 
     def _check_params(self) -> None:
-        """There is nothing to check."""
+        """Do nothing: there are no parameters to check."""
 
     def _reset(self) -> None:
         for name in ("_sums", "_counts"):
@@ -82,37 +83,30 @@ class SimpleCILClassifier(IncrementalClassifier):
         sums = Z.new_zeros(n_classes, Z.shape[1])
         counts = torch.bincount(codes, minlength=n_classes)
         if "_sums" in vars(self):
-            old = torch.tensor(
+            old_codes = torch.tensor(
                 [group[0] if group else -1 for group in labels.groups], device=Z.device
             )
-            known = old >= 0
-            sums[known], counts[known] = (
-                self._sums[old[known]],
-                counts[known] + self._counts[old[known]],
-            )
+            known = old_codes >= 0
+            sums[known] = self._sums[old_codes[known]]
+            counts[known] += self._counts[old_codes[known]]
         sums = sums.index_add_(0, codes, Z)
         if not bool(torch.isfinite(sums).all()):
             raise NumericalError(
-                "sums of features must be finite, got some that are not: scale the features"
+                "sums of features must be finite: scale the features down"
             )
         self._sums = sums
         self._counts = counts
 
     def _regroup(self, change: ClassChange) -> None:
-        sums, counts = (
-            sum_columns(part, change.groups, dim=0)
-            for part in (self._sums, self._counts)
-        )
-        self._sums = sums.contiguous()
-        self._counts = counts
+        self._sums = sum_columns(self._sums, change.groups, dim=0).contiguous()
+        self._counts = sum_columns(self._counts, change.groups, dim=0)
 
     def _scores(self, Z: Tensor) -> Tensor:
-        # The cosine does not care how long the prototype is, so sums do as well as
-        # means.
+        # The cosine ignores the length of the prototype, so sums serve as means.
         return normalize(Z, "l2") @ normalize(self._sums, "l2").T
 
     def linear_map(self) -> LayerMap:
-        """Return what the head computes as plain matrices, on the CPU."""
+        """Return the head as plain matrices on the CPU."""
         self._require_fitted()
         linear = normalize(self._sums, "l2").T.cpu()
         return LayerMap("l2", None, None, linear, linear.new_zeros(linear.shape[1]))
@@ -131,7 +125,7 @@ class SimpleCILClassifier(IncrementalClassifier):
 
     @property
     def class_counts_(self) -> NDArray[np.int64]:
-        """Samples learned of each class."""
+        """Number of samples learned per class."""
         self._require_fitted()
         return np.asarray(self._counts.cpu().numpy())
 

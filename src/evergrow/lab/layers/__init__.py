@@ -1,4 +1,4 @@
-"""Layers that only rivals use."""
+"""Layers used only by comparison methods."""
 
 from evergrow.lab.layers.gaussian import GaussianLayer, UniformLayer
 from evergrow.lab.layers.scsm import SCSMLayer

@@ -1,4 +1,4 @@
-"""Unguided random layers: Gaussian or uniform weights of a fixed scale, blind to the labels."""
+"""Random layers that ignore the labels: Gaussian or uniform weights."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from evergrow.head.layers.fourier import FourierMap
 from evergrow.head.layers.guided import Scales, UnitSampler, check_scales
 
 UNITS_PER_DRAW = 256
-"""Units of a layer that are drawn at once: a wider layer begins with the units of a narrower one."""
+"""Units per draw. A wider layer starts with the units of a narrower one."""
 
 
 def input_weights(units: FeatureMap) -> Tensor:
-    """Return the weights (d, L) of units, or those that units of drawn signs stand for."""
+    """Return the weights (d, L) of units; computed for structured Fourier units."""
     if isinstance(units, DenseMap):
         return units.weights
     if not isinstance(units, FourierMap):
         raise UnsupportedError(
-            f"units must be of a layer with weights, got {type(units).__name__}"
+            f"`units` must have input weights, got {type(units).__name__}"
         )
     turned = units._turned(torch.eye(units.features, dtype=torch.float64))
     return torch.cat(
@@ -44,21 +44,22 @@ class GaussianLayer(Layer):
     n_units : int
         Width L.
     direct_link : bool
-        Put the features beside the units.
+        Append the features to the outputs.
     activation : str
         Activation of the units.
     scales : float, "paper", "auto" or sequence of float
-        Standard deviation of weights and biases; a sequence is cycled through block by
-        block, ``"auto"`` sets the spread of pre-activations from the first task.
+        Standard deviation of weights and biases. A sequence is cycled through block by
+        block. ``"auto"`` sets the spread of pre-activations from the first task.
     bias : {"gaussian", "points", "none"}
-        Rule of the biases; ``"none"`` has none (RanPAC).
+        Rule of the biases. ``"none"`` (RanPAC) has no biases.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.lab.layers import GaussianLayer
     >>> Z = torch.ones(2, 3)
-    >>> GaussianLayer(n_units=5, activation="relu").build(Z, torch.eye(2)).transform(Z).shape
+    >>> layer = GaussianLayer(n_units=5, activation="relu").build(Z, torch.eye(2))
+    >>> layer.transform(Z).shape
     torch.Size([2, 5])
     """
 
@@ -82,7 +83,7 @@ class GaussianLayer(Layer):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> FeatureMap:
-        """Draw the units; only their scales and bias points may depend on Z."""
+        """Draw the units. Only their scales and bias points may depend on Z."""
         rule = "gaussian" if self.bias == "none" else self.bias
         sampler = UnitSampler(Z, self._scales, rule, seed, "gaussian")
         weights, bias = sampler.layer(
@@ -90,25 +91,23 @@ class GaussianLayer(Layer):
         )
         if self.bias == "none":
             bias = torch.zeros_like(bias)
-        else:
-            bias = bias
         return DenseMap(weights=weights, bias=bias, activation=self.activation)
 
 
 @LAYERS.register("uniform")
 @dataclass(frozen=True)
 class UniformLayer(Layer):
-    """Units ``h = g(z W)`` with Kaiming-uniform weights ``U(-1/sqrt(d), 1/sqrt(d))`` and no bias.
+    """Units ``h = g(z W)`` with weights ``U(-1/sqrt(d), 1/sqrt(d))`` and no bias.
 
-    These are the weights of an untrained linear layer, as analytic class-incremental
-    learning has them.
+    An untrained linear layer has these Kaiming-uniform weights, as in analytic
+    class-incremental learning.
 
     Parameters
     ----------
     n_units : int
         Width L.
     direct_link : bool
-        Put the features beside the units.
+        Append the features to the outputs.
     activation : str
         Activation of the units.
 
@@ -117,7 +116,8 @@ class UniformLayer(Layer):
     >>> import torch
     >>> from evergrow.lab.layers import UniformLayer
     >>> Z = torch.ones(2, 4)
-    >>> bool(UniformLayer(n_units=300).build(Z, torch.eye(2)).weights.abs().max() <= 0.5)
+    >>> layer = UniformLayer(n_units=300).build(Z, torch.eye(2))
+    >>> bool(layer.weights.abs().max() <= 0.5)
     True
     """
 
@@ -131,14 +131,13 @@ class UniformLayer(Layer):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> FeatureMap:
-        """Draw the units; nothing but the width of Z is looked at."""
+        """Draw the units. Only the width of Z matters."""
         width = Z.shape[1]
-        pieces = [
-            torch.rand(
-                width, UNITS_PER_DRAW, generator=generator(seed, "uniform", index)
-            )
-            for index in range(math.ceil(self.n_units / UNITS_PER_DRAW))
-        ]
+        n_draws = math.ceil(self.n_units / UNITS_PER_DRAW)
+        pieces = []
+        for index in range(n_draws):
+            stream = generator(seed, "uniform", index)
+            pieces.append(torch.rand(width, UNITS_PER_DRAW, generator=stream))
         drawn = torch.cat(pieces, dim=1)[:, : self.n_units]
         weights = ((2.0 * drawn - 1.0) / math.sqrt(width)).contiguous().to(Z.device)
         bias = torch.zeros(self.n_units, device=Z.device)

@@ -24,10 +24,10 @@ from evergrow.head.layers.feature_map import BlockRecord, Construction, DenseMap
 from evergrow.head.layers.guided import Residual, check_scales
 
 SCN_SCALES = (0.5, 1.0, 3.0, 5.0, 7.0, 9.0, 15.0, 25.0, 50.0, 100.0, 150.0, 200.0)
-"""Half-widths Lambda of the uniform weights that the published networks search through."""
+"""Half-widths Lambda of the uniform weights in the published networks."""
 
 SCN_CONTRACTIONS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
-"""Contraction rates r tried at each Lambda, from strict to lenient."""
+"""Contraction rates r tried at each Lambda, strictest first."""
 
 
 @LAYERS.register("scsm")
@@ -36,16 +36,17 @@ class SCSMLayer(Layer):
     """A layer grown unit by unit under the stochastic configuration inequality.
 
     A candidate h is admissible for ``(Lambda, r)`` if ``<e_q, h>^2 / <h, h> >= (1 - r -
-    mu) |e_q|^2`` for every target column q, with ``mu = (1 - r) / (L + 1)``; of all
-    admissible ones the best sum wins. The output weights are re-fitted after every unit
-    (SC-III) by a rank-1 update of the residual instead of a pseudo-inverse.
+    mu) |e_q|^2`` for every target column q, with ``mu = (1 - r) / (L + 1)``. The
+    admissible candidate with the largest sum is added. The output weights are re-fitted
+    after every unit (SC-III) by a rank-1 update of the residual instead of a
+    pseudo-inverse.
 
     Parameters
     ----------
     n_units : int
         Width at which to stop.
     direct_link : bool
-        Put the features beside the units.
+        Append the features to the outputs.
     n_candidates : int
         T_max, units drawn per Lambda.
     scales : sequence of float
@@ -55,11 +56,11 @@ class SCSMLayer(Layer):
     tol : float
         RMSE at which the construction has converged.
     alpha : float
-        Ridge of the output weights. 0 is the classical least squares, which fits N
-        samples perfectly, and stops, at N units at the latest.
+        Ridge of the output weights. 0 is classical least squares, which fits N samples
+        perfectly and stops after at most N units.
     shrink_mu : bool
-        Use ``mu = (1 - r) / (L + 1)`` as in the paper's algorithm; False is the
-        released code's ``mu = 0``.
+        Use ``mu = (1 - r) / (L + 1)`` as in the paper's algorithm. False gives ``mu =
+        0`` as in the released code.
     activation : str
         Activation of the units.
 
@@ -99,13 +100,14 @@ class SCSMLayer(Layer):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> FeatureMap:
-        """Grow the layer on first-task features and targets, at the ridge that is given or else its own."""
+        """Grow the layer on features and targets of the first task.
+
+        ``alpha`` overrides the layer's own ridge.
+        """
         check_matrix("Y", Y, rows=Z.shape[0])
         Z = Z.to(torch.float64)
         Y = Y.to(torch.float64)
-        form = "factored"
-        if Z.shape[0] <= max(self.n_units, 512):
-            form = "dense"
+        form = "dense" if Z.shape[0] <= max(self.n_units, 512) else "factored"
         residual = Residual(Z, Y, self.alpha if alpha is None else alpha, form)
         weights: list[Tensor] = []
         biases: list[Tensor] = []
@@ -126,18 +128,12 @@ class SCSMLayer(Layer):
                 weights.append(weight)
                 biases.append(bias)
                 after = math.sqrt(float(residual.sq_norms.sum()) / Y.numel())
-                log.append(
-                    BlockRecord(
-                        len(weights),
-                        after,
-                        *entry,
-                        seconds=time.perf_counter() - started,
-                    )
-                )
+                seconds = time.perf_counter() - started
+                log.append(BlockRecord(len(weights), after, *entry, seconds=seconds))
                 tick(len(weights), f"RMSE {after:.4f}")
         if not weights:
             raise ConstructionError(
-                "the construction must accept at least one unit, but none was admissible"
+                "No candidate unit was admissible. Draw more candidates or scales."
             )
         grown = Construction(status, len(weights), form, tuple(log))  # type: ignore[arg-type]
         units = torch.stack(weights, dim=1)
@@ -149,7 +145,7 @@ class SCSMLayer(Layer):
     def _search(
         self, residual: Residual, width: int, seed: int
     ) -> tuple[Tensor, Tensor, tuple[float, float, float, float, int]] | None:
-        """Return the next unit, already absorbed into the residual, or None when no scale has one."""
+        """Absorb the next unit into the residual and return it; None if none fits."""
         tried = 0
         for index, scale in enumerate(self.scales):
             stream = generator(seed, "scsm", width, index)
@@ -160,32 +156,27 @@ class SCSMLayer(Layer):
             tried += self.n_candidates
             weights = units[:-1]
             bias = units[-1].to(torch.float64)
-            H = ACTIVATIONS[self.activation](
-                torch.addmm(bias, residual.Z, weights.to(torch.float64))
-            )
+            pre = torch.addmm(bias, residual.Z, weights.to(torch.float64))
+            H = ACTIVATIONS[self.activation](pre)
             best = self._best(residual, H, width)
             if best is None:
                 continue
             drop = _absorb_unit(residual, H[:, best : best + 1])
             if drop is None:
                 continue
-            return (
-                weights[:, best].clone(),
-                bias[best].clone(),
-                (scale, drop, drop, 0.0, tried),
-            )
+            entry = (scale, drop, drop, 0.0, tried)
+            return weights[:, best].clone(), bias[best].clone(), entry
         return None
 
     def _best(self, residual: Residual, H: Tensor, width: int) -> int | None:
-        """Return the admissible candidate of the strictest rate that has one."""
+        """Return the best admissible candidate under the strictest possible rate."""
         energy = H.square().sum(dim=0).clamp_min(torch.finfo(H.dtype).tiny)
         falls = (H.T @ residual.E).square() / energy[:, None]
         for rate in self.contractions:
             mu = (1.0 - rate) / (width + 1) if self.shrink_mu else 0.0
             margin = falls - (1.0 - rate - mu) * residual.sq_norms
-            total = torch.where(
-                (margin >= 0.0).all(dim=1), margin.sum(dim=1), -torch.inf
-            )
+            admissible = (margin >= 0.0).all(dim=1)
+            total = torch.where(admissible, margin.sum(dim=1), -torch.inf)
             value, best = (item.item() for item in total.max(dim=0))
             if value > -math.inf:
                 return int(best)
@@ -193,7 +184,7 @@ class SCSMLayer(Layer):
 
 
 def _absorb_unit(residual: Residual, h: Tensor) -> float | None:
-    """Re-fit all weights with unit h added; None if h adds nothing that the layer cannot express."""
+    """Re-fit all weights with unit h added; return None if h is linearly dependent."""
     projected = residual.project(h)
     schur = residual.alpha + (h * projected).sum()
     if float(schur) <= 1e-12 * float(h.square().sum()):

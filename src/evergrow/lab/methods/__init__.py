@@ -1,4 +1,4 @@
-"""Every method by the name people use for it, and the rivals that train a network."""
+"""All methods by name, and the comparison methods that train a network."""
 
 from evergrow.lab.methods.apt import APTClassifier
 from evergrow.lab.methods.catalog import (

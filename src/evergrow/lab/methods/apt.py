@@ -1,4 +1,4 @@
-"""APT: one vector for the class token's key and one for its value in every block, averaged over tasks."""
+"""APT: vectors added to the class token's key and value, averaged over tasks."""
 
 from __future__ import annotations
 
@@ -20,36 +20,37 @@ from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 @IMAGE_METHODS.register("apt")
 @dataclass(eq=False, repr=False, kw_only=True)
 class APTClassifier(SharedWeightsClassifier):
-    """Additive prompt tuning (Chen et al., "Achieving more with less: additive prompt tuning", ICCV 2025).
+    """APT (Chen et al., ICCV 2025).
 
-    In every block a learned vector p_k joins the class token's key and p_v its value.
-    They are trained on from task to task; answers use their running average, merged =
-    ema * merged + (1 - ema) * current, which starts with the first task's. Features are
+    Additive prompt tuning, from "Achieving more with less". In every block a learned
+    vector p_k is added to the key of the class token and p_v to its value. Every task
+    trains them further. Predictions use the running average merged = ema * merged + (1
+    - ema) * current, which starts with the vectors of the first task. Features are
     standardised (layer normalisation without scale and shift) and multiplied with class
     rows of length 1, without bias or temperature. The loss is cross-entropy over the
-    classes of the task; a class that comes again is trained on.
+    classes of the task; a recurring class is trained further.
 
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        A vision transformer with a class token; None takes the best one whose weights
-        are on this machine.
+        A vision transformer with a class token. None selects the best one with weights
+        on this machine.
     epochs : int
-        Per task; 30, as in the official CIFAR-100 and ImageNet-R runs (CUB 25, Cars
+        Epochs per task. 30: the official CIFAR-100 and ImageNet-R runs (CUB 25, Cars
         50).
     lr : float
-        0.004, the official CIFAR-100 rate (ImageNet-R 0.003, CUB 0.02, Cars 0.005), for
-        Adam with betas 0.9 and 0.999; it falls per epoch e by cos(99 pi e / (200
-        (epochs - 1))), as in the official code.
+        Learning rate of Adam with betas 0.9 and 0.999. 0.004: the official CIFAR-100
+        rate (ImageNet-R 0.003, CUB 0.02, Cars 0.005). In epoch e it is multiplied by
+        cos(99 pi e / (200 (epochs - 1))), as in the official code.
     batch_size : int
-        64, official.
+        Images per step. 64: official.
     weight_decay : float
-        0, official.
+        Weight decay. 0: official.
     ema : float
-        Share of the old average; 0.7, official for all sets but ImageNet-R (0.8). 0
-        answers with the current vectors.
+        Weight of the old average. 0.7: official for all datasets except ImageNet-R
+        (0.8). 0 predicts with the current vectors.
     std : float
-        Standard deviation of the initial vectors, cut off at two of them; 0.02,
+        Standard deviation of the initial vectors, truncated at two deviations. 0.02:
         official.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
@@ -58,22 +59,24 @@ class APTClassifier(SharedWeightsClassifier):
     random_state : int, numpy generator or None
         Seed.
     device : str
-        ``"auto"`` is where the backbone is.
+        ``"auto"`` uses the device of the backbone.
 
     Attributes
     ----------
     classes_ : ndarray
         Labels learned, sorted.
     cost_ : Cost
-        What learning has cost so far, and what an answer costs.
+        Total cost of learning, and cost per prediction.
 
     Examples
     --------
     >>> import numpy as np, timm
     >>> from evergrow.features import Preprocessing, create_backbone
     >>> from evergrow.lab.methods.apt import APTClassifier
-    >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=2, num_classes=0)
-    >>> backbone = create_backbone(vit.eval(), preset=Preprocessing.pilot(16), device="cpu")
+    >>> tiny = dict(img_size=16, patch_size=8, embed_dim=24, depth=2, num_classes=0)
+    >>> vit = timm.create_model("vit_tiny_patch16_224", **tiny).eval()
+    >>> preset = Preprocessing.pilot(16)
+    >>> backbone = create_backbone(vit, preset=preset, device="cpu")
     >>> y = np.arange(8) % 2
     >>> images = np.repeat(y * 255, 16 * 16 * 3).reshape(8, 16, 16, 3).astype(np.uint8)
     >>> model = APTClassifier(backbone, epochs=1).fit(images, y)
@@ -88,7 +91,7 @@ class APTClassifier(SharedWeightsClassifier):
         "optimizer": "adam",
         "schedule": "coda-cosine",
         "crop_scale": (0.08, 1.0),
-        "interpolation": "evaluation",  # the authors resize by one filter throughout
+        "interpolation": "evaluation",  # the authors use one filter for all resizing
     }
     normalized = True
 
@@ -110,18 +113,17 @@ class APTClassifier(SharedWeightsClassifier):
         self, modules: ModuleStates, task: int | None
     ) -> Iterator[TaskNetwork]:
         state = modules.get("merged" if task is None else "current")
-        with temporary_tuner(
-            self._model, *self._tuner(), state, seed=self.seed_
-        ) as tuner:
+        name, settings = self._tuner()
+        seed = self.seed_
+        with temporary_tuner(self._model, name, settings, state, seed=seed) as tuner:
             yield TaskNetwork(self._model, tuner)
 
     def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
         current = copy_state(network.trained)
         if not modules:
             return {"current": current, "merged": copy_state(network.trained)}
-        averages = modules["merged"].items()
         merged = {
             name: self.ema * average + (1 - self.ema) * current[name]
-            for name, average in averages
+            for name, average in modules["merged"].items()
         }
         return {"current": current, "merged": merged}

@@ -1,4 +1,4 @@
-"""Every method by name: heads on features, methods that train a network, and heads after first-session adaptation."""
+"""Catalogue of methods: heads, methods that train a network, and adapted heads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from evergrow.head.base import HEADS
 from evergrow.lab.methods.fsa_classifier import FSA_SUFFIX, FsaClassifier, head_options
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 
-_OF_THE_CALL = ("backbone", "cache", "progress")
-"""Arguments of methods that learn from images that say nothing about the method."""
+_RUN_ARGUMENTS = ("backbone", "cache", "progress")
+"""Arguments of image methods that are not options of the method."""
 
 
 def list_methods() -> list[str]:
@@ -36,7 +36,7 @@ def list_methods() -> list[str]:
 
 
 def method_needs(name: str) -> str:
-    """Return what a method learns from: ``"features"`` or ``"images"``.
+    """Return the input of a method: ``"features"`` or ``"images"``.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def method_needs(name: str) -> str:
 
 
 def method_options(name: str) -> dict[str, Any]:
-    """Return the options of a method and their defaults, read from its signature.
+    """Return the options of a method and their defaults.
 
     Parameters
     ----------
@@ -71,26 +71,20 @@ def method_options(name: str) -> dict[str, Any]:
     >>> method_options("scl-mgsm+fsa")["adapt"]
     'auto'
     """
-    if method_needs(name) == "images":
-        left_out: tuple[str, ...] = _OF_THE_CALL
-    else:
-        left_out = ()
+    excluded = _RUN_ARGUMENTS if method_needs(name) == "images" else ()
     return {
         option: default
         for option, default in _every_option(name).items()
-        if option not in left_out
+        if option not in excluded
     }
 
 
 def _every_option(name: str) -> dict[str, Any]:
-    method_needs(name)  # refuses what is no method
+    method_needs(name)  # raises for an unknown name
     if name.endswith(FSA_SUFFIX):
-        adaptation = {
-            key: default
-            for key, default in _signature(FsaClassifier).items()
-            if key != "head"
-        }
-        return {**adaptation, **head_options(name.removesuffix(FSA_SUFFIX))}
+        options = _signature(FsaClassifier)
+        del options["head"]
+        return {**options, **head_options(name.removesuffix(FSA_SUFFIX))}
     return _signature(HEADS[name] if name in HEADS else IMAGE_METHODS[name])
 
 
@@ -105,20 +99,20 @@ def _signature(kind: type) -> dict[str, Any]:
 
 
 def check_options(name: str, options: dict[str, Any]) -> None:
-    """Raise :class:`UnknownNameError` for an option that the method does not have."""
+    """Raise :class:`UnknownNameError` for an option that the method lacks."""
     check_keys(options, _every_option(name), f"option of method {name!r}")
 
 
 def create_method(name: str, **options: Any) -> Any:
-    """Return a fresh, unfitted learner.
+    """Return a new, unfitted learner.
 
     Parameters
     ----------
     name : str
         One of :func:`list_methods`.
     **options
-        Arguments of its class; see its docstring. A method that learns from images
-        takes ``backbone`` too.
+        Arguments of the class of the method. Methods on images also accept
+        ``backbone``.
 
     Returns
     -------
@@ -144,7 +138,8 @@ def create_method(name: str, **options: Any) -> Any:
         if default is inspect.Parameter.empty and option not in options
     ]
     if missing:
-        raise ParameterError(f"method {name!r} must be given {', '.join(missing)}")
+        names = ", ".join(missing)
+        raise ParameterError(f"method {name!r} must be given {names}")
     if name.endswith(FSA_SUFFIX):
         return FsaClassifier(name.removesuffix(FSA_SUFFIX), **options)
     return (HEADS if name in HEADS else IMAGE_METHODS)[name](**options)

@@ -1,4 +1,4 @@
-"""CODA-Prompt: prompts mixed from a growing pool of components by an attention of every image's own query."""
+"""CODA-Prompt: prompts mixed from a pool of components, weighted per image."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from evergrow.lab.tuners.prefix import PrefixTuner
 
 
 class PromptedNetwork(TaskNetwork):
-    """A backbone that first looks at an image without prompts, and then with those that this query asks for.
+    """A backbone that computes a query without prompts, then uses the query's prompts.
 
     Parameters
     ----------
     model : torch.nn.Module
         The backbone.
     tuner : Tuner
-        The prefix tuner on it that takes the prompts.
+        Its prefix tuner, which receives the prompts.
     pool : ComponentPool
-        Where they come from.
+        Source of the prompts.
     """
 
     trained: ComponentPool
@@ -60,46 +60,46 @@ class PromptedNetwork(TaskNetwork):
 @IMAGE_METHODS.register("coda-prompt")
 @dataclass(eq=False, repr=False, kw_only=True)
 class CODAPromptClassifier(SharedWeightsClassifier):
-    """CODA-Prompt (Smith et al., "CODA-Prompt: continual decomposed attention-based prompting", CVPR 2023).
+    """CODA-Prompt (Smith et al., CVPR 2023).
 
-    An image's feature q under the plain backbone is its query. In each of the first
-    blocks, with components P_k, keys K_k and attention vectors A_k,
+    Continual decomposed attention-based prompting. The feature q of an image under the
+    plain backbone is its query. In each of the first blocks, with components P_k, keys
+    K_k and attention vectors A_k,
 
-        prompt = sum over k of cos(q * A_k, K_k) P_k,
+        prompt = sum over k of cos(q * A_k, K_k) P_k.
 
-    and the first half of its rows are added to the keys of the block's attention, the
-    second half to the values. Every task gets components of its own, which start
-    orthonormal to all earlier ones; those are frozen. The classifier is linear with a
-    bias; the loss is cross-entropy over the classes of the task, and a class that comes
-    again is trained on. An answer takes two passes of the network.
+    The first half of its rows are added to the keys of the block's attention, the
+    second half to the values. Every task gets new components, initially orthonormal to
+    all earlier ones, which are frozen. The classifier is linear with a bias. The loss
+    is cross-entropy over the classes of the task; a recurring class is trained further.
+    A prediction takes two passes of the network.
 
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        A vision transformer; None takes the best one whose weights are on this machine.
+        A vision transformer. None selects the best one with weights on this machine.
     epochs : int
-        Per task; 20, as in the official CIFAR-100 runs (ImageNet-R 50, DomainNet 5).
+        Epochs per task. 20: the official CIFAR-100 runs (ImageNet-R 50, DomainNet 5).
     lr : float
-        0.001, official, for Adam with betas 0.9 and 0.999; it falls per epoch e by
-        cos(99 pi e / (200 (epochs - 1))).
+        Learning rate of Adam with betas 0.9 and 0.999. 0.001: official. In epoch e it
+        is multiplied by cos(99 pi e / (200 (epochs - 1))).
     batch_size : int
-        128, official.
+        Images per step. 128: official.
     weight_decay : float
-        0, official.
+        Weight decay. 0: official.
     pool_size : int
-        Components per block for ``n_tasks`` tasks; 100, official.
+        Components per block for ``n_tasks`` tasks. 100: official.
     prompt_length : int
-        Rows of a prompt; 8, official: 4 keys and 4 values.
+        Rows of a prompt. 8: official, 4 keys and 4 values.
     n_tasks : int
-        Number of tasks that the pool is divided by: each gets ``pool_size // n_tasks``
-        components, at least 1. More tasks may come: the pool then grows by as many for
-        each. Fewer leave their share unmade. 10 suits the common streams of ten tasks.
+        Number of tasks that share the pool: each gets ``pool_size // n_tasks``
+        components, at least 1. With more tasks the pool grows at the same rate. 10
+        suits the common streams of ten tasks.
     n_blocks : int
-        How many of the first blocks have prompts; 5, official. A backbone with fewer
-        has them in all.
+        Number of first blocks with prompts, or all if there are fewer. 5: official.
     ortho_penalty : float
         Weight of the mean squared distance of the Gram matrices of P, K and A from the
-        identity; 0 as in the official code (the paper has 0.1).
+        identity. 0: the official code (the paper has 0.1).
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool
@@ -107,14 +107,14 @@ class CODAPromptClassifier(SharedWeightsClassifier):
     random_state : int, numpy generator or None
         Seed.
     device : str
-        ``"auto"`` is where the backbone is.
+        ``"auto"`` uses the device of the backbone.
 
     Attributes
     ----------
     classes_ : ndarray
         Labels learned, sorted.
     cost_ : Cost
-        What learning has cost so far, and what an answer costs.
+        Total cost of learning, and cost per prediction.
     n_components_ : int
         Components per block so far.
 
@@ -123,12 +123,15 @@ class CODAPromptClassifier(SharedWeightsClassifier):
     >>> import numpy as np, timm
     >>> from evergrow.features import Preprocessing, create_backbone
     >>> from evergrow.lab.methods.coda_prompt import CODAPromptClassifier
-    >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=2, num_classes=0)
-    >>> backbone = create_backbone(vit.eval(), preset=Preprocessing.pilot(16), device="cpu")
+    >>> tiny = dict(img_size=16, patch_size=8, embed_dim=24, depth=2, num_classes=0)
+    >>> vit = timm.create_model("vit_tiny_patch16_224", **tiny).eval()
+    >>> preset = Preprocessing.pilot(16)
+    >>> backbone = create_backbone(vit, preset=preset, device="cpu")
     >>> y = np.arange(8) % 2
     >>> images = np.repeat(y * 255, 16 * 16 * 3).reshape(8, 16, 16, 3).astype(np.uint8)
-    >>> model = CODAPromptClassifier(backbone, epochs=1, pool_size=7, n_tasks=2).fit(images, y)
-    >>> model.partial_fit(images, y + 2).n_components_  # three for each task
+    >>> model = CODAPromptClassifier(backbone, epochs=1, pool_size=7, n_tasks=2)
+    >>> _ = model.fit(images, y)
+    >>> model.partial_fit(images, y + 2).n_components_  # three per task
     6
     """
 
@@ -137,7 +140,7 @@ class CODAPromptClassifier(SharedWeightsClassifier):
         "optimizer": "adam",
         "schedule": "coda-cosine",
         "crop_scale": (0.08, 1.0),
-        "interpolation": "evaluation",  # the authors resize by one filter throughout
+        "interpolation": "evaluation",  # the authors use one filter for all resizing
     }
 
     pool_size: int = 100
@@ -152,13 +155,13 @@ class CODAPromptClassifier(SharedWeightsClassifier):
         check_number("prompt_length", self.prompt_length, low=2, integer=True)
         if self.prompt_length % 2:
             raise ParameterError(
-                f"prompt_length must be an even number, half keys and half values, got {self.prompt_length}"
+                "prompt_length must be an even number, half keys and half values, "
+                f"got {self.prompt_length}"
             )
         check_number("ortho_penalty", self.ortho_penalty, low=0)
 
     def _tuner(self) -> tuple[str, dict[str, Any]]:
-        # The tuner is asked for prompts in all blocks; the pool answers for the first
-        # few, as far as there are any.
+        # Only checks the backbone. _network limits the tuner to the first blocks.
         return "prefix", {"source": "provider"}
 
     @contextmanager
@@ -168,15 +171,15 @@ class CODAPromptClassifier(SharedWeightsClassifier):
         blocks = find_blocks(self._model)[: self.n_blocks]
         numbers = tuple(block.index for block in blocks)
         width = attention_width(blocks[0])
+        query = self.base_.n_features
         pool = ComponentPool(
-            numbers, length=self.prompt_length, width=width, query=self.base_.n_features
+            numbers, length=self.prompt_length, width=width, query=query
         )
         if modules:
             pool.load_sized(modules["tuner"])
         pool = pool.to(self.device_)
-        with temporary_tuner(
-            self._model, "prefix", {"source": "provider", "blocks": numbers}, None
-        ) as tuner:
+        settings = {"source": "provider", "blocks": numbers}
+        with temporary_tuner(self._model, "prefix", settings, None) as tuner:
             if task is not None:
                 pool.start_task(max(self.pool_size // self.n_tasks, 1), seed=self.seed_)
             yield PromptedNetwork(self._model, tuner, pool)
@@ -189,7 +192,7 @@ class CODAPromptClassifier(SharedWeightsClassifier):
 
     @property
     def n_components_(self) -> int:
-        """Components per block, of all tasks."""
+        """Components per block, over all tasks."""
         self._require_fitted()
         pool = self._state.modules["tuner"]
         return int(pool["past_keys"].shape[1] + pool["keys"].shape[1])

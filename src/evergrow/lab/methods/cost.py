@@ -1,4 +1,4 @@
-"""Costs of learning and answering: operations counted on one batch, parameters, seconds, memory."""
+"""Cost of learning and prediction: operations, parameters, time and memory."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a method so far.
+    """Total cost of a method.
 
-    Operations are those of matrix products, convolutions and attention, multiplications
-    and additions counted apart; the algebra of analytic heads is not among them, its
-    seconds are.
+    Operations are counted for matrix products, convolutions and attention, with
+    multiplications and additions counted separately. The algebra of analytic heads is
+    not counted in operations, only in seconds.
 
     Parameters
     ----------
     trainable_parameters : int
-        Most numbers that were trained at once.
+        Largest number of parameters trained at once.
     train_seconds : float
         Time of all learning.
     inference_gflops : float
-        Operations of the network for one image at test time, in units of 10^9.
+        Operations of the network per test image, in units of 10^9.
     train_gflops : float
-        Operations of the network for all learning so far: forward and backward passes
-        and, where features are extracted, those passes.
+        Operations of the network for all learning, in units of 10^9: forward and
+        backward passes, and passes for feature extraction.
     epochs : int
         Passes over training images.
     samples : int
-        Images that went through training steps.
+        Images used in training steps.
     peak_memory_bytes : int
-        Most GPU memory that training held; 0 on CPUs, where it is not measured.
+        Peak GPU memory of training. Always 0 on CPUs.
 
     Examples
     --------
     >>> from evergrow.lab.methods.cost import Cost
     >>> total = Cost(10, 1.0, 0.5, 6.0, epochs=2) + Cost(8, 2.0, 0.7, 6.0, epochs=2)
-    >>> total.trainable_parameters, total.train_seconds, total.inference_gflops, total.epochs
-    (10, 3.0, 0.7, 4)
+    >>> total.trainable_parameters, total.train_seconds, total.epochs
+    (10, 3.0, 4)
     """
 
     trainable_parameters: int = 0
@@ -65,7 +65,7 @@ class Cost:
     peak_memory_bytes: int = 0
 
     def __add__(self, later: Cost) -> Cost:
-        """Return the cost of learning one task after another; that of answering is the later one's."""
+        """Add the cost of a later task; the cost per prediction is the later one."""
         if not isinstance(later, Cost):
             return NotImplemented
         return Cost(
@@ -82,23 +82,22 @@ class Cost:
 def training_cost(
     log: TrainLog, trained: Iterable[nn.Parameter], step: float, answer: float = 0.0
 ) -> Cost:
-    """Return what a training cost.
+    """Return the cost of a training.
 
     Parameters
     ----------
     log : TrainLog
-        How it went.
+        Log of the training.
     trained : iterable of torch.nn.Parameter
-        What was trained; those that do not require gradients do not count.
+        Parameters. Frozen ones are not counted.
     step : float
-        Operations of a training step for one image, in units of 10^9.
+        Operations of a training step per image, in units of 10^9.
     answer : float
-        Those of an answer to one image.
+        Operations of a prediction per image, in units of 10^9.
     """
+    n_parameters = sum(item.numel() for item in trained if item.requires_grad)
     return Cost(
-        trainable_parameters=sum(
-            parameter.numel() for parameter in trained if parameter.requires_grad
-        ),
+        trainable_parameters=n_parameters,
         train_seconds=log.seconds,
         inference_gflops=answer,
         train_gflops=step * log.samples,
@@ -116,11 +115,11 @@ def inference_gflops(
     Parameters
     ----------
     network : torch.nn.Module
-        From images (n, 3, height, width).
+        Takes images (n, 3, height, width).
     size : tuple of int
         Height and width.
     device : torch.device
-        Where the network is.
+        Device of the network.
 
     Examples
     --------
@@ -136,19 +135,22 @@ def inference_gflops(
 
 
 def encoding_gflops(backbone: ImageBackbone) -> float:
-    """Return the operations of a backbone for the features of one image, every view of it, in units of 10^9.
+    """Return the operations of a backbone per image, in units of 10^9.
+
+    All views of the image are counted.
 
     Parameters
     ----------
     backbone : ImageBackbone
-        With the recipe that its features are made by.
+        The backbone, with the recipe of its features.
 
     Examples
     --------
     >>> from evergrow.features import create_backbone
     >>> from evergrow.lab.methods.cost import encoding_gflops
     >>> backbone = create_backbone("test_vit", "random", recipe="final")
-    >>> round(encoding_gflops(backbone.with_recipe("final:mirror")) / encoding_gflops(backbone), 3)
+    >>> mirrored = backbone.with_recipe("final:mirror")
+    >>> round(encoding_gflops(mirrored) / encoding_gflops(backbone), 3)
     2.0
     """
     with _counting() as counter:
@@ -163,32 +165,35 @@ def training_gflops(
     device: torch.device,
     loss: Loss,
 ) -> float:
-    """Return the operations of one training step for one image, forward and backward, in units of 10^9.
+    """Return the operations of a training step per image, in units of 10^9.
 
-    No gradient is left behind and no random number is drawn.
+    Forward and backward passes are counted. The call stores no gradient and draws no
+    random number.
 
     Parameters
     ----------
     network : torch.nn.Module
-        From images (n, 3, height, width) to what the loss takes.
+        Maps images (n, 3, height, width) to the input of the loss.
     parameters : iterable of torch.nn.Parameter
-        What is trained.
+        Trained parameters.
     size : tuple of int
         Height and width.
     device : torch.device
-        Where the network is.
+        Device of the network.
     loss : callable
-        From the network's output and codes (n,) to a scalar.
+        Maps the network's output and class numbers (n,) to a scalar.
 
     Examples
     --------
-    Forward, and the gradient of the weights; that of the image is not needed:
+    A forward pass, and the gradient of the weights but not of the image:
 
     >>> import torch
     >>> from torch.nn.functional import cross_entropy
     >>> from evergrow.lab.methods.cost import training_gflops
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
-    >>> round(training_gflops(net, net.parameters(), (2, 2), torch.device("cpu"), cross_entropy) * 1e9)
+    >>> cpu = torch.device("cpu")
+    >>> gflops = training_gflops(net, net.parameters(), (2, 2), cpu, cross_entropy)
+    >>> round(gflops * 1e9)
     240
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -202,9 +207,8 @@ def training_gflops(
 
 @contextmanager
 def _counting() -> Iterator[FlopCounterMode]:
-    """Count operations with attention spelled out, so that every device gives the same number."""
-    # Imported here: the counter brings a compiler along, which takes as long to import
-    # as all of this package.
+    """Count operations with plain attention, so that all devices give equal counts."""
+    # Imported here because the counter imports a compiler, which is slow.
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -214,7 +218,7 @@ def _counting() -> Iterator[FlopCounterMode]:
 
 @contextmanager
 def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Put a network in evaluation mode and give every part its mode back."""
+    """Set a network to evaluation mode, then restore the mode of every module."""
     training = [part for part in network.modules() if part.training]
     network.eval()
     try:
@@ -225,14 +229,14 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
-    """Return what an adaptation cost; answering is that of the tuned backbone alone.
+    """Return the cost of an adaptation, and of predictions by the tuned backbone.
 
     Parameters
     ----------
     adapted : AdaptedBackbone
-        With the log of its training.
+        The backbone with its training log.
     n_classes : int
-        Classes of the task that it was trained on.
+        Number of classes of the task it was trained on.
     """
     log = adapted.log
     size = adapted.own.size

@@ -1,4 +1,4 @@
-"""EASE: an adapter per task, and class means under all of them; old classes under new adapters are composed."""
+"""EASE: an adapter per task, and class means under every adapter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from evergrow.lab.methods.tuned_passes import copy_state, run_network, temporary
 
 @dataclass(frozen=True, eq=False)
 class EaseState:
-    """The state of EASE: adapters, and class means under each of them.
+    """Learned state of EASE: adapters, and class means under each of them.
 
     Parameters
     ----------
@@ -41,17 +41,17 @@ class EaseState:
     means: BlockMeans
 
 
-class Stacked(nn.Module):
-    """One pass of a backbone per block: without any adapter if asked for, then with each adapter by itself.
+class AdapterPasses(nn.Module):
+    """One pass of a backbone per block, with one adapter enabled in each.
 
     Parameters
     ----------
     model : torch.nn.Module
         The backbone.
     adapters : sequence of Tuner
-        On it, all disabled.
+        Its adapters, all disabled.
     plain : bool
-        Whether the first block is the plain backbone.
+        Whether the first block is the backbone without adapters.
     """
 
     def __init__(
@@ -65,81 +65,83 @@ class Stacked(nn.Module):
 
     def blocks(self, images: Tensor) -> Tensor:
         """Return features (B, n, d) of images (n, 3, height, width)."""
-        if self._plain:
-            passes = [self.model(images)]
-        else:
-            passes = []
+        passes = [self.model(images)] if self._plain else []
         for adapter in self._tuners:
             with adapter.enable():
                 passes.append(self.model(images))
         return torch.stack(passes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the features of all blocks beside each other, (n, B d)."""
+        """Return the concatenated features of all blocks, (n, B d)."""
         return self.blocks(images).transpose(0, 1).flatten(1)
 
 
 class _Scoring(nn.Module):
-    """Scores of images by class means in all blocks."""
+    """Class scores from class means in all blocks."""
 
-    def __init__(self, stacked: Stacked, means: BlockMeans, weights: Tensor) -> None:
+    def __init__(
+        self, passes: AdapterPasses, means: BlockMeans, weights: Tensor
+    ) -> None:
         super().__init__()
-        self.stacked = stacked
+        self.passes = passes
         self._means = means
         self._weights = weights
 
     def forward(self, images: Tensor) -> Tensor:
-        return self._means.scores(self.stacked.blocks(images), self._weights)
+        return self._means.scores(self.passes.blocks(images), self._weights)
 
 
 @IMAGE_METHODS.register("ease")
 @dataclass(eq=False, repr=False, kw_only=True)
 class EASEClassifier(TaskwiseClassifier):
-    """EASE (Zhou, Sun, Ye and Zhan, "Expandable subspace ensemble for pre-trained model-based CIL", CVPR 2024).
+    """EASE (Zhou, Sun, Ye and Zhan, CVPR 2024).
 
-    Every task trains a fresh adapter with a cosine classifier over its classes, and
-    keeps the adapter. Features under each adapter form a block. A class has its mean in
-    the blocks that saw its images; in newer blocks, means of old classes are composed
-    of those of the newer classes, by their similarity in the old class's own block (see
+    From "Expandable subspace ensemble for pre-trained model-based class-incremental
+    learning". Every task trains and keeps a new adapter, with a cosine classifier over
+    its classes. The features under each adapter form a block. A class has a mean in the
+    blocks that have seen its images. In newer blocks, means of old classes are
+    estimated from the newer classes by similarity in the old class's home block (see
     :mod:`evergrow.lab.methods.block_means`). The score of a class is
 
-        cos in its own block + alpha / (number of other blocks) * sum of cos in the
+        cos in its home block + alpha / (number of other blocks) * sum of cos in the
         others (+ beta * cos unadapted).
 
-    Tasks may differ in size. A class that comes again keeps its own block; its means
-    are then over all its images, and true ones under the newer adapters too. An answer
+    Tasks may differ in size. A recurring class keeps its home block. Its means then
+    cover all its images, and are true means under the newer adapters too. A prediction
     takes one pass per adapter.
 
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        A vision transformer; None takes the best one whose weights are on this machine.
+        A vision transformer. None selects the best one with weights on this machine.
     epochs : int
-        Per task; 20, as in the official runs (ObjectNet 25, VTAB 45).
+        Epochs per task. 20: the official runs (ObjectNet 25, VTAB 45).
     lr : float
-        0.025, the official CIFAR-100 rate (CUB 0.008, ImageNet-R, -A and ObjectNet
-        0.05, OmniBenchmark 0.01, VTAB 0.03), for SGD with momentum 0.9 and a cosine to
-        0.
+        Learning rate of SGD with momentum 0.9 and cosine decay to 0. 0.025: the
+        official CIFAR-100 rate (CUB 0.008, ImageNet-R, -A and ObjectNet 0.05,
+        OmniBenchmark 0.01, VTAB 0.03).
     batch_size : int
-        48, official for CIFAR-100 and ObjectNet (CUB and ImageNet-A 32, the others 16).
+        Images per step. 48: official for CIFAR-100 and ObjectNet (CUB and ImageNet-A
+        32, the others 16).
     weight_decay : float
-        5e-4, official for CIFAR-100 (5e-3 for ImageNet-R, -A, ObjectNet and VTAB).
+        Weight decay. 5e-4: official for CIFAR-100 (5e-3 for ImageNet-R, -A, ObjectNet
+        and VTAB).
     bottleneck : int
-        Width of the adapters; 64, official (VTAB 16).
+        Width of the adapters. 64: official (VTAB 16).
     alpha : float
-        Weight of the other blocks together; 0.1, official (CUB 0.05, ObjectNet 0.2).
+        Total weight of the other blocks. 0.1: official (CUB 0.05, ObjectNet 0.2).
     recalc_sim : bool
-        Whether every task composes all missing means anew from all classes known by
-        now, as the official runs do; otherwise once, from the classes of the new
-        block's own task.
+        Whether every task estimates all missing means again from all known classes, as
+        the official runs do. Otherwise they are estimated once, from the classes of the
+        new block's own task.
     use_init_ptm : bool
-        Whether features without any adapter form a block too; official for
-        OmniBenchmark only.
+        Whether features without any adapter form a block. Official for OmniBenchmark
+        only.
     beta : float
-        Weight of that block; read with ``use_init_ptm`` only, 1 in that run.
+        Weight of the unadapted block. Needs ``use_init_ptm``. 1: the OmniBenchmark run.
     max_adapters : int, optional
-        No adapter is trained after so many tasks: later classes are at home in the last
-        one. Official for OmniBenchmark with 1. Every task has its own by default.
+        Maximum number of adapters. The last one is the home of all later classes. By
+        default every task has its own. Official for OmniBenchmark with 1.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool
@@ -147,27 +149,30 @@ class EASEClassifier(TaskwiseClassifier):
     random_state : int, numpy generator or None
         Seed.
     device : str
-        ``"auto"`` is where the backbone is.
+        ``"auto"`` uses the device of the backbone.
 
     Attributes
     ----------
     classes_ : ndarray
         Labels learned, sorted.
     cost_ : Cost
-        What learning has cost so far, and what an answer costs.
+        Total cost of learning, and cost per prediction.
     n_adapters_ : int
-        Adapters so far.
+        Number of adapters.
 
     Examples
     --------
     >>> import numpy as np, timm
     >>> from evergrow.features import Preprocessing, create_backbone
     >>> from evergrow.lab.methods.ease import EASEClassifier
-    >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=2, num_classes=0)
-    >>> backbone = create_backbone(vit.eval(), preset=Preprocessing.pilot(16), device="cpu")
+    >>> tiny = dict(img_size=16, patch_size=8, embed_dim=24, depth=2, num_classes=0)
+    >>> vit = timm.create_model("vit_tiny_patch16_224", **tiny).eval()
+    >>> preset = Preprocessing.pilot(16)
+    >>> backbone = create_backbone(vit, preset=preset, device="cpu")
     >>> y = np.arange(8) % 2
     >>> images = np.repeat(y * 255, 16 * 16 * 3).reshape(8, 16, 16, 3).astype(np.uint8)
-    >>> model = EASEClassifier(backbone, epochs=1, bottleneck=4).fit(images, y).partial_fit(images, y + 2)
+    >>> model = EASEClassifier(backbone, epochs=1, bottleneck=4)
+    >>> _ = model.fit(images, y).partial_fit(images, y + 2)
     >>> model.n_adapters_, model.decision_function(images).shape
     (2, (8, 4))
     """
@@ -204,8 +209,6 @@ class EASEClassifier(TaskwiseClassifier):
     def _tuner(self) -> tuple[str, dict[str, Any]]:
         return "adapter", {"bottleneck": self.bottleneck}
 
-    # -- learning ----------------------------------------------------------------------
-
     def _task(self, items: Items, labels: TaskLabels) -> tuple[EaseState, Cost]:
         before: EaseState | None = vars(self).get("_state")
         adapters = before.adapters if before else ()
@@ -218,13 +221,12 @@ class EASEClassifier(TaskwiseClassifier):
             adapter, cost = self._train_adapter(items, labels, len(adapters))
             adapters = (*adapters, adapter)
         n_blocks = len(adapters) + self.use_init_ptm
-        with self._stacked(adapters) as stacked:
+        with self._adapter_passes(adapters) as passes:
             started = time.perf_counter()
-            features = self._features(stacked, items, n_blocks)
+            features = self._features(passes, items, n_blocks)
             seconds = time.perf_counter() - started
-            gflops = inference_gflops(
-                stacked, self.base_.transform.size, self.device_
-            ) * len(items)
+            size = self.base_.transform.size
+            gflops = inference_gflops(passes, size, self.device_) * len(items)
         codes = torch.from_numpy(labels.codes).to(self.device_)
         means = means.extended(labels.n_classes, blocks=n_blocks).added(features, codes)
         state = EaseState(adapters, means.completed(recalculate=self.recalc_sim))
@@ -235,7 +237,7 @@ class EASEClassifier(TaskwiseClassifier):
     def _train_adapter(
         self, items: Items, labels: TaskLabels, task: int
     ) -> tuple[dict[str, Tensor], Cost]:
-        """Train a fresh adapter on a task; the classifier is thrown away."""
+        """Train a new adapter on a task and discard its classifier."""
         present, codes = np.unique(labels.codes, return_inverse=True)
         seed = derive_seed(self.seed_, self.method, "adapter", task)
         with temporary_tuner(self._model, *self._tuner(), None, seed=seed) as tuner:
@@ -247,19 +249,18 @@ class EASEClassifier(TaskwiseClassifier):
             cost = self._train(network, trained, items, codes.astype(np.int64), task)
             return copy_state(tuner), cost
 
-    def _features(self, stacked: Stacked, items: Items, n_blocks: int) -> Tensor:
-        """Return the features (B, n, d) of images as they look in evaluation, decoded once for all blocks."""
-        rows = run_network(
-            self._backbone(), stacked, items, n_blocks * self.base_.n_features
-        )
+    def _features(self, passes: AdapterPasses, items: Items, n_blocks: int) -> Tensor:
+        """Return evaluation features (B, n, d); every image is decoded once."""
+        width = n_blocks * self.base_.n_features
+        rows = run_network(self._backbone(), passes, items, width)
         split = torch.from_numpy(np.array(rows)).reshape(len(rows), n_blocks, -1)
         return split.transpose(0, 1).to(self.device_)
 
-    # -- answering ---------------------------------------------------------------------
-
     @contextmanager
-    def _stacked(self, adapters: Sequence[dict[str, Tensor]]) -> Iterator[Stacked]:
-        """Put all adapters on the backbone, each switched on for its own pass only."""
+    def _adapter_passes(
+        self, adapters: Sequence[dict[str, Tensor]]
+    ) -> Iterator[AdapterPasses]:
+        """Attach all adapters to the backbone, disabled until their own pass."""
         with ExitStack() as stack:
             tuners = [
                 stack.enter_context(temporary_tuner(self._model, *self._tuner(), state))
@@ -267,15 +268,15 @@ class EASEClassifier(TaskwiseClassifier):
             ]
             for tuner in tuners:
                 tuner.requires_grad_(False).disable()
-            yield Stacked(self._model, tuners, plain=self.use_init_ptm)
+            yield AdapterPasses(self._model, tuners, plain=self.use_init_ptm)
 
     @contextmanager
     def _answering(self, state: EaseState) -> Iterator[nn.Module]:
-        with self._stacked(state.adapters) as stacked:
-            yield _Scoring(stacked, state.means, self._weights(state.means))
+        with self._adapter_passes(state.adapters) as passes:
+            yield _Scoring(passes, state.means, self._weights(state.means))
 
     def _weights(self, means: BlockMeans) -> Tensor:
-        """Return how much every block says about every class, (B, C)."""
+        """Return the weight of every block for every class, (B, C)."""
         n_blocks = means.counts.shape[0]
         others = n_blocks - self.use_init_ptm - 1
         weights = torch.full(
@@ -291,6 +292,6 @@ class EASEClassifier(TaskwiseClassifier):
 
     @property
     def n_adapters_(self) -> int:
-        """Adapters so far."""
+        """Number of adapters."""
         self._require_fitted()
         return len(self._state.adapters)

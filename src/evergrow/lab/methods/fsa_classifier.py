@@ -1,4 +1,4 @@
-"""Any head on features of a backbone that was adapted to the first task."""
+"""Heads on features of a backbone that is adapted to the first task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from evergrow.lab.methods.cost import Cost, adaptation_cost, encoding_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 
 FSA_SUFFIX = "+fsa"
-"""What the name of a head ends in when the backbone is adapted to the first task before."""
+"""Suffix of a head's name for adaptation of the backbone to the first task."""
 
 _OWN = ("backbone", "random_state", "device")
 
@@ -35,44 +35,44 @@ _OWN = ("backbone", "random_state", "device")
 class FsaClassifier(ImageClassifier):
     """First-session adaptation, then an analytic head on the adapted features.
 
-    ``fit`` trains a tuner on the first task, freezes it, extracts the task's features
-    as they look in evaluation, and fits the head; ``partial_fit`` extracts features and
-    updates the head. The head's random layer comes from a stream of its own: it does
-    not depend on how long the tuner was trained.
+    ``fit`` trains a tuner on the first task, freezes it, extracts evaluation features
+    of the task and fits the head. ``partial_fit`` extracts features and updates the
+    head. The random layer of the head has its own random stream, so it does not depend
+    on the number of epochs.
 
     Parameters
     ----------
     head : str
-        One of the heads on features, for example ``"scl-mgsm"`` or ``"ranpac"``.
+        Name of a head on features, for example ``"scl-mgsm"`` or ``"ranpac"``.
     backbone : ImageBackbone, str or None
-        What is adapted; it stays as it is. None takes the strongest whose weights are
-        on this machine.
+        Backbone to adapt a copy of. None selects the strongest one with weights on this
+        machine.
     adapt : str or None
-        What is trained: one of :func:`evergrow.adapt.tuners.adapting_tuners`.
-        ``"auto"`` leaves that to ``fsa``, None leaves the backbone frozen.
+        Tuner to train, one of :func:`evergrow.adapt.tuners.adapting_tuners`. ``"auto"``
+        uses the tuner of ``fsa``. None keeps the backbone frozen.
     fsa : "ranpac", FsaConfig or dict
-        How: RanPAC's protocol, or settings, also as plain values.
+        Training protocol: that of RanPAC, or settings, also as plain values.
     epochs : int, optional
-        Epochs of the adaptation; by default what ``fsa`` says.
+        Epochs of the adaptation. The default is that of ``fsa``.
     cache : False, None or path-like
-        Where extracted features are kept: nowhere, the default cache, or a folder.
+        Where to cache extracted features: nowhere, in the default cache, or in a
+        folder.
     progress : bool
         Whether to show progress bars.
     random_state : int, numpy generator or None
-        Seed of everything.
+        Seed.
     device : str
-        ``"auto"``: where the backbone computes.
+        ``"auto"`` uses the device of the backbone.
     **head_options
         Options of the head.
 
     Attributes
     ----------
     backbone_ : ImageBackbone
-        The adapted backbone (the given one for ``adapt=None``); what features are
-        extracted with.
+        The backbone that extracts features: the adapted one, or the given one for
+        ``adapt=None``.
     head_ : IncrementalClassifier
-        The head; to go on with it on features of ``backbone_`` is the same as to go on
-        here.
+        The head. It can also be updated directly with features of ``backbone_``.
 
     Examples
     --------
@@ -81,9 +81,11 @@ class FsaClassifier(ImageClassifier):
     >>> from evergrow.lab.methods import FsaClassifier
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
     >>> y = np.arange(24) % 4
-    >>> images = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
+    >>> shape = (24, 32, 32, 3)
+    >>> images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     >>> model = FsaClassifier("simplecil", backbone, adapt="ssf", epochs=1)
-    >>> model = model.fit(images[y < 2], y[y < 2]).partial_fit(images[y >= 2], y[y >= 2])
+    >>> model = model.fit(images[y < 2], y[y < 2])
+    >>> model = model.partial_fit(images[y >= 2], y[y >= 2])
     >>> model.decision_function(images).shape, model.backbone_.spec.name
     ((24, 4), 'test_vit+ssf')
     """
@@ -117,11 +119,11 @@ class FsaClassifier(ImageClassifier):
         self.head_options = head_options
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return all settings, those of the head among them."""
+        """Return all settings, including the options of the head."""
         return {**super().get_params(deep=deep), **self.head_options}
 
     def set_params(self, **params: Any) -> FsaClassifier:
-        """Change settings, of the head too."""
+        """Change settings, including options of the head."""
         options = {
             name: params.pop(name)
             for name in list(params)
@@ -132,7 +134,7 @@ class FsaClassifier(ImageClassifier):
         return self
 
     def config(self) -> FsaConfig | None:
-        """Return how the first session is adapted; None if it is not.
+        """Return the settings of the adaptation; None without adaptation.
 
         Examples
         --------
@@ -142,14 +144,11 @@ class FsaClassifier(ImageClassifier):
         """
         if self.adapt is None:
             return None
-        config = (
-            adaptation_config(None if self.fsa == "ranpac" else self.fsa) or FsaConfig()
-        )
-        changes: dict[str, Any]
-        if self.adapt == "auto":
-            changes = {}
-        else:
-            changes = {"tuner": self.adapt}
+        given = None if self.fsa == "ranpac" else self.fsa
+        config = adaptation_config(given) or FsaConfig()
+        changes: dict[str, Any] = {}
+        if self.adapt != "auto":
+            changes["tuner"] = self.adapt
         if self.epochs is not None:
             changes["epochs"] = self.epochs
         return config.changed(**changes)
@@ -158,29 +157,25 @@ class FsaClassifier(ImageClassifier):
         if self.adapt is not None:
             check_choice("adapt", self.adapt, ("auto", *adapting_tuners()))
         self.config()
-        EncodeConfig(
-            cache=self.cache, progress=self.progress
-        )  # refuses what it cannot be extracted with
+        EncodeConfig(cache=self.cache, progress=self.progress)  # raises if invalid
         self._new_head(0, "cpu")._check_params()
 
     def _new_head(
         self, seed: int, device: str, widths: tuple[int, ...] = ()
     ) -> IncrementalClassifier:
-        """Return an unfitted head; an option that it does not have is an error that names the nearest."""
-        check_keys(
-            self.head_options,
-            head_options(self.head),
-            f"option of {self.head}{FSA_SUFFIX}",
-        )
-        shared = {"random_state": seed, "device": device}
-        accepted = inspect.signature(HEADS[self.head].__init__).parameters
-        options = with_blocks(HEADS[self.head], widths, self.head_options)
-        return HEADS[self.head](
-            **{n: v for n, v in shared.items() if n in accepted}, **options
-        )
+        """Return an unfitted head; raise for an unknown option."""
+        head_class = HEADS[self.head]
+        owner = f"option of {self.head}{FSA_SUFFIX}"
+        check_keys(self.head_options, head_options(self.head), owner)
+        options = with_blocks(head_class, widths, self.head_options)
+        accepted = inspect.signature(head_class.__init__).parameters
+        for name, value in (("random_state", seed), ("device", device)):
+            if name in accepted:
+                options[name] = value
+        return head_class(**options)
 
     def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
-        """Return the backbone as it is: the head takes the blocks of any recipe."""
+        """Return the backbone unchanged: the head accepts the blocks of any recipe."""
         return backbone
 
     def _reset(self) -> None:
@@ -191,44 +186,46 @@ class FsaClassifier(ImageClassifier):
         if labels.n_old:
             started = time.perf_counter()
             self.head_.partial_fit(self._features(self.backbone_, items), labels.values)
-            return self._head_cost(
-                Cost(inference_gflops=self.cost_.inference_gflops), len(items), started
-            )
+            cost = Cost(inference_gflops=self.cost_.inference_gflops)
+            return self._add_head_cost(cost, len(items), started)
         if labels.n_classes < 2:
             raise LabelError(
-                "Adapting a backbone needs at least 2 classes in the first task, got 1 class."
+                "Adapting a backbone needs at least 2 classes in the first task, "
+                "got 1 class."
             )
         backbone, cost = self._adapted(items, labels.codes)
         started = time.perf_counter()
-        head = self._new_head(
-            self.seed_, str(self.device_), backbone.spec.blocks.widths
-        )
+        widths = backbone.spec.blocks.widths
+        head = self._new_head(self.seed_, str(self.device_), widths)
         head.fit(self._features(backbone, items), labels.values)
         self.backbone_ = backbone
         self.head_ = head
-        return self._head_cost(cost, len(items), started)
+        return self._add_head_cost(cost, len(items), started)
 
     def _adapted(
         self, items: Items, codes: NDArray[np.int64]
     ) -> tuple[ImageBackbone, Cost]:
-        """Return the backbone that features are extracted with, and the cost of adapting it."""
+        """Return the backbone for feature extraction, and the cost of adapting it."""
         config = self.config()
         base = self.base_
         if config is None:
             if self.device_ != base.device:
                 base = ImageBackbone(shared_copy(base.module), base.spec, self.device_)
             return base, Cost(inference_gflops=encoding_gflops(base))
-        where: dict[str, Any] = {
-            "seed": self.seed_,
-            "device": self.device_,
-            "progress": self.progress,
-        }
-        adapted = adapt(base, items, codes, config, **where)
+        adapted = adapt(
+            base,
+            items,
+            codes,
+            config,
+            seed=self.seed_,
+            device=self.device_,
+            progress=self.progress,
+        )
         return adapted, adaptation_cost(adapted, len(np.unique(codes)))
 
     @staticmethod
-    def _head_cost(cost: Cost, n: int, started: float) -> Cost:
-        """Return a cost with the passes that extracted n images, and the time since ``started``."""
+    def _add_head_cost(cost: Cost, n: int, started: float) -> Cost:
+        """Add the time since ``started`` and the passes that encoded n images."""
         return replace(
             cost,
             train_seconds=cost.train_seconds + time.perf_counter() - started,
@@ -240,7 +237,7 @@ class FsaClassifier(ImageClassifier):
 
     def _scores(self, items: Items) -> Tensor:
         scores = self.head_.decision_function(self._features(self.backbone_, items))
-        if scores.ndim == 1:  # two classes, as scikit-learn has it: one signed column
+        if scores.ndim == 1:  # for two classes, one signed column as in scikit-learn
             scores = np.stack([-scores / 2, scores / 2], axis=1)
         return torch.from_numpy(
             scores[:, np.searchsorted(self.classes_, self.arrival_)]
@@ -248,7 +245,7 @@ class FsaClassifier(ImageClassifier):
 
 
 def head_options(head: str) -> dict[str, Any]:
-    """Return the options of a head that are its own, with their defaults.
+    """Return the options that a head alone has, with their defaults.
 
     Parameters
     ----------
@@ -272,7 +269,7 @@ def head_options(head: str) -> dict[str, Any]:
 def with_blocks(
     head: type[IncrementalClassifier], widths: Sequence[int], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return options of a head, with the widths of several blocks of features where it has a parameter for them.
+    """Add the widths of several feature blocks to options, if the head accepts them.
 
     Examples
     --------

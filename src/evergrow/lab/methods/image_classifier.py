@@ -1,4 +1,4 @@
-"""The base of all classifiers that train a network on images: labels, atomic learning, answers, cost."""
+"""Base of classifiers that train a network on images."""
 
 from __future__ import annotations
 
@@ -33,27 +33,26 @@ __all__ = [
 ]
 
 IMAGE_METHODS: Registry[type[ImageClassifier]] = Registry("method", plugins=True)
-"""Every method that trains a network, by the name users know it under; filled by ``@IMAGE_METHODS.register(name)``."""
+"""Methods that train a network. ``@IMAGE_METHODS.register(name)`` adds one."""
 
 
 @dataclass(frozen=True)
 class TaskLabels:
-    """The labels of a task, and their numbers in a network whose outputs grow at the end.
+    """Labels of a task, and their class numbers in the network.
 
-    Classes are numbered in the order of their arrival: those of the first task from 0
-    on, sorted among themselves, then the new ones of the second, and so on. A number
-    never changes.
+    Classes are numbered in order of arrival: first the classes of the first task,
+    sorted, then the new classes of the second, and so on. Numbers never change.
 
     Parameters
     ----------
     values : ndarray of shape (n,)
-        The labels as they came.
+        Labels as given.
     codes : ndarray of int64 of shape (n,)
-        Number of every label.
+        Class number of every label.
     n_old : int
-        Classes that were known before the task.
+        Number of classes before the task.
     n_classes : int
-        Classes that are known with it.
+        Number of classes including the task.
     """
 
     values: NDArray[Any]
@@ -66,28 +65,26 @@ class ImageClassifier(Estimator, ABC):
     """A classifier that learns from images, task by task, over an open set of classes.
 
     A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn` and
-    :meth:`_scores`; ``__init__`` only stores its arguments. ``_learn`` either succeeds
-    or leaves what was learned before as it was; the base commits the labels after it
-    returns. Inside the hooks ``self.base_`` is the frozen backbone, ``self.seed_`` the
-    seed and ``self.device_`` the device. The backbone is the caller's: a method that
-    puts tuners on it or changes weights works on a copy
-    (:func:`~evergrow.adapt.fsa.shared_copy`).
+    :meth:`_scores`; ``__init__`` only stores its arguments. If ``_learn`` fails, the
+    earlier state must be unchanged. The base class commits the labels after it returns.
+    In the hooks, ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and
+    ``self.device_`` the device. The backbone belongs to the caller: a method that adds
+    tuners or changes weights uses a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
 
     Attributes
     ----------
     classes_ : ndarray of shape (C,)
-        Labels learned so far, sorted.
+        Learned labels, sorted.
     arrival_ : ndarray of shape (C,)
-        The same labels in the order in which they came; networks number classes like
-        that.
+        The same labels in order of arrival, which is the class order of networks.
     base_ : ImageBackbone
-        The backbone, as it was given.
+        The backbone as given.
     cost_ : Cost
-        What learning has cost so far, and what an answer costs.
+        Total cost of learning, and cost per prediction.
     """
 
     joint: ClassVar[bool] = False
-    """Whether it learns everything at once, so that only its answers after the last task mean anything."""
+    """Whether it trains on all tasks jointly. Only its last accuracy is meaningful."""
     backbone: Any
     random_state: Any
     device: str | torch.device
@@ -98,39 +95,35 @@ class ImageClassifier(Estimator, ABC):
     seed_: int
     cost_: Cost
 
-    # -- hooks -------------------------------------------------------------------------
-
     @abstractmethod
     def _check_params(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
 
     @abstractmethod
     def _reset(self) -> None:
-        """Forget everything learned."""
+        """Delete the learned state."""
 
     @abstractmethod
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
-        """Learn a task, all or nothing, and return the cost."""
+        """Learn a task and return its cost; on failure, change nothing."""
 
     @abstractmethod
     def _scores(self, items: Items) -> Tensor:
         """Return scores (n, C), one column per entry of ``arrival_``."""
 
     def _start(self, backbone: ImageBackbone) -> None:
-        """Say whether the method can work with a backbone, by a typed error, before anything is trained."""
-
-    # -- learning ----------------------------------------------------------------------
+        """Raise a typed error if the method does not support the backbone."""
 
     def fit(self, items: Any, y: Any) -> Self:
-        """Forget everything and learn the first task.
+        """Delete the learned state and learn the first task.
 
         Parameters
         ----------
         items : Items or ndarray
-            Images; an array is uint8 of shape (n, height, width, 3) or (n, height,
+            Images. An array must be uint8 of shape (n, height, width, 3) or (n, height,
             width).
         y : array-like of shape (n,)
-            Labels: integers or strings.
+            Labels, either integers or strings.
 
         Returns
         -------
@@ -153,12 +146,9 @@ class ImageClassifier(Estimator, ABC):
         self.device_ = device
         self.seed_ = resolve_seed(self.random_state)
         try:
-            self._commit(
-                labels,
-                np.empty(0, dtype=labels.values.dtype),
-                self._learn(items, labels),
-                Cost(),
-            )
+            cost = self._learn(items, labels)
+            known = np.empty(0, dtype=labels.values.dtype)
+            self._commit(labels, known, cost, Cost())
         except BaseException:
             self.__dict__.clear()
             self.__dict__.update(before)
@@ -166,7 +156,7 @@ class ImageClassifier(Estimator, ABC):
         return self
 
     def partial_fit(self, items: Any, y: Any) -> Self:
-        """Learn one more task: new classes, and old ones where the method can.
+        """Learn one more task, with new classes or, if supported, known ones.
 
         The first call is the same as :meth:`fit`.
 
@@ -175,7 +165,7 @@ class ImageClassifier(Estimator, ABC):
         items : Items or ndarray
             Images.
         y : array-like of shape (n,)
-            Labels, of the same kind as before.
+            Labels, of the same type as before.
 
         Returns
         -------
@@ -185,31 +175,28 @@ class ImageClassifier(Estimator, ABC):
             return self.fit(items, y)
         items = as_items(items)
         labels = self._labels(as_labels(y, len(items)), self.arrival_)
-        self._commit(labels, self.arrival_, self._learn(items, labels), self.cost_)
+        cost = self._learn(items, labels)
+        self._commit(labels, self.arrival_, cost, self.cost_)
         return self
 
     @staticmethod
     def _labels(values: NDArray[Any], known: NDArray[Any]) -> TaskLabels:
-        """Return the labels of a task with their numbers."""
+        """Assign class numbers to the labels of a task."""
         if len(values) == 0:
             raise InputError("items must hold at least one image, got none")
         if len(known):
             check_kind(known, values)
-        new = [
-            label
-            for label in np.unique(values).tolist()
-            if label not in set(known.tolist())
-        ]
-        numbers = {
-            label: number for number, label in enumerate([*known.tolist(), *new])
-        }
+        order = known.tolist()
+        seen = set(order)
+        order += [label for label in np.unique(values).tolist() if label not in seen]
+        numbers = {label: number for number, label in enumerate(order)}
         codes = np.array([numbers[label] for label in values.tolist()], dtype=np.int64)
         return TaskLabels(values, codes, len(known), len(numbers))
 
     def _commit(
         self, labels: TaskLabels, known: NDArray[Any], cost: Cost, before: Cost
     ) -> None:
-        """Take over the labels of a task that has been learned."""
+        """Add the labels and the cost of a learned task."""
         new = np.setdiff1d(labels.values, known)
         if len(known):
             self.arrival_ = np.concatenate([known, new])
@@ -217,8 +204,6 @@ class ImageClassifier(Estimator, ABC):
             self.arrival_ = new
         self.classes_ = np.sort(self.arrival_)
         self.cost_ = before + cost
-
-    # -- answering ---------------------------------------------------------------------
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class.
@@ -234,10 +219,8 @@ class ImageClassifier(Estimator, ABC):
             Larger means more likely; columns as in ``classes_``.
         """
         self._require_fitted()
-        scores = np.asarray(
-            self._scores(as_items(items)).to("cpu", torch.float64).numpy()
-        )
-        return scores[:, np.argsort(self.arrival_)]
+        scores = self._scores(as_items(items)).to("cpu", torch.float64).numpy()
+        return np.asarray(scores)[:, np.argsort(self.arrival_)]
 
     def predict(self, items: Any) -> NDArray[Any]:
         """Return the most likely class of every image.
@@ -250,7 +233,7 @@ class ImageClassifier(Estimator, ABC):
         Returns
         -------
         ndarray of shape (n,)
-            Labels of the kind that was learned.
+            Labels, in the type that was learned.
         """
         best = self.decision_function(items).argmax(axis=1)
         return np.asarray(self.classes_[best])
@@ -268,12 +251,12 @@ class ImageClassifier(Estimator, ABC):
         return self._is_fitted()
 
     def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
-        """Return the backbone with the vectors that the method learns from: what trains a network takes its own."""
+        """Select the features that the method uses; network training needs the last."""
         return backbone.with_recipe("final")
 
 
 def as_items(items: Any) -> Items:
-    """Return images as items; arrays of bytes are images in memory.
+    """Return images as items. An array of bytes becomes images in memory.
 
     Examples
     --------
@@ -286,10 +269,10 @@ def as_items(items: Any) -> Items:
         items = Images(items)
     if not isinstance(items, Items) or items.kind != "image":
         if isinstance(items, Items):
-            what = items.kind + "s"
+            found = items.kind + "s"
         else:
-            what = type(items).__name__
-        raise InputError(f"items must be images (Images or a uint8 array), got {what}")
+            found = type(items).__name__
+        raise InputError(f"items must be images (Images or a uint8 array), got {found}")
     return items
 
 
@@ -301,15 +284,15 @@ def resolve_backbone(
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        A backbone, the name of one, or None for the strongest whose weights are on this
+        A backbone or its name. None selects the strongest one with weights on this
         machine.
     device : str or torch.device
-        Where a backbone that is made here computes.
+        Device of a backbone that is created here.
 
     Raises
     ------
     ParameterError
-        If it is a backbone of another kind.
+        If it is another type of backbone.
     """
     if backbone is None:
         choice = best_backbone("image")
@@ -317,11 +300,11 @@ def resolve_backbone(
     elif isinstance(backbone, str):
         backbone = create_backbone(backbone, device=device)
     if not isinstance(backbone, ImageBackbone):
+        found = repr(backbone)
         if isinstance(backbone, Backbone):
-            what = backbone.spec.name
-        else:
-            what = repr(backbone)
+            found = backbone.spec.name
         raise ParameterError(
-            f"backbone must be an ImageBackbone (see create_backbone) to be trained, got {what}"
+            f"backbone must be a trainable ImageBackbone (see create_backbone), "
+            f"got {found}"
         )
     return backbone

@@ -1,4 +1,4 @@
-"""Joint fine-tuning: the ceiling that sees all images at once and trains every weight."""
+"""Joint fine-tuning: the upper bound that trains all weights on all images."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class LinearHead(nn.Module):
     n_features, n_classes : int
         Width of the features, number of classes.
     seed : int
-        The user's seed; weights and bias come from U(-1/sqrt(d), 1/sqrt(d)).
+        The user's seed. Weights and biases come from U(-1/sqrt(d), 1/sqrt(d)).
     purpose : str or int
-        What the head is for.
+        Names of the random stream.
 
     Examples
     --------
@@ -58,31 +58,28 @@ class LinearHead(nn.Module):
         self, n_features: int, n_classes: int, seed: int, *purpose: str | int
     ) -> None:
         super().__init__()
-        drawn = torch.rand(
-            n_classes,
-            n_features + 1,
-            generator=generator(seed, "head", "linear", *purpose),
-        )
+        stream = generator(seed, "head", "linear", *purpose)
+        drawn = torch.rand(n_classes, n_features + 1, generator=stream)
         drawn = (2.0 * drawn - 1.0) / math.sqrt(n_features)
         self.weight = nn.Parameter(drawn[:, :-1].clone())
         self.bias = nn.Parameter(drawn[:, -1].clone())
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return logits (n, C) in float32, whatever the precision of the features."""
+        """Return logits (n, C) in float32, for features of any precision."""
         with torch.autocast(features.device.type, enabled=False):
             return linear(features.float(), self.weight, self.bias)
 
 
 @dataclass(frozen=True)
 class JointConfig(TrainConfig):
-    """How all weights of a network are trained; the other settings are those of :class:`TrainConfig`.
+    """Training settings for all weights of a network, in addition to `TrainConfig`.
 
     Parameters
     ----------
     head_lr : float, optional
-        Learning rate of the classifier; ``lr`` by default.
+        Learning rate of the classifier. The default is ``lr``.
     layer_decay : float
-        Factor on the learning rate of each block below the next one; 1 for the same
+        Factor between the learning rates of a block and the next one. 1 uses the same
         rate everywhere.
     """
 
@@ -96,42 +93,34 @@ class JointConfig(TrainConfig):
         check_number("layer_decay", self.layer_decay, low=0, high=1, low_open=True)
 
     def groups(self, body: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
-        """Return parameter groups for :func:`~evergrow.adapt.train`: the body at ``lr``, the classifier at ``head_lr``.
+        """Return parameter groups for :func:`~evergrow.adapt.train`.
 
         Parameters
         ----------
         body, head : torch.nn.Module
-            What is trained of both. Blocks of the body go by the number in
-            ``blocks.3.``; what is named before the first of them lies below all, the
-            rest above.
+            Modules to train, the body at ``lr`` and the classifier at ``head_lr``. The
+            number in ``blocks.3.`` is the depth of a parameter. Parameters named before
+            the first block lie below all blocks, other parameters above.
         """
         levels: dict[float, list[nn.Parameter]] = {}
         for name, parameter in body.named_parameters():
             block = re.search(r"(?:^|\.)blocks\.(\d+)\.", name)
-            if block:
-                place = float(block[1])
+            if self.layer_decay == 1:
+                depth = 0.0
+            elif block:
+                depth = float(block[1])
             elif max(levels, default=-1.0) >= 0:
-                place = math.inf
+                depth = math.inf
             else:
-                place = -1.0
-            levels.setdefault(place if self.layer_decay < 1 else 0.0, []).append(
-                parameter
-            )
-        rates = [
-            self.lr * self.layer_decay ** (len(levels) - 1 - level)
-            for level in range(len(levels))
-        ]
-        groups = [
-            {"params": levels[place], "lr": rate}
-            for place, rate in zip(sorted(levels), rates)
-        ]
-        return [
-            *groups,
-            {
-                "params": list(head.parameters()),
-                "lr": self.lr if self.head_lr is None else self.head_lr,
-            },
-        ]
+                depth = -1.0
+            levels.setdefault(depth, []).append(parameter)
+        groups: list[dict[str, Any]] = []
+        for level, depth in enumerate(sorted(levels)):
+            rate = self.lr * self.layer_decay ** (len(levels) - 1 - level)
+            groups.append({"params": levels[depth], "lr": rate})
+        head_lr = self.lr if self.head_lr is None else self.head_lr
+        groups.append({"params": list(head.parameters()), "lr": head_lr})
+        return groups
 
 
 RECIPES = {
@@ -159,40 +148,40 @@ RECIPES = {
         ),
     ),
 }
-"""Ways of joint fine-tuning by name: the classifier, and the settings."""
+"""Recipes of joint fine-tuning by name: classifier and settings."""
 
 
 @IMAGE_METHODS.register("joint-ft")
 @dataclass(eq=False, repr=False)
 class JointFineTuning(ImageClassifier):
-    """A network fine-tuned on everything seen so far, as if all of it came at once.
+    """A network fine-tuned jointly on all images seen so far.
 
-    A reference for what training could reach, not a continual learner: it **keeps all
-    images** it has been given and trains from the backbone's weights anew when asked
-    for an answer after an update. The backbone stays as it is; a copy of its network is
-    trained, with a classifier on top. ``cost_`` is that of the last training.
+    A reference for what training could reach, not a continual learner: it **stores all
+    images** and trains again from the backbone's weights at the first prediction after
+    an update. The backbone is unchanged; a copy of its network is trained with a
+    classifier on top. ``cost_`` is the cost of the last training.
 
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        Where training starts from. None takes the strongest whose weights are on this
+        Initial weights. None selects the strongest backbone with weights on this
         machine.
     recipe : {"ranpac", "tuned"}
-        ``"ranpac"``: SGD of the RanPAC repository, 30 epochs, a cosine classifier: the
-        rivals' protocol. ``"tuned"``: what people do today for a few thousand images
-        (AdamW, a smaller step for earlier blocks, mild crops, mixup, drop path, label
-        smoothing), 60 epochs, a linear classifier; its settings were chosen on training
-        images (``experiments/tuning.py``).
+        ``"ranpac"``: the protocol of the comparison methods, SGD of the RanPAC
+        repository, 30 epochs, a cosine classifier. ``"tuned"``: current practice for a
+        few thousand images (AdamW, smaller steps for earlier blocks, mild crops, mixup,
+        drop path, label smoothing), 60 epochs, a linear classifier. Its settings were
+        chosen on training images (``experiments/tuning.py``).
     epochs, batch_size, lr, head_lr : optional
-        In place of the recipe's.
+        Override the recipe.
     train : mapping, optional
-        Any other settings of :class:`JointConfig` in place of the recipe's.
+        Further settings of :class:`JointConfig` that override the recipe.
     progress : bool
         Whether to show a progress bar.
     random_state : int, numpy generator or None
-        Seed of everything.
+        Seed.
     device : str
-        ``"auto"``: where the backbone computes.
+        ``"auto"`` uses the device of the backbone.
 
     Examples
     --------
@@ -201,9 +190,10 @@ class JointFineTuning(ImageClassifier):
     >>> from evergrow.lab.methods import JointFineTuning
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
     >>> y = np.arange(12) % 3
-    >>> images = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
-    >>> model = JointFineTuning(backbone, epochs=1)
-    >>> model.fit(images[y < 2], y[y < 2]).partial_fit(images[y == 2], y[y == 2]).predict(images).shape
+    >>> shape = (12, 32, 32, 3)
+    >>> images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    >>> model = JointFineTuning(backbone, epochs=1).fit(images[y < 2], y[y < 2])
+    >>> model.partial_fit(images[y == 2], y[y == 2]).predict(images).shape
     (12,)
     """
 
@@ -222,14 +212,15 @@ class JointFineTuning(ImageClassifier):
     device: str | torch.device = "auto"
 
     def config(self) -> JointConfig:
-        """Return how the network is trained."""
+        """Return the training settings."""
         check_choice("recipe", self.recipe, RECIPES)
-        given = {
-            name: getattr(self, name)
-            for name in ("epochs", "batch_size", "lr", "head_lr")
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        return RECIPES[self.recipe][1].changed(**{**(self.train or {}), **changes})
+        names = ("epochs", "batch_size", "lr", "head_lr")
+        changes = dict(self.train or {})
+        for name in names:
+            value = getattr(self, name)
+            if value is not None:
+                changes[name] = value
+        return RECIPES[self.recipe][1].changed(**changes)
 
     def _check_params(self) -> None:
         self.config()
@@ -241,13 +232,13 @@ class JointFineTuning(ImageClassifier):
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
         before: tuple[Any, ...] = vars(self).get("_tasks", ())
         tasks = (*before, (items, labels.codes))
-        concat_items([part for part, _ in tasks])  # refuses what does not go together
+        concat_items([part for part, _ in tasks])  # raises if they do not fit together
         self._tasks = tasks
         self.__dict__.pop("_network", None)
         return Cost()
 
     def network(self) -> Network:
-        """Return the network fine-tuned on everything so far, training it if that is still to be done."""
+        """Return the network fine-tuned on all images, and train it if necessary."""
         if "_network" not in vars(self):
             self._network = self._train()
         return self._network
@@ -277,15 +268,13 @@ class JointFineTuning(ImageClassifier):
         return network.requires_grad_(False).eval()
 
     def _new_network(self) -> Network:
-        """Return the backbone's network with a fresh classifier for all classes."""
-        head = RECIPES[self.recipe][0](
-            self.base_.n_features, len(self.arrival_), self.seed_, "joint-ft"
-        )
-        return Network(copy.deepcopy(self.base_.module).requires_grad_(True), head).to(
-            self.device_
-        )
+        """Return a copy of the backbone's network with a new classifier."""
+        n_classes = len(self.arrival_)
+        head_class = RECIPES[self.recipe][0]
+        head = head_class(self.base_.n_features, n_classes, self.seed_, "joint-ft")
+        body = copy.deepcopy(self.base_.module).requires_grad_(True)
+        return Network(body, head).to(self.device_)
 
     def _scores(self, items: Items) -> Tensor:
-        return torch.from_numpy(
-            run_network(self.base_, self.network(), items, len(self.arrival_))
-        )
+        rows = run_network(self.base_, self.network(), items, len(self.arrival_))
+        return torch.from_numpy(rows)

@@ -1,4 +1,4 @@
-"""SD-LoRA: a low-rank direction per task, kept at length 1, and magnitudes that every task learns anew."""
+"""SD-LoRA: a low-rank direction of norm 1 per task, with learned magnitudes."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from evergrow.lab.tuners.sdlora import SDLoRATuner
 @IMAGE_METHODS.register("sd-lora")
 @dataclass(eq=False, repr=False, kw_only=True)
 class SDLoRAClassifier(SharedWeightsClassifier):
-    """SD-LoRA (Wu et al., "SD-LoRA: scalable decoupled low-rank adaptation for class incremental learning", ICLR 2025).
+    """SD-LoRA (Wu et al., ICLR 2025).
 
-    In task t the maps to queries and values of every block become
+    From "Scalable decoupled low-rank adaptation for class incremental learning". In
+    task t the maps to queries and values of every block become
 
         W + sum over i < t of a_i B_i A_i / (|B_i| |A_i|) + a_t B_t A_t.
 
     Directions of earlier tasks are frozen. There is one scalar a_i per task for all
-    blocks and both maps; every task sets all of them to 0.8 and learns them again. The
-    classifier is linear with a bias; the loss is cross-entropy over the classes of the
-    task, and a class that comes again is trained on. The number of tasks is not
-    limited.
+    blocks and both maps. Every task resets all of them to 0.8 and trains them. The
+    classifier is linear with a bias. The loss is cross-entropy over the classes of the
+    task; a recurring class is trained further. The number of tasks is unlimited.
 
     Parameters
     ----------
     backbone : ImageBackbone, str or None
-        A vision transformer; None takes the best one whose weights are on this machine.
+        A vision transformer. None selects the best one with weights on this machine.
     epochs : int
-        Per task; 20, as in all official runs but DomainNet's (10).
+        Epochs per task. 20: all official runs except DomainNet (10).
     lr : float
-        0.008, the official CIFAR-100 rate (ImageNet-R 0.01, DomainNet 0.02), constant,
-        for SGD with momentum 0.9.
+        Constant learning rate of SGD with momentum 0.9. 0.008: the official CIFAR-100
+        rate (ImageNet-R 0.01, DomainNet 0.02).
     batch_size : int
-        128, official.
+        Images per step. 128: official.
     weight_decay : float
-        0, official.
+        Weight decay. 0: official.
     rank : int
-        Rank of a direction; 10, official.
+        Rank of a direction. 10: official.
     rank_reduction : bool
-        Whether later directions have a lower rank, 0.8 of it from the fifth task on and
-        0.6 from the ninth (10, 8, 6: the published variant SD-LoRA-RR).
+        Whether later directions have a lower rank: a fraction of 0.8 from the fifth
+        task on and 0.6 from the ninth (10, 8, 6: the published variant SD-LoRA-RR).
     magnitude : float
-        Where scalars start; 0.8, official.
+        Initial value of the scalars. 0.8: official.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
     progress : bool
@@ -61,14 +61,14 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     random_state : int, numpy generator or None
         Seed.
     device : str
-        ``"auto"`` is where the backbone is.
+        ``"auto"`` uses the device of the backbone.
 
     Attributes
     ----------
     classes_ : ndarray
         Labels learned, sorted.
     cost_ : Cost
-        What learning has cost so far, and what an answer costs.
+        Total cost of learning, and cost per prediction.
     magnitudes_ : list of float
         One scalar per task.
 
@@ -77,11 +77,14 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     >>> import numpy as np, timm
     >>> from evergrow.features import Preprocessing, create_backbone
     >>> from evergrow.lab.methods.sd_lora import SDLoRAClassifier
-    >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=2, num_classes=0)
-    >>> backbone = create_backbone(vit.eval(), preset=Preprocessing.pilot(16), device="cpu")
+    >>> tiny = dict(img_size=16, patch_size=8, embed_dim=24, depth=2, num_classes=0)
+    >>> vit = timm.create_model("vit_tiny_patch16_224", **tiny).eval()
+    >>> preset = Preprocessing.pilot(16)
+    >>> backbone = create_backbone(vit, preset=preset, device="cpu")
     >>> y = np.arange(8) % 2
     >>> images = np.repeat(y * 255, 16 * 16 * 3).reshape(8, 16, 16, 3).astype(np.uint8)
-    >>> model = SDLoRAClassifier(backbone, epochs=1, rank=2).fit(images, y).partial_fit(images, y + 2)
+    >>> model = SDLoRAClassifier(backbone, epochs=1, rank=2)
+    >>> _ = model.fit(images, y).partial_fit(images, y + 2)
     >>> len(model.magnitudes_), model.classes_.tolist()
     (2, [0, 1, 2, 3])
     """
@@ -112,27 +115,25 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     def _rank(self, task: int) -> int:
         """Return the rank of a task's direction."""
         if not self.rank_reduction or task < 4:
-            share = 1.0
-        elif task < 8:
-            share = 0.8
-        else:
-            share = 0.6
-        return max(round(self.rank * share), 1)
+            return self.rank
+        fraction = 0.8 if task < 8 else 0.6
+        return max(round(self.rank * fraction), 1)
 
     @contextmanager
     def _network(
         self, modules: ModuleStates, task: int | None
     ) -> Iterator[TaskNetwork]:
-        with temporary_tuner(
-            self._model, *self._tuner(), modules.get("tuner"), seed=self.seed_
-        ) as tuner:
+        name, settings = self._tuner()
+        state = modules.get("tuner")
+        seed = self.seed_
+        with temporary_tuner(self._model, name, settings, state, seed=seed) as tuner:
             if task and isinstance(tuner, SDLoRATuner):
                 tuner.start_task(self._rank(task))
             yield TaskNetwork(self._model, tuner)
 
     @property
     def magnitudes_(self) -> list[float]:
-        """One scalar per task, as learned in the last one."""
+        """One scalar per task, as trained in the last task."""
         self._require_fitted()
         values: list[float] = self._state.modules["tuner"]["scalars.values"].tolist()
         return values

@@ -1,4 +1,4 @@
-"""Methods whose tasks share one linear classifier, each training the weights of its classes on features that change."""
+"""Methods whose tasks share one linear classifier on features that change."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from evergrow.lab.methods.taskwise import TaskwiseClassifier
 from evergrow.lab.methods.tuned_passes import copy_state
 
 ModuleStates = dict[str, dict[str, Tensor]]
-"""States of the modules that a method trains, by name."""
+"""States of a method's trained modules, by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClassWeights:
-    """A linear classifier with one row of weights per class; never changed in place.
+    """A linear classifier with one row of weights per class; immutable.
 
     Parameters
     ----------
     weight : Tensor of shape (C, d)
-        The rows.
+        Weights.
     bias : Tensor of shape (C,)
-        Their biases; zero and not trained where a method has none.
+        Biases. Zero and untrained for methods without bias.
 
     Examples
     --------
@@ -50,31 +50,29 @@ class ClassWeights:
 
     @classmethod
     def empty(cls, width: int, device: torch.device | str = "cpu") -> ClassWeights:
-        """Return a classifier of no classes."""
+        """Return a classifier without classes."""
         return cls(torch.zeros(0, width, device=device), torch.zeros(0, device=device))
 
     def extended(self, classes: int, source: torch.Generator) -> ClassWeights:
-        """Return the classifier of more classes; new rows and biases are drawn from U(-b, b), b = 1/sqrt(d).
+        """Add classes with weights and biases from U(-b, b), b = 1/sqrt(d).
 
         Parameters
         ----------
         classes : int
-            How many there are from now on; the new ones come last.
+            Total number of classes from now on. New ones come last.
         source : torch.Generator
-            Where the draws come from.
+            Random generator.
         """
         known, width = self.weight.shape
-        drawn = (
-            2 * torch.rand(classes - known, width + 1, generator=source) - 1
-        ) / width**0.5
-        drawn = drawn.to(self.weight)
+        uniform = torch.rand(classes - known, width + 1, generator=source)
+        drawn = ((2 * uniform - 1) / width**0.5).to(self.weight)
         return ClassWeights(
             torch.cat([self.weight, drawn[:, :-1]]),
             torch.cat([self.bias, drawn[:, -1]]),
         )
 
     def of_classes(self, codes: Tensor) -> ClassWeights:
-        """Return the classifier of some classes only, given by their numbers."""
+        """Return the classifier restricted to classes with these numbers."""
         codes = codes.to(self.weight.device)
         return ClassWeights(self.weight[codes], self.bias[codes])
 
@@ -82,8 +80,9 @@ class ClassWeights:
         """Return the classifier with the weights of some classes replaced."""
         codes = codes.to(self.weight.device)
         weight = self.weight.clone()
+        weight[codes] = part.weight.to(weight)
         bias = self.bias.clone()
-        weight[codes], bias[codes] = part.weight.to(weight), part.bias.to(bias)
+        bias[codes] = part.bias.to(bias)
         return ClassWeights(weight, bias)
 
     def to(self, device: torch.device | str) -> ClassWeights:
@@ -92,23 +91,25 @@ class ClassWeights:
 
 
 class TrainableWeights(nn.Module):
-    """Class weights in training: a linear map with bias, or the product of rows of length 1 with standard features.
+    """Class weights in training: a linear map, or a normalised one.
 
-    Standardising is layer normalisation without a learned scale and shift. Logits are
-    computed in float32 whatever the features came in.
+    The normalised map multiplies rows of length 1 with standardised features and has no
+    bias. Standardisation is layer normalisation without learned scale and shift. Logits
+    are float32 for features of any precision.
 
     Parameters
     ----------
     weights : ClassWeights
-        Where to start.
+        Initial weights.
     normalized : bool
-        Which of the two; the second has no bias.
+        Whether to use the normalised map.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.lab.methods.shared_weights import ClassWeights, TrainableWeights
-    >>> head = TrainableWeights(ClassWeights(torch.tensor([[3.0, 0.0]]), torch.zeros(1)), normalized=True)
+    >>> weights = ClassWeights(torch.tensor([[3.0, 0.0]]), torch.zeros(1))
+    >>> head = TrainableWeights(weights, normalized=True)
     >>> round(head(torch.tensor([[5.0, 1.0]])).item(), 3)
     1.0
     """
@@ -127,35 +128,30 @@ class TrainableWeights(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             features = features.to(self.weight.dtype)
             if self.normalized:
-                return linear(
-                    layer_norm(features, features.shape[-1:]),
-                    normalize(self.weight, dim=1),
-                )
+                features = layer_norm(features, features.shape[-1:])
+                return linear(features, normalize(self.weight, dim=1))
             return linear(features, self.weight, self.bias)
 
     def learned(self) -> ClassWeights:
         """Return a copy of the weights."""
         weight = self.weight.detach().clone()
-        return ClassWeights(
-            weight,
-            weight.new_zeros(len(weight))
-            if self.bias is None
-            else self.bias.detach().clone(),
-        )
+        if self.bias is None:
+            return ClassWeights(weight, weight.new_zeros(len(weight)))
+        return ClassWeights(weight, self.bias.detach().clone())
 
 
 @dataclass(frozen=True, eq=False)
 class SharedWeightsState:
-    """The state of such a method: class weights, and the modules that change the features.
+    """Learned state: class weights, and the modules that change the features.
 
     Parameters
     ----------
     n_tasks : int
-        Tasks so far.
+        Number of tasks so far.
     weights : ClassWeights
-        The classifier, in the order of arrival.
+        The classifier, with classes in order of arrival.
     modules : dict
-        States of what changes the features.
+        States of the modules.
     """
 
     n_tasks: int
@@ -164,14 +160,14 @@ class SharedWeightsState:
 
 
 class TaskNetwork(nn.Module):
-    """A backbone with the module that a task trains beside it.
+    """A backbone and the module that a task trains.
 
     Parameters
     ----------
     model : torch.nn.Module
         The backbone, from images to features.
     trained : torch.nn.Module
-        The module; those of its parameters that require gradients are trained.
+        The module. Its parameters that require gradients are trained.
     """
 
     def __init__(self, model: nn.Module, trained: nn.Module) -> None:
@@ -186,27 +182,26 @@ class TaskNetwork(nn.Module):
 
 
 class SharedWeightsClassifier(TaskwiseClassifier):
-    """Trains a network and the weights of a task's classes by cross-entropy over these classes alone.
+    """Train a network and the weights of a task's classes by cross-entropy.
 
-    That is the same as setting all other logits to minus infinity. The weights of a
-    class that comes again are trained on from what they were.
+    The loss covers the classes of the task only, which is the same as setting all other
+    logits to minus infinity. A recurring class continues from its earlier weights.
 
-    Subclasses say how the network of a task and the one that answers are made
-    (:meth:`_network`), and which states of its modules stay where it is not simply that
-    of what was trained (:meth:`_learned`).
+    Subclasses create the networks for training and prediction (:meth:`_network`). They
+    may override which states are kept (:meth:`_learned`).
     """
 
     normalized: ClassVar[bool] = False
-    """Whether rows have length 1 and features are standardised; see :class:`TrainableWeights`."""
+    """Whether to use the normalised map of :class:`TrainableWeights`."""
 
     @abstractmethod
     def _network(
         self, modules: ModuleStates, task: int | None
     ) -> AbstractContextManager[TaskNetwork]:
-        """Put the network of a task together, or for None the one that answers."""
+        """Create the network of a task, or the prediction network if task is None."""
 
     def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
-        """Return the states after a task from those before it."""
+        """Return the module states after a task, given those before it."""
         return {"tuner": copy_state(network.trained)}
 
     def _loss(self, network: TaskNetwork, logits: Tensor, codes: Tensor) -> Tensor:
@@ -221,10 +216,10 @@ class SharedWeightsClassifier(TaskwiseClassifier):
         source = generator(self.seed_, self.method, "rows", before.n_tasks)
         weights = before.weights.to(self.device_).extended(labels.n_classes, source)
         present, codes = np.unique(labels.codes, return_inverse=True)
-        current = torch.from_numpy(present)
+        classes = torch.from_numpy(present)
         with self._network(before.modules, before.n_tasks) as network:
             head = TrainableWeights(
-                weights.of_classes(current), normalized=self.normalized
+                weights.of_classes(classes), normalized=self.normalized
             )
             cost = self._train(
                 nn.Sequential(network, head),
@@ -232,17 +227,15 @@ class SharedWeightsClassifier(TaskwiseClassifier):
                 items,
                 codes.astype(np.int64),
                 before.n_tasks,
-                loss=lambda logits, wanted: self._loss(network, logits, wanted),
+                loss=lambda logits, targets: self._loss(network, logits, targets),
             )
             modules = self._learned(network, before.modules)
-        return SharedWeightsState(
-            before.n_tasks + 1, weights.with_classes(current, head.learned()), modules
-        ), cost
+        weights = weights.with_classes(classes, head.learned())
+        return SharedWeightsState(before.n_tasks + 1, weights, modules), cost
 
     @contextmanager
     def _answering(self, state: SharedWeightsState) -> Iterator[nn.Module]:
         with self._network(state.modules, None) as network:
-            head = TrainableWeights(
-                state.weights.to(self.device_), normalized=self.normalized
-            )
+            weights = state.weights.to(self.device_)
+            head = TrainableWeights(weights, normalized=self.normalized)
             yield nn.Sequential(network, head)

@@ -1,4 +1,4 @@
-"""Methods that train something in every task and answer by one network: settings, training, cost, answers."""
+"""Methods that train some parameters in every task and predict with one network."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from evergrow.lab.methods.tuned_passes import run_network, temporary_tuner
 
 @dataclass(eq=False, repr=False)
 class TaskwiseClassifier(ImageClassifier):
-    """A classifier that trains a few parameters beside a frozen backbone in every task.
+    """A classifier that trains a few parameters per task on a frozen backbone.
 
-    Every call of ``fit`` or ``partial_fit`` is a task. It makes a new state, never
-    changed in place: a task that fails leaves the one before. Tuners sit on a copy of
-    the backbone that shares its weights, and only while a call lasts.
+    Every call of ``fit`` or ``partial_fit`` is a task and creates a new immutable
+    state, so a failed task leaves the earlier state. Tuners are attached during a call
+    only, to a copy of the backbone that shares its weights.
 
-    Subclasses are dataclasses of their own settings, set ``method`` and ``protocol``,
-    and say what a task trains (:meth:`_task`) and how to answer (:meth:`_answering`).
+    Subclasses are dataclasses of their settings. They set ``method`` and ``protocol``
+    and implement training (:meth:`_task`) and prediction (:meth:`_answering`).
     """
 
     method: ClassVar[str]
@@ -58,23 +58,21 @@ class TaskwiseClassifier(ImageClassifier):
     random_state: RandomState = 0
     device: str | torch.device = "auto"
 
-    # -- hooks -------------------------------------------------------------------------
-
     @abstractmethod
     def _check_own(self) -> None:
-        """Raise :class:`ParameterError` for a setting out of range that is none of the training."""
+        """Raise :class:`ParameterError` if a setting of the subclass is invalid."""
 
     @abstractmethod
     def _tuner(self) -> tuple[str, dict[str, Any]]:
-        """Return kind and settings of the tuner that the method works with."""
+        """Return the name and settings of the method's tuner."""
 
     @abstractmethod
     def _task(self, items: Items, labels: TaskLabels) -> tuple[Any, Cost]:
-        """Train on a task and return the new state and the cost."""
+        """Train on a task; return the new state and the cost."""
 
     @abstractmethod
     def _answering(self, state: Any) -> AbstractContextManager[nn.Module]:
-        """Put a network on the backbone that gives scores (n, C), for the time of a ``with`` statement."""
+        """Create the network that returns scores (n, C), for use in ``with``."""
 
     def _check_params(self) -> None:
         self.config()
@@ -83,11 +81,11 @@ class TaskwiseClassifier(ImageClassifier):
     def _start(self, backbone: ImageBackbone) -> None:
         name, settings = self._tuner()
         with temporary_tuner(shared_copy(backbone.module), name, settings, None):
-            pass  # a backbone that the tuner cannot serve is refused when it is put on
+            pass  # raises if the tuner does not support the backbone
 
     def _reset(self) -> None:
         self.__dict__.pop("_state", None)
-        self.__dict__.pop("_twin", None)
+        self.__dict__.pop("_tuned_backbone", None)
 
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
         state, cost = self._task(items, labels)
@@ -98,26 +96,23 @@ class TaskwiseClassifier(ImageClassifier):
 
     def _scores(self, items: Items) -> Tensor:
         with self._answering(self._state) as network:
-            return torch.from_numpy(
-                run_network(self._backbone(), network, items, len(self.arrival_))
-            )
-
-    # -- for subclasses ----------------------------------------------------------------
+            width = len(self.arrival_)
+            rows = run_network(self._backbone(), network, items, width)
+            return torch.from_numpy(rows)
 
     def _backbone(self) -> ImageBackbone:
-        """Return a copy of the backbone to put tuners on, on the device of the method; it shares the weights."""
-        if "_twin" not in vars(self):
-            self._twin = ImageBackbone(
-                shared_copy(self.base_.module), self.base_.spec, self.device_
-            )
-        return self._twin
+        """Return a copy of the backbone for tuners; it shares the weights."""
+        if "_tuned_backbone" not in vars(self):
+            module = shared_copy(self.base_.module)
+            self._tuned_backbone = ImageBackbone(module, self.base_.spec, self.device_)
+        return self._tuned_backbone
 
     @property
     def _model(self) -> nn.Module:
         return self._backbone().module
 
     def config(self) -> TrainConfig:
-        """Return the settings of training."""
+        """Return the training settings."""
         return TrainConfig(
             epochs=self.epochs,
             lr=self.lr,
@@ -137,10 +132,8 @@ class TaskwiseClassifier(ImageClassifier):
         task: int,
         loss: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> Cost:
-        """Train a module inside a network on the images of a task and return the cost."""
-        parameters = [
-            parameter for parameter in trained.parameters() if parameter.requires_grad
-        ]
+        """Train a module of a network on the images of a task; return the cost."""
+        parameters = [item for item in trained.parameters() if item.requires_grad]
         size = self.base_.transform.size
         config = self.config()
         log = train(

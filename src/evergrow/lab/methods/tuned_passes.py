@@ -1,4 +1,4 @@
-"""Passes of a backbone with a tuner on it for the time of a call."""
+"""Passes of a backbone with a temporary tuner."""
 
 from __future__ import annotations
 
@@ -27,27 +27,30 @@ def temporary_tuner(
     *,
     seed: int = 0,
 ) -> Iterator[Tuner]:
-    """Put a tuner on a model until the end of the ``with`` statement; the model is then exactly as it came.
+    """Attach a tuner to a model until the end of the ``with`` statement.
+
+    Afterwards the model is exactly as before.
 
     Parameters
     ----------
     model : torch.nn.Module
         The backbone.
     name : str
-        Kind of tuner.
+        Name of the tuner.
     settings : mapping
-        Its configuration.
+        Settings of the tuner.
     state : mapping or None
-        Parameters learned earlier; drawn ones by default.
+        Learned parameters. By default they are drawn at random.
     seed : int
-        Seed of drawn ones.
+        Seed of random parameters.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.lab.methods.tuned_passes import temporary_tuner
     >>> from evergrow.adapt.tuners import tuners_of
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> tiny = dict(img_size=32, patch_size=8, depth=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **tiny)
     >>> with temporary_tuner(model, "additive", {}, None) as tuner:
     ...     tuner.enabled
     True
@@ -57,9 +60,8 @@ def temporary_tuner(
     if state is None:
         tuner = create_tuner(name, model, seed=seed, **settings)
     else:
-        tuner = restore_tuner(
-            SavedTuner(name, dict(settings), seed, dict(state)), model
-        )
+        saved = SavedTuner(name, dict(settings), seed, dict(state))
+        tuner = restore_tuner(saved, model)
     try:
         yield tuner
     finally:
@@ -67,7 +69,7 @@ def temporary_tuner(
 
 
 def copy_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of a module's state that later training does not change."""
+    """Return a copy of a module's state, unaffected by later training."""
     return {
         name: tensor.detach().clone() for name, tensor in module.state_dict().items()
     }
@@ -76,27 +78,24 @@ def copy_state(module: nn.Module) -> dict[str, Tensor]:
 def run_network(
     backbone: ImageBackbone, network: nn.Module, items: Items, width: int
 ) -> NDArray[np.float32]:
-    """Return the outputs (n, width) of a network for images preprocessed as the backbone is evaluated.
+    """Return the outputs (n, width) of a network in evaluation.
 
-    Nothing is cached: what a tuned backbone computes is not decided by the backbone's
-    description.
+    Nothing is cached, because the description of the backbone does not determine the
+    output of a tuned one.
 
     Parameters
     ----------
     backbone : ImageBackbone
-        Whose preprocessing and device count.
+        Provides the preprocessing.
     network : torch.nn.Module
-        From images (n, 3, height, width) to rows (n, width); put in evaluation mode.
+        Maps images (n, 3, height, width) to rows (n, width). It is set to evaluation
+        mode.
     items : Items
         Images.
     width : int
         Length of a row.
     """
-    # The loader and the checked precision of extraction serve any network; nothing is
-    # kept of what it gives.
+    # The loader and the precision check of feature extraction work with any network.
     spec = replace(backbone.spec, n_features=width, recipe=None)
-    return encode(
-        ImageBackbone(network, spec, next(network.parameters()).device),
-        items,
-        cache=False,
-    ).X
+    device = next(network.parameters()).device
+    return encode(ImageBackbone(network, spec, device), items, cache=False).X

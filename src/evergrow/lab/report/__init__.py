@@ -1,4 +1,4 @@
-"""Tables, figures and one HTML page from records, beside the paper's published results."""
+"""Tables, figures and a page from records, with the paper's published results."""
 
 from evergrow.lab.report.build import Report, build_report
 from evergrow.lab.report.published import load_published

@@ -1,4 +1,4 @@
-"""The report: its sections in order, and the page, figures and tables that they are written to."""
+"""Build the report: all sections, written as a page, figures and tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from evergrow.lab.report.contents import (
     Table,
     collect,
 )
-from evergrow.lab.report.plots import FSA
+from evergrow.lab.report.plots import FSA, Panel
 from evergrow.lab.report.published import (
     known_backbone,
     known_dataset,
@@ -37,42 +37,40 @@ from evergrow.lab.report.published import (
 )
 from evergrow.lab.tables import html_table, render
 
-VIT, IMAGES = (
-    f"evergrow lab run experiments/{name}.toml"
-    for name in ("paper_vit", "cifar100_vit_small")
-)
+VIT = "evergrow lab run experiments/paper_vit.toml"
+IMAGES = "evergrow lab run experiments/cifar100_vit_small.toml"
+
+_BUILDERS = {**vars(runs), **vars(mechanism)}
 
 SECTIONS: tuple[Section, ...] = tuple(
     Section(
-        entry["title"],
-        partial(
-            {**vars(runs), **vars(mechanism)}[entry["draw"]], **entry.get("with", {})
-        ),
-        entry["why"],
-        entry["command"],
-        entry.get("published", ""),
+        title=entry["title"],
+        build=partial(_BUILDERS[entry["draw"]], **entry.get("with", {})),
+        why=entry["why"],
+        command=entry["command"],
+        published=entry.get("published", ""),
     )
     for entry in TEXTS["sections"]
 )
-"""Every result table and figure of the paper, and a few of our own, in the order of the page."""
+"""All result tables and figures of the paper and some others, in page order."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written.
+    """A written report.
 
     Parameters
     ----------
     page : Path
         The page.
     figures, tables : list of str
-        Names of the panels and tables, files without their endings.
+        Names of panels and tables: their files without suffixes.
     not_run : list of NotRun
-        Results of the paper that no record holds.
+        Results of the paper without records.
     left_out : dict of str to str
-        Files that could not be used, and why.
+        Reasons by unused file.
     notes : list of str
-        Remarks on the data: copies, failed runs, uneven seeds.
+        Notes on the data: copies, failed runs, uneven seeds.
     """
 
     page: Path
@@ -84,7 +82,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 if every file that was found could be used, 1 otherwise."""
+        """0 if all files could be used, otherwise 1."""
         return 1 if self.left_out else 0
 
 
@@ -94,18 +92,19 @@ def build_report(
     *,
     title: str = "Evergrow benchmark report",
 ) -> Report:
-    """Draw every table and figure that records allow, and name the results that no record holds.
+    """Create all tables and figures that the records allow.
 
-    The same records give the same bytes. Files are written whole, the page last; those
-    of an earlier report in the same folder are replaced or removed, and no other file
-    is touched.
+    Missing results of the paper are listed. Equal records give equal bytes. Files are
+    written atomically, the page last. Files of an earlier report in the same folder are
+    replaced or removed; other files are not changed.
 
     Parameters
     ----------
     paths : path-like or sequence of path-like
-        Record files, or folders that are searched at any depth.
+        Record files, or folders to search at any depth.
     output : path-like
-        Folder for ``index.html``, ``figures/`` and ``tables/``; made if need be.
+        Folder for ``index.html``, ``figures/`` and ``tables/``. It is created if
+        necessary.
     title : str
         Heading of the page.
 
@@ -118,99 +117,129 @@ def build_report(
     InputError
         If there is no usable record, or the folder cannot be written.
     ParameterError
-        If ``output`` is a file, or a folder with a page that no report wrote.
+        If ``output`` is a file, or a folder with a page of other origin.
     MissingExtraError
         Without matplotlib, pandas or jinja2.
     """
-    for module, purpose in (
-        ("matplotlib", "drawing figures"),
-        ("jinja2", "writing the page"),
-        ("pandas", "tables"),
-    ):
-        require(module, extra="lab", purpose=purpose)
+    require("matplotlib", extra="lab", purpose="drawing figures")
+    require("jinja2", extra="lab", purpose="writing the page")
+    require("pandas", extra="lab", purpose="tables")
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
     folder = Path(output)
-    earlier = _earlier(folder)
-    record_set = collect(
-        [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    )
-    parts = {section: list(section.build(record_set)) for section in SECTIONS}
-    missing = {
-        section: _missing(section, record_set, bool(found))
-        for section, found in parts.items()
-    }
-    for section, found in parts.items():
+    earlier = _earlier_files(folder)
+    record_set = collect(paths)
+    parts: dict[Section, list[Table | Figure]] = {}
+    missing: dict[Section, list[NotRun]] = {}
+    for section in SECTIONS:
+        found = list(section.build(record_set))
+        missing[section] = _missing(section, record_set, bool(found))
         if section.published:
             found.append(_published_table(section.published))
-    parts = _distinct(parts)
-    every = [part for found in parts.values() for part in found]
+        parts[section] = found
+    parts = _with_unique_names(parts)
+    all_parts = [part for found in parts.values() for part in found]
+    tables = [part for part in all_parts if isinstance(part, Table)]
     panels = [
-        panel for part in every if isinstance(part, Figure) for panel in part.panels
+        panel for part in all_parts if isinstance(part, Figure) for panel in part.panels
     ]
-    tables = [part for part in every if isinstance(part, Table)]
-    files = {f"figures/{panel.name}.svg": panel.svg for panel in panels}
-    files |= {f"figures/{panel.name}.pdf": panel.pdf for panel in panels}
-    for ending, format in (("md", "markdown"), ("tex", "latex"), ("csv", "csv")):
-        files |= {
-            f"tables/{table.name}.{ending}": _encoded(render(table.comparison, format))
-            for table in tables
-        }
-    notes = _notes(record_set, every)
-    files["index.html"] = _encoded(_page(title, record_set, parts, missing, notes))
+    notes = _notes(record_set, all_parts)
+    files = _part_files(panels, tables)
+    files["index.html"] = _encode(_page(title, record_set, parts, missing, notes))
     _write(folder, files, earlier)
-    not_run = [entry for entries in missing.values() for entry in entries]
-    names = [panel.name for panel in panels], [table.name for table in tables]
-    return Report(folder / "index.html", *names, not_run, record_set.left_out, notes)
+    return Report(
+        page=folder / "index.html",
+        figures=[panel.name for panel in panels],
+        tables=[table.name for table in tables],
+        not_run=[entry for entries in missing.values() for entry in entries],
+        left_out=record_set.left_out,
+        notes=notes,
+    )
+
+
+def _part_files(panels: Sequence[Panel], tables: Sequence[Table]) -> dict[str, bytes]:
+    """Return the contents of all figure and table files by path."""
+    files: dict[str, bytes] = {}
+    for panel in panels:
+        files[f"figures/{panel.name}.svg"] = panel.svg
+        files[f"figures/{panel.name}.pdf"] = panel.pdf
+    for suffix, format in (("md", "markdown"), ("tex", "latex"), ("csv", "csv")):
+        for table in tables:
+            text = render(table.comparison, format)
+            files[f"tables/{table.name}.{suffix}"] = _encode(text)
+    return files
 
 
 def _published_table(name: str) -> Table:
     table = load_published()["tables"][name]
     heading, _, rest = table["caption"].partition(". ")
-    caption = f"{rest} After ±: {table['error']}. Backbone {table['backbone']}; {table['label']} in the paper.".strip()
-    title = f"Published: {heading.rstrip('.')}"
+    caption = (
+        f"{rest} After ±: {table['error']}. Backbone {table['backbone']}; "
+        f"{table['label']} in the paper."
+    )
     return Table(
-        f"published-{name}", title, caption, published_comparison(name), published=True
+        name=f"published-{name}",
+        title=f"Published: {heading.rstrip('.')}",
+        caption=caption.strip(),
+        comparison=published_comparison(name),
+        published=True,
     )
 
 
-def _missing(section: Section, record_set: RecordSet, anything: bool) -> list[NotRun]:
-    """Return what the paper has in a section and the records do not."""
-    if anything:
-        missing = []
-    else:
+def _missing(section: Section, record_set: RecordSet, has_parts: bool) -> list[NotRun]:
+    """Return results of the paper that a section lacks."""
+    if not has_parts:
         missing = [NotRun(section.title, section.why, section.command)]
+    else:
+        missing = []
     if section.title == "Accuracy":
-        main = [
-            run
-            for run in record_set.runs
-            if known_backbone(run.dataset) == "ViT-B/16-IN21K"
-        ]
-        done = {known_dataset(run.dataset) for run in main}
-        datasets = ("ImageNet-R", "ImageNet-A", "ObjectNet", "OmniBenchmark")
-        if absent := [name for name in datasets if name not in done]:
-            why = 'Records of runs on folders of these images, with backbone = "vit_base_patch16_224.augreg_in21k".'
-            missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, VIT))
-        methods = {run.method.removesuffix(FSA) for run in record_set.runs}
-        trained = ("coda-prompt", "sd-lora", "ease", "apt", "joint-ft")
-        if lacking := [name for name in trained if name not in methods]:
-            why = "Records of runs of these methods, of a spec on images: they train a network."
-            missing.append(NotRun(", ".join(lacking), why, IMAGES))
-    if (
-        section.title == "Gain over the joint linear probe"
-        and anything
-        and not any(map(runs.adapted, record_set.runs))
-    ):
-        why = "Records of runs of methods such as ranpac+fsa and scl-mgsm+fsa, of a spec on images."
+        missing += _missing_accuracy(record_set)
+    is_gain = section.title == "Gain over the joint linear probe"
+    if is_gain and has_parts and not any(map(runs.adapted, record_set.runs)):
+        why = (
+            "Records of runs of methods such as ranpac+fsa and scl-mgsm+fsa, of a spec "
+            "on images."
+        )
         missing.append(NotRun("Gain with first-session adaptation (FSA)", why, IMAGES))
     return missing
 
 
-def _distinct(
+def _missing_accuracy(record_set: RecordSet) -> list[NotRun]:
+    """Return datasets and trained methods of the main table that have no record."""
+    missing = []
+    main_datasets = {
+        known_dataset(run.dataset)
+        for run in record_set.runs
+        if known_backbone(run.dataset) == "ViT-B/16-IN21K"
+    }
+    datasets = ("ImageNet-R", "ImageNet-A", "ObjectNet", "OmniBenchmark")
+    absent = [name for name in datasets if name not in main_datasets]
+    if absent:
+        title = f"{', '.join(absent)} with ViT-B/16-IN21K"
+        why = (
+            "Records of runs on folders of these images, with backbone = "
+            '"vit_base_patch16_224.augreg_in21k".'
+        )
+        missing.append(NotRun(title, why, VIT))
+    methods = {run.method.removesuffix(FSA) for run in record_set.runs}
+    trained = ("coda-prompt", "sd-lora", "ease", "apt", "joint-ft")
+    absent = [name for name in trained if name not in methods]
+    if absent:
+        why = (
+            "Records of runs of these methods, of a spec on images: they train a "
+            "network."
+        )
+        missing.append(NotRun(", ".join(absent), why, IMAGES))
+    return missing
+
+
+def _with_unique_names(
     parts: dict[Section, list[Table | Figure]],
 ) -> dict[Section, list[Table | Figure]]:
-    """Return parts in which no two tables and no two panels would be the same file: titles may come out alike."""
+    """Rename tables and panels with equal file names, which equal titles can cause."""
     seen: set[tuple[type, str]] = set()
 
-    def fresh(item: Any) -> Any:
+    def renamed(item: Any) -> Any:
         name = item.name
         count = 1
         while (type(item), name) in seen:
@@ -219,35 +248,27 @@ def _distinct(
         seen.add((type(item), name))
         return replace(item, name=name)
 
-    return {
-        section: [
-            fresh(part)
-            if isinstance(part, Table)
-            else replace(part, panels=[fresh(panel) for panel in part.panels])
-            for part in found
-        ]
-        for section, found in parts.items()
-    }
+    unique: dict[Section, list[Table | Figure]] = {}
+    for section, found in parts.items():
+        unique[section] = []
+        for part in found:
+            if isinstance(part, Figure):
+                panels = [renamed(panel) for panel in part.panels]
+                unique[section].append(replace(part, panels=panels))
+            else:
+                unique[section].append(renamed(part))
+    return unique
 
 
 def _notes(record_set: RecordSet, parts: Sequence[Table | Figure]) -> list[str]:
-    """Return all notes about data, each once."""
-    own = [
-        note
-        for part in parts
-        for note in (part.notes if isinstance(part, Figure) else part.comparison.notes)
-    ]
-    # The notes on all records say how many are of which version; tables need not repeat
-    # it.
-    own = [
-        note
-        for note in own
-        if not note.startswith("records of several evergrow versions")
-    ]
+    """Return all notes about data, without duplicates."""
+    notes: list[str] = []
+    for part in parts:
+        notes += part.notes if isinstance(part, Figure) else part.comparison.notes
+    # The notes of the record set already give the number of records per version.
+    repeated = "records of several evergrow versions"
+    own = [note for note in notes if not note.startswith(repeated)]
     return list(dict.fromkeys([*record_set.notes, *own]))
-
-
-# -- the page --------------------------------------------------------------------------
 
 
 def _page(
@@ -295,15 +316,12 @@ def _page(
 
 
 def _text(name: str) -> str:
-    return (
-        resources.files("evergrow.lab.report")
-        .joinpath(name)
-        .read_text(encoding="utf-8")
-    )
+    file = resources.files("evergrow.lab.report").joinpath(name)
+    return file.read_text(encoding="utf-8")
 
 
 def symbols(text: str) -> str:
-    """Return text as HTML with the paper's symbols set properly.
+    """Return text as HTML, with the paper's symbols formatted.
 
     Examples
     --------
@@ -319,19 +337,17 @@ def symbols(text: str) -> str:
     return text.replace("‖F", "‖<sub>F</sub>")
 
 
-# -- files -----------------------------------------------------------------------------
-
 MANIFEST = ".evergrow-report"
-"""File that lists the files of a report, so that the next report can replace them."""
+"""Lists the files of a report, so that the next report can replace them."""
 
 
-def _encoded(text: str) -> bytes:
-    """Return a text as UTF-8; what cannot be written so, as in file names of other encodings, becomes escapes."""
+def _encode(text: str) -> bytes:
+    """Encode text as UTF-8; other characters, as in file names, become escapes."""
     return text.encode("utf-8", "backslashreplace")
 
 
-def _earlier(folder: Path) -> list[str]:
-    """Return the files of an earlier report; refuse a folder that holds something else."""
+def _earlier_files(folder: Path) -> list[str]:
+    """Return the files of an earlier report; raise if the folder has another page."""
     if folder.exists() and not folder.is_dir():
         raise ParameterError(f"{folder} is a file; the report needs a folder")
     try:
@@ -339,14 +355,15 @@ def _earlier(folder: Path) -> list[str]:
     except FileNotFoundError:
         if (folder / "index.html").exists():
             raise ParameterError(
-                f"{folder} has an index.html that no report wrote: choose another folder"
+                f"{folder} has an index.html that no report wrote: choose another "
+                "folder"
             ) from None
         return []
     except (ValueError, KeyError, TypeError) as error:
         raise ParameterError(
             f"{folder / MANIFEST} is damaged: choose another folder, or remove it"
         ) from error
-    # Only what a report can have written: never a path that leads out of the folder.
+    # Accept only paths that a report can have written, inside of the folder.
     return [
         name
         for name in names
@@ -355,14 +372,13 @@ def _earlier(folder: Path) -> list[str]:
 
 
 def _write(folder: Path, files: dict[str, bytes], earlier: Sequence[str]) -> None:
-    """Write all files, the page last, and remove those of an earlier report that this one does not have."""
+    """Write all files, the page last, and remove obsolete files of the old report."""
     try:
         for part in ("figures", "tables"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        # The list of files comes first: what is interrupted can still be replaced.
-        listed = (
-            json.dumps({"files": sorted({*files, *earlier})}, indent=1) + "\n"
-        ).encode()
+        # The list of files comes first, so that an interrupted report can be replaced.
+        names = sorted({*files, *earlier})
+        listed = (json.dumps({"files": names}, indent=1) + "\n").encode()
         for name, contents in {MANIFEST: listed, **files}.items():
             with atomic_path(folder / name) as temporary:
                 temporary.write_bytes(contents)

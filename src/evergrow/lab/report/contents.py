@@ -1,4 +1,4 @@
-"""What a report is made of: the records behind it, its sections, tables and figures."""
+"""Parts of a report: records, sections, tables and figures."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ import numpy as np
 
 from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
-from evergrow.lab.records import Record, read_records, scrub
-from evergrow.lab.report.plots import Panel, place_of, style_of
-from evergrow.lab.tables import MethodComparison, one_per_run, titled, unfinished_notes
+from evergrow.lab.records import Record, load_records, scrub
+from evergrow.lab.report.plots import Panel, rank_of, style_of
+from evergrow.lab.tables import (
+    ResultTable,
+    latest_per_run,
+    unfinished_notes,
+    with_titles,
+)
 
 TEXTS: dict[str, Any] = json.loads(
     Path(__file__).with_name("texts.json").read_text(encoding="utf-8")
 )
-"""The sections of the page in order, and the words of its figures and tables."""
+"""Sections of the page in order, and the texts of figures and tables."""
 
 CAPTIONS: dict[str, str] = TEXTS["captions"]
 MEASURE_TEXTS: dict[str, dict[str, str]] = TEXTS["measures"]
@@ -29,19 +34,19 @@ MEASURE_TEXTS: dict[str, dict[str, str]] = TEXTS["measures"]
 
 @dataclass(frozen=True)
 class RecordSet:
-    """All records that a report is made from.
+    """All records of a report.
 
     Parameters
     ----------
     folders : dict of str to list of Record
-        Finished runs by the name of their folder, in the order of tables; runs of one
+        Finished runs by name of their folder, in the order of tables. Runs of one
         folder are compared.
     analyses : list of Record
         Finished analyses.
     left_out : dict of str to str
-        Files that are no usable record, and why.
+        Reasons by unused file.
     notes : list of str
-        Copies, failed runs and whatever else a reader must know.
+        Notes for the reader, such as copies and failed runs.
     """
 
     folders: dict[str, list[Record]]
@@ -55,24 +60,24 @@ class RecordSet:
         return [run for runs in self.folders.values() for run in runs]
 
     def analysed(self, *names: str) -> list[Record]:
-        """Return the analyses of these names."""
+        """Return the analyses with these names."""
         return [record for record in self.analyses if record.analysis in names]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report: file name without ending, heading, sentence below it, and its numbers."""
+    """A table: file name without suffix, heading, caption and numbers."""
 
     name: str
     title: str
     caption: str
-    comparison: MethodComparison
+    comparison: ResultTable
     published: bool = False
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the report: heading, sentence below it, drawings, and remarks on the data behind them."""
+    """A figure: heading, caption, panels, and notes on the data."""
 
     title: str
     caption: str
@@ -82,19 +87,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """One result of the paper, or one of our own.
+    """A result of the paper, or another one.
 
     Parameters
     ----------
     title : str
         Heading.
     build : callable
-        Makes tables and figures from a record set; none where it holds no records for
-        them.
+        Creates tables and figures from a record set. It returns none without suitable
+        records.
     why, command : str
-        Which records would supply it, and what makes them.
+        The missing records, and the command that creates them.
     published : str
-        The table of the paper that stands below, by its name in the data file.
+        Name of the paper's table that follows.
     """
 
     title: str
@@ -106,7 +111,7 @@ class Section:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Something that the paper has and the records do not: what, which records would supply it, and the command."""
+    """A result of the paper without records: title, missing records and command."""
 
     title: str
     why: str
@@ -114,78 +119,72 @@ class NotRun:
 
 
 def collect(paths: Sequence[str | os.PathLike[str]]) -> RecordSet:
-    """Read every record of files and folders, skipping every file that is none.
+    """Read all records in files and folders, skipping other files.
 
     Parameters
     ----------
     paths : sequence of path-like
-        Record files, or folders that are searched at any depth.
+        Record files, or folders to search at any depth.
 
     Raises
     ------
     InputError
-        If there is no usable record at all.
+        If there is no usable record.
     """
-    records, problems = read_records(paths)
+    records, problems = load_records(paths)
     left_out = {
         path.name: scrub(reason.replace(str(path), path.name))
         for path, reason in problems.items()
     }
     if not records:
-        first = ""
+        message = f"No record in {', '.join(map(str, paths))}"
         if left_out:
-            first = f"; the first problem: {next(iter(left_out.values()))}"
-        raise InputError(f"No record in {', '.join(map(str, paths))}{first}")
+            message += f"; the first problem: {next(iter(left_out.values()))}"
+        raise InputError(message)
     notes: list[str] = []
     by_folder: dict[Path, list[Record]] = {}
     for path, record in records.items():
-        by_folder.setdefault(Path() if record.analysis else path.parent, []).append(
-            record
-        )
-    last = Counter(folder.name for folder in by_folder)
+        folder = Path() if record.analysis else path.parent
+        by_folder.setdefault(folder, []).append(record)
+    name_counts = Counter(folder.name for folder in by_folder)
     found: dict[str, list[Record]] = {}
     for folder, several in by_folder.items():
-        name = printable(
-            folder.name
-            if last[folder.name] == 1
-            else f"{folder.parent.name}/{folder.name}"
-        )
-        unique, copies = one_per_run(several)
-        if copies:
-            notes.append(
-                f"{name}: {copies} further records of the same runs; the latest of each counts".lstrip(
-                    ": "
-                )
+        name = folder.name
+        if name_counts[name] > 1:
+            name = f"{folder.parent.name}/{name}"
+        name = printable(name)
+        unique, n_copies = latest_per_run(several)
+        own_notes = unfinished_notes(unique, "in no figure or table")
+        if n_copies:
+            copies = (
+                f"{n_copies} further records of the same runs; the latest of each "
+                "counts"
             )
-        notes += [
-            f"{name}: {note}".lstrip(": ")
-            for note in unfinished_notes(unique, "in no figure or table")
-        ]
-        found[name] = sorted(
-            (record for record in unique if record.status == "ok"), key=_order
-        )
+            own_notes.insert(0, copies)
+        notes += [f"{name}: {note}" if name else note for note in own_notes]
+        finished = [record for record in unique if record.status == "ok"]
+        found[name] = sorted(finished, key=_order)
     versions = Counter(
         str(record.versions.get("evergrow"))
         for several in found.values()
         for record in several
     )
     if len(versions) > 1:
-        listed = ", ".join(
-            f"{version} ({n})" for version, n in sorted(versions.items())
-        )
+        counts = sorted(versions.items())
+        listed = ", ".join(f"{version} ({n})" for version, n in counts)
         notes.append(f"records of several evergrow versions: {listed}")
     analyses = found.pop("", [])
     return RecordSet(found, analyses, left_out, notes)
 
 
 def _order(record: Record) -> tuple[Any, ...]:
-    """Return the place of a record: methods as the paper has them, then widths, data, protocols and seeds."""
+    """Return the sort key of a record: method, sizes, dataset, protocol, seed."""
     sizes = [
         record.options.get(key) for key in ("n_units", "block_size", "n_candidates")
     ]
     increment = record.protocol.get("increment")
     return (
-        place_of(record.method),
+        rank_of(record.method),
         record.method,
         record.label.partition(" (")[0],
         [float(size) if isinstance(size, (int, float)) else -1.0 for size in sizes],
@@ -201,24 +200,24 @@ def _order(record: Record) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Group:
-    """Records of one data set under one protocol.
+    """Records of one dataset under one protocol.
 
     Parameters
     ----------
     title : str
-        Data set and protocol.
+        Dataset and protocol.
     rows : dict of str to list of Record
-        Records over seeds by the title of their method.
+        Records over seeds, by title of their method.
     """
 
     title: str
     rows: dict[str, list[Record]]
 
     def styled(self) -> Iterator[tuple[str, dict[str, Any], list[Record]]]:
-        """Yield title, style and records of every method; further settings of a method get other dashes."""
+        """Yield title, style and records; settings of one method differ in dashes."""
         seen: Counter[str] = Counter()
         for title, records in self.rows.items():
-            # Unguided units of the guided method count as random.
+            # Unguided units of the guided method are drawn as random.
             unguided = (
                 records[0].analysis
                 and records[0].options.get("projection") == "gaussian"
@@ -229,28 +228,25 @@ class Group:
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
-    """Return finished records by data set and protocol, and within them by method."""
+    """Group finished records by dataset and protocol, then by method."""
     if not records:
         return []
-    frame = titled(records).assign(method=lambda frame: frame.method.map(plain_label))
-    return [
-        Group(
-            f"{dataset}, {protocol}",
-            {
-                title: list(rows.record)
-                for title, rows in part.groupby("method", sort=False)
-            },
-        )
-        for (dataset, protocol), part in frame.groupby(
-            ["dataset", "protocol"], sort=False
-        )
-    ]
+    frame = with_titles(records)
+    frame["method"] = frame.method.map(plain_label)
+    found = []
+    for (dataset, protocol), part in frame.groupby(["dataset", "protocol"], sort=False):
+        rows = {
+            title: list(rows.record)
+            for title, rows in part.groupby("method", sort=False)
+        }
+        found.append(Group(f"{dataset}, {protocol}", rows))
+    return found
 
 
 def curve_and_error(
     curves: Sequence[Sequence[float]],
 ) -> tuple[list[float], list[float] | None]:
-    """Return mean and standard error of curves of one length, point by point."""
+    """Return mean and standard error of curves of equal length, point by point."""
     array = np.asarray(curves, dtype=float)
     error = None
     if len(array) > 1:
@@ -259,13 +255,15 @@ def curve_and_error(
 
 
 def plain_label(title: str) -> str:
-    """Return a title with the symbols of the paper in place of the names of options.
+    """Replace option names in a title by the symbols of the paper.
 
     Examples
     --------
     >>> from evergrow.lab.report.contents import plain_label
-    >>> plain_label("MGSM (scales=auto)"), plain_label("MGSM (block_size=10, n_candidates=5)")
-    ('MGSM (ξ auto)', 'MGSM (s=10, B_max=5)')
+    >>> plain_label("MGSM (scales=auto)")
+    'MGSM (ξ auto)'
+    >>> plain_label("MGSM (block_size=10, n_candidates=5)")
+    'MGSM (s=10, B_max=5)'
     """
     for option, symbol in (
         ("scales=", "ξ "),

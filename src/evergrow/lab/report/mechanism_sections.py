@@ -1,4 +1,4 @@
-"""Tables and figures from records of analyses: conditioning, similarity, residual, xi, search, widths, depths."""
+"""Tables and figures from records of analyses of the paper's mechanism."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ from evergrow.lab.report.plots import (
     style_of,
 )
 from evergrow.lab.report.run_sections import tidy
-from evergrow.lab.tables import Cell, MethodComparison, Metric, compare, mean_and_error
-
-# -- conditioning ----------------------------------------------------------------------
+from evergrow.lab.tables import Cell, Metric, ResultTable, compare, mean_and_error
 
 
 def _ridges(records: Sequence[Record]) -> list[float]:
@@ -51,17 +49,17 @@ def _ridges(records: Sequence[Record]) -> list[float]:
 
 
 def _chosen_ridge(records: Sequence[Record]) -> float:
-    """Return the ridge that panels with a single one show: the paper's moderate 0.1, or the middle one."""
-    found = _ridges(records)
-    if 0.1 in found or not found:
+    """Return the ridge of panels with one ridge: the paper's 0.1, or the middle."""
+    ridges = _ridges(records)
+    if 0.1 in ridges or not ridges:
         return 0.1
-    return found[len(found) // 2]
+    return ridges[len(ridges) // 2]
 
 
 def _ridge_curves(
     records: Sequence[Record], key: str, alpha: float
 ) -> list[list[float]]:
-    """Return a quantity over sessions at one ridge, for every record that has all of it."""
+    """Return a quantity per session at one ridge, for every complete record."""
     ridges = [
         ridge
         for record in records
@@ -76,62 +74,58 @@ def _stage_lines(group: Group, key: str, alpha: float) -> list[Line]:
     for title, style, records in group.styled():
         curves = _ridge_curves(records, key, alpha)
         if curves and len({len(curve) for curve in curves}) == 1:
-            lines.append(
-                Line(
-                    title, style, range(1, len(curves[0]) + 1), *curve_and_error(curves)
-                )
-            )
+            mean, error = curve_and_error(curves)
+            lines.append(Line(title, style, range(1, len(mean) + 1), mean, error))
     return lines
 
 
 def _stage_panels(
     records: Sequence[Record], name: str, quantities: Sequence[tuple[str, str, str]]
 ) -> list[Panel]:
-    """Return panels of quantities (key, title, axis title) over sessions, at one ridge."""
+    """Return panels of quantities (key, title, axis title) per session at one ridge."""
     alpha = _chosen_ridge(records)
-    return [
-        line_panel(
-            slug(name, key, group.title),
-            f"{title}: {group.title}",
-            ("Session", label),
-            lines,
-            log_y=True,
-        )
-        for group in groups(records)
-        for key, title, label in quantities
-        if (lines := _stage_lines(group, key, alpha))
-    ]
+    panels = []
+    for group in groups(records):
+        for key, title, label in quantities:
+            lines = _stage_lines(group, key, alpha)
+            if lines:
+                panels.append(
+                    line_panel(
+                        slug(name, key, group.title),
+                        f"{title}: {group.title}",
+                        ("Session", label),
+                        lines,
+                        log_y=True,
+                    )
+                )
+    return panels
 
 
 def norm_curves(record_set: RecordSet) -> list[Figure]:
-    """Draw the Frobenius norm of P_t over sessions."""
+    """Draw the Frobenius norm of P_t per session."""
     records = record_set.analysed("conditioning")
     panels = _stage_panels(
         records, "norm", [("norm", "Norm of Pₜ", "Frobenius norm of Pₜ")]
     )
-    norms = [
-        np.asarray(
-            [ridge["norm"] for ridge in record.results.get("ridges", [])], dtype=float
-        )
-        for record in records
-    ]
-    spreads = [
-        float(((norm.max(axis=0) - norm.min(axis=0)) / norm.min(axis=0)).max())
-        for norm in norms
-        if norm.size
-    ]
-    ridges = ", ".join(f"{alpha:g}" for alpha in _ridges(records))
-    spread = 100 * max(spreads, default=0.0)
+    if not panels:
+        return []
+    spreads = [0.0]
+    for record in records:
+        ridges = record.results.get("ridges", [])
+        norms = np.asarray([ridge["norm"] for ridge in ridges], dtype=float)
+        if norms.size:
+            smallest = norms.min(axis=0)
+            spreads.append(float(((norms.max(axis=0) - smallest) / smallest).max()))
     caption = CAPTIONS["norm"].format(
-        ridge=_chosen_ridge(records), ridges=ridges, spread=spread
+        ridge=_chosen_ridge(records),
+        ridges=", ".join(f"{alpha:g}" for alpha in _ridges(records)),
+        spread=100 * max(spreads),
     )
-    if panels:
-        return [Figure("Norm of Pₜ", caption, panels)]
-    return []
+    return [Figure("Norm of Pₜ", caption, panels)]
 
 
 def eigenvalues(record_set: RecordSet) -> list[Figure | Table]:
-    """Draw the extreme eigenvalues and the condition number of P_t over sessions, with tables of the last."""
+    """Draw extreme eigenvalues and condition number of P_t, with tables of the last."""
     records = record_set.analysed("conditioning")
     quantities = [
         ("eig_max", "Largest eigenvalue", "Largest eigenvalue of Pₜ"),
@@ -139,17 +133,12 @@ def eigenvalues(record_set: RecordSet) -> list[Figure | Table]:
         ("condition_number", "Condition number", "Condition number of Pₜ"),
     ]
     panels = _stage_panels(records, "eigenvalues", quantities)
+    parts: list[Figure | Table] = []
     if panels:
-        figures = [
-            Figure(
-                "Eigenvalues and condition number of Pₜ",
-                CAPTIONS["eigenvalues"].format(ridge=_chosen_ridge(records)),
-                panels,
-            )
-        ]
-    else:
-        figures = []
-    return [*figures, *_conditioning_tables(records)]
+        caption = CAPTIONS["eigenvalues"].format(ridge=_chosen_ridge(records))
+        title = "Eigenvalues and condition number of Pₜ"
+        parts.append(Figure(title, caption, panels))
+    return parts + _conditioning_tables(records)
 
 
 _SPECTRUM = {
@@ -167,50 +156,43 @@ _SPECTRUM = {
 }
 
 
-def _conditioning_tables(records: Sequence[Record]) -> list[Table]:
-    """Return tables of the spectrum of P_t after the last session at every ridge, one per data set and protocol."""
-    tables = []
+def _conditioning_tables(records: Sequence[Record]) -> list[Figure | Table]:
+    """Return the spectrum of P_t after the last session, per dataset and protocol."""
+    tables: list[Figure | Table] = []
     for group in groups(records):
-        cells = [
-            Cell(
-                title,
-                "",
-                f"λ = {alpha:g}",
-                metric,
-                *mean_and_error(values),
-                len(values),
-            )
-            for title, several in group.rows.items()
-            for alpha in _ridges(records)
-            for key, metric in _SPECTRUM.items()
-            if (
-                values := [
-                    float(curve[-1]) for curve in _ridge_curves(several, key, alpha)
-                ]
-            )
-        ]
+        cells = []
+        for title, several in group.rows.items():
+            for alpha in _ridges(records):
+                for key, metric in _SPECTRUM.items():
+                    curves = _ridge_curves(several, key, alpha)
+                    values = [float(curve[-1]) for curve in curves]
+                    if values:
+                        mean, error = mean_and_error(values)
+                        column = f"λ = {alpha:g}"
+                        cells.append(
+                            Cell(title, "", column, metric, mean, error, len(values))
+                        )
         if cells:
-            title = f"Conditioning after the last session: {group.title}"
-            caption = "Pₜ = Gₜ + λI after the last session, by ridge λ."
             tables.append(
                 Table(
                     slug("conditioning", group.title),
-                    title,
-                    caption,
-                    MethodComparison(cells),
+                    f"Conditioning after the last session: {group.title}",
+                    "Pₜ = Gₜ + λI after the last session, by ridge λ.",
+                    ResultTable(cells),
                 )
             )
     return tables
 
 
 def effective_rank(record_set: RecordSet) -> list[Figure]:
-    """Draw the effective rank sum d / (d + alpha) of P_t over sessions, one panel per ridge."""
+    """Draw the effective rank sum d / (d + alpha) of P_t, with a panel per ridge."""
     records = record_set.analysed("conditioning")
     panels = []
     for group in groups(records):
         for alpha in _ridges(records):
             title = f"{group.title}, λ = {alpha:g}"
-            if lines := _stage_lines(group, "effective_rank", alpha):
+            lines = _stage_lines(group, "effective_rank", alpha)
+            if lines:
                 labels = ("Session", "Effective rank (dimensions)")
                 panels.append(
                     line_panel(slug("effective-rank", title), title, labels, lines)
@@ -228,11 +210,8 @@ def condition_numbers(record_set: RecordSet) -> list[Figure]:
     for group in groups(records):
         dots = []
         for title, style, several in group.styled():
-            known = [
-                float(value)
-                for record in several
-                if (value := record.results.get("condition_number")) is not None
-            ]
+            values = [record.results.get("condition_number") for record in several]
+            known = [float(value) for value in values if value is not None]
             where = f"{title}, {group.title}"
             if not known:
                 notes.append(
@@ -244,7 +223,8 @@ def condition_numbers(record_set: RecordSet) -> list[Figure]:
             rank = several[0].results.get("rank")
             if rank is not None and rank < smaller:
                 notes.append(
-                    f"{where}: H has rank {rank} of {smaller}, so this is a ratio of rounding"
+                    f"{where}: H has rank {rank} of {smaller}, so this is a ratio of "
+                    "rounding errors"
                 )
         if dots:
             label = "Condition number of H (ratio of singular values)"
@@ -259,23 +239,20 @@ def condition_numbers(record_set: RecordSet) -> list[Figure]:
             )
     samples = sorted({int(record.settings.get("n_samples", 0)) for record in records})
     units = sorted({int(record.results.get("n_units", 0)) for record in records})
+    if not panels:
+        return []
     caption = CAPTIONS["condition-number"].format(
         samples=_either(samples), units=_either(units)
     )
-    if panels:
-        return [Figure("Condition number of H", caption, panels, notes)]
-    return []
+    return [Figure("Condition number of H", caption, panels, notes)]
 
 
 def _either(numbers: Sequence[int]) -> str:
     return " or ".join(f"{number:,}" for number in numbers)
 
 
-# -- similarity and residual -----------------------------------------------------------
-
-
 def similarity_maps(record_set: RecordSet) -> list[Figure]:
-    """Draw the cosine similarity of units, as they are and less their mean."""
+    """Draw the cosine similarity of units, without and with centring."""
     kinds = (
         ("matrix", "mean_abs", "columns of H", 0.0),
         ("centred_matrix", "centred_mean_abs", "centred columns", -1.0),
@@ -283,30 +260,26 @@ def similarity_maps(record_set: RecordSet) -> list[Figure]:
     figures = []
     for group in groups(record_set.analysed("similarity")):
         panels = []
-        for key, mean_key, what, low in kinds:
+        for key, mean_key, subject, low in kinds:
             for title, several in group.rows.items():
                 results = min(several, key=lambda record: record.seed).results
-                if matrix := results.get(key):
-                    mean = f"mean |cos| {float(results.get(mean_key, math.nan)):.2f}"
-                    heading = (
-                        f"{title}, {group.title.partition(',')[0]}: {what}, {mean}"
-                    )
-                    name = slug("similarity", group.title, title, what)
-                    labels = ("Unit", "Unit", "Cosine")
-                    panels.append(heat_panel(name, heading, matrix, (low, 1.0), labels))
+                matrix = results.get(key)
+                if not matrix:
+                    continue
+                mean = float(results.get(mean_key, math.nan))
+                dataset = group.title.partition(",")[0]
+                heading = f"{title}, {dataset}: {subject}, mean |cos| {mean:.2f}"
+                name = slug("similarity", group.title, title, subject)
+                labels = ("Unit", "Unit", "Cosine")
+                panels.append(heat_panel(name, heading, matrix, (low, 1.0), labels))
         if panels:
-            figures.append(
-                Figure(
-                    f"Similarity of bases: {group.title}",
-                    CAPTIONS["similarity"],
-                    panels,
-                )
-            )
+            title = f"Similarity of bases: {group.title}"
+            figures.append(Figure(title, CAPTIONS["similarity"], panels))
     return figures
 
 
 def residual_curves(record_set: RecordSet) -> list[Figure]:
-    """Draw how the residual of the first task falls while the layer grows, and the xi in use."""
+    """Draw the residual of the first task and xi against the width of the layer."""
     panels = []
     for group in groups(record_set.analysed("residual")):
         for name, key, label in (
@@ -318,13 +291,9 @@ def residual_curves(record_set: RecordSet) -> list[Figure]:
                 results = min(several, key=lambda record: record.seed).results
                 log = results.get("log") or {}
                 if log.get("n_units"):
+                    label_with_status = f"{title}: {results.get('status', '')}"
                     lines.append(
-                        Line(
-                            f"{title}: {results.get('status', '')}",
-                            style,
-                            log["n_units"],
-                            log[key],
-                        )
+                        Line(label_with_status, style, log["n_units"], log[key])
                     )
             if lines:
                 heading = f"{group.title}: {label}"
@@ -338,55 +307,24 @@ def residual_curves(record_set: RecordSet) -> list[Figure]:
                     )
                 )
     if panels:
-        return [
-            Figure(
-                "Residual against width, with the trajectory of ξ",
-                CAPTIONS["residual"],
-                panels,
-            )
-        ]
+        title = "Residual against width, with the trajectory of ξ"
+        return [Figure(title, CAPTIONS["residual"], panels)]
     return []
-
-
-# -- xi --------------------------------------------------------------------------------
 
 
 def xi_settings(record_set: RecordSet) -> list[Figure]:
     """Draw the accuracy with fixed and with adaptive xi."""
     records = record_set.analysed("xi")
+    units = sorted({str(record.settings.get("unit", "absolute")) for record in records})
     panels = []
     for group in groups(records):
-        for unit in sorted(
-            {str(record.settings.get("unit", "absolute")) for record in records}
-        ):
-            dots = []
-            for several in group.rows.values():
-                here = [
-                    record
-                    for record in several
-                    if record.settings.get("unit", "absolute") == unit
-                ]
-                known = [
-                    100 * float(record.results["a_last"])
-                    for record in here
-                    if record.results.get("a_last")
-                ]
-                if known:
-                    label, adaptive = xi_label(here[0].options.get("scales", "paper"))
-                    widths = sorted(
-                        {int(record.results.get("n_units", 0)) for record in here}
-                    )
-                    style = style_of("scl-mgsm", 0 if adaptive else 1)
-                    note = f"  (L = {_either(widths)})"
-                    dots.append(Dot(label, style, *mean_and_error(known), note=note))
+        for unit in units:
+            dots = _xi_dots(group, unit)
             if dots:
-                dots.sort(
-                    key=lambda dot: (
-                        dot.label.startswith("adaptive"),
-                        _first_number(dot.label),
-                    )
-                )
-                title = f"{group.title}, {'ξ as printed' if unit == 'absolute' else 'ξ relative to the features'}"
+                kind = "relative to the features"
+                if unit == "absolute":
+                    kind = "as printed"
+                title = f"{group.title}, ξ {kind}"
                 name = slug("xi", group.title, unit)
                 panels.append(
                     dot_panel(name, title, "A_last (%)", dots, text="{:.2f}".format)
@@ -396,37 +334,61 @@ def xi_settings(record_set: RecordSet) -> list[Figure]:
     return []
 
 
-def _first_number(label: str) -> float:
-    return next(
-        (float(word) for word in label.split() if word.replace(".", "", 1).isdigit()),
-        0.0,
+def _xi_dots(group: Group, unit: str) -> list[Dot]:
+    """Return dots of one unit of xi, fixed ones first, sorted by value."""
+    dots = []
+    for several in group.rows.values():
+        records = [
+            record
+            for record in several
+            if record.settings.get("unit", "absolute") == unit
+        ]
+        known = [
+            100 * float(record.results["a_last"])
+            for record in records
+            if record.results.get("a_last")
+        ]
+        if known:
+            label, adaptive = xi_label(records[0].options.get("scales", "paper"))
+            widths = {int(record.results.get("n_units", 0)) for record in records}
+            style = style_of("scl-mgsm", 0 if adaptive else 1)
+            note = f"  (L = {_either(sorted(widths))})"
+            dots.append(Dot(label, style, *mean_and_error(known), note=note))
+    return sorted(
+        dots,
+        key=lambda dot: (dot.label.startswith("adaptive"), _first_number(dot.label)),
     )
 
 
+def _first_number(label: str) -> float:
+    for word in label.split():
+        if word.replace(".", "", 1).isdigit():
+            return float(word)
+    return 0.0
+
+
 def xi_label(scales: Any) -> tuple[str, bool]:
-    """Return a name for scales and whether they adapt.
+    """Return a name for scales, and whether they are adaptive.
 
     Examples
     --------
     >>> from evergrow.lab.report.mechanism_sections import xi_label
-    >>> xi_label([0.08]), xi_label([0.02, 0.05, 0.1]), xi_label("paper")
-    (('fixed 0.08', False), ('adaptive 0.02 to 0.1', True), ('adaptive, printed grid', True))
+    >>> xi_label([0.08]), xi_label([0.02, 0.05, 0.1])
+    (('fixed 0.08', False), ('adaptive 0.02 to 0.1', True))
+    >>> xi_label("paper")
+    ('adaptive, printed grid', True)
     """
     if isinstance(scales, str):
-        return {"paper": "adaptive, printed grid", "auto": "adaptive, automatic"}.get(
-            scales, scales
-        ), True
+        names = {"paper": "adaptive, printed grid", "auto": "adaptive, automatic"}
+        return names.get(scales, scales), True
     values = [float(value) for value in scales]
     if len(values) == 1:
         return f"fixed {values[0]:g}", False
     return f"adaptive {min(values):g} to {max(values):g}", True
 
 
-# -- search and widths -----------------------------------------------------------------
-
-
 def search_table(record_set: RecordSet) -> list[Table]:
-    """Return the table of the search's settings s and B_max, with time."""
+    """Return a table of the settings s and B_max of the search, with times."""
     records = [
         record
         for record in record_set.analysed("sweep")
@@ -457,7 +419,7 @@ def search_table(record_set: RecordSet) -> list[Table]:
 
 
 def size_table(record_set: RecordSet) -> list[Table]:
-    """Return the final widths of layers whose construction ended by itself."""
+    """Return final widths of layers whose construction converged."""
     found = record_set.analysed("sweep", "residual")
     own = [
         record
@@ -469,20 +431,19 @@ def size_table(record_set: RecordSet) -> list[Table]:
     ]
     if not converged:
         return []
-    comparison = compare(
-        {record.run_id: record for record in converged}.values(), ["n_units"]
-    )
+    unique = {record.run_id: record for record in converged}
+    comparison = compare(unique.values(), ["n_units"])
     if len(converged) < len(own):
         comparison.notes.append(
-            f"{len(own) - len(converged)} of {len(own)} constructions ended at their cap or out of candidates, not at "
-            "the tolerance, and have no final size"
+            f"{len(own) - len(converged)} of {len(own)} constructions ended at their "
+            "cap or out of candidates, not at the tolerance, and have no final size"
         )
     return [Table("sizes", "Final hidden sizes", CAPTIONS["sizes"], tidy(comparison))]
 
 
 def _sized(record: Record) -> Record:
-    """Return a record with only the options that decide the final width, so that analyses of one layer are one row."""
-    rest = (
+    """Keep only options that affect the final width, to merge analyses of one layer."""
+    irrelevant = (
         "max_units",
         "verbose",
         "device",
@@ -491,33 +452,34 @@ def _sized(record: Record) -> Record:
         "class_moments",
         "n_units",
     )
-    options = {key: value for key, value in record.options.items() if key not in rest}
+    options = {
+        key: value for key, value in record.options.items() if key not in irrelevant
+    }
     name = record.label.partition(" (")[0].partition(",")[0]
-    if options.get("criterion", "exact") == "exact":
-        criterion = ""
-    else:
-        criterion = f", {options['criterion']}"
     scales = options.get("scales", "paper")
-    label = f"{name} (ξ {scales if isinstance(scales, str) else xi_label(scales)[0]}{criterion}"
-    label += (
-        "".join(
-            f", {key}={options[key]}"
-            for key in ("block_size", "n_candidates")
-            if key in options
-        )
-        + ")"
-    )
-    decide = [
+    if not isinstance(scales, str):
+        scales = xi_label(scales)[0]
+    shown = [f"ξ {scales}"]
+    criterion = options.get("criterion", "exact")
+    if criterion != "exact":
+        shown.append(str(criterion))
+    shown += [
+        f"{key}={options[key]}"
+        for key in ("block_size", "n_candidates")
+        if key in options
+    ]
+    label = f"{name} ({', '.join(shown)})"
+    relevant = [
         str(options.get(key))
         for key in ("scales", "block_size", "n_candidates", "tol", "criterion")
     ]
-    where = [
+    stream = [
         record.dataset["name"],
         record.protocol["name"],
         record.seed,
         record.results["n_units"],
     ]
-    run_id = repr([record.method, *where, *decide])
+    run_id = repr([record.method, *stream, *relevant])
     return replace(
         record,
         label=label,
@@ -529,12 +491,13 @@ def _sized(record: Record) -> Record:
 
 
 def width_curves(record_set: RecordSet) -> list[Figure]:
-    """Draw the accuracy against the width of the layer, wherever nothing else differs."""
-    panels = []
-    for source, records in {
+    """Draw the accuracy against the width of the layer, if nothing else differs."""
+    sources = {
         **record_set.folders,
         "mechanism sweep": record_set.analysed("sweep"),
-    }.items():
+    }
+    panels = []
+    for source, records in sources.items():
         for place, lines in _width_lines(records).items():
             title = f"{place}, {source}"
             labels = ("Units L", "A_last (%)")
@@ -547,51 +510,41 @@ def width_curves(record_set: RecordSet) -> list[Figure]:
 
 
 def _width_lines(records: Sequence[Record]) -> dict[str, list[Line]]:
-    """Return lines over widths by data set and protocol; records that differ in anything else are other lines."""
+    """Return lines over widths by dataset and protocol, one per other setting."""
     found: dict[tuple[str, str, str, str], dict[int, list[float]]] = {}
     for record in records:
         width = record.options.get("n_units")
         value = record.results.get("a_last")
-        if isinstance(width, int) and value is not None:
-            without = ("n_units", "random_state", "device")
-            rest = {
-                key: item for key, item in record.options.items() if key not in without
-            }
-            place = printable(f"{record.dataset_label}, {record.protocol['name']}")
-            label = printable(record.label.partition(" (")[0]).removesuffix(" by width")
-            key = (
-                place,
-                record.method,
-                label,
-                json.dumps(rest, sort_keys=True, default=str),
-            )
-            found.setdefault(key, {}).setdefault(width, []).append(100 * float(value))
+        if not isinstance(width, int) or value is None:
+            continue
+        rest = {
+            key: item
+            for key, item in record.options.items()
+            if key not in ("n_units", "random_state", "device")
+        }
+        place = printable(f"{record.dataset_label}, {record.protocol['name']}")
+        label = printable(record.label.partition(" (")[0]).removesuffix(" by width")
+        settings = json.dumps(rest, sort_keys=True, default=str)
+        by_width = found.setdefault((place, record.method, label, settings), {})
+        by_width.setdefault(width, []).append(100 * float(value))
     lines: dict[str, list[Line]] = {}
     seen: Counter[tuple[str, str]] = Counter()
     for (place, method, label, _), by_width in found.items():
-        if len(by_width) > 1:
-            means, errors = zip(
-                *(mean_and_error(by_width[width]) for width in sorted(by_width))
-            )
-            style = style_of(method, seen[place, method])
-            line = Line(
-                label,
-                style,
-                sorted(by_width),
-                means,
-                [error or 0.0 for error in errors],
-            )
-            lines.setdefault(place, []).append(line)
-            seen[place, method] += 1
+        if len(by_width) < 2:
+            continue
+        widths = sorted(by_width)
+        summaries = [mean_and_error(by_width[width]) for width in widths]
+        means = [mean for mean, _ in summaries]
+        errors = [error or 0.0 for _, error in summaries]
+        style = style_of(method, seen[place, method])
+        lines.setdefault(place, []).append(Line(label, style, widths, means, errors))
+        seen[place, method] += 1
     return lines
-
-
-# -- depths ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _DepthRow:
-    """Accuracy in percent of one set of blocks, in folds of the training rows and on test rows, where there are any."""
+    """Accuracy in percent of one set of blocks, on training folds and on test rows."""
 
     set: str
     pooling: str
@@ -616,9 +569,9 @@ _SETS = {
 
 
 def depth_curves(record_set: RecordSet) -> list[Figure | Table]:
-    """Draw the accuracy of blocks of a network against their depth and pooling, alone and joined, with tables."""
+    """Draw accuracy against depth and pooling of blocks, alone and joined."""
     panels: list[Panel] = []
-    tables: list[Table] = []
+    tables: list[Figure | Table] = []
     notes: list[str] = []
     for record in record_set.analysed("depths"):
         title = printable(record.dataset_label)
@@ -642,7 +595,8 @@ def depth_curves(record_set: RecordSet) -> list[Figure | Table]:
             ("alone", "One block alone", f"Depth (block 1 to {deepest})", alone),
             ("joined", "Last blocks joined", "Number of last blocks", joined),
         ):
-            if lines := _pooling_lines(points, record.results.get("n_answered")):
+            lines = _pooling_lines(points, record.results.get("n_answered"))
+            if lines:
                 name = slug("depths", kind, title)
                 panels.append(
                     line_panel(
@@ -650,19 +604,15 @@ def depth_curves(record_set: RecordSet) -> list[Figure | Table]:
                     )
                 )
         tables.append(_depth_table(title, rows))
+    parts: list[Figure | Table] = []
     if panels or notes:
-        figures = [
-            Figure(
-                "Accuracy against depth and pooling", CAPTIONS["depths"], panels, notes
-            )
-        ]
-    else:
-        figures = []
-    return [*figures, *tables]
+        title = "Accuracy against depth and pooling"
+        parts.append(Figure(title, CAPTIONS["depths"], panels, notes))
+    return parts + tables
 
 
 def _pooling_lines(rows: Sequence[_DepthRow], n: Any) -> list[Line]:
-    """Return a line per pooling over depths, with the standard error of a share of ``n`` samples."""
+    """Return a line per pooling over depths, with standard errors for n samples."""
     lines = []
     for pooling in dict.fromkeys(row.pooling for row in rows):
         points = sorted(
@@ -675,15 +625,14 @@ def _pooling_lines(rows: Sequence[_DepthRow], n: Any) -> list[Line]:
             error = None
             if isinstance(n, int) and n > 0:
                 error = [math.sqrt(value * (100 - value) / n) for value in y]
+            label = printable(_POOLINGS.get(pooling, pooling))
             style = style_of(_COLOURS.get(pooling, pooling))
-            lines.append(
-                Line(printable(_POOLINGS.get(pooling, pooling)), style, x, y, error)
-            )
+            lines.append(Line(label, style, x, y, error))
     return lines
 
 
 def _depth_table(title: str, rows: Sequence[_DepthRow]) -> Table:
-    """Return accuracy on training folds and test rows, one row per set of blocks and depth from the end."""
+    """Return a table of accuracy by set of blocks, pooling and depth from the end."""
     cells = [
         Cell(
             "last block" if row.depth == 1 else f"{row.depth} from the end",
@@ -700,5 +649,5 @@ def _depth_table(title: str, rows: Sequence[_DepthRow]) -> Table:
         slug("depths", title),
         f"Depth and pooling: {title}",
         CAPTIONS["depths-table"],
-        MethodComparison(cells),
+        ResultTable(cells),
     )

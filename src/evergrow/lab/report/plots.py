@@ -1,4 +1,4 @@
-"""The three kinds of drawing that figures are made of: lines, dots with error bars, and heat maps."""
+"""Panels of figures: lines, dots with error bars, and heat maps."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ METHODS = {
     "scl-discriminant": "o",
     "evergrow": "o",
 }
-"""Methods in the order of tables, with their markers; others come last."""
+"""Markers by method, in the order of tables. Other methods come last."""
 
 FSA = "+fsa"
-"""Ending of the name of a method on a backbone that was adapted in the first session."""
+"""Suffix of a method on a backbone adapted in the first session."""
 
 _SETTINGS: dict[str, Any] = {
     "font.size": 8.5,
@@ -50,9 +50,9 @@ _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "grid.color": "0.88",
     "legend.frameon": False,
-    "svg.fonttype": "none",  # text is text
-    "pdf.fonttype": 42,  # TrueType: journals refuse the other kind
-    "text.parse_math": False,  # a dollar sign in somebody's name is a dollar sign
+    "svg.fonttype": "none",  # keep text as text
+    "pdf.fonttype": 42,  # TrueType, which journals require
+    "text.parse_math": False,  # names may contain dollar signs
 }
 
 
@@ -65,9 +65,9 @@ class Panel:
     name : str
         File name without ending.
     title : str
-        Heading; also its text for readers who cannot see it.
+        Heading, and alternative text.
     svg, pdf : bytes
-        Whole files.
+        Contents of the files.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Line:
-    """A line with the style of its method; ``error`` holds standard errors, None for a single run."""
+    """A line in the style of its method; ``error`` is None for a single run."""
 
     label: str
     style: dict[str, Any]
@@ -89,7 +89,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Dot:
-    """One value with the style of its method; ``note`` stands after the value."""
+    """A value in the style of its method, followed by ``note``."""
 
     label: str
     style: dict[str, Any]
@@ -98,25 +98,22 @@ class Dot:
     note: str = ""
 
 
-def place_of(method: str) -> int:
-    """Return the place of a method in tables and among the colours."""
+def rank_of(method: str) -> int:
+    """Return the index of a method in tables and colours."""
     names = list(METHODS)
     base = method.removesuffix(FSA)
-    if base in names:
-        return names.index(base)
-    return len(names)
+    return names.index(base) if base in names else len(names)
 
 
 def style_of(method: str, variant: int = 0) -> dict[str, Any]:
-    """Return how matplotlib draws a method: the same colour and marker in every figure.
+    """Return matplotlib's style of a method: equal colour and marker in all figures.
 
     Parameters
     ----------
     method : str
-        Registered name; with the ending ``+fsa`` it is drawn as the method that it
-        adapts for.
+        Registered name. The suffix ``+fsa`` does not change the style.
     variant : int
-        Which setting of the method: further ones have other dashes and hollow markers.
+        Index of the setting of the method. It changes dashes and fill.
 
     Examples
     --------
@@ -125,11 +122,12 @@ def style_of(method: str, variant: int = 0) -> dict[str, Any]:
     (True, '--')
     """
     matplotlib = require("matplotlib", extra="lab", purpose="drawing figures")
-    # Every second colour of tab20 is light: the dark ones are for the last methods,
-    # which are drawn most often.
+    # Every second colour of tab20 is light. The last methods, which are drawn most
+    # often, get the dark ones.
     order = [*range(0, 20, 2), *range(1, 20, 2)]
+    colours = matplotlib.colormaps["tab20"].colors
     colour = matplotlib.colors.to_hex(
-        matplotlib.colormaps["tab20"].colors[order[len(METHODS) - 1 - place_of(method)]]
+        colours[order[len(METHODS) - 1 - rank_of(method)]]
     )
     return {
         "color": colour,
@@ -140,7 +138,7 @@ def style_of(method: str, variant: int = 0) -> dict[str, Any]:
 
 
 def slug(*parts: str) -> str:
-    """Return a file name from titles.
+    """Return a file name made of titles.
 
     Examples
     --------
@@ -148,17 +146,15 @@ def slug(*parts: str) -> str:
     >>> slug("CUB-200", "B-0 Inc-10 (a=1)")
     'cub-200--b-0-inc-10-a-1'
     """
-    words = [
-        re.sub(
-            r"[^a-z0-9.]+", "-", part.lower().replace("λ", "ridge").replace("ξ", "xi")
-        )
-        for part in parts
-    ]
-    return "--".join(word.strip("-.") for word in words if word.strip("-."))
+    words = []
+    for part in parts:
+        text = part.lower().replace("λ", "ridge").replace("ξ", "xi")
+        words.append(re.sub(r"[^a-z0-9.]+", "-", text).strip("-."))
+    return "--".join(word for word in words if word)
 
 
 def short(value: float) -> str:
-    """Return a number to three digits.
+    """Format a number with three digits.
 
     Examples
     --------
@@ -173,7 +169,7 @@ def short(value: float) -> str:
 
 @contextmanager
 def _drawing(height: float, width: float = 4.8) -> Iterator[Any]:
-    """Yield an empty figure under the settings that all figures share."""
+    """Yield an empty figure with the shared settings."""
     matplotlib = require("matplotlib", extra="lab", purpose="drawing figures")
     figure = require("matplotlib.figure", extra="lab", purpose="drawing figures")
     defaults = {**matplotlib.rcParamsDefault, "backend": matplotlib.rcParams["backend"]}
@@ -182,20 +178,20 @@ def _drawing(height: float, width: float = 4.8) -> Iterator[Any]:
 
 
 def _saved(figure: Any, name: str, title: str) -> Panel:
-    """Return a figure in both formats; the same drawing has the same bytes every time."""
+    """Return a figure in both formats, with equal bytes for equal drawings."""
     import matplotlib
 
     matplotlib.rcParams["svg.hashsalt"] = name
     svg = io.BytesIO()
     pdf = io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    figure.set_layout_engine("none")  # it is laid out by now
+    figure.set_layout_engine("none")  # keep the layout of the first format
     figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None})
     return Panel(name, title, svg.getvalue(), pdf.getvalue())
 
 
 def _log_axis(axis: Any) -> None:
-    """Make an axis logarithmic; powers of ten are plain text, since names must not be taken for mathematics."""
+    """Make an axis logarithmic, with plain text instead of mathematical labels."""
     getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
     axis.set_major_formatter(lambda value, _: short(value))
     axis.set_minor_formatter(lambda value, _: "")
@@ -217,9 +213,9 @@ def line_panel(
     name, title : str
         File name without ending, and heading.
     labels : tuple of str
-        Of the horizontal and the vertical axis.
+        Labels of the horizontal and the vertical axis.
     lines : sequence of Line
-        What to draw.
+        The lines.
     log_x, log_y : bool
         Whether an axis is logarithmic.
     """
@@ -270,20 +266,20 @@ def dot_panel(
     log: bool = False,
     text: Callable[[float], str] = short,
 ) -> Panel:
-    """Draw values as dots with error bars, one below the other, with the value written beside.
+    """Draw values as dots with error bars in rows, with the values as text.
 
     Parameters
     ----------
     name, title : str
         File name without ending, and heading.
     label : str
-        Of the axis.
+        Label of the axis.
     dots : sequence of Dot
-        From top to bottom.
+        The dots, from top to bottom.
     log : bool
         Whether the axis is logarithmic.
     text : callable
-        Returns the text of a value.
+        Formats a value.
     """
     with _drawing(0.24 * len(dots) + 0.9) as figure:
         axes = figure.add_subplot(xlabel=label)
@@ -297,17 +293,18 @@ def dot_panel(
                 capsize=2,
                 **style,
             )
-            value = (
-                text(dot.value)
-                + ("" if dot.error is None else f" ± {text(dot.error).lstrip('+')}")
-                + dot.note
-            )
+            value = text(dot.value)
+            if dot.error is not None:
+                value += f" ± {text(dot.error).lstrip('+')}"
             axes.text(
-                1.02, row, value, transform=axes.get_yaxis_transform(), va="center"
+                1.02,
+                row,
+                value + dot.note,
+                transform=axes.get_yaxis_transform(),
+                va="center",
             )
-        axes.set_yticks(
-            range(len(dots)), ["\n".join(textwrap.wrap(dot.label, 34)) for dot in dots]
-        )
+        labels = ["\n".join(textwrap.wrap(dot.label, 34)) for dot in dots]
+        axes.set_yticks(range(len(dots)), labels)
         axes.set_ylim(len(dots) - 0.5, -0.5)
         if log:
             _log_axis(axes.xaxis)
@@ -332,9 +329,9 @@ def heat_panel(
     matrix : array of shape (n, n)
         Values.
     limits : tuple of float
-        Ends of the colour scale; where the lower one is negative, zero is its middle.
+        Ends of the colour scale. If the lower one is negative, zero is in the middle.
     labels : tuple of str
-        Of the horizontal axis, the vertical axis and the colour scale.
+        Labels of the horizontal axis, the vertical axis and the colour scale.
     beside : str
         Text to the right of the map.
     """

@@ -1,4 +1,4 @@
-"""The paper's published results, as a data file, and where they may stand beside measured ones."""
+"""Published results of the paper, and their rows in tables of measured results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from evergrow.lab.records import Record
 from evergrow.lab.report.plots import FSA
-from evergrow.lab.tables import METRICS, Cell, MethodComparison, Metric, titled
+from evergrow.lab.tables import METRICS, Cell, Metric, ResultTable, with_titles
 
 _METRICS = {
     **METRICS,
@@ -43,10 +43,10 @@ _BACKBONES = {
 
 @cache
 def load_published() -> dict[str, Any]:
-    """Return the published results: their source, and tables by name, with rows of methods.
+    """Return the published results: their source, and tables by name.
 
-    A cell is data set, protocol (None where the table states none), metric, value,
-    error, and whether it is ``"best"`` or ``"second"`` in print.
+    Each cell has dataset, protocol (None if the table has none), metric, value, error,
+    and ``"best"``, ``"second"`` or an empty mark, as in print.
 
     Examples
     --------
@@ -55,20 +55,16 @@ def load_published() -> dict[str, Any]:
     >>> row["label"], row["cells"][0]
     ('SCL-MGSM', ['ImageNet-R', 'B-0 Inc-5', 'a_last', 72.64, 0.24, 'best'])
     """
-    text = (
-        resources.files("evergrow.lab.report")
-        .joinpath("published.json")
-        .read_text(encoding="utf-8")
-    )
-    body: dict[str, Any] = json.loads(text)
+    file = resources.files("evergrow.lab.report").joinpath("published.json")
+    body: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return {
         "source": body["source"],
         "tables": {table["id"]: table for table in body["tables"]},
     }
 
 
-def published_comparison(name: str) -> MethodComparison:
-    """Return a table of the paper in the form of measured ones, marked as in print."""
+def published_comparison(name: str) -> ResultTable:
+    """Return a table of the paper as a result table, marked as in print."""
     rows = load_published()["tables"][name]["rows"]
     protocols: dict[str, list[str]] = {}
     for row in rows:
@@ -77,78 +73,76 @@ def published_comparison(name: str) -> MethodComparison:
                 protocols[dataset].append(protocol)
     cells = []
     for row in rows:
-        shown = ", ".join(
-            f"{_OPTIONS.get(key, key)}={value}" for key, value in row["options"].items()
-        )
-        title = f"{row['label']} ({shown})" if shown else row["label"]
+        title = row["label"]
+        if row["options"]:
+            shown = ", ".join(
+                f"{_OPTIONS.get(key, key)}={value}"
+                for key, value in row["options"].items()
+            )
+            title += f" ({shown})"
         for dataset, protocol, metric, value, error, mark in row["cells"]:
-            # Joint training has no protocol: its result stands under all of them.
-            if protocol:
-                places = [protocol]
-            else:
-                places = protocols.get(dataset) or [""]
+            # Joint training has no protocol, so its result is shown under all of them.
+            places = [protocol] if protocol else protocols.get(dataset, [""])
+            rank = _RANKS[mark]
             cells += [
-                Cell(title, dataset, p, _METRICS[metric], value, error, 3, _RANKS[mark])
-                for p in places
+                Cell(title, dataset, place, _METRICS[metric], value, error, 3, rank)
+                for place in places
             ]
-    return MethodComparison(
-        cells, quoted=tuple(dict.fromkeys(cell.method for cell in cells))
-    )
+    quoted = tuple(dict.fromkeys(cell.method for cell in cells))
+    return ResultTable(cells, quoted=quoted)
 
 
 def known_dataset(dataset: dict[str, Any]) -> str | None:
-    """Return the paper's name of a record's data set, or None.
+    """Return the paper's name of the dataset of a record, or None.
 
     Examples
     --------
     >>> from evergrow.lab.report.published import known_dataset
-    >>> known_dataset({"name": "imagenet_r"}), known_dataset({"name": "cub200_efficientnet_lite0"})
-    ('ImageNet-R', None)
+    >>> known_dataset({"name": "imagenet_r"})
+    'ImageNet-R'
+    >>> known_dataset({"name": "cub200_efficientnet_lite0"})
     """
-    return _DATASETS.get(_folded(str(dataset.get("name", ""))))
+    return _DATASETS.get(_normalize(str(dataset.get("name", ""))))
 
 
 def known_backbone(dataset: dict[str, Any]) -> str | None:
-    """Return the paper's name of the backbone that a record's features come from, or None.
+    """Return the paper's name of the backbone of a record's features, or None.
 
     Examples
     --------
     >>> from evergrow.lab.report.published import known_backbone
-    >>> known_backbone({"name": "imagenet_r", "backbone": {"name": "vit_base_patch16_224.augreg_in21k"}})
+    >>> backbone = {"name": "vit_base_patch16_224.augreg_in21k"}
+    >>> known_backbone({"name": "imagenet_r", "backbone": backbone})
     'ViT-B/16-IN21K'
     """
     backbone = dataset.get("backbone")
-    if isinstance(backbone, dict) and str(backbone.get("weights", "")).startswith(
-        "random"
-    ):
-        return None  # the architecture alone is not the paper's backbone
+    name = backbone
     if isinstance(backbone, dict):
+        if str(backbone.get("weights", "")).startswith("random"):
+            return None  # the paper's backbones are trained
         name = backbone.get("name", "")
-    else:
-        name = backbone
-    return _BACKBONES.get(_folded(re.sub(r"\.tv_.*$", "", str(name or ""))))
+    return _BACKBONES.get(_normalize(re.sub(r"\.tv_.*$", "", str(name or ""))))
 
 
 def published_beside(
-    comparison: MethodComparison, runs: Sequence[Record], name: str
-) -> MethodComparison:
-    """Return a comparison with the published row below every measured one of the same setting.
+    comparison: ResultTable, runs: Sequence[Record], name: str
+) -> ResultTable:
+    """Add the published row below every measured row with the same setting.
 
-    Data set, backbone, protocol and method must agree, first-session adaptation
-    included.
+    Dataset, backbone, protocol and method must agree, also in first-session adaptation.
 
     Parameters
     ----------
-    comparison : MethodComparison
-        Of the runs.
+    comparison : ResultTable
+        Table of the runs.
     runs : sequence of Record
         Finished runs.
     name : str
-        The table of the paper.
+        Name of the paper's table.
     """
     settings = {
         (row.method, row.dataset, row.protocol): row.record
-        for row in titled(runs).itertuples()
+        for row in with_titles(runs).itertuples()
     }
     cells: list[Cell] = []
     for method in dict.fromkeys(cell.method for cell in comparison.cells):
@@ -161,36 +155,37 @@ def published_beside(
     quoted = dict.fromkeys(
         cell.method for cell in cells if cell not in comparison.cells
     )
-    return MethodComparison(cells, comparison.notes, tuple(quoted))
+    return ResultTable(cells, comparison.notes, tuple(quoted))
 
 
 def _quote(name: str, record: Record, cell: Cell) -> Cell | None:
-    """Return the published number of a record's setting."""
+    """Return the published number for the setting of a record, or None."""
     table = load_published()["tables"][name]
     dataset = known_dataset(record.dataset)
     if known_backbone(record.dataset) != table["backbone"]:
         return None
+    # Published joint training has no protocol and no adaptation, so it always matches.
+    adaptations = (record.method.endswith(FSA), None)
+    protocols = (record.protocol["name"], None)
     for row in table["rows"]:
-        if row["method"] == record.method.removesuffix(FSA) and row["fsa"] in (
-            record.method.endswith(FSA),
-            None,
-        ):
-            for place, protocol, metric, value, error, _ in row["cells"]:
-                same = place == dataset and _METRICS[metric] == cell.metric
-                # A published cell without a protocol is one of joint training, which
-                # has none.
-                if same and protocol in (record.protocol["name"], None):
-                    return Cell(
-                        f"{cell.method}, published",
-                        cell.dataset,
-                        cell.protocol,
-                        cell.metric,
-                        value,
-                        error,
-                        3,
-                    )
+        if row["method"] != record.method.removesuffix(FSA):
+            continue
+        if row["fsa"] not in adaptations:
+            continue
+        for place, protocol, metric, value, error, _ in row["cells"]:
+            same = place == dataset and _METRICS[metric] == cell.metric
+            if same and protocol in protocols:
+                return Cell(
+                    f"{cell.method}, published",
+                    cell.dataset,
+                    cell.protocol,
+                    cell.metric,
+                    value,
+                    error,
+                    3,
+                )
     return None
 
 
-def _folded(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())

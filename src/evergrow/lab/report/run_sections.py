@@ -1,11 +1,11 @@
-"""Tables and figures from records of runs: accuracy, forgetting, time, memory, cost, gains, confusion."""
+"""Tables and figures from records of runs: accuracy, time, memory, cost and gains."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,60 +39,62 @@ from evergrow.lab.tables import (
     JOINT,
     METRICS,
     Cell,
-    MethodComparison,
     Metric,
+    ResultTable,
     compare,
     mean_and_error,
-    titled,
+    with_titles,
 )
 
 STRATEGIES = frozenset({"scl-mgsm", "scsm", "ri"})
-"""Methods that differ in how the layer comes about, and in nothing else."""
+"""Methods that differ only in the construction of the layer."""
 
 OTHER_BACKBONES = ("DINO-v2", "ResNet101")
-"""Backbones of the paper that have tables of their own."""
+"""Backbones of the paper with separate tables."""
 
 
 def is_strategy(runs: Sequence[Record]) -> bool:
-    """Return whether runs compare strategies of construction only."""
+    """Return whether runs compare only strategies of construction."""
     methods = {run.method for run in runs}
     return len(methods) > 1 and methods <= STRATEGIES
 
 
-def tidy(comparison: MethodComparison) -> MethodComparison:
-    """Return a comparison with the symbols of the paper in place of options."""
-    return MethodComparison(
+def tidy(comparison: ResultTable) -> ResultTable:
+    """Replace option names in a table by the symbols of the paper."""
+    return ResultTable(
         [replace(cell, method=plain_label(cell.method)) for cell in comparison.cells],
         [plain_label(note) for note in comparison.notes],
         tuple(map(plain_label, comparison.quoted)),
     )
 
 
-# -- tables ----------------------------------------------------------------------------
-
-
 def accuracy_tables(
     record_set: RecordSet, backbone: str | None = None, published: str = "main"
 ) -> list[Table]:
-    """Return accuracy tables, one per folder; with a backbone of the paper, only of runs on it.
+    """Return accuracy tables, one per folder.
 
-    Folders that compare strategies alone have a table of their own kind, see
-    :func:`strategy_tables`.
+    With a backbone of the paper, only runs on it are used. Folders that compare only
+    strategies have other tables, see :func:`strategy_tables`.
     """
     tables = []
-    for folder, every in record_set.folders.items():
-        found = [(run, known_backbone(run.dataset)) for run in every]
-        runs = [
-            run
-            for run, on in found
-            if (on == backbone if backbone else on not in OTHER_BACKBONES)
-        ]
-        if not runs or is_strategy(every):
+    for folder, all_runs in record_set.folders.items():
+        if is_strategy(all_runs):
+            continue
+        runs = []
+        for run in all_runs:
+            found = known_backbone(run.dataset)
+            if backbone is None:
+                wanted = found not in OTHER_BACKBONES
+            else:
+                wanted = found == backbone
+            if wanted:
+                runs.append(run)
+        if not runs:
             continue
         comparison = published_beside(compare(runs), runs, published)
-        caption = CAPTIONS["accuracy"] + (
-            CAPTIONS["quoted"] if comparison.quoted else ""
-        )
+        caption = CAPTIONS["accuracy"]
+        if comparison.quoted:
+            caption += CAPTIONS["quoted"]
         name = slug("accuracy" if backbone is None else f"accuracy-{published}", folder)
         tables.append(Table(name, f"Accuracy: {folder}", caption, tidy(comparison)))
     return tables
@@ -101,24 +103,24 @@ def accuracy_tables(
 def forgetting_tables(record_set: RecordSet) -> list[Table]:
     """Return tables of average forgetting, one per folder."""
     tables = []
-    for folder, every in record_set.folders.items():
-        runs = [run for run in every if run.method not in JOINT]
-        if any(run.results.get("f_avg") is not None for run in runs):
-            comparison = published_beside(compare(runs, ["f_avg"]), runs, "forgetting")
-            title = f"Average forgetting: {folder}"
-            tables.append(
-                Table(
-                    slug("forgetting", folder),
-                    title,
-                    CAPTIONS["forgetting"],
-                    tidy(comparison),
-                )
+    for folder, all_runs in record_set.folders.items():
+        runs = [run for run in all_runs if run.method not in JOINT]
+        if all(run.results.get("f_avg") is None for run in runs):
+            continue
+        comparison = published_beside(compare(runs, ["f_avg"]), runs, "forgetting")
+        tables.append(
+            Table(
+                slug("forgetting", folder),
+                f"Average forgetting: {folder}",
+                CAPTIONS["forgetting"],
+                tidy(comparison),
             )
+        )
     return tables
 
 
 def within_tables(record_set: RecordSet) -> list[Table]:
-    """Return tables of accuracy within tasks beside the usual one, of folders where some run holds it."""
+    """Return tables of accuracy within tasks and overall, one per folder with both."""
     found = {
         folder: [run for run in runs if run.results.get("a_last_within") is not None]
         for folder, runs in record_set.folders.items()
@@ -136,7 +138,7 @@ def within_tables(record_set: RecordSet) -> list[Table]:
 
 
 def strategy_tables(record_set: RecordSet) -> list[Table]:
-    """Return accuracy tables of the folders that compare strategies of construction."""
+    """Return accuracy tables of folders that compare strategies of construction."""
     return [
         Table(
             slug("strategies", folder),
@@ -149,44 +151,30 @@ def strategy_tables(record_set: RecordSet) -> list[Table]:
     ]
 
 
-# -- accuracy by session ---------------------------------------------------------------
-
-
 def stage_accuracy(record_set: RecordSet) -> list[Figure]:
-    """Draw the accuracy over all classes seen so far, after every session."""
+    """Draw the accuracy over all classes seen so far, per session."""
     figures = []
     for folder, runs in record_set.folders.items():
         notes: list[str] = []
-        panels = [
-            line_panel(
-                slug("stage-accuracy", folder, group.title),
-                group.title,
-                ("Session", "Accuracy on all classes seen (%)"),
-                lines,
-            )
-            for group in groups(runs)
-            if (lines := _stage_lines(group, notes))
-        ]
+        panels = []
+        labels = ("Session", "Accuracy on all classes seen (%)")
+        for group in groups(runs):
+            lines = _stage_lines(group, notes)
+            if lines:
+                name = slug("stage-accuracy", folder, group.title)
+                panels.append(line_panel(name, group.title, labels, lines))
         if panels:
-            figures.append(
-                Figure(
-                    f"Accuracy by session: {folder}",
-                    CAPTIONS["stage-accuracy"],
-                    panels,
-                    notes,
-                )
-            )
+            title = f"Accuracy by session: {folder}"
+            figures.append(Figure(title, CAPTIONS["stage-accuracy"], panels, notes))
     return figures
 
 
 def _stage_lines(group: Group, notes: list[str]) -> list[Line]:
+    """Return lines of accuracy per session, none if there is only one session."""
     lines = []
     for title, style, runs in group.styled():
-        curves = [
-            curve
-            for run in runs
-            if (curve := run.results.get("by_samples")) and curve[-1] is not None
-        ]
+        all_curves = [run.results.get("by_samples") for run in runs]
+        curves = [curve for curve in all_curves if curve and curve[-1] is not None]
         if not curves:
             notes.append(
                 f"{title}, {group.title}: no accuracy by session in its records"
@@ -196,24 +184,21 @@ def _stage_lines(group: Group, notes: list[str]) -> list[Line]:
         kept = [curve for curve in curves if len(curve) == length]
         if len(kept) < len(runs):
             notes.append(
-                f"{title}, {group.title}: {len(runs) - len(kept)} of {len(runs)} runs have other sessions"
+                f"{title}, {group.title}: {len(runs) - len(kept)} of {len(runs)} runs "
+                "have other sessions"
             )
         # A session without test samples is a gap in the line.
         percent = [
             [float("nan") if value is None else 100.0 * value for value in curve]
             for curve in kept
         ]
-        lines.append(
-            Line(title, style, range(1, length + 1), *curve_and_error(percent))
-        )
+        mean, error = curve_and_error(percent)
+        lines.append(Line(title, style, range(1, length + 1), mean, error))
     return lines if any(len(line.x) > 1 for line in lines) else []
 
 
-# -- one number per method -------------------------------------------------------------
-
-
 def measured(record_set: RecordSet, measures: Sequence[str]) -> list[Figure]:
-    """Draw one figure per measure and folder: a panel per data set and protocol, a dot per method."""
+    """Draw a figure per measure and folder, with a dot per method."""
     figures = []
     for measure in measures:
         words = MEASURE_TEXTS[measure]
@@ -222,82 +207,79 @@ def measured(record_set: RecordSet, measures: Sequence[str]) -> list[Figure]:
             panels = []
             for group in groups(runs):
                 for kind, dots in _measured_dots(group, measure, notes).items():
-                    title = f"{group.title}{', ' if kind else ''}{kind}"
-                    log = measure != "trainable-parameters"
+                    title = f"{group.title}, {kind}" if kind else group.title
                     panels.append(
                         dot_panel(
                             slug(measure, folder, title),
                             title,
                             words["axis"],
                             dots,
-                            log=log,
+                            log=measure != "trainable-parameters",
                         )
                     )
             if panels:
-                figures.append(
-                    Figure(
-                        f"{words['title']}: {folder}", words["caption"], panels, notes
-                    )
-                )
+                title = f"{words['title']}: {folder}"
+                figures.append(Figure(title, words["caption"], panels, notes))
     return figures
 
 
 def _measured_dots(
     group: Group, measure: str, notes: list[str]
 ) -> dict[str, list[Dot]]:
-    """Return dots by the way of measuring; numbers of different kinds are never compared in one panel."""
+    """Return dots by kind of measurement; different kinds get different panels."""
     found: dict[str, list[Dot]] = {}
     read, kind_of = _MEASURES[measure]
     for title, style, runs in group.styled():
         values: dict[str, list[float]] = {}
         for run in runs:
-            if (value := read(run)) is not None:
+            value = read(run)
+            if value is not None:
                 values.setdefault(kind_of(run), []).append(value)
-        known = sum(map(len, values.values()))
-        if 0 < known < len(runs):
+        n_known = sum(map(len, values.values()))
+        if 0 < n_known < len(runs):
             notes.append(
-                f"{title}, {group.title}: missing from {len(runs) - known} of {len(runs)} runs"
+                f"{title}, {group.title}: missing from {len(runs) - n_known} of "
+                f"{len(runs)} runs"
             )
         for kind, numbers in values.items():
-            found.setdefault(kind, []).append(
-                Dot(title, style, *mean_and_error(numbers))
-            )
+            dot = Dot(title, style, *mean_and_error(numbers))
+            found.setdefault(kind, []).append(dot)
     return found
 
 
 def cost(run: Record, key: str) -> float | None:
-    """Return an entry of a run's ``extra.cost``, if it has one."""
+    """Return a number in ``extra.cost`` of a run, or None."""
     entry = run.extra.get("cost")
-    value = None
-    if isinstance(entry, dict):
-        value = entry.get(key)
+    if not isinstance(entry, dict):
+        return None
+    value = entry.get(key)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return None
 
 
 def _train_seconds(run: Record) -> float | None:
-    """Return the seconds of all learning, end to end where the run measured that."""
-    given = cost(run, "train_seconds")
-    if given is None:
-        return METRICS["train_s"].read(run)
-    return given
+    """Return the seconds of all learning, end to end if measured."""
+    seconds = cost(run, "train_seconds")
+    return METRICS["train_s"].read(run) if seconds is None else seconds
 
 
 def _device(run: Record) -> str:
+    """Describe the device, and whether time was measured end to end."""
     device = str(run.environment.get("device", ""))
-    threads = run.environment.get("threads", "?")
-    name = str(run.environment.get("device_name") or device)
     if device == "cpu":
+        threads = run.environment.get("threads", "?")
         text = f"CPU, {threads} thread{'' if threads == 1 else 's'}"
     else:
-        text = name
-    return text + (", end to end" if cost(run, "train_seconds") is not None else "")
+        text = str(run.environment.get("device_name") or device)
+    if cost(run, "train_seconds") is not None:
+        text += ", end to end"
+    return text
 
 
 def _peak_mebibytes(run: Record) -> float | None:
-    """Return the peak memory of training where the run measured that, or of the whole run."""
-    trained = cost(run, "peak_memory_bytes")  # zero where it was not measured
+    """Return the peak memory of training if measured, otherwise of the whole run."""
+    trained = cost(run, "peak_memory_bytes")  # zero if not measured
     if trained:
         return trained / 2**20
     return METRICS["peak_mb"].read(run) or None
@@ -308,9 +290,26 @@ def _memory_kind(run: Record) -> str:
         return "memory of training"
     if run.memory.get("peak_cuda_bytes"):
         return "GPU memory"
-    return "resident memory" + (
-        " of the process" if run.memory.get("rss_scope") == "process" else ""
-    )
+    if run.memory.get("rss_scope") == "process":
+        return "resident memory of the process"
+    return "resident memory"
+
+
+def _no_kind(run: Record) -> str:
+    return ""
+
+
+def _inference_gflops(run: Record) -> float | None:
+    return cost(run, "inference_gflops") or cost(run, "gflops") or None
+
+
+def _train_gflops(run: Record) -> float | None:
+    return cost(run, "train_gflops") or None
+
+
+def _trainable_thousands(run: Record) -> float | None:
+    value = cost(run, "trainable_parameters")
+    return None if value is None else value / 1e3
 
 
 _MEASURES: dict[
@@ -318,28 +317,15 @@ _MEASURES: dict[
 ] = {
     "training-time": (_train_seconds, _device),
     "peak-memory": (_peak_mebibytes, _memory_kind),
-    "gflops": (
-        lambda run: cost(run, "inference_gflops") or cost(run, "gflops") or None,
-        lambda run: "",
-    ),
-    "training-gflops": (lambda run: cost(run, "train_gflops") or None, lambda run: ""),
-    "trainable-parameters": (
-        lambda run: (
-            None
-            if (value := cost(run, "trainable_parameters")) is None
-            else value / 1e3
-        ),
-        lambda run: "",
-    ),
+    "gflops": (_inference_gflops, _no_kind),
+    "training-gflops": (_train_gflops, _no_kind),
+    "trainable-parameters": (_trainable_thousands, _no_kind),
 }
-"""Numbers of a run that are drawn as a dot per method: how to read one, or None, and the way that it was measured."""
-
-
-# -- gains -----------------------------------------------------------------------------
+"""Functions that return the value of a measure, or None, and its kind."""
 
 
 def signed(value: float) -> str:
-    """Return a number of points with its sign."""
+    """Format points with their sign."""
     return f"{value:+.2f}"
 
 
@@ -349,55 +335,42 @@ def adapted(run: Record) -> bool:
 
 
 def probe_gain(record_set: RecordSet) -> list[Figure]:
-    """Draw A_last less that of the joint linear probe of the same data, protocol and seed."""
+    """Draw A_last minus that of the joint linear probe with equal data and seed."""
     figures = []
-    for folder, every in record_set.folders.items():
-        runs = [run for run in every if run.results.get("a_last") is not None]
+    for folder, all_runs in record_set.folders.items():
+        runs = [run for run in all_runs if run.results.get("a_last") is not None]
         probes: dict[tuple[str, str, int], list[Record]] = {}
         for run in runs:
             if run.method == "joint-lp":
                 probes.setdefault(_stream_key(run), []).append(run)
+        if all(len(found) != 1 for found in probes.values()):
+            continue
         notes = [
             f"{key}: several joint linear probes, none is used"
             for key, found in probes.items()
             if len(found) > 1
         ]
+        frame = with_titles(runs)
+        frame["method"] = frame.method.map(plain_label)
+        # Adapted and plain runs may have different features of the same dataset, so
+        # group by its name.
+        places = [
+            printable(f"{run.dataset_label}, {run.protocol['name']}") for run in runs
+        ]
         panels = []
-        if any(len(found) == 1 for found in probes.values()):
-            frame = titled(runs).assign(
-                method=lambda frame: frame.method.map(plain_label)
-            )
-            # Adapted and plain runs may have different features, but their data have
-            # one name.
-            places = [
-                printable(f"{run.dataset_label}, {run.protocol['name']}")
-                for run in runs
-            ]
-            for title, part in frame.groupby(places, sort=False):
-                rows = {
-                    name: list(rows.record)
-                    for name, rows in part.groupby("method", sort=False)
-                }
-                if dots := _gain_dots(Group(title, rows), probes, notes):
-                    axis = "A_last less the joint linear probe (points)"
-                    panels.append(
-                        dot_panel(
-                            slug("probe-gain", folder, title),
-                            title,
-                            axis,
-                            dots,
-                            text=signed,
-                        )
-                    )
+        for title, part in frame.groupby(places, sort=False):
+            rows = {
+                name: list(rows.record)
+                for name, rows in part.groupby("method", sort=False)
+            }
+            dots = _gain_dots(Group(title, rows), probes, notes)
+            if dots:
+                name = slug("probe-gain", folder, title)
+                axis = "A_last less the joint linear probe (points)"
+                panels.append(dot_panel(name, title, axis, dots, text=signed))
         if panels:
-            figures.append(
-                Figure(
-                    f"Gain over the joint linear probe: {folder}",
-                    CAPTIONS["probe-gain"],
-                    panels,
-                    notes,
-                )
-            )
+            title = f"Gain over the joint linear probe: {folder}"
+            figures.append(Figure(title, CAPTIONS["probe-gain"], panels, notes))
     return figures
 
 
@@ -410,28 +383,24 @@ def _gain_dots(
 ) -> list[Dot]:
     dots = []
     for title, style, runs in group.styled():
-        pairs = [
-            (run, probes.get(_stream_key(run), []))
-            for run in runs
-            if run.method != "joint-lp"
-        ]
-        gains = [
-            100 * (run.results["a_last"] - own[0].results["a_last"])
-            for run, own in pairs
-            if len(own) == 1
-        ]
-        if 0 < len(gains) < len(runs):
-            where = f"{title}, {group.title}"
+        gains = []
+        for run in runs:
+            own = probes.get(_stream_key(run), [])
+            if run.method != "joint-lp" and len(own) == 1:
+                gains.append(100 * (run.results["a_last"] - own[0].results["a_last"]))
+        if not gains:
+            continue
+        if len(gains) < len(runs):
             notes.append(
-                f"{where}: {len(runs) - len(gains)} of {len(runs)} runs have no probe of their seed"
+                f"{title}, {group.title}: {len(runs) - len(gains)} of {len(runs)} runs "
+                "have no probe of their seed"
             )
-        if gains:
-            dots.append(Dot(title, style, *mean_and_error(gains)))
+        dots.append(Dot(title, style, *mean_and_error(gains)))
     return dots
 
 
 def recipe_gain(record_set: RecordSet) -> list[Figure | Table]:
-    """Draw A_last of every head on the network's own vector and on features from several depths, with a table."""
+    """Draw A_last on the final features and on features from several depths."""
     parts: list[Figure | Table] = []
     for folder, runs in record_set.folders.items():
         panels: list[Panel] = []
@@ -439,41 +408,19 @@ def recipe_gain(record_set: RecordSet) -> list[Figure | Table]:
         notes: list[str] = []
         for title, pairs in _recipe_pairs(runs, notes).items():
             name = slug("recipes", folder, title)
-            dots = []
-            cells = []
-            for number, (label, method, final, recipe) in enumerate(pairs):
-                gains = [more - less for less, more in zip(final, recipe, strict=True)]
-                style = style_of(method, number)
-                note = f" ({signed(mean_and_error(gains)[0])})"
-                dots.append(
-                    Dot(
-                        f"{label}, final",
-                        {**style, "alpha": 0.5},
-                        *mean_and_error(final),
-                    )
-                )
-                dots.append(Dot(label, style, *mean_and_error(recipe), note=note))
-                for heading, values in (
-                    ("final", final),
-                    ("several depths", recipe),
-                    ("gain", gains),
-                ):
-                    cells.append(
-                        Cell(
-                            label,
-                            "",
-                            "A_last",
-                            Metric(heading),
-                            *mean_and_error(values),
-                            len(values),
-                        )
-                    )
+            dots = [
+                dot for variant, pair in enumerate(pairs) for dot in pair.dots(variant)
+            ]
+            cells = [cell for pair in pairs for cell in pair.cells()]
             panels.append(
                 dot_panel(name, title, "A_last (%)", dots, text="{:.2f}".format)
             )
-            caption = "A_last in percent, and the gain in points, seed by seed; mean ± standard error over seeds."
+            caption = (
+                "A_last in percent, and the gain in points, seed by seed; mean ± "
+                "standard error over seeds."
+            )
             tables.append(
-                Table(name, f"{title}, {folder}", caption, MethodComparison(cells))
+                Table(name, f"{title}, {folder}", caption, ResultTable(cells))
             )
         if panels:
             title = f"Features from several depths: {folder}"
@@ -481,128 +428,159 @@ def recipe_gain(record_set: RecordSet) -> list[Figure | Table]:
     return parts
 
 
-RecipePair = tuple[str, str, list[float], list[float]]
-"""Label and method of a head, and its accuracies on the network's own vector and on a recipe, of the same seeds."""
+@dataclass(frozen=True)
+class _RecipePair:
+    """Accuracies of a head on final features and on a recipe, for the same seeds."""
+
+    label: str
+    method: str
+    final: list[float]
+    recipe: list[float]
+
+    @property
+    def gains(self) -> list[float]:
+        return [more - less for less, more in zip(self.final, self.recipe, strict=True)]
+
+    def dots(self, variant: int) -> list[Dot]:
+        """Return a light dot for the final features and a dark one for the recipe."""
+        style = style_of(self.method, variant)
+        light = {**style, "alpha": 0.5}
+        note = f" ({signed(mean_and_error(self.gains)[0])})"
+        return [
+            Dot(f"{self.label}, final", light, *mean_and_error(self.final)),
+            Dot(self.label, style, *mean_and_error(self.recipe), note=note),
+        ]
+
+    def cells(self) -> list[Cell]:
+        """Return table cells with both accuracies and the gain."""
+        cells = []
+        for heading, values in (
+            ("final", self.final),
+            ("several depths", self.recipe),
+            ("gain", self.gains),
+        ):
+            mean, error = mean_and_error(values)
+            metric = Metric(heading)
+            cells.append(
+                Cell(self.label, "", "A_last", metric, mean, error, len(values))
+            )
+        return cells
 
 
 def _recipe_pairs(
     runs: Sequence[Record], notes: list[str]
-) -> dict[str, list[RecipePair]]:
-    """Return heads that ran on both kinds of features, by data set, recipe and protocol, over the seeds of both."""
+) -> dict[str, list[_RecipePair]]:
+    """Return heads with both kinds of features by title, over the seeds of both."""
     found: dict[str, dict[str, dict[int, Record]]] = {}
     for run in runs:
         if run.results.get("a_last") is not None:
-            backbone = run.dataset.get("backbone")
-            backbone = backbone if isinstance(backbone, dict) else {}
-            options = {
-                name: value
-                for name, value in run.options.items()
-                if name not in ("random_state", "device")
-            }
-            protocol = {
-                name: value
-                for name, value in run.protocol.items()
-                if name != "earlier_seeds"
-            }
-            network = backbone.get("weights_hash")
-            head = json.dumps(
-                [
-                    run.method,
-                    run.label,
-                    options,
-                    run.dataset["name"],
-                    network,
-                    protocol,
-                ],
-                sort_keys=True,
-                default=str,
-            )
-            recipe = json.dumps(backbone.get("recipe"), sort_keys=True, default=str)
+            head, recipe = _head_and_recipe(run)
             found.setdefault(head, {}).setdefault(recipe, {})[run.seed] = run
-    pairs: dict[str, list[RecipePair]] = {}
+    pairs: dict[str, list[_RecipePair]] = {}
     for by_recipe in found.values():
         final = by_recipe.pop("null", {})
         for several in by_recipe.values():
-            run = next(iter(several.values()))
             seeds = sorted(final.keys() & several.keys())
-            place = printable(
-                f"{run.dataset['name']}, {run.dataset_label} against final, {run.protocol['name']}"
+            if not seeds:
+                continue
+            run = next(iter(several.values()))
+            title = printable(
+                f"{run.dataset['name']}, {run.dataset_label} against final, "
+                f"{run.protocol['name']}"
             )
-            if seeds and final.keys() != several.keys():
+            label = printable(plain_label(run.label))
+            if final.keys() != several.keys():
                 notes.append(
-                    f"{printable(run.label)}, {place}: only the seeds of both, {seeds}"
+                    f"{printable(run.label)}, {title}: only the seeds of both, {seeds}"
                 )
-            if seeds:
-                before, after = (
-                    [100.0 * part[seed].results["a_last"] for seed in seeds]
-                    for part in (final, several)
-                )
-                pairs.setdefault(place, []).append(
-                    (printable(plain_label(run.label)), run.method, before, after)
-                )
+            before = [100.0 * final[seed].results["a_last"] for seed in seeds]
+            after = [100.0 * several[seed].results["a_last"] for seed in seeds]
+            pair = _RecipePair(label, run.method, before, after)
+            pairs.setdefault(title, []).append(pair)
     return pairs
 
 
-# -- confusion -------------------------------------------------------------------------
+def _head_and_recipe(run: Record) -> tuple[str, str]:
+    """Return keys of the settings of a run without its recipe, and of its recipe."""
+    backbone = run.dataset.get("backbone")
+    if not isinstance(backbone, dict):
+        backbone = {}
+    options = {
+        name: value
+        for name, value in run.options.items()
+        if name not in ("random_state", "device")
+    }
+    protocol = {
+        name: value for name, value in run.protocol.items() if name != "earlier_seeds"
+    }
+    network = backbone.get("weights_hash")
+    settings = [
+        run.method,
+        run.label,
+        options,
+        run.dataset["name"],
+        network,
+        protocol,
+    ]
+    head = json.dumps(settings, sort_keys=True, default=str)
+    return head, json.dumps(backbone.get("recipe"), sort_keys=True, default=str)
 
 
 def confusion(record_set: RecordSet) -> list[Figure]:
-    """Draw which classes are taken for which, from ``extra.confusion`` of the first seed."""
+    """Draw the confusion of classes, from ``extra.confusion`` of the first seed."""
     notes: list[str] = []
     panels: list[Panel] = []
-    for folder, every in record_set.folders.items():
-        for group in groups([run for run in every if run.extra.get("confusion")]):
+    for folder, all_runs in record_set.folders.items():
+        for group in groups([run for run in all_runs if run.extra.get("confusion")]):
             for title, runs in group.rows.items():
                 run = min(runs, key=lambda run: run.seed)
                 where = f"{group.title}, seed {run.seed}"
                 counts, names = _confusion_counts(run.extra["confusion"])
                 if counts is None:
                     notes.append(
-                        f"{title}, {where}: its confusion is not a square matrix of counts"
+                        f"{title}, {where}: its confusion is not a square matrix of "
+                        "counts"
                     )
                     continue
-                shares = (
-                    100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-                )
-                np.fill_diagonal(shares, np.nan)
-                limits = (0.0, round(max(float(np.nanmax(shares)), 1.0)))
-                labels = ("Predicted class", "True class", "Share (%)")
                 name = slug("confusion", folder, title, where)
-                heading = f"{title}, {where}"
                 panels.append(
-                    heat_panel(
-                        name, heading, shares, limits, labels, _mistakes(shares, names)
-                    )
+                    _confusion_panel(name, f"{title}, {where}", counts, names)
                 )
     if panels or notes:
         return [Figure("Per-class confusion", CAPTIONS["confusion"], panels, notes)]
     return []
 
 
-def _mistakes(shares: Any, names: list[str], most: int = 10) -> str:
-    """Return the commonest mistakes in words."""
-    order = np.argsort(-np.nan_to_num(shares, nan=-1.0), axis=None, kind="stable")[
-        :most
-    ]
-    pairs = [divmod(int(cell), len(shares)) for cell in order]
-    lines = [
-        f"{names[i]:.17} → {names[j]:.17}, {shares[i, j]:.0f} %"
-        for i, j in pairs
-        if shares[i, j] > 0
-    ]
-    return "\n".join(["Most often mistaken", *lines] if lines else ["No mistakes"])
+def _confusion_panel(name: str, title: str, counts: Any, names: list[str]) -> Panel:
+    percent = 100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    np.fill_diagonal(percent, np.nan)
+    limits = (0.0, round(max(float(np.nanmax(percent)), 1.0)))
+    labels = ("Predicted class", "True class", "Share (%)")
+    return heat_panel(name, title, percent, limits, labels, _mistakes(percent, names))
+
+
+def _mistakes(percent: Any, names: list[str], n: int = 10) -> str:
+    """Return the most frequent mistakes as text."""
+    order = np.argsort(-np.nan_to_num(percent, nan=-1.0), axis=None, kind="stable")
+    lines = []
+    for cell in order[:n].tolist():
+        i, j = divmod(cell, len(percent))
+        if percent[i, j] > 0:
+            lines.append(f"{names[i]:.17} → {names[j]:.17}, {percent[i, j]:.0f} %")
+    if not lines:
+        return "No mistakes"
+    return "\n".join(["Most often mistaken", *lines])
 
 
 def _confusion_counts(entry: Any) -> tuple[Any, list[str]]:
-    """Return the matrix of a record's confusion and the names of its classes; None if it is no matrix of counts."""
+    """Return confusion matrix and class names of a record; None if it is invalid."""
     try:
         counts = np.asarray(entry["matrix"], dtype=np.float64)
         names = [printable(str(name)) for name in entry["names"]]
     except (KeyError, TypeError, ValueError):
         return None, []
-    square = (
-        counts.ndim == 2 and counts.shape == (len(names), len(names)) and len(names) > 1
-    )
-    return (
-        counts if square and np.isfinite(counts).all() and (counts >= 0).all() else None
-    ), names
+    if len(names) < 2 or counts.shape != (len(names), len(names)):
+        return None, names
+    if not np.isfinite(counts).all() or (counts < 0).any():
+        return None, names
+    return counts, names

@@ -1,3 +1,9 @@
-"""Tuners that only rivals use, and those that they brought to the product's ``adapt``: LoRA and visual prompts."""
+"""Tuners of the comparison methods, and LoRA and visual prompts for ``adapt``."""
 
-from evergrow.lab.tuners import additive, lora, prefix, sdlora, vpt  # noqa: F401 (register their tuners)
+from evergrow.lab.tuners import (  # noqa: F401 (importing registers the tuners)
+    additive,
+    lora,
+    prefix,
+    sdlora,
+    vpt,
+)

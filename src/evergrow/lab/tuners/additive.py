@@ -1,4 +1,4 @@
-"""k[cls] + p_k and v[cls] + p_v in every block."""
+"""Learned vectors added to the key and value of the class token in every block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evergrow.lab.tuners.attention import (
     AttentionEdit,
     AttentionSite,
     attention_width,
-    truncated,
+    truncated_normal,
 )
 
 
@@ -34,7 +34,7 @@ class AdditiveConfig(TunerConfig):
     Parameters
     ----------
     std : float
-        Standard deviation of the initial vectors, cut off at two of them.
+        Standard deviation of the initial vectors, truncated at two deviations.
 
     Examples
     --------
@@ -46,43 +46,31 @@ class AdditiveConfig(TunerConfig):
     std: float = 0.02
 
     def check(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
         check_number("std", self.std, low=0)
 
 
 class AdditiveLayer(nn.Module, AttentionEdit):
-    """The two vectors (d,) of one block, which it adds to the attention, cut into heads."""
+    """The two vectors (d,) of one block, split into heads and added in attention."""
 
     def __init__(
         self, block: TransformerBlock, config: AdditiveConfig, drawer: Drawer
     ) -> None:
         super().__init__()
         shape = (attention_width(block),)
-        self.key = truncated(
-            drawer,
-            shape,
-            next(block.module.parameters()),
-            config.std,
-            block.name,
-            "key",
-        )
-        self.value = truncated(
-            drawer,
-            shape,
-            next(block.module.parameters()),
-            config.std,
-            block.name,
-            "value",
-        )
+        like = next(block.module.parameters())
+        name = block.name
+        self.key = truncated_normal(drawer, shape, like, config.std, name, "key")
+        self.value = truncated_normal(drawer, shape, like, config.std, name, "value")
 
     def heads(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add the vectors to the class token's key and value."""
-        return q, _to_first(k, self.key), _to_first(v, self.value)
+        """Add the vectors to the key and value of the class token."""
+        return q, _add_to_first(k, self.key), _add_to_first(v, self.value)
 
 
-def _to_first(heads: Tensor, vector: Tensor) -> Tensor:
+def _add_to_first(heads: Tensor, vector: Tensor) -> Tensor:
     """Add a vector (d,) to the first token of (B, heads, N, head_dim)."""
     first = heads[:, :, :1] + vector.reshape(heads.shape[1], 1, -1).to(heads.dtype)
     return torch.cat([first, heads[:, :, 1:]], dim=2)
@@ -90,17 +78,18 @@ def _to_first(heads: Tensor, vector: Tensor) -> Tensor:
 
 @TUNERS.register("additive")
 class AdditiveTuner(Tuner):
-    """Additive prompts: in every block a learned vector joins the class token's key, and another its value.
+    """Additive prompts: ``k[cls] + p_k`` and ``v[cls] + p_v`` in every block.
 
-    They are added after the norm of keys, where a model has one. Serves timm's
-    attention layers in models that have a class token. See :class:`AdditiveConfig` for
-    the settings.
+    The learned vectors p_k and p_v are added after the normalisation of keys, if the
+    model has one. Requires timm's attention layers and a class token. See
+    :class:`AdditiveConfig` for the settings.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> tiny = dict(img_size=32, patch_size=8, depth=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **tiny)
     >>> create_tuner("additive", model).n_trainable
     768
     """
@@ -114,7 +103,7 @@ class AdditiveTuner(Tuner):
         blocks = find_blocks(model)
         if getattr(model, "cls_token", None) is None:
             raise UnsupportedModelError(
-                f"model must have a class token to add to, got {type(model).__name__} without"
+                f"model must have a class token, got {type(model).__name__} without one"
             )
         for block in blocks:
             AttentionSite.of(block.part("attn"))

@@ -1,10 +1,9 @@
-"""The stand-in for the attention layers of vision transformers, and what tuners change there.
+"""Edits of the attention layers of vision transformers.
 
-:class:`AttentionSite` stands in for the ``forward`` of one attention module as long as
-there is something to change. It computes what timm's attention computes, by calling the
-same submodules, and hands queries, keys and values to every :class:`AttentionEdit`
-right before the dot products. With no edit left it takes itself off, and the module is
-what it was.
+:class:`AttentionSite` replaces the ``forward`` of one attention module as long as it
+has edits. It computes the same as timm's attention, by calling the same submodules, and
+passes queries, keys and values to every :class:`AttentionEdit` right before the dot
+products. Removing the last edit restores the module's own ``forward``.
 """
 
 from __future__ import annotations
@@ -27,26 +26,27 @@ from evergrow.adapt.tuners.tuner import (
 
 
 def attention_width(block: TransformerBlock) -> int:
-    """Return the width of all heads of a block's attention together."""
+    """Return the total width of all heads of a block's attention."""
     projection = getattr(block.part("attn"), "proj", None)
     if not isinstance(projection, nn.Linear):
         raise UnsupportedModelError(
-            f"{block.name}.attn must have a linear map 'proj', got {type(projection).__name__}"
+            f"{block.name}.attn must have a linear map 'proj', "
+            f"got {type(projection).__name__}"
         )
     return projection.in_features
 
 
-def truncated(
+def truncated_normal(
     drawer: Drawer,
     shape: tuple[int, ...],
     like: Tensor,
     std: float,
     *purpose: str | int,
 ) -> nn.Parameter:
-    """Return a parameter from N(0, std), cut off at two standard deviations; zeros for a std of 0."""
+    """Draw a parameter from N(0, std), truncated at two standard deviations."""
     stream = drawer.stream(shape, *purpose)
     drawn = torch.zeros(shape)
-    if std:  # by which torch divides
+    if std:  # trunc_normal_ divides by std
         nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std, generator=stream)
     return layer_parameter(drawn.to(like))
 
@@ -58,7 +58,7 @@ KNOWN_ATTENTION = {
     ("timm.models.eva", "EvaAttention"),
     ("timm.models.beit", "Attention"),
 }
-"""Attention layers whose arithmetic :class:`AttentionSite` knows, by module and class."""
+"""Supported attention layers, as pairs of module and class."""
 
 _KNOWN_PARTS = {
     "qkv",
@@ -71,19 +71,19 @@ _KNOWN_PARTS = {
     "norm",
     "gate",
     "proj",
+    "proj_drop",
 }
-_KNOWN_PARTS |= {"proj_drop"}
 _KNOWN_ARGUMENTS = {"attn_mask", "is_causal", "rope", "shared_rel_pos_bias"}
 
 
 class AttentionEdit:
-    """One change of an attention layer; subclasses override what they need.
+    """One change of an attention layer. Subclasses override :meth:`heads`.
 
     Attributes
     ----------
     tail : int
-        How many tokens at the end of the sequence have no place in the image, so that
-        rotary embeddings leave them alone.
+        Number of tokens at the end of the sequence without a position in the image.
+        Rotary embeddings leave them unchanged.
     """
 
     tail: int = 0
@@ -91,45 +91,44 @@ class AttentionEdit:
     def heads(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, each (B, heads, N, head_dim), changed.
+        """Return changed queries, keys and values, each (B, heads, N, head_dim).
 
-        ``x`` (B, N, C) is the layer's input. Norms and rotations are done, so what an
-        edit gives is what the dot products see. Keys and values may be added at the
-        end.
+        ``x`` (B, N, C) is the input of the layer. Normalisation and rotation were
+        applied before, so the dot products use the returned values unchanged. Keys and
+        values may be appended at the end.
         """
         return q, k, v
 
 
 class _EditHandle:
-    """Takes one edit off its site."""
+    """Handle that removes one edit from its site."""
 
     def __init__(self, site: AttentionSite, edit: AttentionEdit) -> None:
         self._site = site
         self._edit = edit
 
     def remove(self) -> None:
-        """Take the edit off."""
+        """Remove the edit."""
         self._site.discard(self._edit)
 
 
 def is_known_attention(attention: object) -> bool:
-    """Return whether :class:`AttentionSite` can stand in for a layer."""
+    """Return whether :class:`AttentionSite` supports a layer."""
     return (type(attention).__module__, type(attention).__qualname__) in KNOWN_ATTENTION
 
 
 class AttentionSite:
-    """A stand-in for the ``forward`` of one timm attention layer.
+    """Replacement of the ``forward`` of one timm attention layer.
 
     Parameters
     ----------
     attention : torch.nn.Module
-        One of :data:`KNOWN_ATTENTION`.
+        A layer of a type in :data:`KNOWN_ATTENTION`.
 
     Raises
     ------
     UnsupportedModelError
-        If the layer is of another kind, or has parts or arguments that this version
-        does not know.
+        If the layer is of another type, or has unknown parts or arguments.
     """
 
     def __init__(self, attention: nn.Module) -> None:
@@ -141,10 +140,11 @@ class AttentionSite:
             )
         parts = {name for name, _ in attention.named_children()} - _KNOWN_PARTS
         names = list(inspect.signature(type(attention).forward).parameters)[2:]
-        strange = sorted(parts | (set(names) - _KNOWN_ARGUMENTS))
-        if strange:
+        unknown = sorted(parts | (set(names) - _KNOWN_ARGUMENTS))
+        if unknown:
             raise UnsupportedModelError(
-                f"attention must have parts that evergrow knows, got {kind} with {strange}"
+                "attention must have parts that evergrow knows, "
+                f"got {kind} with {unknown}"
             )
         self.attention: Any = attention
         self._names = names
@@ -152,110 +152,99 @@ class AttentionSite:
 
     @classmethod
     def of(cls, attention: nn.Module) -> AttentionSite:
-        """Return the site of a layer, a new one if it has none yet."""
+        """Return the installed site of a layer, or a new one."""
         installed = attention.__dict__.get("forward")
         if installed is None:
             return cls(attention)
         site = getattr(installed, "__self__", None)
         if not isinstance(site, AttentionSite):
             raise UnsupportedModelError(
-                "attention must have the forward of its class, got one that something else replaced; undo that first"
+                "attention must have the forward of its class, but something else "
+                "replaced it. Undo that first."
             )
         return site
 
     def add(self, edit: AttentionEdit) -> _EditHandle:
-        """Add an edit, after those that are there, and return the handle that takes it off."""
+        """Install an edit after the existing ones and return its handle."""
         self._edits.append(edit)
         self.attention.forward = self.forward
         return _EditHandle(self, edit)
 
     def discard(self, edit: AttentionEdit) -> None:
-        """Take an edit off; the last one gives the layer its own forward back."""
+        """Remove an edit. Removing the last one restores the layer's own forward."""
         self._edits = [other for other in self._edits if other is not edit]
         if not self._edits:
             self.attention.__dict__.pop("forward", None)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute attention as the layer does, with the edits."""
-        given = dict(zip(self._names, args)) | kwargs
+        """Compute the layer's attention with the edits."""
+        options = dict(zip(self._names, args)) | kwargs
         layer = self.attention
-        if given.get("attn_mask") is not None or given.get("is_causal"):
+        if options.get("attn_mask") is not None or options.get("is_causal"):
             raise TunerError(
-                "attention must have no mask with a tuner in it, got one; disable the tuner"
+                "attention must have no mask while a tuner is enabled, got one. "
+                "Disable the tuner."
             )
-        gate = getattr(layer, "gate", None)
-        opening = None
-        if gate is not None:
-            opening = gate(x).sigmoid()
         q, k, v = self._project(x)
         q = _optional(layer, "q_norm", q)
         k = _optional(layer, "k_norm", k)
-        q = self._rotate(q, v, given.get("rope"))
-        k = self._rotate(k, v, given.get("rope"))
+        q = self._rotate(q, v, options.get("rope"))
+        k = self._rotate(k, v, options.get("rope"))
         groups = getattr(layer, "num_kv_groups", 1)
         if groups > 1:
             k = k.repeat_interleave(groups, dim=1)
             v = v.repeat_interleave(groups, dim=1)
         for edit in self._edits:
             q, k, v = edit.heads(x, q, k, v)
-        out = self._attend(q, k, v, given)
+        out = self._attend(q, k, v, options.get("shared_rel_pos_bias"))
         out = _optional(layer, "norm", out.transpose(1, 2).reshape(*x.shape[:2], -1))
-        if opening is not None:
-            out = out * opening
+        gate = getattr(layer, "gate", None)
+        if gate is not None:
+            out = out * gate(x).sigmoid()
         return layer.proj_drop(layer.proj(out))  # type: ignore[no-any-return]
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each (B, heads, N, head_dim)."""
         layer = self.attention
-        (batch, length) = x.shape[:2]
+        batch, length = x.shape[:2]
         if getattr(layer, "qkv", None) is None:
-            parts = (layer.q_proj(x), layer.k_proj(x), layer.v_proj(x))
-            heads = (
-                layer.num_heads,
-                *[getattr(layer, "num_kv_heads", layer.num_heads)] * 2,
-            )
-            q, k, v = (
-                part.reshape(batch, length, n, -1).transpose(1, 2)
-                for part, n in zip(parts, heads)
-            )
+            n_kv_heads = getattr(layer, "num_kv_heads", layer.num_heads)
+
+            def split(part: Tensor, n_heads: int) -> Tensor:
+                return part.reshape(batch, length, n_heads, -1).transpose(1, 2)
+
+            q = split(layer.q_proj(x), layer.num_heads)
+            k = split(layer.k_proj(x), n_kv_heads)
+            v = split(layer.v_proj(x), n_kv_heads)
             return q, k, v
         qkv = layer.qkv(x)
-        if (
-            getattr(layer, "q_bias", None) is not None
-        ):  # added outside of the projection
+        if getattr(layer, "q_bias", None) is not None:
+            # EVA and BEiT add the bias outside of the projection.
             qkv = qkv + torch.cat((layer.q_bias, layer.k_bias, layer.v_bias))
-        q, k, v = (
-            qkv.reshape(batch, length, 3, layer.num_heads, -1)
-            .permute(2, 0, 3, 1, 4)
-            .unbind(0)
-        )
+        heads = qkv.reshape(batch, length, 3, layer.num_heads, -1)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
     def _rotate(self, heads: Tensor, v: Tensor, rope: Tensor | None) -> Tensor:
-        """Rotate the tokens that have a place in the image, between the layer's own prefix and the edits' tail."""
+        """Rotate the tokens between the layer's prefix and the tail of the edits."""
         if rope is None:
             return heads
         layer = self.attention
-        # The layer's own module has the function it rotates with, so timm need not be
-        # imported here.
+        # Look up the rotation in the layer's own module, so that timm is not imported.
         rotate = getattr(sys.modules[type(layer).__module__], "apply_rot_embed_cat")  # noqa: B009
-        if getattr(layer, "rotate_half", False):
-            options = {"half": True}
-        else:
-            options = {}
+        options = {"half": True} if getattr(layer, "rotate_half", False) else {}
         first = layer.num_prefix_tokens
         last = heads.shape[2] - sum(edit.tail for edit in self._edits)
-        turned = rotate(heads[:, :, first:last], rope, **options)
-        return torch.cat(
-            [heads[:, :, :first], turned, heads[:, :, last:]], dim=2
-        ).type_as(v)
+        rotated = rotate(heads[:, :, first:last], rope, **options)
+        pieces = [heads[:, :, :first], rotated, heads[:, :, last:]]
+        return torch.cat(pieces, dim=2).type_as(v)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, shared_bias: Tensor | None
+    ) -> Tensor:
         """Return the weighted values (B, heads, N, head_dim)."""
         layer = self.attention
-        bias = self._position_bias(
-            given.get("shared_rel_pos_bias"), k.shape[2] - q.shape[2]
-        )
+        bias = self._position_bias(shared_bias, k.shape[2] - q.shape[2])
         if layer.fused_attn:
             dropout = layer.attn_drop.p if layer.training else 0.0
             return scaled_dot_product_attention(
@@ -268,24 +257,19 @@ class AttentionSite:
         return weights @ v
 
     def _position_bias(self, shared: Tensor | None, extra: int) -> Tensor | None:
-        """Return the bias of relative positions, where there is one; ``extra`` keys at the end have none."""
+        """Return the bias of relative positions, if any, padded for appended keys."""
         table = getattr(self.attention, "relative_position_bias_table", None)
-        own = None
+        bias = shared
         if table is not None:
             own = self.attention._get_rel_pos_bias()
-        if own is None:
-            bias = shared
-        elif shared is None:
-            bias = own
-        else:
-            bias = own + shared
+            bias = own if shared is None else own + shared
         if bias is None or not extra:
             return bias
         return pad(bias, (0, extra))
 
 
 def _optional(layer: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Return what a part makes of x, x itself where the layer has no such part."""
+    """Apply a part of a layer; return x unchanged if the layer has no such part."""
     part = getattr(layer, name, None)
     if part is None:
         return x

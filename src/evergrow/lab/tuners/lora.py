@@ -29,30 +29,34 @@ TARGETS = ("q", "k", "v", "proj", "fc1", "fc2")
 
 
 def check_targets(targets: Any) -> None:
-    """Raise :class:`ParameterError` unless ``targets`` is a tuple of distinct names out of :data:`TARGETS`."""
+    """Raise :class:`ParameterError` unless all targets are in :data:`TARGETS`.
+
+    Targets must be a non-empty tuple of distinct names.
+    """
     if isinstance(targets, tuple):
         wrong = [target for target in targets if target not in TARGETS]
     else:
         wrong = [targets]
     if wrong or not targets or len(set(targets)) != len(targets):
+        first = (wrong or [targets])[0]
         raise ParameterError(
-            f"targets must be distinct names out of {TARGETS}, got {(wrong or [targets])[0]!r}"
+            f"targets must be distinct names out of {TARGETS}, got {first!r}"
         )
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A linear map inside a block, possibly some rows of a fused one.
+    """A linear map in a block, or a range of rows of a fused one.
 
     Parameters
     ----------
     name : str
-        Path in the model; rows of a fused projection are named like the separate ones,
+        Path in the model. Rows of a fused projection are named like separate ones,
         ``"blocks.0.attn.q"``.
     layer : torch.nn.Linear
         The layer that holds the weights.
     rows : slice
-        Which of its outputs.
+        Outputs of the layer that belong to the map.
     """
 
     name: str
@@ -61,37 +65,33 @@ class Slot:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
-        return len(
-            range(*self.rows.indices(self.layer.out_features))
-        ), self.layer.in_features
+        """Number of outputs and of inputs."""
+        n_outputs = len(range(*self.rows.indices(self.layer.out_features)))
+        return n_outputs, self.layer.in_features
 
 
 def find_slots(block: TransformerBlock, targets: tuple[str, ...]) -> Iterator[Slot]:
-    """Yield the linear maps of a block that go by these names; see :data:`TARGETS`."""
+    """Yield the linear maps of a block with these names; see :data:`TARGETS`."""
     for target in targets:
         if target in ("q", "k", "v"):
             yield _projection(block, target)
             continue
-        owner, prefix = (
-            (block.part("attn"), "attn")
-            if target == "proj"
-            else (block.part("mlp"), "mlp")
-        )
+        part = "attn" if target == "proj" else "mlp"
+        owner = block.part(part)
         # SwiGLU has two first maps, one for the gate and one for the value.
         names = (target, f"{target}_g", f"{target}_x")
         layers = {name: getattr(owner, name, None) for name in names}
-        linear = {
+        found = {
             name: layer
             for name, layer in layers.items()
             if isinstance(layer, nn.Linear)
         }
-        if not linear:
+        if not found:
             raise UnsupportedModelError(
-                f"{block.name}.{prefix} must have a linear map {target!r}, got none"
+                f"{block.name}.{part} must have a linear map {target!r}, got none"
             )
-        for name, layer in linear.items():
-            yield Slot(f"{block.name}.{prefix}.{name}", layer, slice(None))
+        for name, layer in found.items():
+            yield Slot(f"{block.name}.{part}.{name}", layer, slice(None))
 
 
 def _projection(block: TransformerBlock, target: str) -> Slot:
@@ -103,20 +103,21 @@ def _projection(block: TransformerBlock, target: str) -> Slot:
         return Slot(name, single, slice(None))
     if not isinstance(fused, nn.Linear) or fused.out_features % 3:
         raise UnsupportedModelError(
-            f"{block.name}.attn must have linear maps 'qkv' or '{target}_proj', got {type(attention).__name__}"
+            f"{block.name}.attn must have linear maps 'qkv' or '{target}_proj', "
+            f"got {type(attention).__name__}"
         )
     width = fused.out_features // 3
-    place = "qkv".index(target)
-    return Slot(name, fused, slice(place * width, (place + 1) * width))
+    start = "qkv".index(target) * width
+    return Slot(name, fused, slice(start, start + width))
 
 
 class LayerChange:
-    """All low-rank maps of one linear layer.
+    """All low-rank additions to one linear layer.
 
     Parameters
     ----------
     pairs : list of (Slot, torch.nn.Module)
-        Slots of the same layer, with what :meth:`LowRankTuner._map` makes of them.
+        Slots of the same layer, each with its module from :meth:`LowRankTuner._map`.
     """
 
     def __init__(self, pairs: list[tuple[Slot, Any]]) -> None:
@@ -126,16 +127,15 @@ class LayerChange:
     def change_output(
         self, layer: nn.Module, args: tuple[Any, ...], output: Tensor
     ) -> Tensor:
-        """Add to what the layer gives, in the rows of every slot."""
+        """Add the change of every slot to its rows of the layer's output."""
         pieces = []
         position = 0
         for slot, low_rank in self._pairs:
             start, stop, _ = slot.rows.indices(self.layer.out_features)
             if start > position:
                 pieces.append(output[..., position:start])
-            pieces.append(
-                output[..., start:stop] + low_rank.change(args[0]).to(output.dtype)
-            )
+            change = low_rank.change(args[0]).to(output.dtype)
+            pieces.append(output[..., start:stop] + change)
             position = stop
         if position < self.layer.out_features:
             pieces.append(output[..., position:])
@@ -146,21 +146,25 @@ class LayerChange:
 
 def by_layer(pairs: Iterable[tuple[Slot, Any]]) -> Iterator[LayerChange]:
     """Yield one :class:`LayerChange` per layer."""
-    ordered = sorted(pairs, key=lambda pair: id(pair[0].layer))
-    for _, group in groupby(ordered, key=lambda pair: id(pair[0].layer)):
+
+    def layer_id(pair: tuple[Slot, Any]) -> int:
+        return id(pair[0].layer)
+
+    for _, group in groupby(sorted(pairs, key=layer_id), key=layer_id):
         yield LayerChange(list(group))
 
 
 class LowRankTuner(Tuner):
-    """The base of tuners that add low-rank maps to linear ones.
+    """Base of tuners that add low-rank maps to linear ones.
 
-    Subclasses make the map of a slot in :meth:`_map`; their settings have ``targets``.
+    Subclasses create the addition of a slot in :meth:`_map`. Their settings have
+    ``targets``.
     """
 
     def _map(self, slot: Slot, drawer: Drawer) -> nn.Module:
-        """Return the map beside the one in a slot.
+        """Create the module that is added to a slot.
 
-        Its ``change(x)`` gives what is added to the slot's output for inputs (..., in).
+        Its ``change(x)`` is added to the slot's output for inputs (..., in).
         """
         raise TypeError(f"{type(self).__name__} must override _map")
 
@@ -185,10 +189,10 @@ class LoRAConfig(TunerConfig):
     rank : int
         Rank r of every addition.
     alpha : float, optional
-        The addition is multiplied by alpha / r; None multiplies by 1.
+        Multiplies the addition by alpha / r. None multiplies by 1.
     targets : tuple of str
-        Which maps are added to, out of ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"``
-        and ``"fc2"``.
+        Maps to change, from ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"`` and
+        ``"fc2"``.
 
     Examples
     --------
@@ -202,7 +206,7 @@ class LoRAConfig(TunerConfig):
     targets: tuple[str, ...] = ("q", "v")
 
     def check(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
         check_number("rank", self.rank, low=1, integer=True)
         if self.alpha is not None:
             check_number("alpha", self.alpha, low=-1e6, high=1e6)
@@ -210,12 +214,12 @@ class LoRAConfig(TunerConfig):
 
     @property
     def scale(self) -> float:
-        """The factor on every addition."""
+        """Factor of every addition."""
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
 class LoRALayer(nn.Module):
-    """scale * B A for one slot: A (r, in) is drawn, B (out, r) starts at zero."""
+    """``scale * B A`` for one slot. A (r, in) is random, B (out, r) starts at zero."""
 
     def __init__(self, slot: Slot, config: LoRAConfig, drawer: Drawer) -> None:
         super().__init__()
@@ -232,19 +236,20 @@ class LoRALayer(nn.Module):
 
 @TUNERS.register("lora")
 class LoRATuner(LowRankTuner):
-    """Low-rank adaptation: W + (alpha / r) B A for the queries and values of every block, or other maps.
+    """Low-rank adaptation: W + (alpha / r) B A.
 
-    Serves vision transformers with fused or separate projections. See
-    :class:`LoRAConfig`.
+    By default it changes the queries and values of every block. Works with vision
+    transformers with fused or separate projections. See :class:`LoRAConfig`.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> tiny = dict(img_size=32, patch_size=8, depth=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **tiny)
     >>> tuner = create_tuner("lora", model, rank=2, targets=("q", "v", "fc1"))
-    >>> [name for name in tuner.state_dict() if "fc1" in name]
-    ['layers.blocks.0.mlp.fc1.A', 'layers.blocks.0.mlp.fc1.B', 'layers.blocks.1.mlp.fc1.A', 'layers.blocks.1.mlp.fc1.B']
+    >>> [name for name in tuner.state_dict() if "blocks.0.mlp.fc1" in name]
+    ['layers.blocks.0.mlp.fc1.A', 'layers.blocks.0.mlp.fc1.B']
     """
 
     name = "lora"

@@ -1,4 +1,4 @@
-"""Keys and values that the tokens attend to beside those of the image."""
+"""Prefix tuning: additional keys and values that the tokens of an image attend to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from evergrow.lab.tuners.attention import (
     AttentionEdit,
     AttentionSite,
     attention_width,
-    truncated,
+    truncated_normal,
 )
 
 
@@ -37,14 +37,14 @@ class PrefixConfig(TunerConfig):
     ----------
     source : {"own", "provider"}
         ``"own"``: keys and values are parameters of the tuner, the same for every
-        image. ``"provider"``: the tuner has no parameters and asks a callable in every
-        pass, which may answer for every image by itself.
+        image. ``"provider"``: the tuner has no parameters and calls a function in every
+        pass, which may return other prompts per image.
     length : int
-        How many keys and values ``"own"`` has per block.
+        Number of keys and values per block for ``"own"``.
     std : float
-        Standard deviation of their initial values, cut off at two of them.
+        Standard deviation of their initial values, truncated at two deviations.
     blocks : tuple of int, optional
-        In which blocks; the first five by default, or all of a model that has fewer.
+        TransformerBlock numbers. The default is the first five blocks, or all if there are fewer.
 
     Examples
     --------
@@ -59,56 +59,51 @@ class PrefixConfig(TunerConfig):
     blocks: tuple[int, ...] | None = None
 
     def check(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
         check_choice("source", self.source, ("own", "provider"))
         check_number("length", self.length, low=1, integer=True)
         check_number("std", self.std, low=0)
-        plain = isinstance(self.blocks, tuple) and all(
-            type(index) is int and index >= 0 for index in self.blocks
-        )
-        if self.blocks is not None and not (
-            plain and 0 < len(set(self.blocks)) == len(self.blocks)
-        ):
+        if self.blocks is not None and not _are_block_numbers(self.blocks):
             raise ParameterError(
-                f"blocks must be None or distinct block numbers from 0 up, got {self.blocks!r}"
+                "blocks must be None or distinct block numbers from 0 up, "
+                f"got {self.blocks!r}"
             )
 
 
+def _are_block_numbers(blocks: object) -> bool:
+    if not isinstance(blocks, tuple) or not blocks:
+        return False
+    if any(type(index) is not int or index < 0 for index in blocks):
+        return False
+    return len(set(blocks)) == len(blocks)
+
+
 PromptProvider = Callable[[int, Tensor], "tuple[Tensor, Tensor] | None"]
-"""Takes a block's number and its attention's input (B, N, C); gives keys and values, each (B, L, d) or (L, d), where d
-is all heads together, or None to leave the block alone."""
+"""Function of a block number and the input (B, N, C) of its attention.
+
+It returns keys and values, each (B, L, d) or (L, d) with d the width of all heads, or
+None to leave the block unchanged.
+"""
 
 _DEFAULT_BLOCKS = 5
 
 
 class PrefixLayer(nn.Module):
-    """The parameters of one block: keys and values, each (length, d)."""
+    """Parameters of one block: keys and values, each (length, d)."""
 
     def __init__(
         self, block: TransformerBlock, config: PrefixConfig, drawer: Drawer
     ) -> None:
         super().__init__()
         shape = (config.length, attention_width(block))
-        self.keys = truncated(
-            drawer,
-            shape,
-            next(block.module.parameters()),
-            config.std,
-            block.name,
-            "keys",
-        )
-        self.values = truncated(
-            drawer,
-            shape,
-            next(block.module.parameters()),
-            config.std,
-            block.name,
-            "values",
-        )
+        like = next(block.module.parameters())
+        name = block.name
+        self.keys = truncated_normal(drawer, shape, like, config.std, name, "keys")
+        self.values = truncated_normal(drawer, shape, like, config.std, name, "values")
 
 
 class _PrefixEdit(AttentionEdit):
-    """Adds what the tuner gives for a block."""
+    """Appends the tuner's keys and values of a block."""
 
     def __init__(self, tuner: PrefixTuner, block: TransformerBlock) -> None:
         self._tuner = tuner
@@ -117,50 +112,54 @@ class _PrefixEdit(AttentionEdit):
     def heads(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        given = self._tuner.prompts_for(self._block.index, x)
-        if given is None:
+        prompts = self._tuner.prompts_for(self._block.index, x)
+        if prompts is None:
             return q, k, v
-        # Attention does not care for the order of keys; at the end they leave the
-        # numbering of tokens alone.
-        return q, self._extend(k, given[0], "keys"), self._extend(v, given[1], "values")
+        # The order of keys does not matter to attention. At the end they do not change
+        # the index of any token.
+        keys, values = prompts
+        return q, self._extend(k, keys, "keys"), self._extend(v, values, "values")
 
-    def _extend(self, heads: Tensor, prompt: Tensor, what: str) -> Tensor:
+    def _extend(self, heads: Tensor, prompt: Tensor, kind: str) -> Tensor:
         batch, count, _, size = heads.shape
+        width = count * size
         if (
             prompt.ndim not in (2, 3)
-            or prompt.shape[-1] != count * size
+            or prompt.shape[-1] != width
             or (prompt.ndim == 3 and len(prompt) != batch)
         ):
             raise InputError(
-                f"{what} of the prompt for {self._block.name} must be ({batch}, L, {count * size}) or "
-                f"(L, {count * size}), got {tuple(prompt.shape)}"
+                f"{kind} of the prompt for {self._block.name} must be "
+                f"({batch}, L, {width}) or (L, {width}), got {tuple(prompt.shape)}"
             )
         split = prompt.reshape(*prompt.shape[:-1], count, size).transpose(-3, -2)
-        return torch.cat(
-            [heads, split.expand(batch, -1, -1, -1).to(heads.dtype)], dim=2
-        )
+        appended = split.expand(batch, -1, -1, -1).to(heads.dtype)
+        return torch.cat([heads, appended], dim=2)
 
 
 @TUNERS.register("prefix")
 class PrefixTuner(Tuner):
-    """Prefix tuning: learned keys and values that every token attends to, in some blocks.
+    """Prefix tuning: learned keys and values that every token of a block attends to.
 
-    With ``source="provider"`` they come from outside, for every image by itself if need
-    be: set :attr:`provider`, or pass prompts for one pass by :meth:`using`. They are
-    added after the projections and norms of keys, and after rotary embeddings. Serves
-    timm's attention layers, see :data:`evergrow.lab.tuners.attention.KNOWN_ATTENTION`.
-    See :class:`PrefixConfig` for the settings.
+    With ``source="provider"`` the prompts come from a function and may differ per
+    image: set :attr:`provider`, or pass prompts temporarily with :meth:`using`. They
+    are appended after projection, normalisation and rotary embedding of the keys. Works
+    with timm's attention layers in
+    :data:`evergrow.lab.tuners.attention.KNOWN_ATTENTION`. See :class:`PrefixConfig` for
+    the settings.
 
     Examples
     --------
     >>> import timm, torch
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=0).eval()
+    >>> tiny = dict(img_size=32, patch_size=8, depth=2, num_classes=0)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **tiny).eval()
     >>> tuner = create_tuner("prefix", model, source="provider", blocks=(0,))
-    >>> images, prompts = torch.zeros(3, 3, 32, 32), torch.ones(3, 8, 192)
+    >>> images = torch.zeros(3, 3, 32, 32)
+    >>> prompts = torch.ones(3, 8, 192)  # four keys, then four values
     >>> with tuner.disable():
     ...     query = model(images)
-    >>> with tuner.using({0: prompts}):  # the first four rows are keys, the last four values
+    >>> with tuner.using({0: prompts}):
     ...     model(images).shape
     torch.Size([3, 192])
     """
@@ -171,41 +170,41 @@ class PrefixTuner(Tuner):
 
     def _build(self, model: nn.Module) -> None:
         self.provider = None
-        everything = find_blocks(model)
-        wanted = self.config.blocks
-        if wanted and max(wanted) >= len(everything):
+        all_blocks = find_blocks(model)
+        numbers = self.config.blocks
+        if numbers and max(numbers) >= len(all_blocks):
             raise ParameterError(
-                f"blocks must be numbers below {len(everything)}, the model's depth, got {wanted!r}"
+                f"blocks must be numbers below {len(all_blocks)}, the model's depth, "
+                f"got {numbers!r}"
             )
-        if wanted:
-            self._blocks = [everything[index] for index in sorted(wanted)]
+        if numbers:
+            self._blocks = [all_blocks[index] for index in sorted(numbers)]
         else:
-            self._blocks = everything[:_DEFAULT_BLOCKS]
+            self._blocks = all_blocks[:_DEFAULT_BLOCKS]
         for block in self._blocks:
             AttentionSite.of(block.part("attn"))
         self._own: dict[int, PrefixLayer] = {}
         if self.config.source == "own":
             drawer = self._drawer()
-            self._own = {
-                block.index: PrefixLayer(block, self.config, drawer)
-                for block in self._blocks
-            }
             for block in self._blocks:
-                self._plant(block.name, self._own[block.index])
+                layer = PrefixLayer(block, self.config, drawer)
+                self._own[block.index] = layer
+                self._plant(block.name, layer)
 
     def _attach(self) -> Iterator[Handle]:
         for block in self._blocks:
             yield AttentionSite.of(block.part("attn")).add(_PrefixEdit(self, block))
 
     def prompts_for(self, block: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return keys and values for a block whose attention is about to see ``x``."""
+        """Return keys and values for a block with attention input ``x``."""
         own = self._own.get(block)
         if own is not None:
             return own.keys, own.values
         if self.provider is None:
             raise TunerError(
-                "provider must be set while a prefix tuner with source='provider' is enabled, got None; use "
-                "tuner.using(prompts), or tuner.disable() for the base model"
+                "provider must be set while a prefix tuner with source='provider' is "
+                "enabled, got None. Use tuner.using(prompts), or tuner.disable() for "
+                "the base model."
             )
         return self.provider(block, x)
 
@@ -213,18 +212,20 @@ class PrefixTuner(Tuner):
     def using(
         self, prompts: PromptProvider | Mapping[int, Tensor | tuple[Tensor, Tensor]]
     ) -> Iterator[PrefixTuner]:
-        """Take prompts from here until the end of the ``with`` statement.
+        """Use these prompts until the end of the ``with`` statement.
 
         Parameters
         ----------
         prompts : callable or mapping
-            A :data:`PromptProvider`; or by block number either keys and values, or one
-            tensor (B, 2 L, d) or (2 L, d) whose first half of rows are keys and whose
-            second half are values. Blocks that are not named are left alone.
+            A :data:`PromptProvider`, or a mapping from block numbers to prompts. A
+            prompt is a pair of keys and values, or one tensor (B, 2 L, d) or (2 L, d)
+            with keys in the first half of rows and values in the second. Blocks not in
+            the mapping are unchanged.
         """
         if self.config.source != "provider":
             raise TunerError(
-                "prompts must be left to the tuner, got some: create it with source='provider'"
+                "This tuner has its own prompts, so none can be passed. Create it with "
+                "source='provider'."
             )
         before = self.provider
         if callable(prompts):
@@ -238,6 +239,8 @@ class PrefixTuner(Tuner):
 
 
 def _lookup(prompts: dict[int, Tensor | tuple[Tensor, Tensor]]) -> PromptProvider:
+    """Return a provider that takes prompts from a dict by block number."""
+
     def provide(block: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
         found = prompts.get(block)
         if not isinstance(found, Tensor):

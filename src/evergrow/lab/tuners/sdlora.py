@@ -1,4 +1,4 @@
-"""W + sum over tasks i < t of a_i B_i A_i / (|B_i| |A_i|) + a_t B_t A_t, with scalars a that all layers share."""
+"""SD-LoRA: low-rank directions of unit norm with learnable magnitudes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class SDLoRAConfig(TunerConfig):
     Parameters
     ----------
     rank : int
-        Rank of the first task's direction, and of later ones unless said otherwise.
+        Rank of the first task's direction, and the default for later ones.
     magnitude : float
-        What every scalar is set to when a task starts.
+        Initial value of every scalar at the start of a task.
     targets : tuple of str
-        Which maps are added to, out of ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"``
-        and ``"fc2"``.
+        Maps to change, from ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"`` and
+        ``"fc2"``.
 
     Examples
     --------
@@ -48,17 +48,17 @@ class SDLoRAConfig(TunerConfig):
     targets: tuple[str, ...] = ("q", "v")
 
     def check(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
         check_number("rank", self.rank, low=1, integer=True)
         check_number("magnitude", self.magnitude)
         check_targets(self.targets)
 
 
 class Scalars(nn.Module):
-    """The magnitudes of all tasks, one module for all layers.
+    """Magnitudes of all tasks, in one module for all layers.
 
-    ``values`` (T,) has one scalar per task, and ``task`` (R,) says which task every row
-    of the stacked A belongs to.
+    ``values`` (T,) has one scalar per task. ``task`` (R,) has the task of every row of
+    the stacked A.
     """
 
     task: Tensor
@@ -70,7 +70,7 @@ class Scalars(nn.Module):
         )
 
     def put(self, values: Tensor, task: Tensor) -> None:
-        """Replace both."""
+        """Replace both tensors."""
         self.values = layer_parameter(values)
         self.register_buffer("task", task)
 
@@ -80,7 +80,7 @@ class Scalars(nn.Module):
 
 
 class SDLoRALayer(nn.Module):
-    """The directions of one slot.
+    """Directions of one slot.
 
     ``A`` (r, in) and ``B`` (out, r) belong to the current task. ``past_rows`` (R', in)
     and ``past_columns`` (out, R') stack the frozen A and B of earlier tasks, each
@@ -93,13 +93,12 @@ class SDLoRALayer(nn.Module):
     def __init__(self, slot: Slot, scalars: Scalars) -> None:
         super().__init__()
         self._slot = slot
-        self._scalars = (
-            scalars,
-        )  # in a tuple, or every layer would register them as its own
+        # In a tuple, so that the layer does not register the module as its own.
+        self._scalars = (scalars,)
         self.resize(0, 0)
 
     def resize(self, past: int, rank: int) -> None:
-        """Make room for ``past`` frozen rows and ``rank`` current ones, all zero."""
+        """Allocate ``past`` frozen rows and ``rank`` current ones, all zero."""
         outputs, inputs = self._slot.shape
         like = self._slot.layer.weight
         self.register_buffer("past_rows", like.new_zeros(past, inputs))
@@ -108,27 +107,21 @@ class SDLoRALayer(nn.Module):
         self.B = layer_parameter(like.new_zeros(outputs, rank))
 
     def start(self, rank: int, drawer: Drawer, task: int) -> None:
-        """Freeze the current direction, normalised, and begin another: A drawn, B zero."""
-        # A direction that was never trained has B = 0; it stays zero instead of 0 / 0.
+        """Freeze the normalised direction; start one with random A and zero B."""
+        # An untrained direction has B = 0. It stays zero instead of 0 / 0.
         tiny = torch.finfo(self.B.dtype).tiny
-        kept_A = torch.cat(
-            [self.past_rows, self.A.detach() / self.A.detach().norm().clamp_min(tiny)]
-        )
-        kept_B = torch.cat(
-            [
-                self.past_columns,
-                self.B.detach() / self.B.detach().norm().clamp_min(tiny),
-            ],
-            dim=1,
-        )
+        unit_A = self.A.detach() / self.A.detach().norm().clamp_min(tiny)
+        unit_B = self.B.detach() / self.B.detach().norm().clamp_min(tiny)
+        past_rows = torch.cat([self.past_rows, unit_A])
+        past_columns = torch.cat([self.past_columns, unit_B], dim=1)
         inputs = self.A.shape[1]
-        self.A = drawer.kaiming((rank, inputs), kept_A, self._slot.name, "A", task)
-        self.B = drawer.zeros((kept_B.shape[0], rank), kept_B)
-        self.past_rows = kept_A
-        self.past_columns = kept_B
+        self.A = drawer.kaiming((rank, inputs), past_rows, self._slot.name, "A", task)
+        self.B = drawer.zeros((past_columns.shape[0], rank), past_columns)
+        self.past_rows = past_rows
+        self.past_columns = past_columns
 
     def change(self, x: Tensor) -> Tensor:
-        """Return the sum over all tasks, by one pair of products."""
+        """Return the sum over all tasks with one pair of matrix products."""
         rows = torch.cat([self.past_rows, self.A])
         columns = torch.cat([self.past_columns, self.B], dim=1)
         return linear(linear(x, rows) * self._scalars[0].by_row(), columns)
@@ -136,16 +129,18 @@ class SDLoRALayer(nn.Module):
 
 @TUNERS.register("sdlora")
 class SDLoRATuner(LowRankTuner):
-    """SD-LoRA: frozen unit directions of earlier tasks with learnable magnitudes, and the current task's direction.
+    """SD-LoRA: frozen unit directions with learnable magnitudes.
 
-    The first task has begun when the tuner is made; :meth:`start_task` begins each
-    later one, of any number. See :class:`SDLoRAConfig`.
+    W + sum over tasks i < t of a_i B_i A_i / (|B_i| |A_i|) + a_t B_t A_t, with scalars
+    a shared by all layers. A new tuner is in its first task; :meth:`start_task` starts
+    each later one. See :class:`SDLoRAConfig`.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> tiny = dict(img_size=32, patch_size=8, depth=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **tiny)
     >>> tuner = create_tuner("sdlora", model, rank=2)
     >>> tuner.start_task()
     >>> tuner.n_tasks, [round(value, 1) for value in tuner.magnitudes.tolist()]
@@ -159,12 +154,12 @@ class SDLoRATuner(LowRankTuner):
 
     @property
     def magnitudes(self) -> Tensor:
-        """One scalar per task, shared by all layers; the last is the current task's."""
+        """One scalar per task, shared by all layers. The last is the current task's."""
         return self.scalars.values
 
     @property
     def n_tasks(self) -> int:
-        """How many tasks have begun."""
+        """Number of tasks started."""
         return int(self.magnitudes.shape[0])
 
     def _build(self, model: nn.Module) -> None:
@@ -176,55 +171,43 @@ class SDLoRATuner(LowRankTuner):
         return SDLoRALayer(slot, self.scalars)
 
     def start_task(self, rank: int | None = None) -> None:
-        """Freeze what the current task learned as a direction, set all magnitudes back and begin a new direction.
+        """Freeze the current direction, reset all magnitudes and start a new direction.
 
-        Parameters are new objects afterwards: make a new optimizer.
+        Parameters are new objects afterwards, so create a new optimizer.
 
         Parameters
         ----------
         rank : int, optional
-            Rank of the new direction; the configuration's by default.
+            Rank of the new direction. The default is the rank of the settings.
         """
-        wanted = self.config.rank if rank is None else rank
-        check_number("rank", wanted, low=1, integer=True)
-        self._begin(wanted)
+        new_rank = self.config.rank if rank is None else rank
+        check_number("rank", new_rank, low=1, integer=True)
+        self._begin(new_rank)
 
     def _begin(self, rank: int) -> None:
         drawer = self._drawer()
         task = self.n_tasks
         for _, layer in self._pairs:
             layer.start(rank, drawer, task)
-        tasks = torch.cat(
-            [self.scalars.task, self.scalars.task.new_full((rank,), task)]
-        )
-        self.scalars.put(
-            self.magnitudes.detach().new_full((task + 1,), self.config.magnitude), tasks
-        )
+        rows = self.scalars.task.new_full((rank,), task)
+        values = self.magnitudes.detach().new_full((task + 1,), self.config.magnitude)
+        self.scalars.put(values, torch.cat([self.scalars.task, rows]))
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Copy parameters from a state of any number of tasks; one that does not fit changes nothing."""
+        """Load a state with any number of tasks. An invalid state changes nothing."""
         self._adjust(state_dict)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _adjust(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the number and the ranks of the state's tasks."""
+        """Adopt the number of tasks and their ranks from a state."""
         task = state.get("scalars.task")
         values = state.get("scalars.values")
-        whole = (
-            task is not None
-            and values is not None
-            and (task.ndim, values.ndim, task.dtype) == (1, 1, torch.long)
-        )
-        if (
-            task is None
-            or values is None
-            or not whole
-            or not _numbered(task, len(values))
-        ):
+        if task is None or values is None or not _are_consistent(task, values):
             raise InputError(
-                "state of tuner 'sdlora' must have 'scalars.values' and the task of every row"
+                "state of tuner 'sdlora' must have 'scalars.values' and the task of "
+                "every row"
             )
         rank = int((task == task.max()).sum())
         past = len(task) - rank
@@ -238,23 +221,23 @@ class SDLoRATuner(LowRankTuner):
             }
             for key, shape in shapes.items():
                 name = f"layers.{slot.name}.{key}"
-                given = None
-                if name in state:
-                    given = tuple(state[name].shape)
-                if given != shape:
+                found = tuple(state[name].shape) if name in state else None
+                if found != shape:
                     raise InputError(
-                        f"state of tuner 'sdlora' must have {name!r} of shape {shape}, got {given}"
+                        f"state of tuner 'sdlora' must have {name!r} of shape {shape}, "
+                        f"got {found}"
                     )
         if not torch.equal(task.cpu(), self.scalars.task.cpu()):
             for _, layer in self._pairs:
                 layer.resize(past, rank)
-            here = self.scalars.task.device
-            self.scalars.put(
-                self.magnitudes.detach().new_zeros(len(values)), task.to(here)
-            )
+            device = self.scalars.task.device
+            zeros = self.magnitudes.detach().new_zeros(len(values))
+            self.scalars.put(zeros, task.to(device))
 
 
-def _numbered(task: Tensor, count: int) -> bool:
-    """Return whether rows belong to tasks 0, 1, ..., one after another, each with at least one row."""
+def _are_consistent(task: Tensor, values: Tensor) -> bool:
+    """Return whether rows belong to tasks 0, 1, ... in order, each with a value."""
+    if task.dtype != torch.long or task.ndim != 1 or values.ndim != 1:
+        return False
     found = torch.unique_consecutive(task).cpu()
-    return count > 0 and torch.equal(found, torch.arange(count))
+    return len(values) > 0 and torch.equal(found, torch.arange(len(values)))

@@ -1,4 +1,4 @@
-"""Prompts at the end of the sequence: new ones in every block, or one set that runs through all blocks."""
+"""Visual prompts at the end of the token sequence: per block, or one set for all."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class VPTConfig(TunerConfig):
     tokens : int
         Prompts per block, or at the input.
     std : float
-        Standard deviation of their initial values. With 0, the published setting, the
-        prompts of a block start equal and stay equal.
+        Standard deviation of the initial values. With 0, the published setting, all
+        prompts of a block stay equal.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class VPTConfig(TunerConfig):
     std: float = 0.0
 
     def check(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if a value is invalid."""
         check_number("tokens", self.tokens, low=1, integer=True)
         check_number("std", self.std, low=0)
 
@@ -65,7 +65,7 @@ _WITHOUT_POSITIONS = {
 
 
 class PromptLayer(nn.Module, AttentionEdit):
-    """Prompts (tokens, d), and the hooks that append and drop them; they have no place in the image."""
+    """Prompts (tokens, d) without a position, and hooks that append and drop them."""
 
     def __init__(
         self, block: TransformerBlock, width: int, config: VPTConfig, drawer: Drawer
@@ -80,22 +80,23 @@ class PromptLayer(nn.Module, AttentionEdit):
     def append(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Append the prompts to a block's input (B, N, d); no position is added to them."""
+        """Append the prompts to a block's input (B, N, d), without positions."""
         x = args[0]
         if kwargs.get("attn_mask") is not None:
             raise TunerError(
-                "attn_mask must be None with prompts in the sequence, got a mask; disable the tuner"
+                "attn_mask must be None with prompts in the sequence, got a mask. "
+                "Disable the tuner."
             )
         prompts = self.prompts.to(x.dtype).expand(x.shape[0], -1, -1)
         return (torch.cat([x, prompts], dim=1), *args[1:]), kwargs
 
     def drop(self, block: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Drop as many tokens from the end of a block's output."""
+        """Drop the prompts from the end of a block's output."""
         return output[:, : output.shape[1] - self.prompts.shape[0]]
 
 
 class _PromptTuner(Tuner):
-    """The base of deep and shallow prompts."""
+    """Base of deep and shallow prompts."""
 
     config_class = VPTConfig
     adapts = True
@@ -112,15 +113,15 @@ class _PromptTuner(Tuner):
                 f"model must have one embed_dim for all blocks, got {width!r}"
             )
         for block in self._blocks:
-            _require_tokens_welcome(model, block)
+            _check_accepts_tokens(model, block)
         for block in self._blocks if self.deep else self._blocks[:1]:
             yield block, PromptLayer(block, width, self.config, drawer)
 
     def _attach(self) -> Iterator[Handle]:
-        for number, block in enumerate(self._blocks if self._rotary else ()):
-            yield AttentionSite.of(block.part("attn")).add(
-                self._pairs[number if self.deep else 0][1]
-            )
+        if self._rotary:
+            for index, block in enumerate(self._blocks):
+                layer = self._pairs[index if self.deep else 0][1]
+                yield AttentionSite.of(block.part("attn")).add(layer)
         for first, layer in self._pairs:
             last = first if self.deep else self._blocks[-1]
             yield first.module.register_forward_pre_hook(layer.append, with_kwargs=True)
@@ -129,18 +130,19 @@ class _PromptTuner(Tuner):
 
 @TUNERS.register("vpt-deep")
 class VPTDeepTuner(_PromptTuner):
-    """Deep visual prompts: every block sees its own learned tokens, which are dropped after it.
+    """Deep visual prompts: every block gets its own tokens and drops them afterwards.
 
-    Prompts are appended at the end of the sequence, have no position embedding, and
-    rotary embeddings leave them alone. Serves timm's plain vision transformers (class
-    token, registers or neither), not attention with relative positions or windows. See
-    :class:`VPTConfig` for the settings.
+    Prompts are appended to the sequence without position embedding, also without rotary
+    embedding. Works with timm's plain vision transformers (class token, registers or
+    neither), not with windows or relative positions. See :class:`VPTConfig` for the
+    settings.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> tiny = dict(img_size=32, patch_size=8, depth=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **tiny)
     >>> create_tuner("vpt-deep", model).n_trainable
     1920
     """
@@ -151,17 +153,18 @@ class VPTDeepTuner(_PromptTuner):
 
 @TUNERS.register("vpt-shallow")
 class VPTShallowTuner(_PromptTuner):
-    """Shallow visual prompts: learned tokens enter the first block, run through all and are dropped after the last.
+    """Shallow visual prompts: tokens enter the first block and pass through all.
 
-    The final norm and the pooling see the image's tokens only. Intermediate features of
-    the model, where asked for, have the prompts at their end. Otherwise as
-    :class:`VPTDeepTuner`.
+    They are dropped after the last block, so the final norm and the pooling see only
+    tokens of the image. Intermediate features of the model include them at their end.
+    Otherwise equal to :class:`VPTDeepTuner`.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> tiny = dict(img_size=32, patch_size=8, depth=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **tiny)
     >>> create_tuner("vpt-shallow", model, tokens=10).n_trainable
     1920
     """
@@ -170,14 +173,16 @@ class VPTShallowTuner(_PromptTuner):
     deep = False
 
 
-def _require_tokens_welcome(model: nn.Module, block: TransformerBlock) -> None:
-    """Refuse attention that counts on the number of tokens."""
+def _check_accepts_tokens(model: nn.Module, block: TransformerBlock) -> None:
+    """Raise if a block's attention depends on the number of tokens."""
     attention = getattr(block.module, "attn", None)
     kinds = {type(block.module).__name__, type(attention).__name__}
     relative = getattr(attention, "relative_position_bias_table", None) is not None
     relative = relative or getattr(model, "rel_pos_bias", None) is not None
     if relative or not (is_known_attention(attention) or kinds & _WITHOUT_POSITIONS):
+        found = " with ".join(sorted(kinds))
+        if relative:
+            found += " and relative positions"
         raise UnsupportedModelError(
-            f"{block.name} must attend to any number of tokens for prompts, got {' with '.join(sorted(kinds))}"
-            f"{' and relative positions' if relative else ''}"
+            f"{block.name} must attend to any number of tokens for prompts, got {found}"
         )

@@ -1,4 +1,4 @@
-"""Learning a stream: task by task, with a test after each on everything seen."""
+"""Learn a stream task by task, with an evaluation on all seen classes after each."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ from evergrow.lab.streams import Stream, Task, stream_of
 
 
 @dataclass
-class PlayLog:
-    """Measurements of a run so far; they survive a failure half-way."""
+class StreamLog:
+    """Measurements of a run so far, also available after a failure."""
 
     rows: list[NDArray[np.float64]] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     learn: list[float] = field(default_factory=list)
     predict: list[float] = field(default_factory=list)
     only_last: bool = False
-    """Whether there is nothing to say about the sessions before the last."""
+    """Whether only the last session is evaluated."""
     answers: tuple[NDArray[Any], NDArray[Any]] | None = None
     """True and predicted labels of the last session."""
     class_names: tuple[str, ...] = ()
-    """Names of labels 0, 1, ..., where the data have them."""
+    """Names of labels 0, 1, ..., if the data have them."""
     last: tuple[Any, Any, NDArray[Any], Stream] | None = None
-    """The learner after the last session, the test samples it was asked about, their labels, and the tasks."""
+    """Learner, test samples, their labels and the stream after the last session."""
     within: dict[str, Any] = field(default_factory=dict)
-    """Accuracy within tasks after the last session, where it was asked for."""
+    """Accuracy within tasks after the last session, if computed."""
 
 
-def play(
-    run: Run, data: FeatureSet | ImageData, log: PlayLog
+def run_stream(
+    run: Run, data: FeatureSet | ImageData, log: StreamLog
 ) -> IncrementalClassifier | ImageClassifier:
-    """Learn task by task, filling the log, and return the learner."""
+    """Learn and evaluate task by task, fill the log, and return the method."""
     device = resolve_device(run.device)
     stream = stream_of(
-        unchanged(data, run),
+        require_unchanged(data, run),
         run.protocol,
         seed=run.seed,
         earlier_seeds=run.earlier_seeds,
@@ -73,33 +73,30 @@ def play(
     log.class_names = data.class_names
     if isinstance(data, ImageData):
         learner.backbone = data.backbone
+    last_index = len(stream) - 1
     for task in stream:
         log.learn.append(_learn(learner, stream, task, data, device))
         if isinstance(learner, FsaClassifier) and isinstance(data, ImageData):
-            # The backbone is frozen from here on: every image goes through it once, and
-            # the head goes on alone.
-            data = data.seen_by(learner.backbone_)
+            # The backbone is frozen from now on. Encode every image once and continue
+            # with the head alone.
+            data = data.encoded_by(learner.backbone_)
             learner = learner.head_
         rows, task_ids = stream.seen_test(task.index)
-        waits = getattr(method, "joint", False) and task.index < len(stream) - 1
-        if len(rows) == 0 or waits:
-            # There may be no test samples of the first classes; and a joint method is
-            # trained once, at the end.
+        if len(rows) == 0 or (log.only_last and task.index < last_index):
+            # There are no test samples yet, or the method trains once at the end.
             log.rows.append(np.full(task.index + 1, np.nan))
             log.counts.append(len(task.test))
             continue
         X, y = rows_of(data, "test", rows)
         synchronize(device)
         start = time.perf_counter()
-        predictions = learner.predict(
-            X
-        )  # one call: every test sample is looked at once per evaluation
+        predictions = learner.predict(X)
         log.predict.append(time.perf_counter() - start)
         log.answers = y, predictions
         accuracies, counts = task_accuracies(y, predictions, task_ids, task.index + 1)
         log.rows.append(accuracies)
         log.counts.append(int(counts[-1]))
-        if task.index == len(stream) - 1:
+        if task.index == last_index:
             log.last = learner, X, y, stream
     return cast("IncrementalClassifier | ImageClassifier", method)
 
@@ -107,15 +104,16 @@ def play(
 DataT = TypeVar("DataT", bound=FeatureSet | ImageData)
 
 
-def unchanged(data: DataT, run: Run) -> DataT:
-    """Return the data of a run, unless it is no longer what the plan was made for."""
+def require_unchanged(data: DataT, run: Run) -> DataT:
+    """Return the data; raise if they differ from the data of the plan."""
     if isinstance(data, FeatureSet):
         found = fingerprint_of(data)
     else:
         found = data.fingerprint
     if found != run.dataset["fingerprint"]:
         raise InputError(
-            f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed"
+            f"The contents of dataset {data.name!r} changed while the grid was "
+            "running. Start it again."
         )
     return data
 
@@ -127,13 +125,12 @@ def _learn(
     data: FeatureSet | ImageData,
     device: torch.device,
 ) -> float:
-    """Learn one task and return the seconds it took, without those for fetching the rows."""
+    """Learn one task and return the seconds, without the time to load the rows."""
     seconds = 0.0
     batches = stream.batches(task)
     if task.index == 0:
-        batches = _merge_first(
-            batches, data.y_train, 2 if isinstance(learner, _GUIDED) else 1
-        )
+        min_classes = 2 if isinstance(learner, _GUIDED) else 1
+        batches = _merge_first(batches, data.y_train, min_classes)
     for number, rows in enumerate(batches):
         X, y = rows_of(data, "train", rows)
         synchronize(device)
@@ -154,7 +151,7 @@ _GUIDED = (SCLClassifier, SCLDiscriminantClassifier, SCSMClassifier, FsaClassifi
 def _merge_first(
     batches: Iterator[NDArray[np.int64]], labels: NDArray[Any], min_classes: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Join the leading mini-batches of an online stream until they have the classes a method starts from."""
+    """Join the first mini-batches of an online stream until they have the classes."""
     first = next(batches)
     for rows in batches:
         if len(np.unique(labels[first])) >= min_classes:
@@ -166,13 +163,12 @@ def _merge_first(
     yield first
 
 
-def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
-    """Return the results entry of a record; the summary numbers stand only on finished runs."""
+def stream_results(log: StreamLog, *, complete: bool) -> dict[str, Any]:
+    """Return the results entry of a record; only complete runs have summary values."""
     if not log.rows:
         return {}
-    done = len(log.rows)
     matrix = accuracy_matrix(log.rows)
-    counts = log.counts[:done]
+    counts = log.counts[: len(log.rows)]
     if complete:
         summary = asdict(summarize(matrix, counts))
         if log.only_last:
@@ -189,41 +185,42 @@ def play_results(log: PlayLog, *, complete: bool) -> dict[str, Any]:
 def within_results(
     learner: Any, X: Any, y: NDArray[Any], stream: Stream
 ) -> dict[str, Any]:
-    """Return the accuracy within tasks after the last session, as entries of a record's results.
+    """Return the accuracy within tasks after the last session, as record entries.
 
-    A method whose classifier is trained task by task can tell the classes of every task
-    apart and still confuse the tasks; the accuracy over all classes alone does not show
-    which. The scores are asked for on their own: ``predict`` need not be their argmax,
-    and the answers on record are its. Whatever goes wrong here is a warning, since the
-    run itself has succeeded by now.
+    A method whose classifier is trained task by task may separate the classes of every
+    task and still confuse tasks. The accuracy over all classes does not show which.
+    Scores are computed separately, because ``predict`` need not be their argmax. Any
+    error becomes a warning, because the run itself has succeeded.
 
     Parameters
     ----------
     learner : object
-        What answers after the last session.
+        The learner after the last session.
     X, y : array-like, ndarray of shape (n,)
         Test samples of all tasks and their labels.
     stream : Stream
-        The tasks; a class that comes in several belongs to the first.
+        The tasks. A recurring class belongs to its first task.
 
     Returns
     -------
     dict
-        ``a_last_within`` and ``within_tasks``, or nothing where the learner gives no
-        scores.
+        ``a_last_within`` and ``within_tasks``, or nothing for a learner without scores.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.lab.bench.play import within_results
+    >>> from evergrow.lab.bench.stream_loop import within_results
     >>> from evergrow.lab.methods import create_method
     >>> from evergrow.lab.streams import Protocol, make_stream
-    >>> X, y = np.array([[3.0, 0.0], [0.0, 3.0], [3.0, 0.1], [0.1, 3.0]]), np.array([0, 1, 2, 3])
+    >>> X = np.array([[3.0, 0.0], [0.0, 3.0], [3.0, 0.1], [0.1, 3.0]])
+    >>> y = np.array([0, 1, 2, 3])
     >>> stream = make_stream(y, y, Protocol(increment=2, shuffle=False))
     >>> head = create_method("simplecil").fit(X, y)
-    >>> Z = X[[2, 3, 0, 1]]  # each looks most like a class of the other task
-    >>> (head.predict(Z) == y).mean().item(), within_results(head, Z, y, stream)["a_last_within"]
-    (0.0, 1.0)
+    >>> Z = X[[2, 3, 0, 1]]  # each is most similar to a class of the other task
+    >>> (head.predict(Z) == y).mean().item()
+    0.0
+    >>> within_results(head, Z, y, stream)["a_last_within"]
+    1.0
     """
     if not callable(getattr(learner, "decision_function", None)):
         return {}
@@ -232,9 +229,9 @@ def within_results(
         within = within_tasks(
             _scores(learner, X), learner.classes_, y, class_tasks, len(stream)
         )
-    except Exception as error:  # a diagnostic must not cost a run that has ended well
+    except Exception as error:  # an optional diagnostic must not fail a finished run
         warnings.warn(
-            f"accuracy within tasks is not on record: {type(error).__name__}: {error}",
+            f"accuracy within tasks was not recorded: {type(error).__name__}: {error}",
             EvergrowWarning,
             stacklevel=2,
         )
@@ -243,7 +240,7 @@ def within_results(
 
 
 def _scores(learner: Any, X: Any) -> NDArray[Any]:
-    """Return one column of scores per class, also of two classes, for which scikit-learn has a single signed one."""
+    """Return one column of scores per class, also for two classes."""
     scores = np.asarray(learner.decision_function(X))
     if scores.ndim == 1:
         return np.stack([np.zeros_like(scores), scores], axis=1)
