@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ import torch
 from evergrow import Learner
 from evergrow.core.archive import read_archive
 from evergrow.engine.job import ShardReport
-from evergrow.engine.worker_tasks import part_of, write_part
+from evergrow.engine.worker_tasks import write_part
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import complete_fit, learn_shard, merge_shards
 
@@ -66,7 +67,9 @@ def statistics(
         parts = []
         for path in paths:
             archive, spent["read_s"] = _timed("cpu", read_archive, path)
-            part, spent["check_s"] = _timed("cpu", part_of, archive, path)
+            part, spent["check_s"] = _timed(
+                "cpu", partial(Learner.load, archive, name=str(path), device="cpu")
+            )
             parts.append(part)
             del archive, part
         _, spent["add_s"] = _timed("cpu", merge_shards, parts)

@@ -155,7 +155,8 @@ def test_job_gives_the_same_result_with_the_alias_of_numpy_2_5(
         "S = TypeVar('S', bound=np.generic); kind = np.ndarray[Any, np.dtype[S]]\n"
         "numpy.typing.NDArray = TypeAliasType('NDArray', kind, type_params=(S,))\n"
         "from tests.engine.clouds import learned, scores\n"
-        f"model = learned(Path({str(data)!r}), folder=Path({str(tmp_path / 'job')!r}))\n"
+        f"data, folder = Path({str(data)!r}), Path({str(tmp_path / 'job')!r})\n"
+        "model = learned(data, folder=folder)\n"
         "print(scores(model).tobytes().hex())"
     )
     done = subprocess.run(

@@ -109,7 +109,7 @@ def try_levels(
     usable = np.flatnonzero(counts[codes] >= _N_FOLDS)
     if len(np.unique(codes[usable])) < 2:
         raise InputError(
-            f"Trying levels needs two classes with {_N_FOLDS} samples each. "
+            f"Two classes with {_N_FOLDS} samples each are needed to compare levels. "
             "Label more samples."
         )
     if isinstance(backbone, str):
