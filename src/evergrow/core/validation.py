@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LARGEST_WIDTH = 65_536
-"""Largest number of units of a layer, and of rows held at once. The Gram matrix of such a
-layer has 32 GiB, and solving holds three matrices of that size."""
-
-MOST_ROUNDS = 1_000
-"""Largest number of repetitions that an option may ask for: candidates of a round,
-epochs, passes, members of an ensemble."""
-
 LARGEST_WEIGHT = 1e9
 """What one sample may count for at most; sums of such weights stay exact."""
 
