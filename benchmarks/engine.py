@@ -24,6 +24,7 @@ from evergrow.engine.fitting import FAN_IN, RunOptions, ShardMerge
 from evergrow.engine.job import Job, JobReport, begin_job, plan
 from evergrow.engine.runners import LocalRunner, TaskResult, WorkerTask
 from evergrow.engine.worker_tasks import perform
+from evergrow.learner import empty_copy
 
 SEED = 0
 BUNDLED = "tf_efficientnet_lite0"
@@ -196,7 +197,9 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
             X = arrays["X"][: 2 * classes]
             y = arrays["y"][: 2 * classes]
         options = {"n_units": units}
-        Learner(device="cpu", options=options).fit((X, y)).spawn().save(job.template)
+        empty_copy(Learner(device="cpu", options=options).fit((X, y))).save(
+            job.template
+        )
         runner = _Timed(perform, 2)
         started = time.perf_counter()
         root = ShardMerge(

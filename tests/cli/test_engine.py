@@ -36,7 +36,10 @@ def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> N
     assert not list(
         tmp_path.glob("*.engine")
     )  # folders that nobody named go with the work
-    assert [change.what for change in Learner.load(model).history_] == ["fit", "update"]
+    assert [change.what for change in Learner.load(model).state_.history] == [
+        "fit",
+        "update",
+    ]
 
 
 def test_shards_are_limited_by_bytes_too(shell: Shell, tmp_path: Path) -> None:

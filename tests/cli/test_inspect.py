@@ -13,7 +13,7 @@ from evergrow.learner.modelfile import open_model
 def test_everything_is_told(shell, model, later):
     shell.run("update", model, later)
     values = shell.json("inspect", model)
-    info = open_model(model).info()
+    info = open_model(model).state_.describe()
     assert {
         name: values[name]
         for name in ("classes", "history", "n_units", "backbone", "revision")

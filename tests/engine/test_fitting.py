@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,8 +63,8 @@ def test_a_first_update_by_shards_is_the_plain_fit(data: Path) -> None:
     plain = learner().fit(data)
     mine = learner().partial_fit(data, engine=LocalEngine(**SMALL))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
-    assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
-    (change,), (other,) = mine.history_, plain.history_
+    assert mine.state_.threshold() == pytest.approx(plain.state_.threshold(), abs=1e-9)
+    (change,), (other,) = mine.state_.history, plain.state_.history
     assert (change.what, change.samples, change.classes, change.data) == (
         "fit",
         300,
@@ -94,8 +95,8 @@ def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(
         .partial_fit(X[rest], names[rest])
     )
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
-    assert mine.n_samples_ == plain.n_samples_
-    assert len(mine.history_[0].data) == 8  # a fingerprint per shard
+    assert mine.state_.label_counts == plain.state_.label_counts
+    assert len(mine.state_.history[0].data) == 8  # a fingerprint per shard
 
 
 def test_the_result_is_the_same_to_the_last_bit_in_any_order(
@@ -123,7 +124,7 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
     nothing = {"failed": {}, "left_out": [], "unreadable": {}}
     assert engine.fit(twice, data).to_values() == {"rows": 300, "shards": 8, **nothing}
     assert (
-        twice.history_ == mine.history_
+        twice.state_.history == mine.state_.history
     )  # it is the model of before, and nothing was done twice
     (tmp_path / "job" / "model.evg").unlink()
     assert (scores(learned(data, folder=tmp_path / "job")) == scores(mine)).all()
@@ -137,21 +138,24 @@ def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> 
     mine.partial_fit(more, engine=LocalEngine(**SMALL))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
     # The terms of novelty are differences of large numbers: rounding shows in them.
-    assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-5)
-    assert [change.what for change in mine.history_] == ["fit", "update"]
-    assert mine.history_[1].classes == ("class 6", "class 7")
+    assert mine.state_.threshold() == pytest.approx(plain.state_.threshold(), abs=1e-5)
+    assert [change.what for change in mine.state_.history] == ["fit", "update"]
+    assert mine.state_.history[1].classes == ("class 6", "class 7")
 
 
 def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) -> None:
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     more = write_points(tmp_path / "more.npz", seed=1, n=80, classes=8)
     start = learner().fit(data)
-    first = start.copy().partial_fit(more, engine=engine)
-    assert start.copy().partial_fit(more, engine=engine).history_ == first.history_
+    first = copy.copy(start).partial_fit(more, engine=engine)
+    assert (
+        copy.copy(start).partial_fit(more, engine=engine).state_.history
+        == first.state_.history
+    )
     assert leftovers(tmp_path / "job") == []
     (tmp_path / "job" / "model.evg").unlink()
     assert (
-        scores(start.copy().partial_fit(more, engine=engine)) == scores(first)
+        scores(copy.copy(start).partial_fit(more, engine=engine)) == scores(first)
     ).all()
     with pytest.raises(EngineError, match="differs in model"):
         first.partial_fit(more, engine=engine)
@@ -295,7 +299,7 @@ def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(
     tally = engine.fit(mine, parts)
     assert tally.failed.keys() == {"2"}
     assert "1 shards were left out: shard 2 (part-2.npz)" in tally.summary()[0]
-    assert sum(mine.n_samples_.values()) == 250
+    assert sum(mine.state_.label_counts.values()) == 250
     others = [points(seed=part, n=50) for part in range(6) if part != 2]
     X, y = (np.concatenate(values) for values in zip(*others, strict=True))
     plain = learner().fit(X, np.array([f"class {code}" for code in y]))
@@ -311,7 +315,7 @@ def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path) -> None:
         learned(parts)
     mine = learner(extract={"on_error": "skip"})
     tally = LocalEngine(shard_rows=50).fit(mine, parts)
-    assert sum(mine.n_samples_.values()) == 250
+    assert sum(mine.state_.label_counts.values()) == 250
     assert list(tally.unreadable) == ["part-0.npz"]
     assert "1 files could not be read and were left out" in tally.summary()[0]
 

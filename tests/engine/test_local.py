@@ -189,7 +189,7 @@ def test_a_worker_killed_at_any_moment_changes_nothing(
         mine = learned(data, **sizes, workers=2, folder=tmp_path / "job")
     assert killed
     assert (scores(mine) == expected).all()
-    assert sum(mine.n_samples_.values()) == 300
+    assert sum(mine.state_.label_counts.values()) == 300
     assert leftovers(tmp_path / "job") == []
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -354,7 +355,7 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
 @pytest.mark.usefixtures("traced")
 def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> None:
     learner, items = adapted("ssf", features="rich")
-    assert len(learner.spec_.recipe.blocks) > 2
+    assert len(learner.state_.spec.recipe.blocks) > 2
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
     answers = agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))
@@ -402,7 +403,7 @@ def test_a_learner_of_texts_gives_its_head_alone(
         """A learner of texts whose backbone must not be asked for."""
 
         head_ = SimpleCILClassifier().fit(X, y)
-        spec_ = spec
+        state_ = SimpleNamespace(spec=spec)
 
     report = export_learner(Texts(), tmp_path / "m.onnx", head_only=True)  # type: ignore[arg-type]
     assert report.inputs[0]["name"] == "features"

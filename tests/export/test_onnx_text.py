@@ -198,7 +198,7 @@ def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_w
     backbone = json.loads(held["evergrow.backbone"])
     assert (backbone["weights"], backbone["recipe"]["blocks"]) == (
         "file:encoder",
-        list(learned.spec_.recipe.blocks),
+        list(learned.state_.spec.recipe.blocks),
     )
     for data in (file, (tmp_path / "m.onnx").read_bytes()):
         assert str(bert.parent).encode() not in data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import random
 import sys
@@ -88,8 +89,8 @@ def study(learner: Learner) -> None:
 
 
 def look(learner: Learner) -> None:
-    learner.info()
-    learner.to_archive()
+    learner.state_.describe()
+    learner.state_.to_archive()
     learner.head_.expected_terms()
 
 
@@ -132,7 +133,7 @@ class Mixed:
             if turn % 8 == 0:
                 self.learner = open_model(self.path, device="cpu")
                 continue
-            learner = self.learner.copy()
+            learner = copy.copy(self.learner)
             rows = draws.integers(len(X), size=draws.integers(1, 80))
             if turn % 4 == 0:
                 learner.learn_unlabelled(X[rows] + 0.1)

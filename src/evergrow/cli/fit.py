@@ -169,7 +169,7 @@ def fit_command(
 
 
 def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
-    info = change.learner.info()
+    info = change.learner.state_.describe()
     spec = info["backbone"] or {}
     adapted = info["adaptation"]
     lines = [model_files.learned_line(change)]

@@ -142,7 +142,7 @@ class Engine(ABC):
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
             asked = None
-            if learner.info()["novelty"] is not None:
+            if learner.state_.describe()["novelty"] is not None:
                 asked = FALSE_ALARM
             job = model_job(
                 learner, manifest, folder, "evaluate", top=1, false_alarm=asked
@@ -161,11 +161,11 @@ class Engine(ABC):
             novelty = np.concatenate([table["novelty"] for table in found])
             told = {
                 "novelty": novelty,
-                "threshold": learner.threshold(false_alarm),
+                "threshold": learner.state_.threshold(false_alarm),
                 "false_alarm": false_alarm,
             }
         result = evaluate_predictions(
-            labels, answers, escaped(learner.class_names_.tolist()), **told
+            labels, answers, escaped(learner.state_.classes.tolist()), **told
         )
         left_out = tuple(name for name, _ in report.samples_left_out())
         return replace(
@@ -201,7 +201,7 @@ class Engine(ABC):
         """
         check_number("top", top, low=1, integer=True)
         if false_alarm is not None:
-            learner.threshold(
+            learner.state_.threshold(
                 false_alarm
             )  # raises where there is none, before any work is done
         manifest = self.manifest(data, skip=_skips(learner))

@@ -46,6 +46,7 @@ from evergrow.engine.worker_tasks import (
     versions,
 )
 from evergrow.features.base import BackboneSpec
+from evergrow.learner import empty_copy
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import LabelledRows
@@ -121,15 +122,15 @@ def update(
 ) -> JobReport:
     """Let a learner learn a data set beside what it knows; arguments and result are those of :func:`fit`."""
     check_mergeable(learner, fresh=False)
-    if learner.spec_ is not None:
-        portable(learner.spec_)
+    if learner.state_.spec is not None:
+        portable(learner.state_.spec)
     job = model_job(learner, manifest, folder, "update", fan_in=FAN_IN)
     if _done(job) is None and if_whole(read_archive, job.template) is None:
-        template = learner.spawn()
+        template = empty_copy(learner)
         template.head_.with_expected_rows(
-            sum(learner.n_samples_.values()) + manifest.rows
+            sum(learner.state_.label_counts.values()) + manifest.rows
         )
-        write_archive(job.template, template.to_archive())
+        write_archive(job.template, template.state_.to_archive())
     return _learned(learner, job, options, None)
 
 
@@ -162,7 +163,7 @@ def _learned(
             else:
                 complete = complete_update
             sample = _sample(job, skipped=report.failed)
-            if strange := sorted({*sample.labels} - {*total.samples_by_name_}):
+            if strange := sorted({*sample.labels} - {*total.state_.counts}):
                 raise EngineError(
                     f"{job.folder / 'first'} was changed: no shard has its class {strange[0]!r:.60}"
                 )
@@ -232,7 +233,7 @@ def _sample(job: Job, skipped: Iterable[str]) -> LabelledRows:
 
 def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
     """Raise unless every sample was counted once, and every class has one that could be read."""
-    learned = sum(total.samples_by_name_.values())
+    learned = sum(total.state_.counts.values())
     told = report.rows
     wanted = sum(
         shard.rows
@@ -247,7 +248,7 @@ def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
         )
     lost = sorted(
         {name for each in report.shards.values() for name in each.lost}
-        - set(total.samples_by_name_)
+        - set(total.state_.counts)
     )
     if lost:
         raise InputError(
@@ -569,7 +570,7 @@ def model_job(
     learner: Learner, manifest: Manifest, folder: Path, work: Work, **settings: Any
 ) -> Job:
     """Begin a job on a model, or take it up again; ``settings`` is what else decides the result."""
-    model = learner.to_archive()
+    model = learner.state_.to_archive()
     decisive = {
         "model": archive_digest(model),
         **extraction_settings(learner),

@@ -212,7 +212,7 @@ def reports_of(path: Path, archive: Archive | None = None) -> dict[str, ShardRep
 
 def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> None:
     """Write the model of a part, with the reports of the shards in it."""
-    archive = part.to_archive()
+    archive = part.state_.to_archive()
     archive.meta["engine"] = to_values(_PartReport(reports))
     write_archive(path, archive)
 

@@ -250,7 +250,7 @@ def export_learner(
     **settings
         ``opset`` and ``check`` of :func:`export_onnx`.
     """
-    known = learner.spec_
+    known = learner.state_.spec
     backbone = None
     if not (head_only or known is None):
         backbone = learner.backbone_()

@@ -218,7 +218,7 @@ class Calibration:
     >>> y = np.arange(400) % 4
     >>> X = rng.normal(size=(400, 6)) + 4 * np.eye(6)[y]
     >>> learner = Learner(None, options={"n_units": 20}).fit(X[:300], y[:300])
-    >>> learner.info()["novelty"]["calibrated_on"]
+    >>> learner.state_.describe()["novelty"]["calibrated_on"]
     300
     >>> bool(learner.is_unknown(X[300:]).mean() < 0.2)
     True

@@ -132,11 +132,11 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     >>> found.second_only, found.counts
     (('rook',), {'owl': (5, 10)})
     """
-    known = first.samples_by_name_
-    theirs = second.samples_by_name_
+    known = first.state_.counts
+    theirs = second.state_.counts
     names = {}
-    history = second.history_
-    before = first.history_
+    history = second.state_.history
+    before = first.state_.history
     if [(change.what, change.when) for change in before] == [
         (c.what, c.when) for c in history[: len(before)]
     ]:
@@ -157,15 +157,15 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     )
     if data is None:
         return found
-    if first.kind_ != second.kind_:
+    if first.state_.kind != second.state_.kind:
         raise InputError(
-            f"models must take the same kind of samples, got {first.kind_} and {second.kind_}"
+            f"models must take the same kind of samples, got {first.state_.kind} and {second.state_.kind}"
         )
-    samples = read_labelled(data, "test", first.kind_)
+    samples = read_labelled(data, "test", first.state_.kind)
     encoded = [first._encoded(samples)]  # once where both have the same backbone
     encoded.append(
         second._encoded(samples)
-        if backbone_differences(first.spec_, second.spec_)
+        if backbone_differences(first.state_.spec, second.state_.spec)
         else encoded[0]
     )
     both = np.intersect1d(encoded[0].rows, encoded[1].rows)
@@ -198,7 +198,7 @@ def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[n
 def measured_change(
     learner: Learner, data: Any = None, options: DataOptions | None = None
 ) -> Iterator[None]:
-    """Test a learner before and after what the block does to it; ``history_[-1].tested`` has the outcome.
+    """Test a learner before and after what the block does to it; ``state_.history[-1].tested`` has the outcome.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def measured_change(
     >>> learner = Learner(options={"n_units": 20})
     >>> with measured_change(learner, (X[1::2], y[1::2])):
     ...     _ = learner.fit((X[::2], y[::2]))
-    >>> tested = learner.history_[-1].tested
+    >>> tested = learner.state_.history[-1].tested
     >>> tested.before, tested.after > 0.9
     (None, True)
     """
@@ -278,5 +278,5 @@ def _measured(
     learner: Learner, rows: tuple[NDArray[Any], NDArray[np.str_]]
 ) -> Evaluation:
     return evaluate_predictions(
-        rows[1], learner._answers_to(rows[0]), learner.class_names_
+        rows[1], learner._answers_to(rows[0]), learner.state_.classes
     )
