@@ -385,7 +385,7 @@ def test_a_tuner_on_attention_that_adds_the_bias_itself_is_traced(
 def test_a_learner_of_texts_gives_its_head_alone(
     blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    from evergrow.features.base import BackboneSpec
+    from evergrow.features.backbone import BackboneSpec
 
     X, y = blobs
     spec = BackboneSpec(

@@ -156,7 +156,7 @@ def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
 
 
 def test_the_card_names_the_backbone_and_its_licence() -> None:
-    from evergrow.features.base import BackboneSpec
+    from evergrow.features.backbone import BackboneSpec
     from evergrow.features.weight_sources import hub_name, licence_of
 
     def spec(name: str, kind: Any, weights: str) -> BackboneSpec:

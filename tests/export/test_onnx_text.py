@@ -28,7 +28,7 @@ from evergrow.export.onnx_export import (  # noqa: E402
     export_onnx,
 )
 from evergrow.features import Backbone, TextBackbone, create_backbone  # noqa: E402
-from evergrow.features.base import BackboneSpec  # noqa: E402
+from evergrow.features.backbone import BackboneSpec  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
 

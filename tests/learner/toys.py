@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from evergrow.core.archive import Archive
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.lab.checks.properties import every_part
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model

@@ -39,7 +39,7 @@ from evergrow.engine.job import (
 from evergrow.engine.parquet_out import escaped, read_table
 from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
 from evergrow.engine.worker_tasks import perform as shard_task
-from evergrow.features.base import Backbone
+from evergrow.features.backbone import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner

@@ -45,7 +45,7 @@ from evergrow.engine.worker_tasks import (
     reports_of,
     versions,
 )
-from evergrow.features.base import BackboneSpec
+from evergrow.features.backbone import BackboneSpec
 from evergrow.learner import empty_copy
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner

@@ -44,7 +44,7 @@ from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
 from evergrow.engine.parquet_out import read_report, write_answers, write_features
 from evergrow.engine.runners import ShardError, UnfitWorkerError, WorkerTask
 from evergrow.features import Features
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import learn_shard, merge_shards
@@ -436,7 +436,7 @@ def backbone_of(job: Job, device: str, weights: str | None = None) -> Backbone:
         raise InputError(
             "samples must be feature vectors, since the job has no backbone, got images or texts"
         )
-    from evergrow.features.backbones import backbone_from_spec
+    from evergrow.features.catalog import backbone_from_spec
 
     return backbone_from_spec(
         BackboneSpec.from_dict(job.backbone), weights=weights, device=device

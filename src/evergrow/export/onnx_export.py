@@ -30,7 +30,7 @@ from evergrow.export.onnx_backbone import (
     graph_input,
     random_features,
 )
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap

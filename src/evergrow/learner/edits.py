@@ -22,7 +22,7 @@ from evergrow.core.errors import (
 from evergrow.data import DataOptions
 from evergrow.data.inputs import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
-from evergrow.features.base import BackboneSpec
+from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.calibration import (
     Calibration,
     before_new_classes,

@@ -27,7 +27,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import inputs
 from evergrow.data.items import Samples, concat_items
-from evergrow.features.base import check_recipe
+from evergrow.features.recipe import check_recipe
 from evergrow.head.label_set import BUILT_IN
 from evergrow.learner import edits
 from evergrow.learner import unlabelled as unlabelled_samples
@@ -87,7 +87,7 @@ class Learner(Estimator):
         What feature vectors are made of: the network's own vector (``"fast"``), several
         depths of one pass (``"rich"``), several depths at two sizes with mirror images
         (``"best"``, six to seven passes), or a recipe such as ``"rich@224+320:mirror"``
-        or ``"final,mean@-2"``; see :mod:`evergrow.features.base`. ``"auto"`` keeps the
+        or ``"final,mean@-2"``; see :mod:`evergrow.features.recipe`. ``"auto"`` keeps the
         recipe of a backbone that has one; elsewhere it is ``"rich"``, where the
         network's depths are known, and ``"final"`` with the paper's method.
     options : dict, optional

@@ -36,7 +36,7 @@ from evergrow.core.record import (
 )
 from evergrow.core.validation import check_keys, resolve_device
 from evergrow.core.version import __version__
-from evergrow.features.base import BackboneSpec
+from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.label_types import as_labels, can_read
 from evergrow.learner.stored_head import StoredHead

@@ -26,8 +26,9 @@ from evergrow.core.registry import nearest
 from evergrow.core.threads import limit_threads
 from evergrow.data.items import Kind
 from evergrow.features import encode_batch
-from evergrow.features.backbones import ImageBackbone, create_backbone
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
+from evergrow.features.catalog import create_backbone
+from evergrow.features.image_backbone import ImageBackbone
 from evergrow.features.weight_sources import best_backbone, list_backbones
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.data.archives import DataArchive
-from evergrow.features.base import Backbone
+from evergrow.features.backbone import Backbone
 from evergrow.features.images import decode_image, is_quick_to_decode
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
