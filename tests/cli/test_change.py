@@ -389,14 +389,14 @@ def test_relabel_of_images(shell, image_model, images):
 @pytest.fixture
 def wide(monkeypatch):
     """Make every layer one that Python's changes do not solve for, as those of thousands of units are."""
-    monkeypatch.setattr("evergrow.head.base.EASY_ORDER", 0)
+    monkeypatch.setattr("evergrow.head.base.CHEAP_ORDER", 0)
 
 
 def test_what_cannot_be_solved_changes_nothing(shell, model, later, wide, monkeypatch):
     def fail(*_):
         raise NumericalError("gram must be finite")
 
-    monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", fail)
+    monkeypatch.setattr("evergrow.head.solved_cache.SolvedScatter.estimate_means", fail)
     with unchanged(model):
         assert shell.error("update", model, later) == "error: gram must be finite"
 
@@ -427,6 +427,8 @@ def test_later_commands_find_the_solution_in_the_file(
         )
         assert solved == settle(open_model(target)).head_.alpha_
         with monkeypatch.context() as patch:
-            patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
+            patch.setattr(
+                "evergrow.head.solved_cache.SolvedScatter.estimate_means", never
+            )
             shell.run("predict", target, later)
             shell.run("evaluate", target, later)

@@ -98,7 +98,7 @@ def test_what_does_not_go_with_an_engine_is_one_line(
         *fit, "--holdout", 0.2
     )
     assert "--adapt does not work with --engine" in shell.error(*fit, "--adapt", "ssf")
-    assert "method 'simplecil' cannot start an empty learner" in shell.error(
+    assert "method 'simplecil' cannot spawn an empty classifier" in shell.error(
         *fit, "--method", "simplecil"
     )
     assert "No folder or file 'no'" in shell.error(

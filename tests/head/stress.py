@@ -153,7 +153,7 @@ if __name__ == "__main__":
         for turn in range(int(amount)):
             ask_together(turn)
     else:
-        base.EASY_ORDER = 0  # as for a large model: answers solve what a change left
+        base.CHEAP_ORDER = 0  # as for a large model: answers solve what a change left
         learner = Learner(
             None, options={"n_units": 10, "blocks": (20, 20)}, device="cpu"
         )

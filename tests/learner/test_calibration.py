@@ -12,10 +12,10 @@ from tests.learner.toys import Data, part
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning
-from evergrow.head.novelty import TEMPERATURES
+from evergrow.head.novelty.score import term_units, to_units
+from evergrow.head.temperature import TEMPERATURES
 from evergrow.learner import empty_copy
-from evergrow.learner.calibration import ENOUGH, assign_folds, row_keys
-from evergrow.learner.novelty_pool import term_units, to_units
+from evergrow.learner.measuring import ENOUGH, assign_folds, row_keys
 
 
 def test_folds_leave_something_of_every_class() -> None:

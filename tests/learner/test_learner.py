@@ -617,7 +617,7 @@ def test_saved_and_loaded_is_the_same(
     expected = [getattr(fitted, verb)(blobs[0]) for verb in verbs]
     with monkeypatch.context() as patch:
         patch.setattr(
-            "evergrow.head.readout.SolvedScatter.estimate_means", None
+            "evergrow.head.solved_cache.SolvedScatter.estimate_means", None
         )  # nothing is solved again
         for verb, other in zip(verbs, expected, strict=True):
             one = getattr(loaded, verb)(blobs[0])

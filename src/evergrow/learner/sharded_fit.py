@@ -18,11 +18,12 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
-from evergrow.learner.calibration import Calibration, before_new_classes, calibrated
+from evergrow.learner.calibration import Calibration
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.label_types import common_kind, warn_alike
 from evergrow.learner.learner import Learner, check_width
 from evergrow.learner.learning import LabelledRows, learned
+from evergrow.learner.measuring import before_new_classes, calibrated
 from evergrow.learner.snapshot import (
     Change,
     Snapshot,

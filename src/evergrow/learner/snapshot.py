@@ -308,7 +308,7 @@ class HeadRecipe:
 
         head = HEADS[self.method]
         chosen = dict(self.options)
-        accepted = head._param_names()
+        accepted = head.param_names()
         for name, value in (("device", device), ("random_state", random_state)):
             if name in accepted:
                 chosen.setdefault(name, value)
@@ -321,7 +321,7 @@ class HeadRecipe:
             ) from error
         # Values out of range are refused now, not after all images went through a
         # backbone
-        made._check_params()
+        made.check_params()
         return made
 
     def plain(self) -> HeadRecipe:
