@@ -25,6 +25,7 @@ from evergrow.engine.job_steps import EngineRunOptions
 from evergrow.engine.runners import LocalRunner, TaskResult, WorkerTask
 from evergrow.engine.shard_merge import FAN_IN, ShardMerge
 from evergrow.engine.worker_tasks import perform
+from evergrow.learner import empty_copy
 
 SEED = 0
 BUNDLED = "tf_efficientnet_lite0"
@@ -197,7 +198,7 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
             X = arrays["X"][: 2 * classes]
             y = arrays["y"][: 2 * classes]
         learner = Learner(device="cpu", options={"n_units": units})
-        learner.fit((X, y)).spawn().save(job.template)
+        empty_copy(learner.fit((X, y))).save(job.template)
         runner = _Timed(perform, 2)
         started = time.perf_counter()
         options = EngineRunOptions(runner, "cpu")

@@ -18,7 +18,7 @@ import torch
 from benchmarks.timing import Row, seconds
 from evergrow.data.items import Images, Items
 from evergrow.features import create_backbone, encode
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.images import decode_image
 
 SEED = 0

@@ -25,6 +25,7 @@ from evergrow import Learner
 from evergrow.core.archive import read_archive
 from evergrow.engine.job import ShardReport
 from evergrow.engine.worker_tasks import write_part
+from evergrow.learner import empty_copy
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import complete_fit, learn_shard, merge_shards
 
@@ -100,7 +101,7 @@ def _template(units: int, device: str) -> Learner:
     """Return an empty learner with a layer; one that is drawn, since how it came about is no matter here."""
     block = _rows(FIRST_ROWS, 50)
     learner = Learner(device=device, options={"n_units": units})
-    return learner.fit((block.X, block.labels)).spawn()
+    return empty_copy(learner.fit((block.X, block.labels)))
 
 
 def _rows(n: int, classes: int) -> LabelledRows:

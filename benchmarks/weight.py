@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from benchmarks.timing import Row, seconds
 from evergrow import Learner
 from evergrow.head.layers import FourierLayer
+from evergrow.learner import settle
 
 BLOCKS = (1280, 320, 192, 112)
 """Features of the recipe ``rich`` through EfficientNet-Lite0."""
@@ -55,7 +56,7 @@ def models(quick: bool) -> Iterator[Row]:
 def _size(name: str, learner: Learner, bar: float) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.evg"
-        learner.settle()
+        settle(learner)
         learner.save(path)
         size = path.stat().st_size / 1e6
     return Row(

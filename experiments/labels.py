@@ -16,6 +16,7 @@ reported: species 1 to 100, all training sentences, test rows.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import multiprocessing
 import sys
@@ -83,7 +84,7 @@ def unlabelled(data: Rows, draw: int, k: int, strangers: bool) -> dict[str, Any]
     found = {"without": learner.score(T[asked], t[asked])}
     for what, rows in (("with", y < named), ("with_strangers", y >= 0)):
         if what == "with" or strangers:
-            taught = learner.copy()
+            taught = copy.copy(learner)
             report = taught.learn_unlabelled(X[rows & ~labels])
             found |= {
                 what: taught.score(T[asked], t[asked]),
@@ -134,7 +135,7 @@ def curve(data: Rows, draw: int) -> dict[str, Any]:
     found = tools.learning_curve(learner, X[few], y[few])
     rest = more & ~few
     before = learner.score(T, t)
-    after = learner.copy().partial_fit(X[rest], y[rest]).score(T, t)
+    after = copy.copy(learner).partial_fit(X[rest], y[rest]).score(T, t)
     return {"k": k, "gain": found.gain, "measured": after - before}
 
 

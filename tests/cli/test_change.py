@@ -13,6 +13,7 @@ from tests.cli.conftest import (
 )
 
 from evergrow.core.errors import NumericalError
+from evergrow.learner import settle
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, open_model
 
@@ -116,7 +117,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     )
     with unchanged(model):
         assert message in shell.error(*arguments)
-    assert len(open_model(model).history_) == 1
+    assert len(open_model(model).state_.history) == 1
 
 
 def test_interrupted_update_changes_nothing(shell, model, later, monkeypatch):
@@ -296,7 +297,7 @@ def test_columns_of_test_data(shell):
     options = DataOptions(text_column="satz", label_column="art")
     with measured_change(learner, table, options):
         learner.partial_fit((["aa", "zz"], ["a", "z"]))
-    assert learner.history_[-1].tested.samples == 4
+    assert learner.state_.history[-1].tested.samples == 4
 
 
 # -- renaming, merging and relabelling -------------------------------------------------
@@ -307,7 +308,7 @@ def test_rename_is_written_and_undone(shell, model):
     values = shell.json("rename", model, "ant", "wasp")
     assert values["names"] == {"ant": "wasp"}
     assert values["revision"] == 2
-    assert open_model(model).n_samples_ == {"bee": 20, "cat": 20, "wasp": 20}
+    assert open_model(model).state_.label_counts == {"bee": 20, "cat": 20, "wasp": 20}
     assert [(change.what, change.names) for change in history(model)][1] == (
         "rename",
         {"ant": "wasp"},
@@ -375,7 +376,7 @@ def test_relabel_of_images(shell, image_model, images):
         "standing",
         *options,
     )
-    assert open_model(image_model).n_samples_ == {
+    assert open_model(image_model).state_.label_counts == {
         "lying": 4,
         "slanted": 6,
         "standing": 8,
@@ -388,14 +389,14 @@ def test_relabel_of_images(shell, image_model, images):
 @pytest.fixture
 def wide(monkeypatch):
     """Make every layer one that Python's changes do not solve for, as those of thousands of units are."""
-    monkeypatch.setattr("evergrow.head.base.EASY_ORDER", 0)
+    monkeypatch.setattr("evergrow.head.base.CHEAP_ORDER", 0)
 
 
 def test_what_cannot_be_solved_changes_nothing(shell, model, later, wide, monkeypatch):
     def fail(*_):
         raise NumericalError("gram must be finite")
 
-    monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", fail)
+    monkeypatch.setattr("evergrow.head.solved_cache.SolvedScatter.estimate_means", fail)
     with unchanged(model):
         assert shell.error("update", model, later) == "error: gram must be finite"
 
@@ -424,8 +425,10 @@ def test_later_commands_find_the_solution_in_the_file(
             .parts["readout"]
             .meta["alpha"]
         )
-        assert solved == open_model(target).settle().head_.alpha_
+        assert solved == settle(open_model(target)).head_.alpha_
         with monkeypatch.context() as patch:
-            patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
+            patch.setattr(
+                "evergrow.head.solved_cache.SolvedScatter.estimate_means", never
+            )
             shell.run("predict", target, later)
             shell.run("evaluate", target, later)

@@ -36,7 +36,10 @@ def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> N
     assert not list(
         tmp_path.glob("*.engine")
     )  # folders that nobody named go with the work
-    assert [change.what for change in Learner.load(model).history_] == ["fit", "update"]
+    assert [change.what for change in Learner.load(model).state_.history] == [
+        "fit",
+        "update",
+    ]
 
 
 def test_shards_are_limited_by_bytes_too(shell: Shell, tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_what_does_not_go_with_an_engine_is_one_line(
         *fit, "--holdout", 0.2
     )
     assert "--adapt does not work with --engine" in shell.error(*fit, "--adapt", "ssf")
-    assert "method 'simplecil' cannot start an empty learner" in shell.error(
+    assert "method 'simplecil' cannot spawn an empty classifier" in shell.error(
         *fit, "--method", "simplecil"
     )
     assert "No folder or file 'no'" in shell.error(

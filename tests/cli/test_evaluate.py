@@ -142,7 +142,7 @@ def test_unknown_classes_are_reported(shell, model, first, later):
     auroc = np.mean(b[:, None] > a[None, :]) + 0.5 * np.mean(b[:, None] == a[None, :])
     assert values["auroc"] == pytest.approx(auroc)
     assert values["detection_rate"] == pytest.approx(
-        np.mean(b > learner.threshold(0.05))
+        np.mean(b > learner.state_.threshold(0.05))
     )
     assert "Unknown classes" in Page(Path("page.html").read_text()).text
     output = shell.run("evaluate", model, first, "--unknown", later).stdout

@@ -45,7 +45,7 @@ def test_the_head_alone(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the backbone must not be loaded")
 
-    monkeypatch.setattr("evergrow.features.backbones.create_backbone", refuse)
+    monkeypatch.setattr("evergrow.features.catalog.create_backbone", refuse)
     values = shell.json(
         "export", image_model, "--onnx", "p.onnx", "--head-only", "--no-check"
     )

@@ -148,7 +148,7 @@ def test_adapted_backbone_is_the_librarys(shell, images):
     )
     assert values["adaptation"]["training"]["epochs"] == 1
     assert values["backbone"] == "test_vit+ssf"
-    answers = shell.json("predict", "p.evg", images)["predictions"]
+    answers = shell.json("predict", "p.evg", images, "--no-unknown")["predictions"]
     assert [row["class"] for row in answers] == mine.predict(images).tolist()
     output = shell.run("inspect", "p.evg").stdout
     assert (

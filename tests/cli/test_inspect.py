@@ -13,7 +13,7 @@ from evergrow.learner.modelfile import open_model
 def test_everything_is_told(shell, model, later):
     shell.run("update", model, later)
     values = shell.json("inspect", model)
-    info = open_model(model).info()
+    info = open_model(model).state_.describe()
     assert {
         name: values[name]
         for name in ("classes", "history", "n_units", "backbone", "revision")
@@ -47,7 +47,7 @@ def test_images_tell_backbone_and_preprocessing_without_loading_it(
     def refuse(*_, **__):
         raise AssertionError("the backbone must not be loaded")
 
-    monkeypatch.setattr("evergrow.features.backbones.create_backbone", refuse)
+    monkeypatch.setattr("evergrow.features.catalog.create_backbone", refuse)
     output = shell.run("inspect", image_model).stdout
     assert "test_resnet for images, random weights" in output
     assert "preprocessing" in output

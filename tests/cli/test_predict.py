@@ -72,7 +72,7 @@ def test_unknown_things_are_rejected(shell, model, asked):
     learner = open_model(model)
     novelty = learner.novelty_score(np.load("asked.npy"))
     np.testing.assert_allclose([row["novelty"] for row in values], novelty)
-    expected = novelty > learner.threshold(0.05)
+    expected = novelty > learner.state_.threshold(0.05)
     assert [row["unknown"] for row in values] == expected.tolist()
     for row in values:
         assert (row["class"] is None) == row["unknown"]
@@ -82,7 +82,7 @@ def test_unknown_things_are_rejected(shell, model, asked):
     ]
     assert (
         sum(row["unknown"] for row in strict)
-        == (novelty > learner.threshold(0.9)).sum()
+        == (novelty > learner.state_.threshold(0.9)).sum()
         > expected.sum()
     )
 
@@ -93,7 +93,7 @@ def test_the_nearest_class_of_an_unknown_thing_stands_apart(shell, model, asked)
     ask = ("predict", model, "asked.npy")
     known, strange = shell.json(*ask, "--top", 2)["predictions"]
     learner = open_model(model)
-    assert known["threshold"] == strange["threshold"] == learner.threshold(0.05)
+    assert known["threshold"] == strange["threshold"] == learner.state_.threshold(0.05)
     assert known["novelty"] <= known["threshold"] < strange["novelty"]
     assert (strange["class"], strange["probability"]) == (
         None,

@@ -294,7 +294,7 @@ def test_commands_that_need_no_network_load_none(shell, model):
     outcome, _ = run_all(LIGHT, Path.cwd())
     assert outcome == [[arguments, 0, []] for arguments in LIGHT]
     assert open_model(model).classes_.tolist() == ["cat", "insect"]  # the file is whole
-    assert open_model(model).revision_ == 3
+    assert open_model(model).state_.revision == 3
 
 
 def test_wrong_paths_are_refused_without_torch(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_committed_update_that_cannot_be_told(
     assert line == (
         "error: revision 2 of m.evg was written; the answer could not be printed: No space left on device"
     )
-    assert open_model(model).revision_ == 2
+    assert open_model(model).state_.revision == 2
 
 
 @full_device
@@ -206,7 +206,7 @@ def test_an_update_that_is_stopped_leaves_the_old_model_or_the_new_one(
     began = time.monotonic()
     subprocess.run(command, check=True, capture_output=True)
     whole = time.monotonic() - began
-    samples = sum(open_model(model).n_samples_.values())
+    samples = sum(open_model(model).state_.label_counts.values())
     shell.run("rollback", model)
     for step in range(10):
         with subprocess.Popen(
@@ -216,7 +216,7 @@ def test_an_update_that_is_stopped_leaves_the_old_model_or_the_new_one(
             writer.send_signal(stop)
             _, said = writer.communicate()
         if model.read_bytes() != before:
-            assert sum(open_model(model).n_samples_.values()) == samples
+            assert sum(open_model(model).state_.label_counts.values()) == samples
             shell.run("rollback", model)
         elif "Interrupted" in said:
             assert (

@@ -145,8 +145,8 @@ def test_fit_by_shards_learns_images(images: Path, tmp_path: Path) -> None:
     mine = Learner(**settings, extract={"on_error": "skip"})
     tally = LocalEngine(shard_rows=8).fit(mine, images)
     assert [name for name, _ in tally.samples_left_out()] == ["ant/none.png"]
-    assert mine.n_samples_ == plain.n_samples_ == {"ant": 9, "bee": 9}
-    assert mine.spec_ == plain.spec_
+    assert mine.state_.label_counts == plain.state_.label_counts == {"ant": 9, "bee": 9}
+    assert mine.state_.spec == plain.state_.spec
     sampled = Learner(
         **settings, extract={"on_error": "skip"}
     )  # some features come from the sample, some do not
@@ -158,7 +158,7 @@ def test_fit_by_shards_learns_images(images: Path, tmp_path: Path) -> None:
         )
         == 1
     )
-    assert sampled.n_samples_ == plain.n_samples_
+    assert sampled.state_.label_counts == plain.state_.label_counts
 
 
 def test_fit_rejects_classes_without_a_readable_image(

@@ -195,7 +195,7 @@ def test_killed_workers_do_not_change_the_result(
         mine = learned(data, **sizes, workers=2, folder=tmp_path / "job")
     assert killed
     assert (scores(mine) == expected).all()
-    assert sum(mine.n_samples_.values()) == 300
+    assert sum(mine.state_.label_counts.values()) == 300
     assert leftovers(tmp_path / "job") == []
 
 

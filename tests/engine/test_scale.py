@@ -11,6 +11,7 @@ import pytest
 from evergrow import Learner
 from evergrow.engine.job import ShardReport
 from evergrow.engine.worker_tasks import write_part
+from evergrow.learner import empty_copy
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import learn_shard
 
@@ -43,7 +44,7 @@ def test_statistics_file_has_the_size_of_the_formula(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     X = draws.normal(size=(400, width)).astype(np.float32)
     y = np.array([f"{n % classes:02d}" for n in range(400)])
-    template = Learner(device="cpu", options={"n_units": units}).fit((X, y)).spawn()
+    template = empty_copy(Learner(device="cpu", options={"n_units": units}).fit((X, y)))
     write_part(
         tmp_path / "part.evg",
         learn_shard(template, LabelledRows(X, y)),

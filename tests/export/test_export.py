@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -281,7 +282,7 @@ def test_loaded_adapted_learner_is_exported(tuner: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("traced")
 def test_feature_blocks_of_images_are_joined_in_the_graph(tmp_path: Path) -> None:
     learner, items = adapted("ssf", features="rich")
-    assert len(learner.spec_.recipe.blocks) > 2
+    assert len(learner.state_.spec.recipe.blocks) > 2
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
     answers = assert_scores_agree(
@@ -313,7 +314,7 @@ def test_tuner_on_attention_with_a_separate_bias_is_exported(
 def test_head_only_export_does_not_load_the_backbone(
     blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    from evergrow.features.base import BackboneSpec
+    from evergrow.features.backbone import BackboneSpec
 
     X, y = blobs
     spec = BackboneSpec(
@@ -331,7 +332,7 @@ def test_head_only_export_does_not_load_the_backbone(
         """A learner of texts whose backbone must not be asked for."""
 
         head_ = Classifier(n_units=0).fit(X, y)
-        spec_ = spec
+        state_ = SimpleNamespace(spec=spec)
 
     report = export_learner(Texts(), tmp_path / "m.onnx", head_only=True)  # type: ignore[arg-type]
     assert report.inputs[0]["name"] == "features"

@@ -89,8 +89,8 @@ def test_published_model_is_loaded(hub: Hub, data: Any, tmp_path: Path) -> None:
     assert address.startswith(f"{hub.address}/me/insects/commit/")
     assert sorted(hub.files("me/insects")) == ["README.md", "model.evg"]
     again = load_from_hub("me/insects", cache_dir=tmp_path / "cache")
-    assert again.n_samples_ == learner.n_samples_
-    assert again.history_ == learner.history_
+    assert again.state_.label_counts == learner.state_.label_counts
+    assert again.state_.history == learner.state_.history
     assert np.array_equal(
         again.decision_function(data[0]), learner.decision_function(data[0])
     )
@@ -154,7 +154,7 @@ def test_model_card_describes_the_model(hub: Hub, data: Any) -> None:
 
 
 def test_model_card_names_the_backbone_and_its_licence() -> None:
-    from evergrow.features.base import BackboneSpec
+    from evergrow.features.backbone import BackboneSpec
     from evergrow.features.weight_sources import hub_name, licence_of
 
     def spec(name: str, kind: Any, weights: str) -> BackboneSpec:
@@ -194,14 +194,14 @@ def test_published_model_names_no_user_or_folder(data: Any, tmp_path: Path) -> N
         learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
     commit(tmp_path / "model.evg", learner, "the first", who="jane")
     held = open_model(tmp_path / "model.evg")
-    held._snapshot = dataclasses.replace(
-        held._snapshot,
+    held.state_ = dataclasses.replace(
+        held.state_,
         reason="from file",
-        extra=dataclasses.replace(held._snapshot.extra, values={"x": "file:/home/j/w"}),
+        extra=dataclasses.replace(held.state_.extra, values={"x": "file:/home/j/w"}),
     )
     archive = published_archive(held)
     for private in ("jane", "/home/j"):
-        assert private in json.dumps(held.to_archive().meta)
+        assert private in json.dumps(held.state_.to_archive().meta)
         assert private not in json.dumps(archive.meta)
     assert archive.meta["x"] == "file:w"
     assert archive.meta["history"][-1]["note"] == "the first"
@@ -256,8 +256,8 @@ def test_missing_models_and_servers_are_reported(
 def test_load_from_hub_accepts_folders(hub: Hub, data: Any, tmp_path: Path) -> None:
     learner = small(data)
     write_archive(tmp_path / "model.evg", published_archive(learner))
-    assert load_from_hub(tmp_path).n_samples_ == learner.n_samples_
-    assert read_archive(tmp_path / "model.evg").kind == learner.to_archive().kind
+    assert load_from_hub(tmp_path).state_.label_counts == learner.state_.label_counts
+    assert read_archive(tmp_path / "model.evg").kind == learner.state_.to_archive().kind
     assert not hub.asked
 
 
@@ -277,7 +277,9 @@ def test_hub_data_set_is_read_by_its_address(hub: Hub, address: str) -> None:
     hub.repository("me/letters", "datasets").add(
         {"data/train.csv": f"text,label\n{rows}".encode()}
     )
-    assert Learner(Letters(), options={"n_units": 20}).fit(address).n_samples_ == {
+    assert Learner(Letters(), options={"n_units": 20}).fit(
+        address
+    ).state_.label_counts == {
         "a": 20,
         "z": 20,
     }
@@ -293,7 +295,9 @@ def test_hub_page_runs_as_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
         r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE
     ):
         exec(compile(body, "integrations.md", "exec"), namespace)
-    assert namespace["again"].revision_ == namespace["learner"].revision_ + 1
+    assert (
+        namespace["again"].state_.revision == namespace["learner"].state_.revision + 1
+    )
     assert (
         "797 samples that were held against it"
         in hub.files("me/digits")["README.md"].decode()

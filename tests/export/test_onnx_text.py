@@ -28,7 +28,7 @@ from evergrow.export.onnx_export import (  # noqa: E402
     export_onnx,
 )
 from evergrow.features import Backbone, TextBackbone, create_backbone  # noqa: E402
-from evergrow.features.base import BackboneSpec  # noqa: E402
+from evergrow.features.backbone import BackboneSpec  # noqa: E402
 from evergrow.head import Classifier  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
 
@@ -198,7 +198,7 @@ def test_metadata_describes_the_tokenizer_without_paths(
     backbone = json.loads(held["evergrow.backbone"])
     assert (backbone["weights"], backbone["recipe"]["blocks"]) == (
         "file:encoder",
-        list(learned.spec_.recipe.blocks),
+        list(learned.state_.spec.recipe.blocks),
     )
     for data in (file, (tmp_path / "m.onnx").read_bytes()):
         assert str(bert.parent).encode() not in data

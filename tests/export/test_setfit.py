@@ -95,7 +95,7 @@ def test_setfit_body_learns_new_classes_without_old_texts(
     ]
     assert model.predict(ASKED["money"]) == "money"
     teach(model, *lesson("food"))
-    model.labels = model.model_head.class_names_.tolist()
+    model.labels = model.model_head.state_.classes.tolist()
     assert list(model.predict(list(ASKED.values()))) == list(ASKED)
     assert model.predict_proba(list(ASKED.values())).shape == (3, 3)
     more, theirs = lesson("weather", "money")
@@ -103,7 +103,7 @@ def test_setfit_body_learns_new_classes_without_old_texts(
         np.mean([a == b for a, b in zip(model.predict(more), theirs, strict=True)])
         == 1.0
     )
-    assert model.model_head.n_samples_ == {"food": 8, "money": 8, "weather": 8}
+    assert model.model_head.state_.label_counts == {"food": 8, "money": 8, "weather": 8}
     model.model_head.forget_classes("money")
     assert set(model.predict(more)) <= {"food", "weather"}
     model.model_head.save(tmp_path / "head.evg")  # not pickled

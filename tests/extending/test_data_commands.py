@@ -56,8 +56,10 @@ def test_a_layout_is_recognised_named_listed_and_read(
     by_path = load_data(haiku / "poems.haiku")
     monkeypatch.setenv("EVERGROW_DATA", str(haiku))
     by_name = load_data("poems")
-    assert by_name.train.stamp(times=False) == by_path.train.stamp(times=False)
-    np.testing.assert_array_equal(by_name.y_train, by_path.y_train)
+    assert by_name.train.raw_items().stamp() == by_path.train.raw_items().stamp()
+    np.testing.assert_array_equal(
+        by_name.train.required_labels(), by_path.train.required_labels()
+    )
 
 
 # -- commands --------------------------------------------------------------------------

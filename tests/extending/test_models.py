@@ -86,7 +86,7 @@ class TestTuner:
         )
         learner.fit((items, np.array(["ant", "bee", "cat"])[y]))
         again = read_back(learner, items, backbone=tiny_vit(), cache=False)
-        assert again.info()["adaptation"]["tuner"] == "gain"
+        assert again.state_.describe()["adaptation"]["tuner"] == "gain"
 
     def test_command_adapts_with_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from evergrow.data.items import Images, Items
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
 
 SIDE = 8
 

@@ -29,7 +29,7 @@ from evergrow.features import (
     hash_weights,
     list_backbones,
 )
-from evergrow.features.backbones import check_buildable
+from evergrow.features.catalog import check_buildable
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
 TINY = [name for name in timm.list_models("test_*") if "naflex" not in name]

@@ -27,11 +27,16 @@ from evergrow.core.errors import (
     UnknownNameError,
 )
 from evergrow.data.items import Images, Texts
-from evergrow.features import EncodeConfig, create_backbone, encode, encode_batch
+from evergrow.features import (
+    EncodeConfig,
+    batches,
+    create_backbone,
+    encode,
+    encode_batch,
+)
 from evergrow.features import cache as cache_module
-from evergrow.features import images as decoding
+from evergrow.features.batches import choose_workers
 from evergrow.features.cache import FeatureCache
-from evergrow.features.images import choose_workers
 
 
 @pytest.fixture
@@ -117,7 +122,7 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
         "os.sched_getaffinity", lambda pid: set(range(12)), raising=False
     )
     monkeypatch.setattr(
-        "evergrow.features.images.shutil.disk_usage",
+        "evergrow.features.batches.shutil.disk_usage",
         lambda path: type("Usage", (), {"free": 64e6})(),
     )
     assert choose_workers("auto", 1000, gpu, 10**3) == 10
@@ -198,7 +203,7 @@ def test_a_missing_image(images: Images, tmp_path: Path) -> None:
 def test_an_image_that_the_system_refused_is_tried_again(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = decoding.decode_image
+    decode = batches.decode_image
 
     def refuse(source: Any, **options: Any) -> Any:
         if source.name == "006.png":
@@ -207,11 +212,11 @@ def test_an_image_that_the_system_refused_is_tried_again(
 
     monkeypatch.setattr(cache_module, "CHUNK", 4)
     options = {"cache": tmp_path / "cache", "on_error": "skip", "workers": 0}
-    monkeypatch.setattr(decoding, "decode_image", refuse)
+    monkeypatch.setattr(batches, "decode_image", refuse)
     for computed in (23, 4):  # still refused: only its chunk is looked at
         with pytest.warns(DataWarning, match=r"even/006\.png"):
             assert encode(Toy(), images, **options).computed == computed
-    monkeypatch.setattr(decoding, "decode_image", decode)
+    monkeypatch.setattr(batches, "decode_image", decode)
     result = encode(Toy(), images, **options)
     assert (len(result), result.computed) == (23, 4)
     assert encode(Toy(), images, **options).computed == 0
@@ -291,7 +296,7 @@ def test_images_sent_as_bytes_give_the_features_of_the_transform(
         pytest.skip("needs a CUDA device")
     backbone = create_backbone("test_vit", weights="random", device=device)
     pixels = [
-        backbone.transform(decoding.decode_image(images.raw(row)))
+        backbone.transform(batches.decode_image(images.raw(row)))
         for row in range(len(images))
     ]
     batch = torch.stack(pixels).contiguous(memory_format=torch.channels_last)

@@ -15,8 +15,8 @@ from PIL import Image
 
 from evergrow.data.items import Images
 from evergrow.features import Preprocessing, create_backbone, encode, encoding
+from evergrow.features.batches import ImageReader, LoadedBatch
 from evergrow.features.gpu_images import GpuPreparation, RawReader
-from evergrow.features.images import ImageReader, LoadedBatch
 from evergrow.features.preprocess import view_sheet
 
 OWN = Preprocessing(size=(64, 64), resize=(72, 72))

@@ -25,7 +25,7 @@ from evergrow.features import (
     backbone_from_spec,
     create_backbone,
 )
-from evergrow.features.encoding import _Runner
+from evergrow.features.runner import Runner
 
 
 def backbone_of(name: str, recipe: Any = "rich", **options: Any) -> ImageBackbone:
@@ -361,7 +361,7 @@ def test_a_recipe_whose_widths_the_network_does_not_have_is_refused() -> None:
 
 def test_half_precision_is_judged_block_by_block() -> None:
     backbone = backbone_of("test_resnet")
-    encoder = _Runner(backbone, None)
+    encoder = Runner(backbone, None)
     exact = torch.ones(2, backbone.n_features)
     half = exact.clone()
     half[:, -1] = 1.02  # far off in the last block, which is a small part of the row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import random
 import sys
@@ -88,8 +89,8 @@ def study(learner: Learner) -> None:
 
 
 def look(learner: Learner) -> None:
-    learner.info()
-    learner.to_archive()
+    learner.state_.describe()
+    learner.state_.to_archive()
     learner.head_.expected_terms()
 
 
@@ -132,7 +133,7 @@ class Mixed:
             if turn % 8 == 0:
                 self.learner = open_model(self.path, device="cpu")
                 continue
-            learner = self.learner.copy()
+            learner = copy.copy(self.learner)
             rows = draws.integers(len(X), size=draws.integers(1, 80))
             if turn % 4 == 0:
                 learner.learn_unlabelled(X[rows] + 0.1)
@@ -152,7 +153,7 @@ if __name__ == "__main__":
         for turn in range(int(amount)):
             ask_together(turn)
     else:
-        base.EASY_ORDER = 0  # as for a large model: answers solve what a change left
+        base.CHEAP_ORDER = 0  # as for a large model: answers solve what a change left
         learner = Learner(
             None, options={"n_units": 10, "blocks": (20, 20)}, device="cpu"
         )

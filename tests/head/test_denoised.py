@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from tests.head.models import small
 
 from evergrow import Classifier
-from evergrow.head.readout import SolvedCache, SolvedChoice
+from evergrow.head.solved_cache import SolvedCache, SolvedChoice
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def by_hand(
     ridge = np.full(H.shape[1], model.alpha_)
     if model.blocks is not None:
         ridge[model.n_units_ :] /= np.repeat(
-            np.square(model._solved.choice.weights), model.blocks
+            np.square(model._state.solved.choice.weights), model.blocks
         )
     M = np.stack([H[y == c].mean(axis=0) for c in classes])
     n = np.array([(y == c).sum() for c in classes], dtype=float)
@@ -76,8 +77,8 @@ def by_hand(
 def shapes_by_hand(
     model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.ndarray
 ) -> np.ndarray:
-    shapes = model._model.shapes
-    nu = model._solved.choice.strength
+    shapes = model.model_.shapes
+    nu = model._state.solved.choice.strength
     P, Q = (
         (rows - shapes.centre.numpy()) @ shapes.basis.numpy() for rows in (Z, queries)
     )
@@ -121,12 +122,13 @@ def test_answers_without_settling_are_those_of_the_last_choice(data):
     X, y = data
     model = small().fit(X[:180], y[:180])
     model.predict(X[:1])
-    choice = model._solved.choice
+    choice = model._state.solved.choice
     model.partial_fit(X[180:], y[180:])
     followed = model.class_scores(X[:20])
-    assert model._solved.choice == choice
+    assert model._state.solved.choice == choice
     fresh = small().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
-    fresh._solved = SolvedCache(fresh._model, "denoised", None, SolvedChoice(choice))
+    started = SolvedCache(fresh.model_, "denoised", None, SolvedChoice(choice))
+    fresh._state = dataclasses.replace(fresh._state, solved=started)
     np.testing.assert_allclose(
         followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8
     )

@@ -12,7 +12,7 @@ from tests.head.models import map_scores
 
 from evergrow.core.errors import FileFormatError, UnsupportedError
 from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier
-from evergrow.head.base import EASY_ORDER, Unsupported
+from evergrow.head.base import CHEAP_ORDER, Unsupported
 
 SMALL: dict[str, dict[str, Any]] = {
     "evergrow": {"n_units": 30},
@@ -88,7 +88,7 @@ def test_settling_cheaply_leaves_what_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     head = fitted("scl-mgsm")
-    monkeypatch.setattr(SCLClassifier, "_solve_order", lambda self: EASY_ORDER + 1)
+    monkeypatch.setattr(SCLClassifier, "_solve_order", lambda self: CHEAP_ORDER + 1)
     assert "solution" not in head.settle(cheap_only=True).to_archive().parts
     assert "solution" in head.settle().to_archive().parts
     assert (
@@ -127,8 +127,8 @@ def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     X = data()[0]
     settled = without_solution().settle()
     fresh = SCLClassifier.from_archive(settled.to_archive())
-    monkeypatch.setattr("evergrow.head.readout.solve_ridge", None)
-    monkeypatch.setattr("evergrow.head.readout.ridge_temperature", None)
+    monkeypatch.setattr("evergrow.head.solved_cache.solve_ridge", None)
+    monkeypatch.setattr("evergrow.head.solved_cache.ridge_temperature", None)
     np.testing.assert_array_equal(fresh.predict_proba(X), settled.predict_proba(X))
 
 

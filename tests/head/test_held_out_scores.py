@@ -12,11 +12,10 @@ from tests.head.models import small
 
 from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.head import readout as solved
+from evergrow.head import solved_cache
 from evergrow.head.linalg.scatter import SolvedScatter
-from evergrow.head.novelty import TEMPERATURES
-from evergrow.head.readout import SolvedCache, SolvedChoice, log_losses
-from evergrow.learner.calibration import best_temperature
+from evergrow.head.solved_cache import SolvedCache, SolvedChoice
+from evergrow.head.temperature import TEMPERATURES, best_temperature, log_losses
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -36,9 +35,10 @@ def without(model: Classifier, X: np.ndarray, y: np.ndarray) -> Classifier:
     """Return a model of the same layer, ridge and strength that has learned only these rows."""
     rest = model.spawn().partial_fit(X, y)
     model.predict(X[:1])
-    assert model._solved.choice is not None
-    choice = dataclasses.replace(model._solved.choice, rows=len(y))
-    rest._solved = SolvedCache(rest._model, "denoised", None, SolvedChoice(choice))
+    assert model._state.solved.choice is not None
+    choice = dataclasses.replace(model._state.solved.choice, rows=len(y))
+    fixed = SolvedCache(rest.model_, "denoised", None, SolvedChoice(choice))
+    rest._state = dataclasses.replace(rest._state, solved=fixed)
     return rest
 
 
@@ -100,7 +100,7 @@ def test_small_batches_factor_nothing_of_the_order_of_the_layer(
         raise AssertionError("factored")
 
     monkeypatch.setattr(SolvedScatter, "of", refuse)
-    monkeypatch.setattr(solved, "choose_ridge", refuse)
+    monkeypatch.setattr(solved_cache, "choose_ridge", refuse)
     model.held_out_scores(X[:5], y[:5], np.arange(5))
     model.novelty_score(X)
 
@@ -134,7 +134,7 @@ def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
     model = make(X[y < 5], y[y < 5])
     before = model.novelty_score(X)
     standard = dataclasses.replace(
-        model._solved.standard, spread=2.0 * model._solved.standard.spread
+        model._state.solved.standard, spread=2.0 * model._state.solved.standard.spread
     )
     assert model.calibrate(temperature=3.0, novelty=standard).temperature_ == 3.0
     assert not np.allclose(model.novelty_score(X), before)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.head.novelty import DEFAULT_WEIGHTS
-from evergrow.head.readout import NoveltyTerms
-from evergrow.learner.novelty_pool import NoveltyPool, UnknownRows
+from evergrow.head.novelty.pool import NoveltyPool, UnknownRows
+from evergrow.head.novelty.score import DEFAULT_WEIGHTS
+from evergrow.head.novelty.terms import NoveltyTerms
 
 
 def known(seed: int, n: int = 300) -> NDArray[np.float64]:

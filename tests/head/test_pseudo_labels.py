@@ -46,7 +46,7 @@ def guessed(
 
 def weighted(model: Classifier, U: NDArray[Any]) -> Classifier:
     """Return the labelled rows and the guesses of a model, learned as rows with weights."""
-    guesses = model._guesses
+    guesses = model._state.pseudo_labels
     assert guesses is not None
     places = {
         mark: row for row, mark in enumerate(row_marks(torch.from_numpy(U)).tolist())
@@ -121,7 +121,7 @@ def test_labels_replace_guesses(data):
     whole = model.n_pseudo_labels_
     model.partial_fit(U[:10], u[:10])
     assert model.n_pseudo_labels_ < whole
-    assert set(model._guesses.marks.tolist()).isdisjoint(
+    assert set(model._state.pseudo_labels.marks.tolist()).isdisjoint(
         row_marks(torch.from_numpy(U[:10])).tolist()
     )
     same(model, weighted(model, U), T)
@@ -129,7 +129,7 @@ def test_labels_replace_guesses(data):
         np.concatenate([U[10:60], U[10:20]]), [*u[10:60], *[9] * 10]
     )  # the last are a new class
     assert new.n_pseudo_labels_ == 0
-    assert new._guesses is None
+    assert new._state.pseudo_labels is None
 
 
 def test_rows_that_are_guessed_again_count_once(data):
@@ -151,13 +151,13 @@ def test_edits_keep_guesses_in_step(data):
     merged = guessed(data, shape_directions=0).merge_classes([1, 4], 1)
     same(merged, weighted(merged, U), T, 1e-8)
     left = guessed(data).forget_classes([2])
-    assert left._guesses.state.n_targets == 5
+    assert left._state.pseudo_labels.state.n_targets == 5
     assert 2 not in left.predict(T)
     gone = guessed(data).unlearn(X[y == 3], y[y == 3])
     assert gone.classes_.tolist() == [0, 1, 2, 4, 5]
-    assert len(gone._guesses.codes) == gone.n_pseudo_labels_ > 0
+    assert len(gone._state.pseudo_labels.codes) == gone.n_pseudo_labels_ > 0
     grown = guessed(data).partial_fit(T[:6] + 30.0, [7] * 6)
-    assert grown._guesses.state.n_targets == 7
+    assert grown._state.pseudo_labels.state.n_targets == 7
 
 
 def test_merging_adds_the_guesses_of_both(data):

@@ -59,7 +59,7 @@ def test_merge_refuses_to_count_twice(blobs):
     a.merge(b)
     with pytest.raises(MergeError, match="counted twice"):
         a.merge(b)
-    with pytest.raises(MergeError, match="must be a learner"):
+    with pytest.raises(MergeError, match="must be a classifier"):
         a.merge("b.evg")
     assert a.class_counts_.sum() == 300
 

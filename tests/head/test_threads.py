@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from evergrow import Classifier
-from evergrow.head import readout
+from evergrow.head import solved_cache
 
 STRESS = Path(__file__).with_name("stress.py")
 
@@ -72,13 +72,13 @@ def test_threads_that_ask_together_solve_once_and_agree(
     head = unsolved(readout=kind)
     solved: list[str] = []
     for name in ("choose_ridge", "solve_ridge"):
-        original = getattr(readout, name)
+        original = getattr(solved_cache, name)
 
         def counted(*args: Any, name: str = name, original: Any = original) -> Any:
             solved.append(name)
             return original(*args)
 
-        monkeypatch.setattr(readout, name, counted)
+        monkeypatch.setattr(solved_cache, name, counted)
     found = in_threads(20, lambda index: questions[index % 5](head))
     assert sorted(solved) == sorted(set(solved))
     for index, answer in enumerate(found):
@@ -89,11 +89,11 @@ def test_no_question_changes_what_is_solved() -> None:
     head = unsolved()
     for question in QUESTIONS.values():
         question(head)
-    before = dict(vars(head._solved))
+    before = dict(vars(head._state.solved))
     for question in QUESTIONS.values():
         question(head)
     head.to_archive()
-    after = dict(vars(head._solved))
+    after = dict(vars(head._state.solved))
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
 
@@ -102,7 +102,7 @@ def test_guesses_are_added_once_for_all_threads() -> None:
     X, _ = data(120)
     head = unsolved()
     head.learn_unlabelled(X + 0.1)
-    caches = in_threads(12, lambda _: head._answering)
+    caches = in_threads(12, lambda _: head._state.answering)
     assert all(cache is caches[0] for cache in caches)
 
 
@@ -117,7 +117,7 @@ def test_a_solved_head_can_be_copied_and_pickled(again: Any, guessed: bool) -> N
     for question in QUESTIONS.values():
         question(head)
     twin = again(head)
-    assert twin._solved._lock is not head._solved._lock
+    assert twin._state.solved._lock is not head._state.solved._lock
     for question in QUESTIONS.values():
         np.testing.assert_array_equal(question(twin), question(head))
 

@@ -125,7 +125,7 @@ def test_refusals(data: Data) -> None:
     ]
     with pytest.raises(
         UnsupportedError,
-        match="'simplecil' cannot let samples count for more or less than one",
+        match="'simplecil' does not support sample weights",
     ):
         SimpleCILClassifier().partial_fit(X, y, sample_weight=np.full(300, 2.0))
 

@@ -171,7 +171,7 @@ def _learners(folder: Path) -> list[Subject]:
     edited = learner().fit(first).partial_fit(later)
     with measured_change(edited, first):
         edited.partial_fit(first)
-    edited.rename_class("ant", "wasp")
+    edited.rename_classes({"ant": "wasp"})
     # Features that are blocks with weights; what answers need is worked out.
     blocks = learner(blocks=(width - 2, 2)).fit(first)
     blocks.predict(first[0][:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -65,7 +66,7 @@ class Stopped:
         engine = LocalEngine(**{**SMALL, "shard_rows": 34}, folder=folder)
         if work == "fit":
             return learner().fit(str(self.data), engine=engine)
-        return self.known.copy().partial_fit(str(self.more), engine=engine)
+        return copy.copy(self.known).partial_fit(str(self.more), engine=engine)
 
     def copy(self, file: str, where: Path) -> tuple[str, Path, Path]:
         """Return a copy of a folder that has such a file: its work, the folder, and the file."""

@@ -240,11 +240,11 @@ class Bench:
             raise FaultError("answers that are no classes")
         if hasattr(getattr(thing, "head_", thing), "predict_proba"):
             self._ask_more(thing, items, len(classes))
-        if hasattr(thing, "info"):
-            json.dumps([thing.info(), [change.to_dict() for change in thing.history_]])
+        if isinstance(thing, Learner):
+            json.dumps(thing.state_.describe())
             if (
-                set(thing.n_samples_) != set(classes.tolist())
-                or min(thing.n_samples_.values()) < 0
+                set(thing.state_.label_counts) != set(classes.tolist())
+                or min(thing.state_.label_counts.values()) < 0
             ):
                 raise FaultError("counts that contradict the classes")
         return False
@@ -258,8 +258,11 @@ class Bench:
         ):
             raise FaultError("probabilities that are none")
         finite("novelty", thing.novelty_score(items))
-        if hasattr(thing, "threshold") and thing.info()["novelty"] is not None:
-            finite("threshold", thing.threshold())
+        if (
+            isinstance(thing, Learner)
+            and thing.state_.describe()["novelty"] is not None
+        ):
+            finite("threshold", thing.state_.threshold())
             thing.is_unknown(items)
         if hasattr(thing, "class_counts_") and (thing.class_counts_ < 0).any():
             raise FaultError("negative counts")

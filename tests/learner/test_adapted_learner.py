@@ -32,6 +32,7 @@ from evergrow.data.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.head import Classifier
 from evergrow.lab.methods import FsaClassifier
+from evergrow.learner import empty_copy
 from evergrow.learner.learner import Learner
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
@@ -142,7 +143,7 @@ def test_a_name_is_the_protocol_and_a_dict_the_settings(
 
 
 def test_fitting_again_adapts_again(fitted: Learner, first: Part, later: Part) -> None:
-    loaded = Learner.load(fitted.to_archive(), backbone=tiny_vit(), cache=False)
+    loaded = Learner.load(fitted.state_.to_archive(), backbone=tiny_vit(), cache=False)
     fresh = learner_of().fit(later)
     for again in (fitted.fit(later), loaded.fit(later)):
         assert again.backbone_().spec == fresh.backbone_().spec
@@ -158,7 +159,7 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.warns(DataWarning, match=r"9\.png") as said:
         skipped = learner_of(extract={"on_error": "skip"}).fit(folder)
     assert len(said) == 1
-    assert skipped.n_samples_ == {"blue": 4, "red": 4}
+    assert skipped.state_.label_counts == {"blue": 4, "red": 4}
     assert skipped.backbone_().spec == good.backbone_().spec
 
 
@@ -247,7 +248,7 @@ def test_saved_and_loaded_is_the_same(
     path = tmp_path / "m.evg"
     learner.save(path)
     loaded = Learner.load(path, cache=False)
-    assert_same(learner.to_archive(), loaded.to_archive())
+    assert_same(learner.state_.to_archive(), loaded.state_.to_archive())
     assert same_answers(loaded, learner, later[0])
     assert loaded.backbone_().spec == learner.backbone_().spec
     loaded.partial_fit(later), learner.partial_fit(later)
@@ -287,7 +288,7 @@ def test_the_backbone_below_may_be_given(
 def test_a_tuner_that_was_changed_is_refused(
     fitted: Learner, first: Part, tmp_path: Path
 ) -> None:
-    archive = fitted.to_archive()
+    archive = fitted.state_.to_archive()
     path = tmp_path / "m.evg"
     adaptation = archive.parts["adaptation"]
     tuner = adaptation.parts["tuner"]
@@ -333,11 +334,11 @@ def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(
 def test_a_spawned_learner_has_the_tuner_and_merges_back(
     fitted: Learner, later: Part, tmp_path: Path
 ) -> None:
-    fitted.spawn().save(tmp_path / "worker.evg")
+    empty_copy(fitted).save(tmp_path / "worker.evg")
     worker = Learner.load(
         tmp_path / "worker.evg", device="cpu", cache=False
     ).partial_fit(later)
-    alone = fitted.spawn()
+    alone = empty_copy(fitted)
     fitted.save(tmp_path / "m.evg")
     at_once = Learner.load(tmp_path / "m.evg", device="cpu", cache=False).partial_fit(
         later
@@ -350,7 +351,9 @@ def test_a_spawned_learner_has_the_tuner_and_merges_back(
         rtol=1e-9,
         atol=1e-9,
     )
-    assert alone.info()["adaptation"] == fitted.info()["adaptation"]
+    assert (
+        alone.state_.describe()["adaptation"] == fitted.state_.describe()["adaptation"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -367,7 +370,7 @@ def test_other_tuners_are_not_merged(
 
 
 def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
-    told = json.loads(json.dumps(fitted.info()))["adaptation"]
+    told = json.loads(json.dumps(fitted.state_.describe()))["adaptation"]
     assert told["tuner"] == "ssf"
     assert told["n_parameters"] == sum(
         value.numel() for value in fitted.backbone_().tuner.parameters()
@@ -381,4 +384,4 @@ def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
         1,
         len(first[1]),
     )
-    assert learner_of(None).fit(first).info()["adaptation"] is None
+    assert learner_of(None).fit(first).state_.describe()["adaptation"] is None

@@ -12,9 +12,10 @@ from tests.learner.toys import Data, part
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning
-from evergrow.head.novelty import TEMPERATURES
-from evergrow.learner.calibration import ENOUGH, assign_folds, row_keys
-from evergrow.learner.novelty_pool import term_units, to_units
+from evergrow.head.novelty.score import term_units, to_units
+from evergrow.head.temperature import TEMPERATURES
+from evergrow.learner import empty_copy
+from evergrow.learner.measuring import ENOUGH, assign_folds, row_keys
 
 
 def test_folds_leave_something_of_every_class() -> None:
@@ -42,7 +43,9 @@ def test_large_batches_are_scored_in_part() -> None:
         rng = np.random.default_rng(seed)
         X = rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]
         learner = Learner(None, options={"n_units": 20}, device="cpu").fit((X, y))
-        assert ENOUGH <= learner.info()["novelty"]["calibrated_on"] < 2 * ENOUGH
+        assert (
+            ENOUGH <= learner.state_.describe()["novelty"]["calibrated_on"] < 2 * ENOUGH
+        )
         shares.append(
             learner.is_unknown(rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]).mean()
         )
@@ -62,7 +65,7 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
         (X[:300], y[:300])
     )
     head = learner.head_
-    calibration = learner._state().calibration
+    calibration = learner.state_.calibration
     folds = assign_folds(
         np.searchsorted(head.classes_, y[:300].astype(str)),
         head.class_counts_,
@@ -81,8 +84,8 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
             None, options={"n_units": 100}, device="cpu", random_state=seed
         )
         learner.fit((X[rows[:300]], y[rows[:300]]))
-        assert learner.info()["novelty"]["calibrated_on"] == 300
-        points = learner._state().calibration.scores
+        assert learner.state_.describe()["novelty"]["calibrated_on"] == 300
+        points = learner.state_.calibration.scores
         assert len(points) == 300
         assert np.median(learner.novelty_score(X[rows[:300]])) < 0.8 * np.median(points)
         ratios.append(
@@ -139,7 +142,7 @@ def stream() -> Learner:
 
 
 def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
-    calibration = stream._state().calibration
+    calibration = stream.state_.calibration
     known = np.bincount(calibration.known.measurement)
     assert known[known > 0].tolist() == [160, 120, 80]
     unknown = np.bincount(calibration.unknown.measurement)
@@ -171,7 +174,7 @@ def test_merging_joins_both_sides_in_any_order() -> None:
 
     def side(*labels: int) -> Learner:
         return (
-            base.spawn()
+            empty_copy(base)
             .partial_fit(part(data, *labels))
             .partial_fit(part(data, labels[0] + 3))
         )
@@ -180,7 +183,7 @@ def test_merging_joins_both_sides_in_any_order() -> None:
     other = side(7, 8)
     forth = side(3, 4).merge(other)
     back = side(7, 8).merge(one)
-    calibration = forth._state().calibration
+    calibration = forth.state_.calibration
     assert len(np.unique(calibration.known.measurement)) == 4
     assert len(np.unique(calibration.unknown.measurement)) == 2
     assert forth.head_.temperature_ == pytest.approx(back.head_.temperature_)
@@ -195,7 +198,7 @@ def test_one_row_of_a_class_adds_only_to_the_unknown(stream: Learner) -> None:
     temperature = learner.head_.temperature_
     with pytest.warns(FewSamplesWarning):
         learner.partial_fit((data[0][data[1] == 3][:1], np.array([3])))
-    calibration = learner._state().calibration
+    calibration = learner.state_.calibration
     assert len(calibration.known) == 120
     assert len(calibration.unknown) == 1
     assert learner.head_.temperature_ == temperature

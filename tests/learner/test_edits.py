@@ -17,6 +17,7 @@ from evergrow.core.errors import (
     UnlearnError,
     UnsupportedError,
 )
+from evergrow.learner import empty_copy, settle
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import learned_data
 
@@ -35,7 +36,7 @@ def birds(names: tuple[str, ...] = NAMES, n: int = 30, seed: int = 0) -> toys.Da
 
 @functools.cache
 def _fitted() -> Archive:
-    return Learner(options={"n_units": 40}).fit(birds()).to_archive()
+    return Learner(options={"n_units": 40}).fit(birds()).state_.to_archive()
 
 
 def fitted() -> Learner:
@@ -47,17 +48,21 @@ def taught_so(
     learner: Learner, batches: list[tuple[np.ndarray, np.ndarray]]
 ) -> Learner:
     """Return a learner with the same layer that learned all batches at once."""
-    child = learner.spawn()
+    child = empty_copy(learner)
     X, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    return child.partial_fit((X, y)).settle()
+    return settle(child.partial_fit((X, y)))
 
 
 def require_same(mine: Learner, theirs: Learner) -> None:
     """Everything that follows from the statistics agrees."""
     X, _ = birds(seed=9)
-    assert mine.n_samples_ == theirs.n_samples_
-    assert mine.classes_.tolist() == theirs.classes_.tolist() == sorted(mine.n_samples_)
-    mine.settle()
+    assert mine.state_.label_counts == theirs.state_.label_counts
+    assert (
+        mine.classes_.tolist()
+        == theirs.classes_.tolist()
+        == sorted(mine.state_.label_counts)
+    )
+    settle(mine)
     ours = mine.decision_function(X)
     others = theirs.decision_function(X)
     np.testing.assert_allclose(ours, others, atol=1e-9 * np.abs(others).max(), rtol=0)
@@ -90,10 +95,10 @@ def test_merged_classes_are_those_taught_under_one_name(
     learner.merge_classes(["crow", "raven", "rook"], "corvid")
     require_same(learner, expected)
     more = birds(("jay", "owl"), 5, seed=2)
-    require_same(learner.partial_fit(more), expected.partial_fit(more).settle())
-    assert learner.history_[-2].names == one
-    assert learner.history_[-2].samples == 102
-    assert learner.history_[-2].classes == ("corvid",)
+    require_same(learner.partial_fit(more), settle(expected.partial_fit(more)))
+    assert learner.state_.history[-2].names == one
+    assert learner.state_.history[-2].samples == 102
+    assert learner.state_.history[-2].classes == ("corvid",)
 
 
 def test_merged_into_one_of_them() -> None:
@@ -103,7 +108,7 @@ def test_merged_into_one_of_them() -> None:
         learner, [(data[0], np.where(data[1] == "rook", "crow", data[1]))]
     )
     require_same(learner.merge_classes(["rook"], into="crow"), expected)
-    assert learner.history_[-1].names == {"rook": "crow"}
+    assert learner.state_.history[-1].names == {"rook": "crow"}
 
 
 @pytest.mark.parametrize("options", [READOUTS["denoised"], READOUTS["ridge"]])
@@ -146,10 +151,10 @@ def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(
     read = (
         Learner(options=options).fit(birds()).partial_fit(birds(NAMES[1:4], 12, seed=1))
     )
-    stored = Learner.load(read.to_archive(), lazy=True)
-    told = read.info()
+    stored = Learner.load(read.state_.to_archive(), lazy=True)
+    told = read.state_.describe()
     assert {
-        **stored.info(),
+        **stored.state_.describe(),
         "options": told["options"],
     } == told  # JSON has lists where Python has tuples
     names = {"crow": "zebra finch", "owl": "barn owl"}
@@ -160,13 +165,13 @@ def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(
         getattr(read, edit)(*given)
         getattr(stored, edit)(*given)
         assert stored.classes_.tolist() == read.classes_.tolist()
-        assert stored.n_samples_ == read.n_samples_
-        assert stored.history_[-1].names == read.history_[-1].names
-        require_same(Learner.load(stored.to_archive()).settle(), read.settle())
-    again = Learner.load(stored.to_archive(), lazy=True)
+        assert stored.state_.label_counts == read.state_.label_counts
+        assert stored.state_.history[-1].names == read.state_.history[-1].names
+        require_same(settle(Learner.load(stored.state_.to_archive())), settle(read))
+    again = Learner.load(stored.state_.to_archive(), lazy=True)
     more = birds(("jay",), 5, seed=2)
     require_same(
-        again.partial_fit(more), read.partial_fit(more).settle()
+        again.partial_fit(more), settle(read.partial_fit(more))
     )  # it is read once it has to learn
 
 
@@ -227,7 +232,7 @@ def test_relabelled_samples_are_those_taught_as_the_other_class(
     right[wrong] = "raven"
     learner.relabel((X[wrong], y[wrong]), "crow", "raven")
     require_same(learner, taught_so(learner, [(X, right)]))
-    assert learner.history_[-1].names == {"crow": "raven"}
+    assert learner.state_.history[-1].names == {"crow": "raven"}
 
 
 def test_data_without_labels_are_moved_whole_and_of_others_the_class() -> None:
@@ -235,11 +240,16 @@ def test_data_without_labels_are_moved_whole_and_of_others_the_class() -> None:
     learner = fitted()
     expected = taught_so(learner, [(X, np.where(y == "crow", "hooded crow", y))])
     require_same(learner.relabel(X[y == "crow"], "crow", "hooded crow"), expected)
-    assert "crow" not in learner.n_samples_
+    assert "crow" not in learner.state_.label_counts
     learner.relabel(
         (X, np.where(y == "crow", "hooded crow", y)), "jay", "raven"
     )  # of labelled data only the class
-    assert learner.n_samples_ == {"hooded crow": 30, "owl": 30, "raven": 60, "rook": 30}
+    assert learner.state_.label_counts == {
+        "hooded crow": 30,
+        "owl": 30,
+        "raven": 60,
+        "rook": 30,
+    }
 
 
 def test_samples_that_cannot_be_moved() -> None:
@@ -267,17 +277,17 @@ def test_other_methods_rename_and_merge_and_say_what_they_cannot() -> None:
     learner = (
         Learner(method="simplecil")
         .fit((X, y))
-        .rename_class("owl", "aa")
+        .rename_classes({"owl": "aa"})
         .merge_classes(["crow", "rook"], "x")
     )
     assert learner.classes_.tolist() == ["aa", "jay", "raven", "x"]
-    with pytest.raises(UnsupportedError, match="take samples out again"):
+    with pytest.raises(UnsupportedError, match="cannot unlearn samples"):
         learner.relabel(X[:2], "x", "jay")
     anacp = Learner(
         method="anacp", options={"n_units": 20, "samples_per_class": 5}
     ).fit((X, y))
-    assert "aa" in anacp.rename_class("owl", "aa").classes_
-    for one in (anacp, Learner.load(anacp.to_archive(), lazy=True)):
+    assert "aa" in anacp.rename_classes({"owl": "aa"}).classes_
+    for one in (anacp, Learner.load(anacp.state_.to_archive(), lazy=True)):
         with pytest.raises(UnsupportedError, match="make several classes one"):
             one.merge_classes(["crow", "rook"], "x")
 
@@ -286,13 +296,15 @@ def test_what_was_learned_under_a_former_name_is_known_again() -> None:
     first = birds(NAMES[:3])
     second = birds(NAMES[3:], seed=1)
     learner = Learner(options={"n_units": 40}).fit(first).partial_fit(second)
-    learner.rename_class("rook", "tower").rename_class("tower", "castle")
+    learner.rename_classes({"rook": "tower"}).rename_classes({"tower": "castle"})
     again = second[0], np.where(second[1] == "rook", "castle", second[1])
-    before = learned_data(learner.history_)
+    before = learned_data(learner.state_.history)
     learner.partial_fit(again)
-    assert before & set(learner.history_[-1].data)
+    assert before & set(learner.state_.history[-1].data)
     learner.unlearn(again)
-    assert not learned_data(learner.history_) & set(learner.history_[-1].data)
+    assert not learned_data(learner.state_.history) & set(
+        learner.state_.history[-1].data
+    )
 
 
 def test_relabelling_follows_fingerprints() -> None:

@@ -18,6 +18,7 @@ from evergrow.data.items import join_blocks
 from evergrow.features import create_backbone, encode
 from evergrow.features.encoding import featurize
 from evergrow.head import Classifier
+from evergrow.learner import empty_copy
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.learner import Learner
 
@@ -43,7 +44,7 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
     expected = Classifier(n_units=30, random_state=0, blocks=(24, 24, 24))
     expected.fit(join_blocks(raw, (24, 24, 24)), y.astype(str))
     assert made.head_.model_.normalization == "none"
-    assert made.info()["backbone"]["recipe"]["widths"] == [24, 24, 24]
+    assert made.state_.describe()["backbone"]["recipe"]["widths"] == [24, 24, 24]
     np.testing.assert_allclose(
         made.decision_function(images),
         expected.class_scores(join_blocks(raw, (24,) * 3)),
@@ -62,19 +63,19 @@ def test_a_saved_model_has_its_recipe_and_answers_the_same(
     ).fit(data)
     made.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg", device="cpu")
-    assert again.spec_ == made.spec_
-    assert again.features == list(made.spec_.recipe.blocks)
+    assert again.state_.spec == made.state_.spec
+    assert again.features == list(made.state_.spec.recipe.blocks)
     np.testing.assert_allclose(
         again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6
     )
     again.partial_fit((data[0][:3], [99] * 3))
     assert 99 in again.classes_
-    assert again.spec_ == made.spec_
+    assert again.state_.spec == made.state_.spec
 
 
 def test_learning_elsewhere_and_merging_keep_the_recipe(data: Any) -> None:
     made = learner().fit(data)
-    child = made.spawn()
+    child = empty_copy(made)
     child.partial_fit((data[0][:4], [99] * 4))
     made.merge(child)
     assert 99 in made.classes_
@@ -122,7 +123,7 @@ def test_a_file_of_blocks_is_learned_as_the_images_are(
         == made.evaluate(feature_set()).accuracy
     )
     np.testing.assert_array_equal(
-        again.spawn().partial_fit((raw, data[1])).predict(raw[:1]).shape, (1,)
+        empty_copy(again).partial_fit((raw, data[1])).predict(raw[:1]).shape, (1,)
     )
 
 
@@ -171,21 +172,21 @@ def test_the_recommended_settings_take_rich_features_and_the_papers_do_not(
     data: Any,
 ) -> None:
     assert (
-        Learner(tiny_vit(), options=UNITS).fit(data).spec_.recipe
+        Learner(tiny_vit(), options=UNITS).fit(data).state_.spec.recipe
         == tiny_vit().with_recipe("rich").spec.recipe
     )
     paper = Learner(tiny_vit(), method="scl-mgsm", options={"max_units": 20}).fit(data)
-    assert paper.spec_.recipe is None
+    assert paper.state_.spec.recipe is None
 
 
 def test_auto_keeps_what_a_backbone_has_and_never_asks_too_much(data: Any) -> None:
     own = Learner(tiny_vit().with_recipe(["final", "max@-1"]), options=UNITS).fit(data)
-    assert own.spec_.blocks.blocks == ("final", "max@-1")
-    assert Learner(Colours(), options=UNITS).fit(data).spec_.recipe is None
+    assert own.state_.spec.blocks.blocks == ("final", "max@-1")
+    assert Learner(Colours(), options=UNITS).fit(data).state_.spec.recipe is None
     assert (
         Learner(Letters(), options=UNITS)
         .fit((["aab", "abb", "bcc"], list("xyz")))
-        .spec_.recipe
+        .state_.spec.recipe
         is None
     )
 
@@ -220,7 +221,7 @@ def test_a_backbone_may_be_named_for_features_of_its_own(data: Any) -> None:
     items, y = stripes(3, 8)
     X = encode(backbone, items, cache=False, join=False).X
     made = Learner(backbone, options=UNITS).fit((X, y))
-    assert made.spec_.n_features == 96
+    assert made.state_.spec.n_features == 96
 
 
 @pytest.mark.parametrize(
@@ -264,6 +265,6 @@ def test_the_first_images_choose_the_view_which_is_frozen_and_told(
         [image[:-1] for image in images], ["light", "dark"] * 4
     )
     assert (
-        other.spec_.recipe.note != learner.spec_.recipe.note
+        other.state_.spec.recipe.note != learner.state_.spec.recipe.note
     )  # another median, and no other backbone
-    assert backbone_differences(learner.spec_, other.spec_) == []
+    assert backbone_differences(learner.state_.spec, other.state_.spec) == []

@@ -95,8 +95,8 @@ def test_any_sequence_of_changes_comes_back_byte_for_byte(
         else:
             with locked_model(path) as learner:
                 if choice == 2:
-                    name = str(learner.class_names_[0])
-                    commit(path, learner.rename_class(name, f"{name}'"), keep=100)
+                    name = str(learner.state_.classes[0])
+                    commit(path, learner.rename_classes({name: f"{name}'"}), keep=100)
                 else:
                     commit(path, learner.partial_fit(part(blobs, 5)), keep=100)
             states.append(path.read_bytes())
@@ -140,9 +140,9 @@ def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
     )  # of the weights of the layer there is one
     before = pieces(path)
     with locked_model(path) as learner:
-        commit(path, learner.rename_class(0, 5))
+        commit(path, learner.rename_classes({0: 5}))
     with locked_model(path) as learner:
-        commit(path, learner.rename_class(5, 7))
+        commit(path, learner.rename_classes({5: 7}))
     assert History(path).numbers() == [1, 2, 3, 4, 5, 6]
     assert (
         pieces(path) - before < 1.2 * size
@@ -466,8 +466,8 @@ def test_a_model_behind_a_link(
     assert Path("link").is_symlink()
     assert not path.is_symlink()
     assert (
-        open_model(path).class_names_.tolist()
-        == open_model(asked).class_names_.tolist()
+        open_model(path).state_.classes.tolist()
+        == open_model(asked).state_.classes.tolist()
         == ["1", "2", "3", "4"]
     )
     assert sorted(os.listdir(tmp_path)) == [
@@ -505,7 +505,7 @@ def test_there_is_one_lock_whatever_the_name(path: Path, tmp_path: Path) -> None
         tmp_path / "link.evg"
     )  # a plain save goes through links too
     assert (tmp_path / "link.evg").is_symlink()
-    assert "3" not in open_model(path).class_names_
+    assert "3" not in open_model(path).state_.classes
 
 
 @posix
@@ -611,13 +611,13 @@ def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(
     rollback(path)
     assert path.read_bytes() == before
     rollback(path)
-    assert open_model(path).class_names_.tolist() == ["0", "1", "2", "3"]
+    assert open_model(path).state_.classes.tolist() == ["0", "1", "2", "3"]
 
 
 def test_absurd_numbers_in_the_history_do_not_count(path: Path) -> None:
     shutil.copy(folder(path) / "1.json", folder(path) / f"{10**30}.json")
     forget(path)
-    assert open_model(path).revision_ == 4
+    assert open_model(path).state_.revision == 4
 
 
 @posix

@@ -39,6 +39,7 @@ from evergrow.features import create_backbone
 from evergrow.head import Classifier
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.layers import GuidedLayer
+from evergrow.learner import empty_copy
 from evergrow.learner.learner import Learner
 
 TEXTS = ["aaa bbb", "aab b", "xyz zzz", "xx yy z"]
@@ -87,7 +88,7 @@ def test_updates_equal_learning_at_once_on_the_same_layer(
     blobs: Data, n_units: int
 ) -> None:
     learner = small(n_units=n_units).fit(part(blobs, 0, 1, 2))
-    at_once = learner.spawn().partial_fit(blobs)
+    at_once = empty_copy(learner).partial_fit(blobs)
     learner.partial_fit(part(blobs, 3)).partial_fit(part(blobs, 4, 5))
     difference = np.abs(
         learner.decision_function(blobs[0]) - at_once.decision_function(blobs[0])
@@ -102,14 +103,18 @@ def test_updates_equal_learning_at_once_on_the_same_layer(
         ).max()
         < 1e-6
     )
-    assert learner.n_samples_ == at_once.n_samples_ == dict.fromkeys(range(6), 50)
+    assert (
+        learner.state_.label_counts
+        == at_once.state_.label_counts
+        == dict.fromkeys(range(6), 50)
+    )
 
 
 def test_history_tells_what_happened(fitted: Learner, blobs: Data) -> None:
     fitted.partial_fit(part(blobs, 2, 3)).forget_classes("0").unlearn(part(blobs, 3))
     told = [
         (change.what, change.samples, change.classes, change.revision)
-        for change in fitted.history_
+        for change in fitted.state_.history
     ]
     assert told == [
         ("fit", 150, ("0", "1", "2"), 1),
@@ -117,9 +122,9 @@ def test_history_tells_what_happened(fitted: Learner, blobs: Data) -> None:
         ("forget", 50, ("0",), 3),
         ("unlearn", 50, ("3",), 4),
     ]
-    assert fitted.revision_ == 4
-    assert all(change.when.endswith("+00:00") for change in fitted.history_)
-    assert fitted.n_samples_ == {1: 50, 2: 100}
+    assert fitted.state_.revision == 4
+    assert all(change.when.endswith("+00:00") for change in fitted.state_.history)
+    assert fitted.state_.label_counts == {1: 50, 2: 100}
     assert fitted.head_.class_counts_.tolist() == [50, 100]
     assert set(fitted.predict(blobs[0]).tolist()) == {1, 2}
 
@@ -136,14 +141,14 @@ def test_a_batch_is_learned_once_more_only_where_that_is_wanted(
     fitted.unlearn(part(blobs, 3)).partial_fit(
         part(blobs, 3), again=False
     )  # what was taken out is new
-    assert fitted.partial_fit(part(blobs, 3)).n_samples_[3] == 100
+    assert fitted.partial_fit(part(blobs, 3)).state_.label_counts[3] == 100
 
 
 def test_fit_starts_from_scratch(fitted: Learner, blobs: Data) -> None:
     fitted.fit(part(blobs, 4, 5))
     assert fitted.classes_.tolist() == [4, 5]
-    assert [change.what for change in fitted.history_] == ["fit"]
-    assert fitted.revision_ == 1
+    assert [change.what for change in fitted.state_.history] == ["fit"]
+    assert fitted.state_.revision == 1
 
 
 def test_classes_that_differ_in_case_only_are_warned_of(blobs: Data) -> None:
@@ -167,7 +172,7 @@ def test_classes_with_few_samples_are_warned_of_once(
     blobs: Data, tmp_path: Path
 ) -> None:
     learner = small().fit(part(blobs, 0, 1))
-    usual = learner.n_samples_[0]
+    usual = learner.state_.label_counts[0]
     with pytest.warns(
         FewSamplesWarning,
         match=rf"1 of 3 classes has fewer than .* beside a median of {usual} \(2: 2\)",
@@ -270,9 +275,9 @@ def test_bad_settings(
 def test_nothing_learned_nothing_known() -> None:
     for ask in (
         lambda one: one.predict(np.eye(2)),
-        lambda one: one.info(),
+        lambda one: one.state_.describe(),
         lambda one: one.classes_,
-        Learner.spawn,
+        empty_copy,
     ):
         with pytest.raises(NotFittedError):
             ask(Learner())
@@ -309,14 +314,14 @@ def test_a_broken_image_half_way_changes_nothing(tmp_path: Path) -> None:
     with refused(learner, ImageError, r"4\.png"):
         learner.partial_fit(new)
     learner = Learner.load(
-        learner.to_archive(),
+        learner.state_.to_archive(),
         backbone=Colours(),
         cache=False,
         extract={"on_error": "skip"},
     )
     with pytest.warns(DataWarning, match=r"4\.png"):
         learner.partial_fit(new)
-    assert learner.n_samples_ == {"blue": 5, "grey": 5, "pink": 4, "red": 5}
+    assert learner.state_.label_counts == {"blue": 5, "grey": 5, "pink": 4, "red": 5}
     with pytest.warns(DataWarning, match="left out"):
         assert learner.evaluate(new).left_out == ("pink/4.png",)
     with pytest.raises(
@@ -349,7 +354,7 @@ def test_images_in_memory_and_on_disk_are_the_same(tmp_path: Path) -> None:
 
 def test_texts(tmp_path: Path) -> None:
     learner = Learner(Letters(), options={"n_units": 20}).fit((TEXTS, NAMES))
-    assert learner.info()["kind"] == "text"
+    assert learner.state_.describe()["kind"] == "text"
     assert learner.predict("abba").tolist() == ["early"]
     assert learner.predict(["abba", "zyx zyx"]).tolist() == ["early", "late"]
     (tmp_path / "t.csv").write_text(
@@ -387,7 +392,7 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
     y = np.array([0, 0, 1, 1])
     right = {
         "name": "Colours",
-        "weights_hash": learner.info()["backbone"]["weights_hash"],
+        "weights_hash": learner.state_.describe()["backbone"]["weights_hash"],
     }
     learner.partial_fit(FeatureSet("f", X, y, X, y, ("a", "b"), backbone=right))
     with pytest.raises(InputError, match="other"):
@@ -406,17 +411,20 @@ def test_a_method_without_extras_says_so(blobs: Data, tmp_path: Path) -> None:
         .partial_fit(part(blobs, 3, 4, 5))
     )
     assert learner.evaluate(blobs).accuracy > 0.8
-    assert learner.info()["novelty"] is None
+    assert learner.state_.describe()["novelty"] is None
     for verb, *given in (
         ("is_unknown", blobs[0]),
         ("unlearn", blobs),
         ("forget_classes", "0"),
         ("merge", learner),
-        ("spawn",),
         ("predict_proba", blobs[0]),
     ):
         with pytest.raises(ParameterError, match="method 'simplecil' cannot"):
             getattr(learner, verb)(*given)
+    with pytest.raises(ParameterError, match="method 'simplecil' cannot"):
+        empty_copy(learner)
+    with pytest.raises(ParameterError, match="method 'simplecil' cannot"):
+        learner.state_.threshold()
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg")
     assert np.array_equal(loaded.predict(blobs[0]), learner.predict(blobs[0]))
@@ -449,8 +457,8 @@ def test_what_was_never_learned_cannot_be_unlearned_or_forgotten(
 
 
 def test_merging_spawned_learners_equals_one(fitted: Learner, blobs: Data) -> None:
-    whole = fitted.spawn().partial_fit(blobs)
-    other = fitted.spawn().partial_fit(part(blobs, 3, 4, 5))
+    whole = empty_copy(fitted).partial_fit(blobs)
+    other = empty_copy(fitted).partial_fit(part(blobs, 3, 4, 5))
     fitted.merge(other)
     assert (
         np.abs(
@@ -458,8 +466,8 @@ def test_merging_spawned_learners_equals_one(fitted: Learner, blobs: Data) -> No
         ).max()
         < 1e-6
     )
-    assert fitted.n_samples_ == whole.n_samples_
-    last = fitted.history_[-1]
+    assert fitted.state_.label_counts == whole.state_.label_counts
+    last = fitted.state_.history[-1]
     assert (last.what, last.samples, last.classes) == ("merge", 150, ("3", "4", "5"))
     with pytest.raises(MergeError, match="would count twice"):
         fitted.merge(other)
@@ -473,17 +481,17 @@ def test_copies_of_one_model_merge_with_their_base(
         tmp_path / "base.evg"
     )
     base, a, b = (Learner.load(tmp_path / "base.evg") for _ in range(3))
-    whole = base.spawn().partial_fit(blobs)
+    whole = empty_copy(base).partial_fit(blobs)
     X, y = part(blobs, 2)
     a.partial_fit(part(blobs, 3, 5)).partial_fit((X[:20] + 0.1, y[:20]))
     whole.partial_fit((X[:20] + 0.1, y[:20]))
     b.partial_fit(part(blobs, 4))
-    known = a.info()["novelty"]["calibrated_on"]
+    known = a.state_.describe()["novelty"]["calibrated_on"]
     with pytest.raises(MergeError, match="base"):
         a.merge(b)
     a.merge(b, base=base)
-    assert a.n_samples_ == whole.n_samples_
-    assert a.head_.class_counts_.tolist() == list(whole.n_samples_.values())
+    assert a.state_.label_counts == whole.state_.label_counts
+    assert a.head_.class_counts_.tolist() == list(whole.state_.label_counts.values())
     scores = a.decision_function(blobs[0])
     expected = whole.decision_function(blobs[0])
     gaps = expected - expected.mean(
@@ -503,12 +511,12 @@ def test_copies_of_one_model_merge_with_their_base(
         whole.head_.model_.state.basis is None
     )
     assert (
-        a.info()["novelty"]["calibrated_on"] == known + 50
+        a.state_.describe()["novelty"]["calibrated_on"] == known + 50
     )  # b's 50, and the base's scores once
-    unknown = a._state().calibration.unknown
+    unknown = a.state_.calibration.unknown
     assert len(np.unique(unknown.measurement)) == 3  # one of each
     a.partial_fit(part(blobs, 0)).save(tmp_path / "merged.evg")
-    assert Learner.load(tmp_path / "merged.evg").n_samples_[0] == 100
+    assert Learner.load(tmp_path / "merged.evg").state_.label_counts[0] == 100
 
 
 def test_what_does_not_go_together_is_not_merged(
@@ -527,7 +535,7 @@ def test_what_does_not_go_together_is_not_merged(
         (small().fit((blobs[0][:, :4], blobs[1])), None, "one frozen layer"),
         (
             b.partial_fit(part(blobs, 3)),
-            fitted.spawn().partial_fit(part(blobs, 5)),
+            empty_copy(fitted).partial_fit(part(blobs, 5)),
             "another history",
         ),
         (Learner.load(tmp_path / "base.evg").forget_classes("0"), base, "forget"),
@@ -558,7 +566,7 @@ def test_false_alarms_are_about_as_frequent_as_asked_for() -> None:
     assert result.unknown is not None
     assert result.unknown.n_unknown == result.n_unknown == 400
     assert result.unknown.auroc > 0.95
-    assert result.unknown.threshold == learner.threshold(0.05)
+    assert result.unknown.threshold == learner.state_.threshold(0.05)
     assert result.unknown.false_alarm_rate == learner.is_unknown(known[0]).mean()
     for unknown in (
         strange[0],
@@ -571,7 +579,7 @@ def test_false_alarms_are_about_as_frequent_as_asked_for() -> None:
 
 def test_one_sample_of_each_class_cannot_be_calibrated(blobs: Data) -> None:
     learner = small().fit((blobs[0][:6], blobs[1][:6]))
-    assert learner.info()["novelty"] is None
+    assert learner.state_.describe()["novelty"] is None
     assert learner.head_.temperature_ >= 1.0  # a guess
     assert np.isfinite(learner.predict_proba(blobs[0])).all()
     with pytest.raises(NotFittedError, match="two samples of a class"):
@@ -597,8 +605,8 @@ def test_saved_and_loaded_is_the_same(
     fitted.partial_fit(part(blobs, 3))
     fitted.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg")
-    assert_same(loaded.to_archive(), fitted.to_archive())
-    assert loaded.info() == fitted.info()
+    assert_same(loaded.state_.to_archive(), fitted.state_.to_archive())
+    assert loaded.state_.describe() == fitted.state_.describe()
     verbs = (
         "predict",
         "predict_proba",
@@ -609,7 +617,7 @@ def test_saved_and_loaded_is_the_same(
     expected = [getattr(fitted, verb)(blobs[0]) for verb in verbs]
     with monkeypatch.context() as patch:
         patch.setattr(
-            "evergrow.head.readout.SolvedScatter.estimate_means", None
+            "evergrow.head.solved_cache.SolvedScatter.estimate_means", None
         )  # nothing is solved again
         for verb, other in zip(verbs, expected, strict=True):
             one = getattr(loaded, verb)(blobs[0])
@@ -648,12 +656,14 @@ def test_the_backbone_is_loaded_only_for_images(tmp_path: Path) -> None:
         tmp_path / "m.evg", cache=False
     )  # without the module its backbone cannot be had
     assert np.allclose(alone.decision_function(X), scores, rtol=1e-9)
-    assert alone.info()["backbone"]["weights"] == "module"
-    assert alone.spawn().partial_fit((X, ["a"] * len(X))).n_samples_ == {"a": 15}
+    assert alone.state_.describe()["backbone"]["weights"] == "module"
+    assert empty_copy(alone).partial_fit((X, ["a"] * len(X))).state_.label_counts == {
+        "a": 15
+    }
     for verb in ("predict", "partial_fit"):
         with refused(alone, WeightsError, "module"):
             getattr(alone, verb)(folder)
-    assert_same(alone.to_archive(), learner.to_archive())
+    assert_same(alone.state_.to_archive(), learner.state_.to_archive())
     whole = Learner.load(tmp_path / "m.evg", backbone=module, cache=False)
     assert np.allclose(whole.decision_function(folder), scores)
     other = create_backbone("test_resnet", weights="random", device="cpu")
@@ -675,7 +685,7 @@ def test_a_layer_among_the_options_is_kept_in_the_file(
     learner.save(tmp_path / "m.evg")
     again = Learner.load(tmp_path / "m.evg")
     assert np.array_equal(again.predict(blobs[0]), learner.predict(blobs[0]))
-    assert again.info()["options"] == learner.info()["options"]
+    assert again.state_.describe()["options"] == learner.state_.describe()["options"]
     fresh = Learner(
         **{
             name: again.get_params()[name]
@@ -692,7 +702,7 @@ def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:
     X = blobs[0][:20]
     found = fitted.ask(X, false_alarm=0.05)
     assert found.measure == "probability"
-    assert found.classes.tolist() == fitted.class_names_.tolist()
+    assert found.classes.tolist() == fitted.state_.classes.tolist()
     np.testing.assert_array_equal(found.values, fitted.predict_proba(X))
     np.testing.assert_array_equal(found.novelty, fitted.novelty_score(X))
     np.testing.assert_array_equal(found.unknown, fitted.is_unknown(X))

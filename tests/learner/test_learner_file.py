@@ -19,6 +19,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnlearnError,
 )
+from evergrow.learner import empty_copy, settle
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -54,11 +55,11 @@ def test_what_a_later_version_added_is_kept(
         meta["colour"] = "green"
         meta["history"][0]["place"] = "here"
 
-    archive = changed(learner.to_archive(), add)
+    archive = changed(learner.state_.to_archive(), add)
     archive.parts["later"] = Archive("kind-of-later", {"n": 1})
     write_archive(tmp_path / "m.evg", archive)
     loaded = Learner.load(tmp_path / "m.evg").forget_classes("0")
-    written = loaded.to_archive()
+    written = loaded.state_.to_archive()
     assert written.meta["colour"] == "green"
     assert written.meta["history"][0]["place"] == "here"
     assert written.parts["later"].meta == {"n": 1}
@@ -110,7 +111,7 @@ def test_what_does_not_fit_is_a_file_error(
     change: Callable[[dict[str, Any]], Any],
     message: str,
 ) -> None:
-    write_archive(tmp_path / "m.evg", changed(learner.to_archive(), change))
+    write_archive(tmp_path / "m.evg", changed(learner.state_.to_archive(), change))
     with pytest.raises(FileFormatError, match=message):
         Learner.load(tmp_path / "m.evg")
 
@@ -134,13 +135,15 @@ def test_an_empty_model_is_saved_loaded_and_taught(tmp_path: Path) -> None:
     empty().save(path)
     learner = Learner.load(path, device="cpu")
     assert learner.classes_.tolist() == []
-    assert learner.n_samples_ == {}
-    assert learner.kind_ == "features"
-    assert learner.info()["n_classes"] == 0
+    assert learner.state_.label_counts == {}
+    assert learner.state_.kind == "features"
+    assert learner.state_.describe()["n_classes"] == 0
     assert "0 classes" in repr(learner)
     learner.partial_fit(rows(), ["ant"] * 30)
     direct = Learner(None, options=OPTIONS, device="cpu").fit(rows(), ["ant"] * 30)
-    assert np.array_equal(learner.class_scores(rows()), direct.class_scores(rows()))
+    assert np.array_equal(
+        learner.head_.class_scores(rows()), direct.head_.class_scores(rows())
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_an_empty_model_is_saved_loaded_and_taught(tmp_path: Path) -> None:
             (name, [rows()])
             for name in (
                 "predict",
-                "class_scores",
+                "decision_function",
                 "predict_proba",
                 "novelty_score",
                 "ask",
@@ -158,16 +161,20 @@ def test_an_empty_model_is_saved_loaded_and_taught(tmp_path: Path) -> None:
             )
         ),
         *(
-            ("spawn", []),
-            ("settle", []),
             ("merge", [empty()]),
-            ("rename_class", ["ant", "bee"]),
+            ("rename_classes", [{"ant": "bee"}]),
         ),
     ],
 )
 def test_an_empty_model_says_that_it_knows_nothing(verb: str, given: list[Any]) -> None:
     with pytest.raises(NotFittedError, match="learned nothing yet"):
         getattr(empty(), verb)(*given)
+
+
+@pytest.mark.parametrize("function", [empty_copy, settle])
+def test_functions_reject_an_empty_model(function: Any) -> None:
+    with pytest.raises(NotFittedError, match="learned nothing yet"):
+        function(empty())
 
 
 def test_an_empty_model_must_know_what_it_will_learn_from() -> None:
@@ -183,12 +190,12 @@ def test_an_empty_model_must_know_what_it_will_learn_from() -> None:
 def test_a_model_without_its_last_class_is_empty_again() -> None:
     learner = Learner(None, options=OPTIONS, device="cpu").fit(rows(), ["ant"] * 30)
     for left in (
-        learner.copy().forget_classes("ant"),
-        learner.copy().unlearn(rows(), ["ant"] * 30),
+        copy.copy(learner).forget_classes("ant"),
+        copy.copy(learner).unlearn(rows(), ["ant"] * 30),
     ):
         assert left.classes_.tolist() == []
-        assert left.n_samples_ == {}
-        assert left.history_[0].what == "fit"
+        assert left.state_.label_counts == {}
+        assert left.state_.history[0].what == "fit"
         with pytest.raises(NotFittedError):
             left.predict(rows())
         assert (
@@ -197,4 +204,4 @@ def test_a_model_without_its_last_class_is_empty_again() -> None:
         )
     with pytest.raises(UnlearnError):
         learner.unlearn(rows(2), ["ant"] * 30)
-    assert learner.n_samples_ == {"ant": 30}
+    assert learner.state_.label_counts == {"ant": 30}

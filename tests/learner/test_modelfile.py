@@ -51,7 +51,7 @@ def test_history_is_in_the_file(path: Path, blobs: Data) -> None:
         ("update", 50, 2, "class 3"),
         ("update", 50, 3, "class 4"),
     ]
-    assert open_model(path).history_ == history(path)
+    assert list(open_model(path).state_.history) == history(path)
     assert commit(path, open_model(path)) == 3  # nothing new: nothing is written
     assert History(path).numbers() == [1, 2]  # and the model is the third
     assert teach(path, part(blobs, 5)) == 4
@@ -98,21 +98,21 @@ def test_numbers_are_never_used_twice(path: Path, blobs: Data) -> None:
     assert teach(path, part(blobs, 5)) == 4
     told = [("fit", 1), ("update", 2), ("update", 3), ("rollback", 1), ("update", 4)]
     assert [(entry.what, entry.revision) for entry in history(path)] == told
-    assert open_model(path).class_names_.tolist() == ["0", "1", "2", "5"]
+    assert open_model(path).state_.classes.tolist() == ["0", "1", "2", "5"]
     rollback(path)
-    assert open_model(path).class_names_.tolist() == ["0", "1", "2"]
+    assert open_model(path).state_.classes.tolist() == ["0", "1", "2"]
 
 
 def test_several_changes_at_once_are_one_revision(path: Path, blobs: Data) -> None:
     with locked_model(path) as learner:
         learner.partial_fit(part(blobs, 5)).forget_classes("0")
-        assert commit(path, learner) == learner.revision_ == 4
+        assert commit(path, learner) == learner.state_.revision == 4
     assert [(entry.what, entry.revision) for entry in history(path)][-2:] == [
         ("update", 4),
         ("forget", 4),
     ]
     rollback(path)
-    assert open_model(path).revision_ == 3
+    assert open_model(path).state_.revision == 3
 
 
 def test_only_so_many_are_kept(path: Path, blobs: Data) -> None:
@@ -122,7 +122,7 @@ def test_only_so_many_are_kept(path: Path, blobs: Data) -> None:
     with pytest.raises(ParameterError, match="n must be at most 2"):
         rollback(path, 3)
     rollback(path, 2)
-    assert open_model(path).revision_ == 5
+    assert open_model(path).state_.revision == 5
     with pytest.raises(ParameterError, match="keep"):
         commit(path, open_model(path), keep=-1)
 
@@ -160,7 +160,7 @@ def test_a_full_disk_leaves_model_and_learner_as_they_were(
     path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = open_model(path).partial_fit(part(blobs, 5))
-    revision = learner.revision_
+    revision = learner.state_.revision
 
     def full(target: Path, archive: object, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -168,7 +168,7 @@ def test_a_full_disk_leaves_model_and_learner_as_they_were(
     monkeypatch.setattr(modelfile, "write_archive", full)
     with refused(path, ModelWriteError, "No space left"):
         commit(path, learner)
-    assert learner.revision_ == revision
+    assert learner.state_.revision == revision
     monkeypatch.undo()
     assert commit(path, learner) == 4
 
@@ -234,11 +234,11 @@ def test_killed_writers_leave_nothing_that_unlearning_removed(
         more = left - {path} - ({other} if clean == "change" else set())
         (living,) = {file.parent for file in more}  # the one that is being written
         assert living in partial
-        assert "4" not in open_model(path).class_names_
+        assert "4" not in open_model(path).state_.classes
         writer.communicate("go on\n")
     assert writer.returncode == 0
     assert not any(file.exists() for file in partial)
-    assert open_model(path).class_names_.tolist() == ["1", "2", "3", "4"]
+    assert open_model(path).state_.classes.tolist() == ["1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("change", [rollback, redo])
@@ -380,14 +380,16 @@ def test_only_what_was_undone_is_put_back(path: Path, found: list[bytes]) -> Non
 
 
 def test_revisions_can_be_asked(path: Path) -> None:
-    assert [sum(open_revision(path, n).n_samples_.values()) for n in (1, 2, 3)] == [
+    assert [
+        sum(open_revision(path, n).state_.label_counts.values()) for n in (1, 2, 3)
+    ] == [
         150,
         200,
         250,
     ]
     rollback(path)
     assert (
-        sum(open_revision(path, 3).n_samples_.values()) == 250
+        sum(open_revision(path, 3).state_.label_counts.values()) == 250
     )  # undone, and named by the log
     with pytest.raises(
         ParameterError, match=r"Revision 9 is not kept; kept are 1 to 3"
@@ -443,13 +445,16 @@ def test_killed_at_any_moment_the_model_is_old_or_new(
     for moment in range(0, 1000, step):
         killed = killed_at(moment, work)
         learner = open_model(path)  # checks the checksum of everything
-        updates = len(learner.history_) - 1
-        assert learner.n_samples_ == {0: 10 * (updates + 1), 1: 10 * (updates + 1)}
+        updates = len(learner.state_.history) - 1
+        assert learner.state_.label_counts == {
+            0: 10 * (updates + 1),
+            1: 10 * (updates + 1),
+        }
         assert learner.head_.class_counts_.tolist() == [10 * (updates + 1)] * 2
         assert (
-            learner.revision_ >= last - 1
+            learner.state_.revision >= last - 1
         )  # a rollback may have been the last that was done
-        last = learner.revision_
+        last = learner.state_.revision
         for entry in place.kept(Header.read(path)):
             place.verified(entry.revision, entry.digest)
         if not killed:
@@ -463,4 +468,4 @@ def test_killed_at_any_moment_the_model_is_old_or_new(
         if file.stat().st_nlink > 1 or "history" in str(file)
     ]
     rollback(path)
-    assert open_model(path).revision_ == last
+    assert open_model(path).state_.revision == last

@@ -39,6 +39,7 @@ from evergrow.core.errors import (
     LabelError,
     ParameterError,
 )
+from evergrow.learner import empty_copy
 
 pandas = pytest.importorskip("pandas")
 polars = pytest.importorskip("polars")
@@ -85,7 +86,7 @@ def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -
     learner.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg")
     assert again.feature_names_in_.tolist() == NAMES
-    assert again.spawn().feature_names_in_.tolist() == NAMES
+    assert empty_copy(again).feature_names_in_.tolist() == NAMES
     again.partial_fit(frame(X + 9.0), y + 3)
     assert again.feature_names_in_.tolist() == NAMES
     assert len(again.classes_) == 6
@@ -125,7 +126,9 @@ def test_types_of_columns(data: Any) -> None:
     bytes_ = pandas.DataFrame(
         np.arange(90 * 4).reshape(90, 4).astype(np.uint8), columns=NAMES
     )
-    assert small().fit(bytes_, y).kind_ == "features"  # never the pixels of one image
+    assert (
+        small().fit(bytes_, y).state_.kind == "features"
+    )  # never the pixels of one image
     mixed = pandas.DataFrame(
         {"a": X[:, 0], "flag": y == 0, "n": pandas.array(y, dtype="Int64")}
     )
@@ -162,7 +165,7 @@ def test_texts_of_a_column(library: Any) -> None:
         (frame[["text"]], frame[["label"]]),
     ):
         learner = Learner(Letters(), options={"n_units": 20}).fit(texts, labels)
-        assert learner.kind_ == "text"
+        assert learner.state_.kind == "text"
         assert (
             learner.predict(texts).tolist()
             == plain.predict(list(frame["text"])).tolist()
@@ -265,7 +268,7 @@ def test_what_could_not_be_read_has_no_row(tmp_path: Path) -> None:
 
 def test_names_of_columns_in_a_file_are_as_many_as_columns(data: Any) -> None:
     X, y = data
-    archive = small().fit(as_pandas(X), y).to_archive()
+    archive = small().fit(as_pandas(X), y).state_.to_archive()
     archive.meta["columns"] = ["width"]
     with pytest.raises(FileFormatError, match="another number of columns"):
         Learner.load(archive)
@@ -360,7 +363,8 @@ def test_thresholds_of_two_classes(make: Any, digits: Any, labels: np.ndarray) -
     learner = make().fit(X, truth)
     scores = learner.decision_function(X)
     assert scores.shape == (300,)
-    assert np.array_equal(np.diff(learner.class_scores(X))[:, 0], scores)
+    head = learner.head_ if isinstance(learner, Learner) else learner
+    assert np.array_equal(np.diff(head.class_scores(X))[:, 0], scores)
     assert np.array_equal(labels[(scores > 0).astype(int)], learner.predict(X))
     for method, threshold in (("decision_function", 0.0), ("predict_proba", 0.5)):
         fixed = FixedThresholdClassifier(

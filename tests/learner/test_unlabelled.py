@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from tests.learner.toys import assert_same, refused
@@ -38,34 +40,38 @@ def learner(data):
 
 def test_it_tells_what_it_learned_without_labels(data, learner):
     before = learner.score(data[2])
-    known = learner.threshold()
+    known = learner.state_.threshold()
     report = learner.learn_unlabelled(data[1][0])
     assert learner.score(data[2]) > before
-    assert (learner.n_samples_, learner.threshold()) == (
+    assert (learner.state_.label_counts, learner.state_.threshold()) == (
         dict.fromkeys(["ant", "bee", "cat", "dog"], 3),
         known,
     )
-    assert learner.info()["n_unlabelled"] == report.used == learner.history_[-1].samples
-    assert learner.history_[-1].what == "unlabelled"
-    assert f"{report.unknown} left out" in learner.history_[-1].note
+    assert (
+        learner.state_.describe()["n_unlabelled"]
+        == report.used
+        == learner.state_.history[-1].samples
+    )
+    assert learner.state_.history[-1].what == "unlabelled"
+    assert f"{report.unknown} left out" in learner.state_.history[-1].note
     assert set(report.classes) == {"ant", "bee", "cat", "dog"}
 
 
 def test_a_stream_is_guessed_block_by_block(data, learner, monkeypatch):
     monkeypatch.setattr("evergrow.learner.unlabelled.gathered", lambda blocks: blocks)
     report = learner.learn_unlabelled(iter(data[1][0]))
-    assert report.used == learner.info()["n_unlabelled"] > 100
+    assert report.used == learner.state_.describe()["n_unlabelled"] > 100
 
 
 def test_forgetting_gives_the_same_answers_and_sums_as_never(data, learner):
-    twin = learner.copy()
+    twin = copy.copy(learner)
     (rows, _) = data[1]
     learner.learn_unlabelled(rows)
     learner.predict_proba(rows[:3])
-    learner.forget_unlabelled()
+    learner.unlearn(unlabelled=True)
     assert np.array_equal(learner.predict_proba(rows), twin.predict_proba(rows))
     assert_same(learner.head_.to_archive(), twin.head_.to_archive())
-    assert learner.history_[-1].what == "forget-unlabelled"
+    assert learner.state_.history[-1].what == "forget-unlabelled"
 
 
 def test_rollback_is_byte_exact_and_files_keep_guesses(data, learner, tmp_path):
@@ -78,9 +84,11 @@ def test_rollback_is_byte_exact_and_files_keep_guesses(data, learner, tmp_path):
         expected = opened.predict_proba(data[2][0])
     loaded = Learner.load(path)
     assert np.array_equal(loaded.predict_proba(data[2][0]), expected)
-    assert Learner.load(path, lazy=True).info()["n_unlabelled"] == used
+    assert Learner.load(path, lazy=True).state_.describe()["n_unlabelled"] == used
     assert (
-        loaded.partial_fit(*(part[:8] for part in data[1])).info()["n_unlabelled"]
+        loaded.partial_fit(*(part[:8] for part in data[1])).state_.describe()[
+            "n_unlabelled"
+        ]
         < used
     )  # labels replace guesses
     rollback(path)
@@ -93,12 +101,15 @@ def test_rollback_is_byte_exact_and_files_keep_guesses(data, learner, tmp_path):
 
 
 def test_learners_with_guesses_merge_over_their_base(data, learner):
-    (rows, labels), one, two = data[1], learner.copy(), learner.copy()
+    (rows, labels), one, two = data[1], copy.copy(learner), copy.copy(learner)
     one.learn_unlabelled(rows[:80])
     two.partial_fit(rows[80:120], labels[80:120])
-    merged = one.copy().merge(two, base=learner)
-    assert merged.info()["n_unlabelled"] == one.info()["n_unlabelled"]
-    assert merged.n_samples_ == two.n_samples_
+    merged = copy.copy(one).merge(two, base=learner)
+    assert (
+        merged.state_.describe()["n_unlabelled"]
+        == one.state_.describe()["n_unlabelled"]
+    )
+    assert merged.state_.label_counts == two.state_.label_counts
 
 
 def test_what_cannot_be_learned_changes_nothing(data, learner):
@@ -122,6 +133,8 @@ def test_what_fades_counts_for_less_than_what_comes(data, learner):
     rows, labels = data[1]
     learner.fade(0.25).partial_fit(rows, labels)
     weights = np.concatenate([np.full(12, 0.25), np.ones(len(labels))])
-    assert learner.history_[-2].note == "times 0.25"
+    assert learner.state_.history[-2].note == "times 0.25"
     assert float(learner.head_.model_.masses.sum()) == weights.sum()
-    assert learner.n_samples_ == dict.fromkeys(["ant", "bee", "cat", "dog"], 53)
+    assert learner.state_.label_counts == dict.fromkeys(
+        ["ant", "bee", "cat", "dog"], 53
+    )

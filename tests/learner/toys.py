@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from evergrow.core.archive import Archive
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model
 
@@ -139,13 +139,13 @@ def refused(
     if isinstance(model, Path):
         before = model.read_bytes()
     else:
-        before = model.to_archive()
+        before = model.state_.to_archive()
     with pytest.raises(error, match=said):
         yield
     if isinstance(model, Path):
         assert model.read_bytes() == before
     else:
-        assert_same(model.to_archive(), before)
+        assert_same(model.state_.to_archive(), before)
 
 
 def assert_same(one: Archive, other: Archive) -> None:

@@ -49,7 +49,7 @@ def test_features_are_learned_without_an_image_library() -> None:
     learned = (
         "import numpy as np; from evergrow import Learner; X, y = np.eye(40), np.arange(40) % 4;"
         "one = Learner(options={'n_units': 20}).fit(X, y).partial_fit(X, y);"
-        "one.evaluate(X, y), one.is_unknown(X), one.info()"
+        "one.evaluate(X, y), one.is_unknown(X), one.state_.describe()"
     )
     assert loaded(learned) & {"PIL", "timm", "torchvision", "matplotlib"} == set()
 

@@ -13,7 +13,7 @@ import pytest
 from tests.serve.samples import files, png, rows
 
 from evergrow.core.files import locked
-from evergrow.learner import modelfile
+from evergrow.learner import modelfile, settle
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
 
@@ -262,8 +262,8 @@ def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
     )
     X = np.asarray(rows(1, 3) + rows(4, 3))
     np.testing.assert_allclose(
-        one_by_one.settle().decision_function(X),
-        at_once.settle().decision_function(X),
+        settle(one_by_one).decision_function(X),
+        settle(at_once).decision_function(X),
         rtol=0,
         atol=1e-9,
     )

@@ -18,7 +18,7 @@ def test_changed_samples_raise_the_metric():
 
     learner = Learner(None, options={"n_units": 30}).fit(*rows(20, 0.6))
     metrics = Metrics()
-    calibration = learner._taught().calibration
+    calibration = learner.state_.calibration
     value = {"model": "m"}
     metrics.note_answers(
         "m", calibration, learner.ask(rows(10, 0.6)[0], false_alarm=0.05)

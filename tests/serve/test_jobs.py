@@ -158,7 +158,7 @@ def test_a_cancelled_job_leaves_the_model_as_it_was(
     assert api.client.delete(place).status_code == 409
     assert (folder / "pics.evg").read_bytes() == before
     np.testing.assert_equal(
-        open_model(folder / "pics.evg").n_samples_, {"0": 2, "1": 2}
+        open_model(folder / "pics.evg").state_.label_counts, {"0": 2, "1": 2}
     )
     assert api.client.app.state.service.pool.depth() == 0
 

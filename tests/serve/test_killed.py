@@ -14,6 +14,7 @@ from tests.serve.running import Running, begin
 from tests.serve.samples import rows
 
 from evergrow.core.seeding import generator
+from evergrow.learner import settle
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
 
@@ -75,17 +76,17 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     assert kills == KILLS
     assert retried[0] > 0
     served = open_model(folder / "m.evg")
-    expected = dict.fromkeys(served.n_samples_, 0)
+    expected = dict.fromkeys(served.state_.label_counts, 0)
     for X, label in (*first, *lessons):
         expected[label] = expected.get(label, 0) + len(X)
-    assert served.n_samples_ == expected
+    assert served.state_.label_counts == expected
     keys = [
         entry["key"]
-        for change in served.history_
+        for change in served.state_.history
         for entry in change.extra.get("requests", [])
     ]
     assert len(keys) == len(set(keys)) == TEACHES
-    revisions = {change.revision for change in served.history_}
+    revisions = {change.revision for change in served.state_.history}
     assert set(acknowledged) <= revisions
     at_once = Learner(None, options={"n_units": 20}, device="cpu")
     for X, label in first:
@@ -98,8 +99,8 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     )
     X = np.concatenate([rows(kind, 3, seed=900) for kind in range(7)])
     np.testing.assert_allclose(
-        served.settle().decision_function(X),
-        at_once.settle().decision_function(X),
+        settle(served).decision_function(X),
+        settle(at_once).decision_function(X),
         rtol=0,
         atol=1e-9,
     )
@@ -120,4 +121,4 @@ def test_an_end_that_is_asked_for_finishes_the_change_in_flight(tmp_path: Path) 
         time.sleep(0.3)
         assert running.stop() == 0
         assert taught.result(60).status_code == 200
-    assert open_model(folder / "m.evg").n_samples_["2"] == 1000
+    assert open_model(folder / "m.evg").state_.label_counts["2"] == 1000

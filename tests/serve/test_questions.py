@@ -170,7 +170,7 @@ def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
     learner = Learner(
         network, options={"n_units": 20}, cache=False, extract={"progress": False}
     ).fit(pictures)
-    assert len(learner.spec_.blocks.widths) > 1
+    assert len(learner.state_.spec.blocks.widths) > 1
     folder.mkdir()
     commit(folder / "pics.evg", learner)
     api = serve(backbones={"network": network})

@@ -48,7 +48,7 @@ def test_python_service_and_graph_agree(
         {entry["class"]: entry["value"] for entry in answer["top"]} for answer in told
     ]
     np.testing.assert_allclose(
-        [[row[name] for name in learner.class_names_] for row in service],
+        [[row[name] for name in learner.state_.classes] for row in service],
         python,
         atol=1e-4,
     )

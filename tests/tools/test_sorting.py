@@ -44,14 +44,14 @@ HOWS = ("move", "copy", "link")
 class Reader:
     """Stands in for a model: a file says itself what it shows, as ``cat 0.9``."""
 
-    kind_ = "image"
     head_ = SimpleNamespace(predict_proba=None)
 
     def __init__(self, *classes: str) -> None:
-        self.class_names_ = np.array(classes or ("cat", "dog"))
-
-    def info(self) -> dict[str, Any]:
-        return {"novelty": {}}
+        self.state_ = SimpleNamespace(
+            kind="image",
+            classes=np.array(classes or ("cat", "dog")),
+            describe=lambda: {"novelty": {}},
+        )
 
     def ask(
         self, items: Any, *, false_alarm: float | None, on_error: str = "raise"
@@ -65,7 +65,7 @@ class Reader:
                 words = items.raw(row).read_text().split(",")
                 sure = float(words[1])
                 likely = [
-                    sure if name == words[0] else 0.0 for name in self.class_names_
+                    sure if name == words[0] else 0.0 for name in self.state_.classes
                 ]
                 unknown.append(words[0] == "strange")
             except (OSError, ValueError, IndexError):
@@ -83,7 +83,7 @@ class Reader:
             "threshold": np.zeros(len(rows)),
         }
         return Answers(
-            self.class_names_,
+            self.state_.classes,
             np.array(values),
             "probability",
             np.array(rows),
@@ -276,7 +276,7 @@ def test_a_class_of_any_name_stays_inside(
 
     def ask(items: Any, *, false_alarm: float, on_error: str) -> Answers:
         return Answers(
-            reader.class_names_,
+            reader.state_.classes,
             np.array([[1.0, 0], [0, 1]]),
             "probability",
             np.arange(2),
@@ -286,7 +286,7 @@ def test_a_class_of_any_name_stays_inside(
     (first, second) = sort_folder(reader, tmp_path / "photos", tmp_path / "out", "move")
     assert (
         first.place
-        == f"{folder_names([name, 'cat'], ['unknown', 'unsure', TABLE])[str(reader.class_names_[0])]}/1.png"
+        == f"{folder_names([name, 'cat'], ['unknown', 'unsure', TABLE])[str(reader.state_.classes[0])]}/1.png"
     )
     assert second.place == "cat/2.png"
     assert set(texts(tmp_path / "out")) == {first.place, second.place}
@@ -909,7 +909,7 @@ def test_names_of_classes_come_back_from_the_table(tmp_path: Path) -> None:
                 names.index(answers[items.name(row)]) for row in range(len(items))
             ]
             return Answers(
-                self.class_names_,
+                self.state_.classes,
                 np.eye(len(names))[columns],
                 "probability",
                 np.arange(len(items)),

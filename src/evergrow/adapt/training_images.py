@@ -22,7 +22,8 @@ from evergrow.adapt.settings import TrainConfig
 from evergrow.core.errors import InputError
 from evergrow.core.seeding import derive_seed, generator
 from evergrow.data.items import Images, Items
-from evergrow.features.images import choose_workers, decode_image, loaded_batches
+from evergrow.features.batches import choose_workers, loaded_batches
+from evergrow.features.images import decode_image
 from evergrow.features.preprocess import Interpolation, Preprocessing, to_bytes
 
 if TYPE_CHECKING:

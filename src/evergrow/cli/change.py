@@ -95,7 +95,7 @@ def update_command(
         )
     with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
-        samples = read_labelled(data, "train", learner.kind_, reading.options())
+        samples = read_labelled(data, "train", learner.state_.kind, reading.options())
         with measured_change(learner, test, reading.options()):
             try:
                 learner.partial_fit(samples, again=again)
@@ -151,7 +151,7 @@ def forget_command(
         )
     with model_files.changing_model(model, wait=wait) as change:
         if unlabelled:
-            change.learner.forget_unlabelled()
+            change.learner.unlearn(unlabelled=True)
         else:
             change.learner.forget_classes(classes or [])
     if unlabelled:
@@ -188,7 +188,7 @@ def unlearn_command(
 
     with model_files.changing_model(model, run, wait=wait) as change:
         change.learner.unlearn(
-            read_labelled(data, "train", change.learner.kind_, reading.options())
+            read_labelled(data, "train", change.learner.state_.kind, reading.options())
         )
     forgotten = model_files.classes_note(change.record.classes, "whole")
     lines = [f"unlearned {plural(change.record.samples, 'sample')}{forgotten}"]
@@ -333,11 +333,11 @@ def merge_classes_command(
     """
     with model_files.changing_model(model, wait=wait, lazy=True) as change:
         learner = change.learner
-        before = learner.samples_by_name_
+        before = learner.state_.counts
         learner.merge_classes(classes, into)
     record = change.record
     merged = sorted({*record.names, *({into} & before.keys())})
-    total = plural(learner.samples_by_name_[record.classes[0]], "sample")
+    total = plural(learner.state_.counts[record.classes[0]], "sample")
     said = f"merged {plural(len(merged), 'class', 'classes')} ({listed(merged)}) into {record.classes[0]}: {total}"
     return change.answer([said], names=dict(record.names), merged=merged)
 
@@ -380,9 +380,9 @@ def relabel_command(
     with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
         learner.relabel(
-            read_movable(data, learner.kind_, reading.options()), source, target
+            read_movable(data, learner.state_.kind, reading.options()), source, target
         )
-    if source in learner.samples_by_name_:
+    if source in learner.state_.counts:
         gone = ""
     else:
         gone = f"; {source} is gone, since none of its samples remained"

@@ -22,7 +22,7 @@ from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
-    from evergrow.features.base import Backbone
+    from evergrow.features.backbone import Backbone
     from evergrow.features.cache import CacheInfo
     from evergrow.tools.data_check import DataCheck
 
@@ -335,7 +335,7 @@ def features_command(
 
     def created(kind: Any) -> Backbone:
         from evergrow.features import best_backbone, create_backbone
-        from evergrow.features.base import check_recipe
+        from evergrow.features.recipe import check_recipe
 
         check_recipe(features, "--features")
         if backbone == "auto":

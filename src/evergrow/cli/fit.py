@@ -12,8 +12,8 @@ from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.registry import command
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.errors import ParameterError
-from evergrow.core.validation import LARGEST_WIDTH
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
@@ -169,7 +169,7 @@ def fit_command(
 
 
 def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
-    info = change.learner.info()
+    info = change.learner.state_.describe()
     spec = info["backbone"] or {}
     adapted = info["adaptation"]
     lines = [model_files.learned_line(change)]

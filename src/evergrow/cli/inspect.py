@@ -57,7 +57,10 @@ def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
     # The file's own history, which knows what was rolled back too.
     changes = history(model)
     learner = load_model(model, lazy=True)
-    info = {**learner.info(), "history": [change.to_dict() for change in changes]}
+    info = {
+        **learner.state_.describe(),
+        "history": [change.to_dict() for change in changes],
+    }
     size = model.stat().st_size
     classes = [[row["name"], f"{row['samples']:,}"] for row in info["classes"]]
     listing = _shown(
@@ -262,13 +265,15 @@ def diff_command(
     )
     samples = None
     if data is not None:
-        samples = read_labelled(data, "test", models[0].kind_, reading.options())
+        samples = read_labelled(data, "test", models[0].state_.kind, reading.options())
     found = compare_learners(*models, samples)
     values = {
         "models": [first, second],
-        "revisions": [learner.revision_ for learner in models],
+        "revisions": [learner.state_.revision for learner in models],
         "n_classes": [len(learner.classes_) for learner in models],
-        "total_samples": [sum(learner.n_samples_.values()) for learner in models],
+        "total_samples": [
+            sum(learner.state_.label_counts.values()) for learner in models
+        ],
         "data": data,
         **found.to_dict(),
     }
@@ -297,7 +302,7 @@ def _differences(
         (
             name,
             f"{plural(len(learner.classes_), 'class', 'classes')}, "
-            f"{plural(sum(learner.n_samples_.values()), 'sample')} (revision {learner.revision_})",
+            f"{plural(sum(learner.state_.label_counts.values()), 'sample')} (revision {learner.state_.revision})",
         )
         for name, learner in zip(names, models, strict=True)
     ]

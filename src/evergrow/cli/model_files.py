@@ -13,6 +13,7 @@ from evergrow.cli.console import Answer, listed, note_line, percent, plural
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import RUN, RunOptions
 from evergrow.core.errors import ParameterError, PathError
+from evergrow.learner import settle
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -53,7 +54,7 @@ class ModelChange:
     @property
     def record(self) -> Change:
         """The change, as the history has it."""
-        return self.restored or self.learner.history_[-1]
+        return self.restored or self.learner.state_.history[-1]
 
     @property
     def tested(self) -> dict[str, Any] | None:
@@ -83,11 +84,11 @@ class ModelChange:
         learner = self.learner
         values = {
             "model": str(self.path),
-            "revision": learner.revision_,
+            "revision": learner.state_.revision,
             "samples": self.record.samples,
             "classes": list(self.record.classes),
             "n_classes": len(learner.classes_),
-            "n_samples": sum(learner.n_samples_.values()),
+            "n_samples": sum(learner.state_.label_counts.values()),
             "dropped": list(self.dropped),
             **more,
         }
@@ -96,7 +97,7 @@ class ModelChange:
         else:
             fell = []
         lines = [*said, *fell, model_line(self.path, learner)]
-        done = f"revision {learner.revision_} of {self.path} was written"
+        done = f"revision {learner.state_.revision} of {self.path} was written"
         return Answer(values, lines, list(cautions), code, done=done)
 
 
@@ -126,7 +127,7 @@ def changing_model(
         change = ModelChange(path, learner)
         yield change
         if not lazy and learner.__sklearn_is_fitted__():
-            learner.settle()  # so that no answer has to
+            settle(learner)  # so that no answer has to
         change.dropped = commit(path, learner).dropped
         change.seconds = time.perf_counter() - started
 
@@ -182,8 +183,8 @@ def write_text(path: Path, text: str) -> None:
 def model_line(path: Path, learner: Learner) -> str:
     """Return one line on the classes and samples that a model knows."""
     known = plural(len(learner.classes_), "class", "classes")
-    samples = plural(sum(learner.n_samples_.values()), "sample")
-    return f"{path} knows {known} from {samples} (revision {learner.revision_})"
+    samples = plural(sum(learner.state_.label_counts.values()), "sample")
+    return f"{path} knows {known} from {samples} (revision {learner.state_.revision})"
 
 
 def learned_line(change: ModelChange) -> str:
@@ -261,7 +262,7 @@ def tested_lines(change: ModelChange) -> list[str]:
         lines.append(f"fell: {listed(fell, 10)}")
     if few := [
         f"{name} ({count})"
-        for name, count in few_samples(change.learner.n_samples_).items()
+        for name, count in few_samples(change.learner.state_.label_counts).items()
     ]:
         lines.append(
             f"few samples beside others: {listed(few, 10)}; such classes are recognised less surely"
@@ -273,7 +274,9 @@ def note_rough(learner: Learner) -> None:
     """Say that probabilities are rough where classes have few samples."""
     from evergrow.learner.label_types import ENOUGH_SAMPLES
 
-    if few := sum(count < ENOUGH_SAMPLES for count in learner.n_samples_.values()):
+    if few := sum(
+        count < ENOUGH_SAMPLES for count in learner.state_.label_counts.values()
+    ):
         known = plural(len(learner.classes_), "class", "classes")
         note_line(
             f"percentages are rough guesses: {few} of {known} learned fewer than {ENOUGH_SAMPLES} samples"

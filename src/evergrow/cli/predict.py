@@ -148,7 +148,7 @@ def predict_command(
             report.summary(),
             done=f"{written} was written",
         )
-    things, names = read_question(learner.kind_, asked, list(text or ()), reading)
+    things, names = read_question(learner.state_.kind, asked, list(text or ()), reading)
     found = learner.ask(things, false_alarm=alarm)
     rows = answer_rows(found, names, top)
     code = skipped_code(len(found.failures))
@@ -165,7 +165,7 @@ def predict_command(
             learner,
             (things, names),
             found,
-            title=f"{model.name} {learner.revision_}",
+            title=f"{model.name} {learner.state_.revision}",
             root=root,
         )
     elif format == "jsonl":
@@ -183,7 +183,7 @@ def predict_command(
 
 def _tells_unknown(learner: Learner) -> bool:
     """Return whether a model can tell unknown samples; print a note if it cannot."""
-    if learner.info()["novelty"] is not None:
+    if learner.state_.describe()["novelty"] is not None:
         return True
     note_line("the model cannot tell what it never learned: nothing is called unknown")
     return False
@@ -313,7 +313,7 @@ def _review(
     """Return answers as the lines of a file that an annotation tool loads."""
     from evergrow.export.review import fiftyone_labels, label_studio_tasks
 
-    kind = learner.kind_
+    kind = learner.state_.kind
     if kind == "features" or (kind == "text" and format == "fiftyone"):
         raise InputError(
             f"--format {format} does not work for a model of {kind}; take table, csv or jsonl."
@@ -515,8 +515,10 @@ def evaluate_command(
     else:
         strange = None
         if unknown is not None:
-            strange = read_unknown(unknown, learner.kind_, options=reading.options())
-        samples = read_labelled(data, "test", learner.kind_, reading.options())
+            strange = read_unknown(
+                unknown, learner.state_.kind, options=reading.options()
+            )
+        samples = read_labelled(data, "test", learner.state_.kind, reading.options())
         kept = report is not None
         result = learner.evaluate(
             samples, unknown=strange, false_alarm=false_alarm, keep_samples=kept
@@ -544,7 +546,7 @@ def evaluate_command(
         from evergrow.cli.tools import curve_lines
         from evergrow.tools.learning_curves import curve_svg, learning_curve
 
-        samples = read_labelled(data, "train", learner.kind_, reading.options())
+        samples = read_labelled(data, "train", learner.state_.kind, reading.options())
         found = learning_curve(learner, samples)
         lines = [*lines, *curve_lines(found)]
         picture = curve_svg(found)

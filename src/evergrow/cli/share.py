@@ -16,6 +16,7 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import printable
 from evergrow.core.optional import require
+from evergrow.learner import empty_copy, settle
 
 Output = Annotated[Path, typer.Option("-o", help="File to write.")]
 
@@ -38,7 +39,7 @@ def spawn_command(model: options.ModelFile, output: Output) -> Answer:
         "--output", output, force=False, existing="choose another name"
     )
     # A beginning, not a change: its history starts with what it is taught.
-    model_files.load_model(model).spawn().save(output)
+    empty_copy(model_files.load_model(model)).save(output)
     values = {"model": str(output), "parent": str(model), "n_classes": 0}
     line = f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"
     return Answer(values, [line], done=f"{output} was written")
@@ -86,15 +87,15 @@ def merge_command(
     origin = None
     if base is not None:
         origin = model_files.load_model(base)
-    known = set(learner.class_names_.tolist())
-    samples = sum(learner.n_samples_.values())
+    known = set(learner.state_.classes.tolist())
+    samples = sum(learner.state_.label_counts.values())
     for path in sources[1:]:
         learner.merge(model_files.load_model(path), base=origin)
     change = model_files.ModelChange(output, learner)
-    learner.settle()
+    settle(learner)
     change.dropped = commit(output, learner).dropped
-    added = sum(learner.n_samples_.values()) - samples
-    news = tuple(name for name in learner.class_names_.tolist() if name not in known)
+    added = sum(learner.state_.label_counts.values()) - samples
+    news = tuple(name for name in learner.state_.classes.tolist() if name not in known)
     said = f"added {plural(added, 'sample')}{model_files.classes_note(news, 'new')} to what {sources[0]} knows"
     return change.answer(
         [said], samples=added, classes=list(news), merged=list(map(str, sources))
@@ -154,7 +155,11 @@ def export_command(
     learner = model_files.load_model(
         model, options.RunOptions(device="cpu", weights=weights, as_json=True)
     )
-    if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
+    if (
+        learner.state_.spec is not None
+        and learner.state_.spec.kind == "text"
+        and not head_only
+    ):
         model_files.check_target(
             "the tokenizer beside --onnx", tokenizer_path(onnx), force=force
         )

@@ -121,7 +121,7 @@ def sort_command(
         "least": least,
         "false_alarm": false_alarm,
     }
-    if learner.info()["novelty"] is None:
+    if learner.state_.describe()["novelty"] is None:
         note_line(
             "the model has too few samples to tell what it never learned: nothing is called unknown"
         )

@@ -45,7 +45,7 @@ def learned_without_labels(
     check_items([data])
     with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
-        things, names = read_question(learner.kind_, [data], [], reading)
+        things, names = read_question(learner.state_.kind, [data], [], reading)
         with measured_change(learner, test, reading.options()):
             report = learner.learn_unlabelled(things)
     left = [
@@ -141,10 +141,10 @@ def suggest_command(
     if out is not None:
         model_files.check_target("--out", out)
     learner = model_files.load_model(model, run)
-    things, names = read_question(learner.kind_, [data], [], reading)
+    things, names = read_question(learner.state_.kind, [data], [], reading)
     old = None
     if learned is not None:
-        old = read_question(learner.kind_, [learned], [], reading)[0]
+        old = read_question(learner.state_.kind, [learned], [], reading)[0]
     found = tools.suggest(
         learner, things, n, novel_fraction=unknown_share, labelled=old
     )
@@ -210,10 +210,10 @@ def group_command(
 
     check_items([data])
     learner = model_files.load_model(model, run)
-    things, names = read_question(learner.kind_, [data], [], reading)
+    things, names = read_question(learner.state_.kind, [data], [], reading)
     labelled = None
     if known is not None:
-        labelled = read_labelled(known, "train", learner.kind_, reading.options())
+        labelled = read_labelled(known, "train", learner.state_.kind, reading.options())
     found = tools.group_unknown(learner, things, n_groups=groups, known=labelled)
     named = {
         f"group-{place:03d}": [names[row] for row in rows]
@@ -258,12 +258,12 @@ def drift_command(
     check_items([data])
     learner = model_files.load_model(model, run)
     if labelled:
-        samples = read_labelled(data, "all", learner.kind_, reading.options())
+        samples = read_labelled(data, "all", learner.state_.kind, reading.options())
         found = tools.drift(
             learner, samples, samples.required_labels(), false_alarm=false_alarm
         )
     else:
-        items, _ = read_question(learner.kind_, [data], [], reading)
+        items, _ = read_question(learner.state_.kind, [data], [], reading)
         found = tools.drift(learner, items, false_alarm=false_alarm)
     changed = [entry for entry in found.classes if entry.changed]
     said = f"{len(changed)} of {plural(len(found.classes), 'tested class', 'tested classes')} changed"

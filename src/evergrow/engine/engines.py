@@ -38,7 +38,7 @@ from evergrow.engine.job_steps import (
 from evergrow.engine.parquet_out import escape_non_utf8, read_table
 from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
 from evergrow.engine.worker_tasks import perform as shard_task
-from evergrow.features.base import Backbone
+from evergrow.features.backbone import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
@@ -152,7 +152,7 @@ class Engine(ABC):
         with self.open(learner.device, learner.weights) as (folder, options):
             # The files hold novelty scores, so one rate serves every threshold.
             file_rate = None
-            if learner.info()["novelty"] is not None:
+            if learner.state_.describe()["novelty"] is not None:
                 file_rate = FALSE_ALARM
             job = model_job(
                 learner, manifest, folder, "evaluate", top=1, false_alarm=file_rate
@@ -168,10 +168,10 @@ class Engine(ABC):
         if file_rate is not None:
             novelty = {
                 "novelty": np.concatenate([table["novelty"] for table in tables]),
-                "threshold": learner.threshold(false_alarm),
+                "threshold": learner.state_.threshold(false_alarm),
                 "false_alarm": false_alarm,
             }
-        class_names = escape_non_utf8(learner.class_names_.tolist())
+        class_names = escape_non_utf8(learner.state_.classes.tolist())
         result = evaluate_predictions(labels, predicted, class_names, **novelty)
         left_out = tuple(name for name, _ in report.samples_left_out())
         seconds = time.perf_counter() - started
@@ -207,7 +207,7 @@ class Engine(ABC):
         check_number("top", top, low=1, integer=True)
         if false_alarm is not None:
             # Raises for a model without novelty detection, before any work is done.
-            learner.threshold(false_alarm)
+            learner.state_.threshold(false_alarm)
         manifest = self.manifest(data, skip=_skips_unreadable(learner))
         with self.open(learner.device, learner.weights, lasting=True) as (
             folder,

@@ -38,6 +38,7 @@ from evergrow.engine.worker_tasks import (
     if_whole,
     release_opened,
 )
+from evergrow.learner import empty_copy
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import LabelledRows
@@ -100,15 +101,15 @@ def update(
 ) -> JobReport:
     """Learn more data. Takes the parameters of :func:`fit`."""
     check_mergeable(learner, fresh=False)
-    if learner.spec_ is not None:
-        portable_description(learner.spec_)
+    if learner.state_.spec is not None:
+        portable_description(learner.state_.spec)
     job = model_job(learner, manifest, folder, "update", fan_in=FAN_IN)
     has_template = if_whole(read_archive, job.template) is not None
     if _finished_report(job) is None and not has_template:
-        template = learner.spawn()
-        n_samples = sum(learner.n_samples_.values()) + manifest.rows
+        template = empty_copy(learner)
+        n_samples = sum(learner.state_.label_counts.values()) + manifest.rows
         template.head_.with_expected_rows(n_samples)
-        write_archive(job.template, template.to_archive())
+        write_archive(job.template, template.state_.to_archive())
     return _learn(learner, job, options, None)
 
 
@@ -137,7 +138,7 @@ def _learn(
             total = _load(path, options)
             _check_counts(job, total, report)
             sample = _layer_sample(job, skipped=report.failed)
-            unexpected = sorted({*sample.labels} - {*total.samples_by_name_})
+            unexpected = sorted({*sample.labels} - {*total.state_.counts})
             if unexpected:
                 raise EngineError(
                     f"{job.folder / 'first'} was changed: "
@@ -220,7 +221,7 @@ def _check_widths(parts: dict[int, ShardFeatures]) -> None:
 
 def _check_counts(job: Job, total: Learner, report: JobReport) -> None:
     """Check that every sample was counted once and every class has a readable one."""
-    learned = sum(total.samples_by_name_.values())
+    learned = sum(total.state_.counts.values())
     wanted = sum(
         shard.rows
         for shard in job.manifest.shards
@@ -233,7 +234,7 @@ def _check_counts(job: Job, total: Learner, report: JobReport) -> None:
             f"were left out and {learned} learned: delete {job.folder} and start again"
         )
     unreadable = {name for shard in report.shards.values() for name in shard.lost}
-    lost = sorted(unreadable - set(total.samples_by_name_))
+    lost = sorted(unreadable - set(total.state_.counts))
     if lost:
         raise InputError(
             f"every class must keep a sample that can be read, got none of {lost[0]!r}"

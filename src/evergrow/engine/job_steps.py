@@ -24,7 +24,7 @@ from evergrow.engine.job import (
 )
 from evergrow.engine.runners import Runner, TaskResult, WorkerTask
 from evergrow.engine.worker_tasks import if_whole, release_opened, versions
-from evergrow.features.base import BackboneSpec
+from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.learner import Learner
 
 
@@ -170,7 +170,7 @@ def model_job(
     learner: Learner, manifest: Manifest, folder: Path, work: Work, **settings: Any
 ) -> Job:
     """Start or resume a job on a model. `settings` are further deciding settings."""
-    model = learner.to_archive()
+    model = learner.state_.to_archive()
     decisive = {
         "model": archive_digest(model),
         **extraction_settings(learner),

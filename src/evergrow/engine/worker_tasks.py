@@ -44,7 +44,7 @@ from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
 from evergrow.engine.parquet_out import read_report, write_answers, write_features
 from evergrow.engine.runners import ShardError, UnfitWorkerError, WorkerTask
 from evergrow.features import Features
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import learn_shard, merge_shards
@@ -218,7 +218,7 @@ def _part_reports(path: Path, archive: Archive) -> dict[str, ShardReport]:
 
 def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> None:
     """Write a part or a sum, with the reports of its shards."""
-    archive = part.to_archive()
+    archive = part.state_.to_archive()
     archive.meta["engine"] = to_values(_PartReport(reports))
     write_archive(path, archive)
 
@@ -449,7 +449,7 @@ def open_backbone(job: Job, device: str, weights: str | None = None) -> Backbone
             "samples must be feature vectors, because the job has no backbone, "
             "got images or texts"
         )
-    from evergrow.features.backbones import backbone_from_spec
+    from evergrow.features.catalog import backbone_from_spec
 
     return backbone_from_spec(
         BackboneSpec.from_dict(job.backbone), weights=weights, device=device

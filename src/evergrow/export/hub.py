@@ -132,7 +132,7 @@ def push_to_hub(
         If the Hub cannot be reached, or refuses.
     """
     # Raises for an unfitted learner before anything is created on the Hub.
-    learner.to_archive()
+    learner.state_.to_archive()
     card = model_card(learner, repo, licence, dataset, summary, evaluation)
     with _hub_errors(repo):
         pushed: Any = HubModel(learner, card).push_to_hub(
@@ -210,8 +210,8 @@ def model_card(
     """
     from evergrow.features.weight_sources import hub_name, licence_of
 
-    info = learner.info()
-    spec = learner.spec_
+    info = learner.state_.describe()
+    spec = learner.state_.spec
     base_model = None
     backbone = ""
     backbone_licence = None
@@ -256,7 +256,7 @@ def _measured_accuracy(
     """Return the accuracy and number of test samples, if known."""
     if evaluation is not None:
         return evaluation.accuracy, evaluation.n_known
-    tested = learner.history_[-1].tested
+    tested = learner.state_.history[-1].tested
     if tested is None or tested.after is None:
         return None
     return tested.after, tested.samples
@@ -334,7 +334,7 @@ def published_archive(learner: Learner) -> Archive:
     >>> published_archive(learner).meta["counts"]
     {'0': 20, '1': 20}
     """
-    archive: Archive = _without_folders(learner.to_archive())
+    archive: Archive = _without_folders(learner.state_.to_archive())
     for change in archive.meta["history"]:
         change.pop("who", None)
     return archive

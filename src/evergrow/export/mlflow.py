@@ -88,13 +88,13 @@ def _pyfunc_arguments(learner: Learner) -> Iterator[dict[str, Any]]:
             "artifacts": {ARTIFACT: file},
             "signature": signature_of(learner),
             "pip_requirements": [
-                f"evergrow{_EXTRAS[learner.kind_]}=={__version__}",
+                f"evergrow{_EXTRAS[learner.state_.kind]}=={__version__}",
                 "pandas",
             ],
             "metadata": {
                 "evergrow": __version__,
-                "kind": learner.kind_,
-                "classes": len(learner.class_names_),
+                "kind": learner.state_.kind,
+                "classes": len(learner.state_.classes),
             },
         }
 
@@ -113,9 +113,9 @@ def signature_of(learner: Learner) -> Any:
             types.ParamSpec("false_alarm", types.DataType.double, 0.0),
         ]
     )
-    if learner.kind_ == "text":
+    if learner.state_.kind == "text":
         columns = [types.ColSpec(types.DataType.string, "text")]
-    elif learner.kind_ == "image":
+    elif learner.state_.kind == "image":
         columns = [types.ColSpec(types.DataType.binary, "image")]
     elif hasattr(learner, "feature_names_in_"):
         columns = [
@@ -148,16 +148,18 @@ def predict_frame(
     """
     wanted = {"top": 1, "false_alarm": 0.0, **(params or {})}
     items = model_input
-    if learner.kind_ != "features":
-        if not hasattr(items, "columns") or learner.kind_ not in list(items.columns):
+    if learner.state_.kind != "features":
+        if not hasattr(items, "columns") or learner.state_.kind not in list(
+            items.columns
+        ):
             raise InputError(
-                f"inputs must be a frame with a column {learner.kind_!r}, "
+                f"inputs must be a frame with a column {learner.state_.kind!r}, "
                 f"got {type(items).__name__}"
             )
-        items = list(items[learner.kind_])
-    if learner.kind_ == "text":
+        items = list(items[learner.state_.kind])
+    if learner.state_.kind == "text":
         items = [str(text) for text in items]
-    elif learner.kind_ == "image":
+    elif learner.state_.kind == "image":
         items = Images(tuple(_bytes(cell, row) for row, cell in enumerate(items)))
     answers = learner.ask(items, false_alarm=wanted["false_alarm"] or None)
     return answers.to_frame(top=int(wanted["top"]))

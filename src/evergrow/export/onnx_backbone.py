@@ -25,15 +25,17 @@ from evergrow.core.errors import EvergrowError
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
-from evergrow.features.backbones import ImageBackbone, TextBackbone
-from evergrow.features.base import Backbone, FeatureBlock
-from evergrow.features.depths import (
+from evergrow.features.backbone import Backbone
+from evergrow.features.depths import read_views
+from evergrow.features.image_backbone import ImageBackbone
+from evergrow.features.preprocess import Preprocessing
+from evergrow.features.recipe import FeatureBlock
+from evergrow.features.text_backbone import (
+    TextBackbone,
     default_prompt,
     read_hidden_states,
-    read_views,
     tokens_of,
 )
-from evergrow.features.preprocess import Preprocessing
 from evergrow.features.weights import first_line
 
 PURPOSE = "writing ONNX files"

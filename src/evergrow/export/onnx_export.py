@@ -30,7 +30,7 @@ from evergrow.export.onnx_backbone import (
     graph_input,
     random_features,
 )
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
@@ -249,7 +249,7 @@ def export_learner(
     **settings
         ``opset`` and ``check`` of :func:`export_onnx`.
     """
-    spec = learner.spec_
+    spec = learner.state_.spec
     backbone = None
     if spec is not None and not head_only:
         backbone = learner.backbone_()

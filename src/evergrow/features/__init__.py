@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.features.backbones import (
-        ImageBackbone,
-        TextBackbone,
-        backbone_from_spec,
-        create_backbone,
-    )
-    from evergrow.features.base import RECIPES, Backbone, BackboneSpec, FeatureRecipe
+    from evergrow.features.backbone import Backbone, BackboneSpec
     from evergrow.features.cache import FeatureCache
+    from evergrow.features.catalog import backbone_from_spec, create_backbone
     from evergrow.features.encoding import (
         EncodeConfig,
         Features,
@@ -22,8 +17,11 @@ if TYPE_CHECKING:
         encode_batch,
         featurize,
     )
+    from evergrow.features.image_backbone import ImageBackbone
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
+    from evergrow.features.recipe import RECIPES, FeatureRecipe
+    from evergrow.features.text_backbone import TextBackbone
     from evergrow.features.weight_sources import (
         BackboneInfo,
         best_backbone,
@@ -58,23 +56,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "backbones": (
-        "ImageBackbone",
-        "TextBackbone",
-        "backbone_from_spec",
-        "create_backbone",
-    ),
-    "base": ("RECIPES", "Backbone", "BackboneSpec", "FeatureRecipe"),
+    "backbone": ("Backbone", "BackboneSpec"),
     "cache": ("FeatureCache",),
+    "catalog": ("backbone_from_spec", "create_backbone"),
     "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "featurize"),
+    "image_backbone": ("ImageBackbone",),
     "images": ("decode_image",),
     "preprocess": ("PRESETS", "Preprocessing"),
+    "recipe": ("RECIPES", "FeatureRecipe"),
+    "text_backbone": ("TextBackbone",),
     "weight_sources": ("BackboneInfo", "best_backbone", "list_backbones"),
     "weights": ("hash_weights", "load_weights", "read_weights"),
 }
 """Public names by the module that is imported when one of them is first used."""
 
-_PLACES = {
+_MODULES = {
     name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names
 }
-__getattr__, __dir__ = lazy_names(__name__, _PLACES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

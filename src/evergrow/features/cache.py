@@ -49,8 +49,9 @@ from evergrow.core.record import (
     write_record,
 )
 from evergrow.data.items import Items
-from evergrow.features.base import BackboneSpec, FeatureRecipe
-from evergrow.features.images import Failure, Precision
+from evergrow.features.backbone import BackboneSpec, Precision
+from evergrow.features.batches import Failure
+from evergrow.features.recipe import FeatureRecipe
 
 VARIABLE = "EVERGROW_CACHE"
 """Environment variable that names the folder of the cache."""
@@ -98,7 +99,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
 
     Examples
     --------
-    >>> from evergrow.features.base import BackboneSpec
+    >>> from evergrow.features.backbone import BackboneSpec
     >>> from evergrow.features.cache import feature_key
     >>> spec = BackboneSpec("toy", "image", 8, "random", "ab12", "timm", {}, {})
     >>> feature_key("00", spec, "auto") == feature_key("01", spec, "auto")
@@ -172,7 +173,7 @@ class CacheEntry:
     Examples
     --------
     >>> import tempfile, pathlib, numpy as np
-    >>> from evergrow.features.base import FeatureRecipe
+    >>> from evergrow.features.recipe import FeatureRecipe
     >>> from evergrow.features.cache import CacheEntry, CacheInfo, Chunk
     >>> features = np.ones((3, 2), dtype=np.float32)
     >>> with tempfile.TemporaryDirectory() as root:

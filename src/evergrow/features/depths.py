@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import nearest
-from evergrow.features.base import FINAL, FeatureBlock
 from evergrow.features.preprocess import Preprocessing
+from evergrow.features.recipe import FINAL, FeatureBlock
 
 _CONTAINERS = ("blocks", "stages", "layers")
 _NUMBERED = (("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4"))
@@ -167,7 +167,7 @@ def read_depths(
     --------
     >>> import timm, torch
     >>> from evergrow.features.depths import read_depths
-    >>> from evergrow.features.base import FeatureBlock
+    >>> from evergrow.features.recipe import FeatureBlock
     >>> network = timm.create_model("test_vit", num_classes=0).eval()
     >>> blocks = [FeatureBlock.parse("final"), FeatureBlock.parse("mean@-2")]
     >>> with torch.inference_mode():
@@ -378,126 +378,3 @@ def pool_positions(pooling: str, rows: Tensor, mask: Tensor | None = None) -> Te
         return mean
     gaps = (rows - mean.unsqueeze(1)).masked_fill(~counted, 0.0)
     return (gaps.square().sum(dim=1) / total).sqrt()
-
-
-# -- hidden states of sentence encoders ------------------------------------------------
-
-
-def _transformer(encoder: nn.Module) -> Any:
-    """Return the transformer of a sentence encoder, None where its first part has none."""
-    return getattr(next(iter(encoder.children()), None), "auto_model", None)
-
-
-def hidden_depths(encoder: nn.Module) -> int:
-    """Return how many hidden states a sentence encoder has after its embeddings; 0 where that is not known."""
-    count = getattr(
-        getattr(_transformer(encoder), "config", None), "num_hidden_layers", None
-    )
-    return count if isinstance(count, int) else 0
-
-
-def default_prompt(encoder: Any) -> str:
-    """Return what a sentence encoder puts before every text; empty for most."""
-    name = getattr(encoder, "default_prompt_name", None)
-    return (getattr(encoder, "prompts", None) or {}).get(name) or ""
-
-
-def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str, Any]:
-    """Return a batch of tokens as a sentence encoder makes it by itself, its default prompt included.
-
-    Parameters
-    ----------
-    encoder : sentence_transformers.SentenceTransformer
-        Its tokenizer is asked.
-    texts : list of str
-        At least one.
-    device : torch.device
-        Where to put them.
-    """
-    prompt = default_prompt(encoder)
-    if hasattr(encoder, "preprocess"):
-        tokens = encoder.preprocess(texts, prompt=prompt or None)
-    else:  # before version 6 of the library
-        tokens = encoder.tokenize([f"{prompt}{text}" for text in texts])
-    return {
-        key: value.to(device) if isinstance(value, Tensor) else value
-        for key, value in tokens.items()
-    }
-
-
-def read_hidden_states(
-    encoder: Any, blocks: Sequence[FeatureBlock], tokens: dict[str, Any]
-) -> list[Tensor]:
-    """Return blocks (n, width) of a batch of tokens, in float32, from one pass; padding never counts.
-
-    Parameters
-    ----------
-    encoder : sentence_transformers.SentenceTransformer
-        The transformer and the pooling.
-    blocks : sequence of FeatureBlock
-        What to read; -1 is the last hidden state as the encoder's own pooling sees it.
-    tokens : dict
-        From :func:`tokens_of`.
-
-    Raises
-    ------
-    ParameterError
-        If the encoder lacks a depth that is asked for; the message says what there is.
-    """
-    depths = hidden_depths(encoder)  # embeddings without a transformer have none
-    mask = tokens.get("attention_mask")
-    places = [-1 if block.place == FINAL else block.place for block in blocks]
-    for block, place in zip(blocks, places, strict=True):
-        if block.view is not None or block.also or block.side:
-            raise ParameterError(
-                f"views and mirror images are for images, got {str(block)!r} for texts"
-            )
-        if block.pooling != FINAL and (not isinstance(place, int) or -place > depths):
-            raise ParameterError(
-                f"block of a sentence encoder must be cls, mean, max or spread at a hidden state, which here are "
-                f"{f'-1 to -{depths}' if depths else 'none that is known'}, got {str(block)!r}"
-            )
-    if any(place != -1 for place in places):
-        _transformer(encoder).config.output_hidden_states = True
-    output = encoder.eval()(tokens)
-    layers = output.get("all_layer_embeddings") or ()
-    read = []
-    for block, place in zip(blocks, places, strict=True):
-        if block.pooling == FINAL:
-            read.append(
-                output["sentence_embedding"][
-                    :, : getattr(encoder, "truncate_dim", None)
-                ].float()
-            )
-            continue
-        if place == -1:
-            states = output.get("token_embeddings")
-        elif layers:
-            states = layers[place]
-        else:
-            states = None
-        if (
-            mask is None
-            or not isinstance(states, Tensor)
-            or states.shape[:2] != mask.shape
-        ):
-            if isinstance(states, Tensor):
-                what = tuple(states.shape)
-            else:
-                what = type(states).__name__
-            raise InputError(
-                f"block {str(block)!r} must be read at the states of all tokens, got {what}"
-            )
-        states = states.float()
-        if block.pooling == "cls":
-            first = (
-                mask.bool().int().argmax(dim=1)
-            )  # not the first position where padding comes before
-            read.append(
-                states.gather(
-                    1, first.view(-1, 1, 1).expand(-1, 1, states.shape[2])
-                ).squeeze(1)
-            )
-        else:
-            read.append(pool_positions(block.pooling, states, mask))
-    return read

@@ -33,7 +33,6 @@ from evergrow.core.errors import (
     ImageError,
     InputError,
     NewerSchemaError,
-    NumericalError,
     ParameterError,
 )
 from evergrow.core.progress import meter
@@ -42,7 +41,17 @@ from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.items import Dataset, Items, join_blocks
 from evergrow.features import cache
-from evergrow.features.base import Backbone, BackboneSpec, FeatureRecipe, LazyBackbone
+from evergrow.features.backbone import Backbone, BackboneSpec, LazyBackbone, Precision
+from evergrow.features.batches import (
+    Failure,
+    ImageReader,
+    LoadedBatch,
+    choose_workers,
+    loaded_batches,
+    run_ahead,
+    split_rows,
+    text_batches,
+)
 from evergrow.features.cache import (
     CacheEntry,
     CacheInfo,
@@ -57,26 +66,12 @@ from evergrow.features.gpu_images import (
     RawReader,
     can_prepare,
 )
-from evergrow.features.images import (
-    Failure,
-    ImageReader,
-    LoadedBatch,
-    Precision,
-    choose_workers,
-    loaded_batches,
-    run_ahead,
-    split_rows,
-    text_batches,
-)
 from evergrow.features.preprocess import Preprocessing
+from evergrow.features.recipe import FeatureRecipe
+from evergrow.features.runner import Policy, Runner, first_precision
 
 Encoded = tuple[LoadedBatch, NDArray[np.float32]]
 OnError = Literal["raise", "skip"]
-Policy = Literal["auto", "float32", "float16"]
-
-AGREEMENT = 1e-3
-"""Largest distance of half-precision features from float32 ones, relative to the norm of each row (of each of its
-blocks), that "auto" accepts."""
 
 KEEP_FROM = 5
 """Fewer items go straight through the backbone, which takes less time than a lock and a safe way to disk."""
@@ -324,7 +319,7 @@ def encode_batch(
             layout = torch.contiguous_format
         batch = torch.stack(batch).contiguous(memory_format=layout)
     return join_blocks(
-        _Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths
+        Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths
     )
 
 
@@ -436,7 +431,7 @@ class _Encoding:
                 f"items must be what {backbone.spec.name} takes, which is of kind {backbone.spec.kind!r}, got "
                 f"{items.kind!r}"
             )
-        self.precision = _first_precision(backbone.device, config.precision)
+        self.precision = first_precision(backbone.device, config.precision)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of all items in order."""
@@ -554,7 +549,7 @@ class _Encoding:
         if isinstance(self.backbone, LazyBackbone):
             self.backbone = self.backbone.load().to(self.backbone.device)
         backbone = self.backbone.reading(recipe)
-        runner = _Runner(backbone, self.precision)
+        runner = Runner(backbone, self.precision)
         with (
             self._batches(chunks, backbone) as batches,
             closing(_encoded(batches, runner)) as encoded,
@@ -634,7 +629,7 @@ class _Encoding:
 
 
 def _encoded(
-    batches: Iterator[LoadedBatch], runner: _Runner
+    batches: Iterator[LoadedBatch], runner: Runner
 ) -> Generator[Encoded, None, None]:
     """Yield every batch with its features; a GPU is given the next ones before the first of them is fetched."""
 
@@ -658,136 +653,6 @@ def _encoded(
 def _starter(device: torch.device) -> ThreadPoolExecutor:
     """Return the one thread that starts networks on a GPU: in a new one, convolutions are prepared anew for seconds."""
     return ThreadPoolExecutor(1, "evergrow-network")
-
-
-def _first_precision(device: torch.device, policy: Policy) -> Precision | None:
-    """Return the precision that is asked for, None where the first batch decides."""
-    if policy == "float16" and device.type != "cuda":
-        raise ParameterError(
-            f"precision must be 'auto' or 'float32' where the backbone runs on {device.type}, got 'float16'; "
-            "only CUDA devices run it"
-        )
-    if policy != "auto":
-        return policy
-    if device.type == "cuda":
-        return None
-    return "float32"
-
-
-class _Runner:
-    """Runs a backbone at a precision that its first batch decides, and checks the features.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        What is run.
-    precision : {"float32", "float16"} or None
-        What is used; None before the first batch where that decides.
-    """
-
-    def __init__(self, backbone: Backbone, precision: Precision | None) -> None:
-        self.backbone = backbone
-        self.precision = precision
-
-    def start(
-        self, batch: Tensor | list[str] | None
-    ) -> Callable[[], NDArray[np.float32]]:
-        """Run a batch, and return the function that waits for its features and checks them.
-
-        Images come as the backbone's transform gives them or, where it is a
-        :class:`Preprocessing`, as bytes.
-        """
-        if batch is None:
-            return lambda: np.empty(
-                (0, self.backbone.spec.n_features), dtype=np.float32
-            )
-        with torch.inference_mode():
-            features = self._run(batch)
-            if features.device.type != "cuda":
-                return partial(self._fetch, batch, features, None)
-            # Asking for them later would wait for all that the GPU was given meanwhile.
-            host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
-            host.copy_(features, non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(features.device))
-        return partial(self._fetch, batch, host, ready)
-
-    def _fetch(
-        self, batch: Tensor | list[str], features: Tensor, ready: Any
-    ) -> NDArray[np.float32]:
-        """Return finished features as an array; a batch that overflowed in half precision is run again in float32.
-
-        Raises
-        ------
-        InputError
-            If they have another shape than the backbone says.
-        NumericalError
-            If they are not finite.
-        """
-        array: NDArray[np.float32] = features.numpy()
-        if ready is not None:
-            ready.synchronize()
-            array = array.copy()  # pinned memory is scarce
-        if self.precision == "float16" and not np.isfinite(array).all():
-            with torch.inference_mode():
-                array = self._encode(batch, "float32").cpu().numpy()
-        spec, expected = self.backbone.spec, (len(batch), self.backbone.spec.n_features)
-        if array.shape != expected:
-            raise InputError(
-                f"backbone must return features of shape {expected}, got {array.shape} from {spec.name}"
-            )
-        finite = np.isfinite(array).all(axis=1)
-        if not finite.all():
-            raise NumericalError(
-                f"features must be finite, got NaN or infinity from {spec.name} in {int((~finite).sum())} of a batch "
-                f"of {len(array)}"
-            )
-        return array
-
-    def _run(self, batch: Tensor | list[str]) -> Tensor:
-        """Return the features of a batch on the device; the first batch decides the precision."""
-        if self.precision is not None:
-            return self._encode(batch, self.precision)
-        exact = self._encode(batch, "float32")
-        half = self._encode(batch, "float16")
-        # FeatureBlock by block: one of small numbers must agree as well as the others.
-        halves, exacts = (
-            torch.split(part, list(self.backbone.spec.blocks.widths), dim=1)
-            for part in (half, exact)
-        )
-        gap = max(map(distance, halves, exacts))
-        self.precision = "float16" if gap <= AGREEMENT else "float32"
-        return half if self.precision == "float16" else exact
-
-    def _encode(self, batch: Any, precision: Precision) -> Tensor:
-        device = self.backbone.device
-        transform = self.backbone.transform
-        if isinstance(batch, Tensor):
-            batch = batch.to(device, non_blocking=True)
-            if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
-                batch = transform.normalised(batch)
-        # On a CPU an outer autocast of the caller is turned off: the precision is part
-        # of the result.
-        kind = None
-        if device.type == "cuda":
-            kind = torch.float16
-        with torch.autocast(device.type, dtype=kind, enabled=precision == "float16"):
-            return self.backbone.encode(batch).float()
-
-
-def distance(half: Tensor, exact: Tensor) -> float:
-    """Return the largest distance between rows relative to their norm; infinite where a row is not finite.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.features.encoding import distance
-    >>> round(distance(torch.tensor([[3.0, 4.5]]), torch.tensor([[3.0, 4.0]])), 6)
-    0.1
-    """
-    norms = exact.double().norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-    gaps = (half.double() - exact.double()).norm(dim=1) / norms
-    return float(torch.nan_to_num(gaps, nan=torch.inf, posinf=torch.inf).max())
 
 
 # -- warnings and progress -------------------------------------------------------------

@@ -19,13 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.data.items import Items
-from evergrow.features.images import (
-    Failure,
-    ImageReader,
-    LoadedBatch,
-    decode_image,
-    run_ahead,
-)
+from evergrow.features.batches import Failure, ImageReader, LoadedBatch, run_ahead
+from evergrow.features.images import decode_image
 from evergrow.features.preprocess import Preprocessing
 
 FILTERS = {"bilinear": 1.0, "bicubic": 2.0}

@@ -17,7 +17,7 @@ from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Kind
-from evergrow.features.base import BackboneSpec
+from evergrow.features.backbone import BackboneSpec
 
 PREFIX = "sentence:"
 SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
@@ -450,7 +450,7 @@ def licence_of(spec: BackboneSpec) -> str | None:
 
     Examples
     --------
-    >>> from evergrow.features.base import BackboneSpec
+    >>> from evergrow.features.backbone import BackboneSpec
     >>> from evergrow.features.weight_sources import licence_of
     >>> spec = BackboneSpec("resnet18.a1_in1k", "image", 512, "hub", "", "timm", {}, {})
     >>> licence_of(spec)

@@ -1,4 +1,4 @@
-"""The base of all heads: input checks, labels, learning that is all or nothing, answers, other names for classes."""
+"""The base class of all heads: input checks, labels, atomic learning, files."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ from evergrow.head.label_set import (
 from evergrow.head.ridge_model import RidgeModel
 
 Seed = Annotated[int, Between(-(2**63), 2**64)]
-"""A seed in a file."""
+"""Type of a seed in a file."""
 
 Positive = Annotated[float, Between(above=0.0)]
-"""A number above zero in a file."""
+"""Type of a positive number in a file."""
 
 
 class Heads(Registry["type[IncrementalClassifier]"]):
-    """Heads by name; what they write is an archive of kind ``head/<name>``."""
+    """Heads by name. Their files are archives of kind ``head/<name>``."""
 
     def register(self, name: str) -> Callable[[Any], Any]:
-        """Return a decorator that files a class under a name, in settings and in files."""
-        known = super().register(name)
-        written = record(f"head/{name}")
-        return lambda cls: written(known(cls))
+        """Return a decorator that registers a head under a name, also in files."""
+        register = super().register(name)
+        as_record = record(f"head/{name}")
+        return lambda cls: as_record(register(cls))
 
     def _complete(self) -> dict[str, type[IncrementalClassifier]]:
         for module in BUILT_IN.values():
@@ -83,19 +83,21 @@ class Heads(Registry["type[IncrementalClassifier]"]):
 
 
 HEADS = Heads("method", plugins=True)
-"""Every head by the name users know it under; filled by ``@HEADS.register(name)``."""
+"""All heads by name, registered with ``@HEADS.register(name)``."""
 
-EASY_ORDER = 1200
-"""Systems of up to this order are solved in about a second, which an update can afford."""
+CHEAP_ORDER = 1200
+"""Largest order of a system that is solved in about a second."""
 
 
 class Unsupported:
-    """Stands for a method that a head has not: asking for it is an error, so that ``hasattr`` says no.
+    """Placeholder of a method that a head does not have.
+
+    Access raises :class:`UnsupportedError`, so ``hasattr`` returns False.
 
     Parameters
     ----------
     ability : str
-        What the method would do.
+        What the method would do, for the message.
     """
 
     def __init__(self, ability: str) -> None:
@@ -109,19 +111,18 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     """A classifier that learns batch by batch over an open set of classes.
 
     A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`,
-    :meth:`_scores` and the pair :meth:`_contents` / :meth:`_restore`, and
-    :meth:`_regroup` where classes can get other names. ``_learn`` must either succeed
-    or leave the head unchanged, and replace what was learned rather than change it in
-    place; the base commits the labels only after it returns. Further methods are
-    optional: a head that lacks one raises
-    :class:`~evergrow.core.errors.UnsupportedError` when it is asked for.
+    :meth:`_scores`, the pair :meth:`_contents` and :meth:`_restore`, and, if its
+    classes can be renamed, :meth:`_regroup`. ``_learn`` must either succeed or leave
+    the head unchanged. It must replace the learned state, not change it in place. The
+    base class sets the labels only after it returns. All other methods are optional: a
+    head without one raises :class:`~evergrow.core.errors.UnsupportedError` on access.
 
     Attributes
     ----------
     classes_ : ndarray of shape (C,)
-        Labels learned so far, sorted.
+        Learned labels, sorted.
     n_features_in_ : int
-        Width of the features.
+        Number of features.
 
     Examples
     --------
@@ -131,13 +132,14 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     >>> SimpleCILClassifier().spawn()
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnsupportedError: method 'simplecil' cannot start an empty learner with the same layer
+    evergrow.core.errors.UnsupportedError: method 'simplecil' cannot spawn an empty
+    classifier with the same layer
     """
 
     learned_as: ClassVar[type]
-    """The dataclass of what it learns, as files hold it; its tensors are read onto the head's device."""
+    """Dataclass of the learned contents of a file. Its tensors are read to the device."""
     takes_weights: ClassVar[bool] = False
-    """Whether samples may count for more or less than one."""
+    """Whether the head supports sample weights."""
     classes_: NDArray[Any]
     n_features_in_: int
     feature_names_in_: NDArray[Any]
@@ -149,7 +151,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @abstractmethod
     def _check_params(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
+        """Raise :class:`ParameterError` if a parameter is out of range."""
 
     @abstractmethod
     def _reset(self) -> None:
@@ -157,7 +159,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @abstractmethod
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        """Learn float64 features (n, d) on the head's device; all or nothing."""
+        """Learn float64 features (n, d) on the head's device, atomically."""
 
     @abstractmethod
     def _scores(self, Z: Tensor) -> Tensor:
@@ -165,62 +167,80 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @abstractmethod
     def _contents(self) -> Any:
-        """Return what was learned, a ``learned_as``; settings and labels are written by the base."""
+        """Return the learned contents as a ``learned_as``.
+
+        The base class writes parameters and labels.
+        """
 
     @abstractmethod
     def _restore(self, learned: Any) -> None:
-        """Take over what :meth:`_contents` gave; settings, labels and device are there.
+        """Set the learned contents from the result of :meth:`_contents`.
 
-        What does not fit them is refused by :func:`~evergrow.core.record.require`.
+        Parameters, labels and device are already set. Check with
+        :func:`~evergrow.core.record.require` that the contents fit them.
         """
 
     def _regroup(self, change: ClassChange) -> None:
-        """Reorder sums by class, and add up those of classes that become one; all or nothing."""
+        """Reorder the sums of classes and add those of merged classes, atomically."""
         raise UnsupportedError(
-            f"method {self.method_name()!r} cannot give classes other names"
+            f"method {self.method_name()!r} cannot rename or merge classes"
         )
 
     def _solve_order(self) -> float:
-        """Return the order of the largest system that answers need; infinite for what takes longer than a solve."""
+        """Return the order of the largest system to solve before a prediction.
+
+        Infinite if more than a solve is needed.
+        """
         return 0.0
 
     def _settle(self) -> None:
-        """Work out what answers need, as far as it is not there yet."""
+        """Compute now what predictions need."""
 
-    # -- what not every head can do ----------------------------------------------------
+    # -- optional methods --------------------------------------------------------------
 
-    spawn: Any = Unsupported("start an empty learner with the same layer")
-    with_expected_rows: Any = Unsupported("be learned in parts")
-    with_shard_id: Any = Unsupported("be learned in parts")
-    merge: Any = Unsupported("add what another learner knows")
-    unlearn: Any = Unsupported("take samples out again")
-    forget_classes: Any = Unsupported("remove whole classes")
-    learn_unlabelled: Any = Unsupported("learn rows without labels")
-    forget_unlabelled: Any = Unsupported("learn rows without labels")
-    fade: Any = Unsupported("let what it knows count for less")
-    predict_proba: Any = Unsupported("give class probabilities")
-    novelty_score: Any = Unsupported("say how unlike anything learned something is")
-    novelty_terms: Any = Unsupported("say how unlike anything learned something is")
-    expected_terms: Any = Unsupported("say how unlike anything learned something is")
-    held_out_scores: Any = Unsupported(
-        "score learned rows as if they had not been learned"
-    )
+    spawn: Any = Unsupported("spawn an empty classifier with the same layer")
+    with_expected_rows: Any = Unsupported("learn in shards")
+    with_shard_id: Any = Unsupported("learn in shards")
+    merge: Any = Unsupported("merge with another classifier")
+    unlearn: Any = Unsupported("unlearn samples")
+    forget_classes: Any = Unsupported("remove classes")
+    learn_unlabelled: Any = Unsupported("learn unlabelled rows")
+    forget_unlabelled: Any = Unsupported("learn unlabelled rows")
+    fade: Any = Unsupported("reduce the weight of what it learned")
+    predict_proba: Any = Unsupported("predict probabilities")
+    novelty_score: Any = Unsupported("score novelty")
+    novelty_terms: Any = Unsupported("score novelty")
+    expected_terms: Any = Unsupported("score novelty")
+    held_out_scores: Any = Unsupported("score learned rows as held-out rows")
     calibrate: Any = Unsupported("be calibrated")
     linear_map: Any = Unsupported("be written as plain matrices")
 
     def require_weights(self) -> None:
-        """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""
+        """Raise :class:`UnsupportedError` if the head has no sample weights."""
         if not self.takes_weights:
             raise UnsupportedError(
-                f"method {self.method_name()!r} cannot let samples count for more or less than one"
+                f"method {self.method_name()!r} does not support sample weights"
             )
 
     @classmethod
     def method_name(cls) -> str:
-        """Return the name that the head is registered under, or that of its class."""
-        return next(
-            (name for name in HEADS.names() if HEADS[name] is cls), cls.__name__
-        )
+        """Return the registered name of the head, or the name of its class."""
+        for name in HEADS.names():
+            if HEADS[name] is cls:
+                return name
+        return cls.__name__
+
+    @classmethod
+    def param_names(cls) -> list[str]:
+        """Return the names of the constructor's parameters."""
+        return cls._param_names()
+
+    def check_params(self) -> None:
+        """Raise :class:`ParameterError` if a parameter is out of range.
+
+        Parameters are checked when something is learned; this checks them earlier.
+        """
+        self._check_params()
 
     def _is_fitted(self) -> bool:
         return hasattr(self, "classes_") and len(self.classes_) > 0
@@ -232,7 +252,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             )
 
     def _require_started(self) -> None:
-        """Raise unless there is something to save; a spawned classifier has begun before it knows a class."""
+        """Raise unless there is a state. A spawned classifier has one without classes."""
         if "classes_" not in vars(self):
             self._require_fitted()
 
@@ -241,7 +261,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     # -- learning ----------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Forget everything and learn the first task.
+        """Forget everything and learn a first batch.
 
         Parameters
         ----------
@@ -257,7 +277,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         return self._begin(X, y, None)
 
     def _begin(self, X: Any, y: Any, sample_weight: Any) -> Self:
-        """Learn the first task. It may have weights, which ``fit`` has none of: the layer is made without them."""
+        """Learn the first batch. The layer is built without looking at the weights."""
         self._check_params()
         device = resolve_device(self.device)
         before = vars(self).copy()
@@ -269,7 +289,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             self._reset()
             self.device_ = device
             self._learn(Z, update)
-        except BaseException:  # a learner that was fitted before stays as it was
+        except BaseException:  # also an interrupt leaves the old state
             self.__dict__.clear()
             self.__dict__.update(before)
             raise
@@ -285,7 +305,15 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         *,
         reset: bool = False,
     ) -> tuple[Tensor, NDArray[Any], Tensor | None]:
-        """Return rows and labels of some weight, and the weights; None where every one is one."""
+        """Check a labelled batch and leave out rows with weight zero.
+
+        Returns
+        -------
+        Z : Tensor of shape (n, d)
+        labels : ndarray of shape (n,)
+        weights : Tensor of shape (n,) or None
+            None stands for ones.
+        """
         Z = self._features(X, device, reset=reset)
         labels = as_labels(y, len(Z))
         weights = as_weights(sample_weight, len(Z))
@@ -293,33 +321,30 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             return Z, labels, None
         self.require_weights()
         rows = np.flatnonzero(weights)
-        return (
-            Z[torch.from_numpy(rows).to(device)],
-            labels[rows],
-            torch.from_numpy(weights[rows]).to(device),
-        )
+        positive = torch.from_numpy(weights[rows]).to(device)
+        return Z[torch.from_numpy(rows).to(device)], labels[rows], positive
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> Self:
-        """Learn one more batch: new classes, old classes or both, of any size.
+        """Learn one more batch of any size, with new classes, old classes or both.
 
-        The first call is the same as :meth:`fit`. If anything is wrong with the batch
-        the learner stays exactly as it was.
+        The first call is the same as :meth:`fit`. If the batch is refused, the
+        classifier does not change.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
             Features.
         y : array-like of shape (n,)
-            Labels, of the same kind as before.
+            Labels, of the same type as before.
         classes : array-like, optional
-            Accepted for scikit-learn's sake and not needed; if given, ``y`` must be
-            among them.
+            Not needed, accepted for compatibility with scikit-learn. If given, it must
+            contain all labels of ``y``.
         sample_weight : array-like of shape (n,), optional
-            How many samples each counts for: 2 is as if it came twice, 0 as if it had
-            not come. The layer of a first batch is made without a look at them. Not
-            every head takes them; see :attr:`takes_weights`.
+            Weight of each sample: 2 counts as two copies, 0 as none. By default 1. The
+            layer does not depend on weights. Not every head supports them; see
+            :attr:`takes_weights`.
 
         Returns
         -------
@@ -328,13 +353,14 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         Raises
         ------
         UnsupportedError
-            If the head takes no weights, and they are not all one.
+            If the head does not support weights, and they are not all one.
         """
         if classes is not None:
             unknown = np.setdiff1d(np.asarray(y), np.asarray(classes))
             if len(unknown):
                 raise LabelError(
-                    f"y must be among the classes {list(classes)!r}, got {unknown[:5].tolist()}"
+                    f"y must be among the classes {list(classes)!r}, "
+                    f"got {unknown[:5].tolist()}"
                 )
         if "classes_" not in vars(self):
             return self._begin(X, y, sample_weight)
@@ -344,10 +370,10 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         self.classes_ = update.classes
         return self
 
-    # -- answering ---------------------------------------------------------------------
+    # -- predicting --------------------------------------------------------------------
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return the score of every class; for two classes, as scikit-learn has it, one signed column.
+        """Return the score of every class, or one signed column for two classes.
 
         Parameters
         ----------
@@ -365,7 +391,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         return scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most likely class of every row.
+        """Predict the most likely class of every row.
 
         Parameters
         ----------
@@ -375,102 +401,130 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         Returns
         -------
         ndarray of shape (n,)
-            Labels of the kind that was learned.
+            Labels, of the type that was learned.
         """
         scores = self.class_scores(X)
         return np.asarray(self.classes_[scores.argmax(axis=1)])
 
     def class_scores(self, X: Any) -> NDArray[np.float64]:
-        """Return scores (n, C), one column per entry of ``classes_`` whatever their number.
+        """Return the score of every class, with one column per entry of ``classes_``.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
             Features.
+
+        Returns
+        -------
+        ndarray of shape (n, C)
+            Larger means more likely.
         """
         self._require_fitted()
-        scores = self._scores(self._features(X, self.device_))
-        if not bool(torch.isfinite(scores).all()):
-            row = int((~torch.isfinite(scores)).any(dim=1).nonzero()[0])
-            raise NumericalError(
-                f"scores must be finite, got some that are not, first for row {row}: are its features of the size that "
-                "was learned?"
-            )
+        scores = finite_scores(self._scores(self._features(X, self.device_)))
         return np.asarray(scores.cpu().numpy())
 
     def _features(self, X: Any, device: torch.device, *, reset: bool = False) -> Tensor:
-        """Return X as a finite float64 tensor on the device, or raise :class:`InputError`."""
+        """Return X as a finite float64 tensor on the device.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+        device : torch.device
+            The device.
+        reset : bool
+            Whether to set ``n_features_in_`` instead of checking it.
+
+        Raises
+        ------
+        InputError
+            If X is not a finite matrix of the right width.
+        """
         if isinstance(X, torch.Tensor):
-            if X.is_complex():
-                raise InputError(
-                    f"X must be real, got {X.dtype}: Complex data not supported"
-                )
-            Z = X.detach().to(device, torch.float64)
-            check_matrix("X", Z, columns=None if reset else self.n_features_in_)
-            if min(Z.shape) < 1:
-                raise InputError(
-                    f"X must have at least one row and one column, got shape {tuple(Z.shape)}"
-                )
-        elif (
-            # What a stream hands over, so that scikit-learn's milliseconds of checks
-            # would find nothing. A sum that is not finite may come from finite numbers;
-            # such an array takes the long way, which tells.
-            type(X) is np.ndarray
-            and X.dtype in (np.float32, np.float64)
-            and X.ndim == 2
-            and min(X.shape) > 0
-            and (
-                reset
-                or (
-                    X.shape[1] == self.n_features_in_
-                    and not hasattr(self, "feature_names_in_")
-                )
-            )
-            and bool(np.isfinite(X.sum()))
-        ):
+            Z = self._tensor_features(X, device, reset=reset)
+        elif self._is_plain_array(X, reset=reset):
             Z = torch.from_numpy(np.array(X, dtype=np.float64, order="C")).to(device)
         else:
-            from sklearn.utils.validation import validate_data
-
-            try:
-                # Copying happens only where the type changes or the array is read-only.
-                array = validate_data(self, X, reset=reset, dtype=np.float64, order="C")
-            except ValueError as error:
-                raise InputError(
-                    f"X must be a finite 2-D array of features: {error}"
-                ) from error
-            return torch.from_numpy(
-                array if array.flags.writeable else array.copy()
-            ).to(device)
+            return self._validated_features(X, device, reset=reset)
         if reset:
             self.n_features_in_ = int(Z.shape[1])
             self.__dict__.pop("feature_names_in_", None)
         return Z
 
-    # -- copies, solving, names --------------------------------------------------------
+    def _tensor_features(
+        self, X: Tensor, device: torch.device, *, reset: bool
+    ) -> Tensor:
+        if X.is_complex():
+            raise InputError(
+                f"X must be real, got {X.dtype}: Complex data not supported"
+            )
+        Z = X.detach().to(device, torch.float64)
+        check_matrix("X", Z, columns=None if reset else self.n_features_in_)
+        if min(Z.shape) < 1:
+            raise InputError(
+                "X must have at least one row and one column, "
+                f"got shape {tuple(Z.shape)}"
+            )
+        return Z
+
+    def _is_plain_array(self, X: Any, *, reset: bool) -> bool:
+        """Return whether X is an array that scikit-learn's checks would accept as it is.
+
+        Those checks take milliseconds, too long for a stream. A sum that is not finite
+        may come from finite numbers; such an array is left to scikit-learn.
+        """
+        if type(X) is not np.ndarray or X.dtype not in (np.float32, np.float64):
+            return False
+        if X.ndim != 2 or min(X.shape) == 0:
+            return False
+        has_names = hasattr(self, "feature_names_in_")
+        if not reset and (X.shape[1] != self.n_features_in_ or has_names):
+            return False
+        return bool(np.isfinite(X.sum()))
+
+    def _validated_features(
+        self, X: Any, device: torch.device, *, reset: bool
+    ) -> Tensor:
+        """Return X as a tensor after scikit-learn's checks."""
+        from sklearn.utils.validation import validate_data
+
+        try:
+            array = validate_data(self, X, reset=reset, dtype=np.float64, order="C")
+        except ValueError as error:
+            raise InputError(
+                f"X must be a finite 2-D array of features: {error}"
+            ) from error
+        if not array.flags.writeable:
+            array = array.copy()
+        return torch.from_numpy(array).to(device)
+
+    # -- copies and solving ------------------------------------------------------------
 
     def branch(self) -> Self:
-        """Return a copy that learns on its own; it costs nothing, since learning replaces what was learned."""
+        """Return a copy that can be changed on its own.
+
+        It shares the learned state, which changes replace, so it takes no memory.
+        """
         return copy.copy(self)
 
     def settle(self, *, cheap_only: bool = False) -> Self:
-        """Work out now what answers need, rather than at the first question.
+        """Solve now what predictions need, instead of at the first prediction.
 
         Parameters
         ----------
-        cheap_only : bool
-            Whether to leave it where it would take more than about a second.
+        cheap_only : bool, default=False
+            Do nothing if it would take more than about a second.
 
         Returns
         -------
         self
         """
-        if self._is_fitted() and (not cheap_only or self._solve_order() <= EASY_ORDER):
+        if self._is_fitted() and (not cheap_only or self._solve_order() <= CHEAP_ORDER):
             self._settle()
         return self
 
     def _change_classes(self, change: ClassChange) -> Self:
-        if change.groups != [[place] for place in range(len(self.classes_))]:
+        if change.groups != [[column] for column in range(len(self.classes_))]:
             self._regroup(change)
         self.classes_ = change.classes
         return self
@@ -480,26 +534,25 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the classifier to one safetensors file, atomically.
 
-        A crash leaves the old file or the new one. The file holds settings, labels and
-        what was learned, never code.
+        A crash leaves the old file or the new one. The file contains parameters, labels
+        and the learned state, but no code.
 
         Parameters
         ----------
         path : path-like
-            Where to.
+            The file.
         """
         write_archive(path, self.to_archive())
 
     def to_archive(self) -> Archive:
-        """Return what :meth:`save` writes, for those who put a head into a file of their own."""
+        """Return the contents that :meth:`save` writes, as part of another file."""
         self._require_started()
         archive = make_archive(type(self), written_values(self._contents()))
         params = {
             name: plain_value(name, value)
             for name, value in self.get_params(deep=False).items()
         }
-        # What a later version wrote beside that, and this one does not know, goes back
-        # where it was.
+        # Fields that a later version wrote are kept.
         for name, value in self._unknown_fields.items():
             archive.meta.setdefault(name, value)
         labels = asdict(StoredLabels.of(self.classes_))
@@ -514,21 +567,20 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     def load(
         cls, path: str | os.PathLike[str], device: str | torch.device | None = None
     ) -> Self:
-        """Read a classifier that :meth:`save` wrote.
+        """Load a classifier that :meth:`save` wrote.
 
         Parameters
         ----------
         path : path-like
-            Where from.
+            The file.
         device : str or torch.device, optional
-            Where to put it; by default where its ``device`` setting says, as far as
-            this machine has that.
+            The device. By default the ``device`` parameter in the file, or the CPU if
+            this machine does not have that device.
 
         Raises
         ------
         FileFormatError
-            If the file is no classifier of this class, is damaged or contradicts
-            itself.
+            If the file is damaged or is not a classifier of this class.
         NewerSchemaError
             If a newer evergrow wrote it.
         """
@@ -542,49 +594,29 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         *,
         name: str = "the archive",
     ) -> Self:
-        """Rebuild a classifier from what :meth:`to_archive` gave.
+        """Restore a classifier from the result of :meth:`to_archive`.
 
         Parameters
         ----------
         archive : Archive
-            Of this class.
+            Contents of a classifier of this class.
         device : str or torch.device, optional
-            As for :meth:`load`.
-        name : str
-            What messages call the source.
+            The device, as for :meth:`load`.
+        name : str, default="the archive"
+            Name of the source in error messages.
 
         Raises
         ------
         FileFormatError
-            If it is of another kind, or its contents do not fit each other.
+            If the archive is of another class, or its contents do not fit each other.
         """
         check_kind(cls, archive, name)
         saved = read_fields(SavedHead, archive, name=name)
-        try:
-            check_keys(saved.params, cls._param_names(), "setting")
-            made = cls(
-                **{
-                    key: tuple(item) if isinstance(item, list) else item
-                    for key, item in saved.params.items()
-                }
-            )
-            made._check_params()
-        except (
-            EvergrowError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:
-            raise FileFormatError(
-                f"{name} must have settings that the method takes: {error}"
-            ) from error
+        made = cls._from_saved_params(saved.params, name)
         if device is None:
             made.device_ = _usable_device(name, made.device)
         else:
             made.device_ = resolve_device(device)
-        if device is not None:
             made.device = device
         made.classes_ = saved.labels.table()
         made.n_features_in_ = saved.n_features
@@ -595,9 +627,8 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         )
         try:
             made._restore(learned)
-            if not bool(
-                (made.classes_[:-1] < made.classes_[1:]).all()
-            ):  # they got other names in the file
+            is_sorted = bool((made.classes_[:-1] < made.classes_[1:]).all())
+            if not is_sorted:  # classes were renamed or merged in the file
                 made._change_classes(ClassChange.of(made.classes_, {}))
         except (FileFormatError, InputError, ParameterError) as error:
             raise FileFormatError(
@@ -613,8 +644,32 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         }
         return made
 
+    @classmethod
+    def _from_saved_params(cls, params: Mapping[str, Any], name: str) -> Self:
+        """Return an unfitted classifier with the parameters of a file."""
+        try:
+            check_keys(params, cls._param_names(), "setting")
+            values = {
+                key: tuple(item) if isinstance(item, list) else item
+                for key, item in params.items()
+            }
+            made = cls(**values)
+            made._check_params()
+        except (
+            EvergrowError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
+            raise FileFormatError(
+                f"{name} must have settings that the method takes: {error}"
+            ) from error
+        return made
+
     def _check_model(self, model: RidgeModel) -> RidgeModel:
-        """Return a ridge model of a file that fits the head's features and classes."""
+        """Return a ridge model of a file after checking that it fits the head."""
         require(
             model.layer.n_features_in == self.n_features_in_,
             "its layer is for features of another width",
@@ -626,8 +681,20 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         return model
 
 
+def finite_scores(scores: Tensor) -> Tensor:
+    """Return class scores (n, C), or raise :class:`NumericalError` if not finite."""
+    is_finite = torch.isfinite(scores)
+    if not bool(is_finite.all()):
+        row = int((~is_finite).any(dim=1).nonzero()[0])
+        raise NumericalError(
+            f"scores must be finite, but those of row {row} are not: check that its "
+            "features are as large as the learned ones"
+        )
+    return scores
+
+
 def _usable_device(name: str, device: Any) -> torch.device:
-    """Return the device that a file asks for, or the CPU where this machine has no such one."""
+    """Return the device named in a file, or the CPU if this machine does not have it."""
     try:
         if device == "auto":
             return resolve_device(device)

@@ -1,4 +1,4 @@
-"""The classifier: a frozen layer, statistics that add up, and a readout solved from them when asked for."""
+"""The default classifier: a frozen layer, additive statistics and a solved readout."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from evergrow.core.errors import (
     ParameterError,
     UnsupportedError,
 )
-from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.threads import threads_for
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
+from evergrow.head.classifier_state import ClassifierState
 from evergrow.head.label_set import (
     ClassChange,
     LabelUpdate,
@@ -47,52 +47,56 @@ from evergrow.head.layers.feature_map import (
 )
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
-from evergrow.head.linalg.statistics import Readout, RidgeStatistics
-from evergrow.head.novelty import NoveltyStandard
+from evergrow.head.linalg.statistics import RidgeStatistics
+from evergrow.head.novelty.score import NoveltyStandard
 from evergrow.head.pseudo_labels import (
     PseudoLabelReport,
     PseudoLabels,
     merge_pseudo_labels,
     pseudo_label_rows,
 )
-from evergrow.head.readout import (
-    READOUTS,
-    Choice,
-    HeldOutScores,
-    Locked,
-    SolvedCache,
-    SolvedChoice,
-    solved_once,
-)
+from evergrow.head.readout import READOUTS
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
+from evergrow.head.solved_cache import HeldOutScores, Solution, SolvedCache
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_USUAL_WIDTH = 3000  # columns of a layer whose width is not known yet
+NORMALIZATIONS = ("auto", "none", "l2", "sqrt-l2")
 
 GCV_FLOOR = 1e-6
-"""Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
+"""Smallest ridge that is ever chosen, relative to the energy of a row. Compact
+statistics must stay exact down to it."""
 
-LEAST_MASS = 1e-6
-"""Weight of a class below which nothing is left of it."""
+MIN_CLASS_WEIGHT = 1e-6
+"""A class whose samples have a smaller total weight counts as lost."""
 
-_FLOOR_ROWS = 256  # rows that tell the energy of a row well enough for a bound
+_USUAL_WIDTH = 3000  # columns of a layer whose width is not known yet
 
-
-@record("head-solution")
-@dataclasses.dataclass(frozen=True, eq=False)
-class Solution:
-    """What has been worked out from the statistics, so that a saved model answers without solving."""
-
-    readout: Readout
-    temperature: Positive | None = None
-    choice: Choice | None = None
+_FLOOR_ROWS = 256  # rows from which the energy of a row is estimated
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learned:
-    """What files hold of what was learned."""
+    """The learned contents of a file.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the layer.
+    model : RidgeModel
+        Layer and statistics of the labelled samples.
+    temperature : float or None
+        Calibrated temperature.
+    novelty : NoveltyStandard or None
+        Calibrated novelty score.
+    solution : Solution or None
+        Results solved from the labelled samples.
+    guesses : PseudoLabels or None
+        Rows learned without labels.
+    guessed : Solution or None
+        Results solved from labelled samples and pseudo-labels.
+    """
 
     seed: Seed
     model: RidgeModel
@@ -103,74 +107,17 @@ class Learned:
     guessed: Solution | None = None
 
 
-def _solution_of(solved: SolvedCache) -> Solution | None:
-    """Return what a file keeps of what was solved; a calibrated temperature is no matter of the statistics."""
-    found = solved.known_solution()
-    if found is None:
-        return None
-    return Solution(*found)
-
-
-class Blend(Locked):
-    """Labelled samples and guesses together; their sums are added at the first question.
-
-    Parameters
-    ----------
-    model : RidgeModel
-        The labelled samples.
-    guesses : PseudoLabels
-        The guesses.
-    before : SolvedCache
-        Its choices are where the search for new ones begins.
-    fixed : float or None
-        The ridge; None where it is chosen from the statistics.
-    """
-
-    def __init__(
-        self,
-        model: RidgeModel,
-        guesses: PseudoLabels,
-        before: SolvedCache,
-        fixed: float | None,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.guesses = guesses
-        self.kind = before.kind
-        self.fixed = fixed
-        self._known = SolvedChoice(before.choice)
-
-    @solved_once
-    def cache(self) -> SolvedCache:
-        """What answers are solved from."""
-        return SolvedCache(
-            self.guesses.blended(self.model),
-            self.kind,
-            self.fixed,
-            self._known,
-            shape_masses=self.model.masses,
-        )
-
-    def with_cache(self, cache: SolvedCache) -> Blend:
-        """Return the same samples and guesses with another state of their solution."""
-        made = Blend(self.model, self.guesses, cache, self.fixed)
-        vars(made)["cache"] = cache
-        return made
-
-
 def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
-    """Let a method of the classifier use as many threads as its work deserves.
+    """Run a method of the classifier with as many threads as its work deserves.
 
-    The first argument of the method are rows, if it has any.
+    The first argument of the method, if any, has one item per row.
     """
 
     @functools.wraps(method)
     def limited(*args: P.args, **settings: P.kwargs) -> T:
         head: Any = args[0]
         rows: Any = args[1] if len(args) > 1 else ()
-        n_rows = 0
-        if hasattr(rows, "__len__"):
-            n_rows = len(rows)
+        n_rows = len(rows) if hasattr(rows, "__len__") else 0
         with threads_for(head._work(n_rows)):
             return method(*args, **settings)
 
@@ -179,60 +126,62 @@ def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
 
 @HEADS.register("evergrow")
 class Classifier(IncrementalClassifier):
-    """A classifier that learns new classes batch by batch, exactly as if it saw everything at once.
+    """A classifier that learns new classes batch by batch, exactly as if trained jointly.
 
-    The first batch fixes a layer: random Fourier units of a bandwidth that suits the
-    data, beside the features themselves. Every batch adds to sums over samples, from
-    which class scores are solved when they are asked for. So nothing is forgotten and
-    no sample is kept, and samples can be taken out again, learners merged, classes
+    The first batch fixes a layer: the features themselves and random Fourier features
+    with a bandwidth that suits the data. Every batch is added to sums over samples, and
+    class scores are solved from these sums when they are needed. Nothing is forgotten
+    and no sample is kept. Samples can be unlearned, classifiers merged and classes
     renamed.
 
     Parameters
     ----------
-    n_units : int or None
-        Units of the layer, at most 65,536; 0 uses the features alone. None takes the
-        layer's own number: by default 3,000, or 24 a feature where that is fewer, but
-        at least 2,048.
-    alpha : float or "gcv"
-        Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation,
-        again and again as they grow.
-    layer : Layer, str, mapping or None
-        :class:`~evergrow.head.layers.FourierLayer` (the default),
-        :class:`~evergrow.head.layers.GuidedLayer`, the name of a layer, or its plain
-        values such as ``{"kind": "guided", "scales": "auto"}``.
-    readout : {"denoised", "ridge"}
-        Class scores from class means that are taken for the estimates they are, so that
-        a class of a few samples beside others of many is recognised too; or from ridge
-        regression.
-    normalize : {"auto", "none", "l2", "sqrt-l2"}
-        What is done to features first. ``"auto"`` brings rows to length one, after a
-        square root where no feature is negative; it leaves several ``blocks`` as they
-        are.
-    shape_directions : int
-        Directions of the first batch in which the second moments of every class are
-        kept, so that the denoised readout knows the shape of each class; 0 keeps none.
-        A class of n samples takes ``8 k (n + 1)`` bytes, and at most ``4 k (k + 3)``.
-    blocks : tuple of int or None
-        Columns of each block of features that stand side by side, each of equal energy,
-        as those of several depths of a backbone do. The denoised readout chooses from
-        the statistics how much each counts.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-    random_state : int, numpy generator or None
+    n_units : int or None, default=None
+        Units of the layer, at most 65,536. 0 uses the features alone. None uses the
+        default of the layer: 3,000 units, or 24 per feature if that is less, but at
+        least 2,048.
+    alpha : float or "gcv", default="gcv"
+        Ridge. ``"gcv"`` chooses it from the statistics by generalised
+        cross-validation, and chooses it again as they grow.
+    layer : Layer, str, mapping or None, default=None
+        A layer, its name, or its settings such as ``{"kind": "guided", "scales":
+        "auto"}``. None uses :class:`~evergrow.head.layers.FourierLayer`; the other
+        layer is :class:`~evergrow.head.layers.GuidedLayer`.
+    readout : {"denoised", "ridge"}, default="denoised"
+        How class scores are computed. ``"denoised"`` removes the estimation noise of
+        the class means, so that a class with few samples is recognised beside classes
+        with many. ``"ridge"`` is ridge regression.
+    normalize : {"auto", "none", "l2", "sqrt-l2"}, default="auto"
+        Normalisation of the features. ``"auto"`` scales rows to unit length, after a
+        square root if no feature is negative. It does nothing with several ``blocks``.
+    shape_directions : int, default=128
+        Number of directions, from the first batch, in which the second moments of every
+        class are kept. The denoised readout uses them to model the shape of each class.
+        0 keeps none. A class with n samples takes ``8 k (n + 1)`` bytes, but at most
+        ``4 k (k + 3)``.
+    blocks : tuple of int or None, default=None
+        Widths of blocks of features that stand side by side, such as several depths of
+        a backbone, each scaled to equal energy. The denoised readout chooses a weight
+        for each block from the statistics.
+    device : str or torch.device, default="auto"
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or another device.
+    random_state : int, numpy generator or None, default=None
         Seed of the layer.
 
     Attributes
     ----------
-    classes_ : ndarray
-        Labels learned, sorted.
-    class_counts_ : ndarray of int
-        Samples learned of each.
+    classes_ : ndarray of shape (C,)
+        Learned labels, sorted.
+    class_counts_ : ndarray of int of shape (C,)
+        Number of learned samples per class.
+    n_features_in_ : int
+        Number of features.
     n_units_ : int
-        Units of the layer.
+        Number of units of the layer.
     alpha_ : float
         The ridge in use.
     block_weights_ : ndarray or None
-        How much each block of features counts.
+        Weight of each block of features.
 
     Examples
     --------
@@ -250,13 +199,10 @@ class Classifier(IncrementalClassifier):
     learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
     verbose: int = 0
-    _model: RidgeModel
-    _solved: SolvedCache
     _seed: int
+    _state: ClassifierState
     _temperature: float | None = None
     _standard: NoveltyStandard | None = None
-    _guesses: PseudoLabels | None = None
-    _blend: Blend | None = None
 
     def __init__(
         self,
@@ -280,7 +226,7 @@ class Classifier(IncrementalClassifier):
         self.device = device
         self.random_state = random_state
 
-    # -- settings ----------------------------------------------------------------------
+    # -- parameters --------------------------------------------------------------------
 
     def _check_params(self) -> None:
         self._chosen_layer()
@@ -289,51 +235,50 @@ class Classifier(IncrementalClassifier):
         else:
             check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("readout", self.readout, READOUTS)
-        check_choice("normalize", self.normalize, ("auto", "none", "l2", "sqrt-l2"))
+        check_choice("normalize", self.normalize, NORMALIZATIONS)
         check_number(
             "shape_directions", self.shape_directions, low=0, high=4096, integer=True
         )
-        sizes = () if self.blocks is None else self.blocks
-        if (
-            not isinstance(sizes, (tuple, list))
-            or len(sizes) > MOST_BLOCKS
-            or (self.blocks is not None and not sizes)
-        ):
+        if self.blocks is not None:
+            self._check_blocks(self.blocks)
+
+    def _check_blocks(self, blocks: Any) -> None:
+        is_sequence = isinstance(blocks, (tuple, list))
+        if not is_sequence or not 1 <= len(blocks) <= MOST_BLOCKS:
             raise ParameterError(
-                f"blocks must be None or 1 to {MOST_BLOCKS} numbers of columns, got {self.blocks!r}"
+                f"blocks must be None or 1 to {MOST_BLOCKS} widths, got {blocks!r}"
             )
-        for size in sizes:
+        for size in blocks:
             check_number("blocks", size, low=1, high=2**31, integer=True)
-        if len(sizes) > 1 and self.normalize not in ("auto", "none"):
+        if len(blocks) > 1 and self.normalize not in ("auto", "none"):
             raise ParameterError(
-                f"normalize must be 'auto' or 'none' with several blocks, got {self.normalize!r}"
+                "normalize must be 'auto' or 'none' with several blocks, "
+                f"got {self.normalize!r}"
             )
 
     def _chosen_layer(self) -> Layer:
         """Return the settings of the layer to build."""
         layer: Any = self.layer
-        own: dict[str, Any]
-        if self.n_units is None:
-            own = {}
-        else:
-            own = {"n_units": self.n_units}
+        units: dict[str, Any] = {}
+        if self.n_units is not None:
+            units["n_units"] = self.n_units
         if layer is None:
-            return FourierLayer(**own)
+            return FourierLayer(**units)
         if isinstance(layer, str):
             check_choice("layer", layer, LAYERS.names())
             layer = {"kind": layer}
         if isinstance(layer, Mapping):
-            return layer_from_plain({**layer, **own})
+            return layer_from_plain({**layer, **units})
         if not isinstance(layer, Layer):
             raise ParameterError(
                 f"layer must be a layer, its name or None, got {type(layer).__name__}"
             )
-        if own:
-            return dataclasses.replace(layer, **own)
+        if units:
+            return dataclasses.replace(layer, **units)
         return layer
 
     def _fixed_alpha(self) -> float | None:
-        """Return the ridge, None where it is chosen from the statistics."""
+        """Return the ridge; None if it is chosen from the statistics."""
         if isinstance(self.alpha, str):
             return None
         return float(self.alpha)
@@ -341,94 +286,87 @@ class Classifier(IncrementalClassifier):
     # -- learning ----------------------------------------------------------------------
 
     def _reset(self) -> None:
-        for name in (
-            "_model",
-            "_solved",
-            "_temperature",
-            "_standard",
-            "_guesses",
-            "_blend",
-        ):
+        for name in ("_state", "_temperature", "_standard"):
             self.__dict__.pop(name, None)
 
     @_with_threads_for_rows
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        if "_model" not in vars(self):
+        if "_state" not in vars(self):
             self._seed = resolve_seed(self.random_state)
-            self._commit(self._first_model(Z, labels.codes), None, None)
-        learned = self._model.learn(Z, labels.codes, labels.groups, labels.weights)
-        guesses = self._guesses
-        if guesses is not None:  # a label replaces the guess about its row
-            guesses = guesses.group(labels.groups).without(learned, Z)
-        solved = self._solved.followed(
+            model = self._first_model(Z, labels.codes)
+            self._state = ClassifierState.start(
+                model, self.readout, self._fixed_alpha()
+            )
+        learned = self._state.model.learn(
+            Z, labels.codes, labels.groups, labels.weights
+        )
+        pseudo_labels = self._state.pseudo_labels
+        if pseudo_labels is not None:
+            # A label replaces the pseudo-label of the same row.
+            pseudo_labels = pseudo_labels.group(labels.groups).without(learned, Z)
+        solved = self._state.solved.followed(
             learned, Z, labels.codes, labels.groups, labels.weights
         )
-        self._commit(learned, solved, guesses)
+        self._replace_model(learned, solved=solved, pseudo_labels=pseudo_labels)
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
-        """Build the layer on the first batch; nothing is learned through it yet."""
+        """Build the layer from the first batch. Its rows are not learned yet."""
         rule = self.normalize
         if rule == "auto" and len(self.blocks or ()) > 1:
-            rule = "none"  # each block has been brought to equal energy by itself
+            rule = "none"  # each block was scaled to equal energy already
         rule = resolve_normalization(rule, Z)
         Z = normalize(Z, rule)
         blocks = first_blocks(Z, codes, self.blocks)
-        if blocks is None:
-            Z = Z
-        else:
+        if blocks is not None:
             Z = blocks.apply(Z)
-        kind = self._chosen_layer()
+        settings = self._chosen_layer()
         alpha = self._fixed_alpha()
-        # A matrix of all rows and many classes would be large: the default layer looks
-        # at no targets.
-        is_drawn = isinstance(kind, FourierLayer)
-        if is_drawn:
+        if isinstance(settings, FourierLayer):
+            # This layer ignores targets, and a one-hot matrix may be large.
             Y = Z.new_empty(len(Z), 0)
         else:
             Y = torch.nn.functional.one_hot(codes).to(Z.dtype)
-        layer = kind.build(Z, Y, seed=self._seed, alpha=alpha, verbose=self.verbose > 0)
+        layer = settings.build(
+            Z, Y, seed=self._seed, alpha=alpha, verbose=self.verbose > 0
+        )
         check_contrast(layer, Z)
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
-        floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
+        energy = max(layer.centred_energy(some) / len(some), 1e-12)
         shapes = None
         if self.shape_directions:
             shapes = ClassShapes.first(Z, self.shape_directions)
-        state = self._empty_state(layer.n_outputs, floor, Z.device)
+        state = self._empty_state(
+            layer.n_outputs, alpha or GCV_FLOOR * energy, Z.device
+        )
         return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
 
     def _empty_state(
         self, width: int, floor: float, device: torch.device
     ) -> RidgeStatistics:
-        """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
+        """Return empty statistics in the cheapest form.
+
+        Parameters
+        ----------
+        width : int
+            Number of activations.
+        floor : float
+            Lower bound of the ridge.
+        device : torch.device
+            Device of the sums.
+        """
         return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
 
-    def _commit(
+    def _replace_model(
         self,
         model: RidgeModel,
-        solved: SolvedCache | None,
-        guesses: PseudoLabels | None,
+        *,
+        solved: SolvedCache | None = None,
+        pseudo_labels: PseudoLabels | None = None,
     ) -> None:
-        """Make a new model the current one; what was solved for the old one is solved anew when needed."""
-        if solved is None:
-            before: SolvedCache | None = vars(self).get("_solved")
-            if before is None:
-                solved = SolvedCache(model, self.readout, self._fixed_alpha())
-            else:
-                solved = before.after(model, self._fixed_alpha())
-        self._model = model
-        self._solved = solved
-        self._set_guesses(guesses)
-
-    def _set_guesses(self, guesses: PseudoLabels | None) -> None:
-        """Let other guesses count in answers, or none."""
-        self._guesses = guesses or None
-        if not guesses:
-            self._blend = None
-            return
-        before = self._solved
-        if self._blend is not None and "cache" in vars(self._blend):
-            before = self._blend.cache
-        self._blend = Blend(self._model, guesses, before, self._fixed_alpha())
+        """Use a changed model. By default its results are solved when needed."""
+        self._state = self._state.after(
+            model, self._fixed_alpha(), solved=solved, pseudo_labels=pseudo_labels
+        )
 
     # -- rows without labels -----------------------------------------------------------
 
@@ -436,26 +374,27 @@ class Classifier(IncrementalClassifier):
     def learn_unlabelled(
         self, X: Any, *, threshold: float | None = None
     ) -> PseudoLabelReport:
-        """Learn rows without labels as what they look like, the less the more labels there are.
+        """Learn unlabelled rows as their predicted class (pseudo-labelling).
 
-        They are sums of their own: :meth:`forget_unlabelled` takes them out, and a
-        label that comes for one of the rows replaces its guess. See
+        A pseudo-label counts less if it is uncertain or if the class has many labelled
+        samples. Pseudo-labels are kept apart: :meth:`forget_unlabelled` removes them,
+        and a label learned later for the same row replaces the pseudo-label. See
         :mod:`evergrow.head.pseudo_labels`.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
-            Features. Rows that were guessed before are guessed anew.
+            Features. Rows with a pseudo-label get a new one.
         threshold : float, optional
-            Novelty above which a row is left out; by default that of one in twenty rows
-            as the statistics expect them. Where each class has one sample only, nothing
-            is known of their spread, and the second pass alone decides.
+            Rows with a larger novelty are left out. By default the statistics set it so
+            that one in twenty known rows is expected to exceed it. If every class has
+            one sample, the first pass leaves out none.
 
         Returns
         -------
         PseudoLabelReport
-            How many rows were used and left out. Where all look unknown, nothing has
-            changed.
+            How many rows were used and left out. If all rows look unknown, nothing
+            changes.
 
         Examples
         --------
@@ -472,62 +411,60 @@ class Classifier(IncrementalClassifier):
         0
         """
         self._require_fitted()
-        if (
-            self.readout == "ridge"
-        ):  # under ridge regression classes of many guesses swallow the others
+        if self.readout == "ridge":
+            # In ridge regression, classes with many pseudo-labels swallow the others.
             raise UnsupportedError(
-                "rows without labels are learned with the denoised readout only"
+                "learn_unlabelled needs the denoised readout, but readout is 'ridge'"
             )
         if len(self.classes_) < 2:
             raise LabelError(
-                "rows without labels need at least two learned classes to choose from, got one"
+                "learn_unlabelled needs at least two learned classes, got one"
             )
-        found, report = pseudo_label_rows(
-            self.branch(), self._features(X, self.device_), threshold
+        alpha = self._fixed_alpha()
+        pseudo_labels, report = pseudo_label_rows(
+            self._state,
+            self._features(X, self.device_),
+            alpha=alpha,
+            temperature=self._temperature,
+            standard=self._standard,
+            threshold=threshold,
         )
         if report.used:
-            self._blend = None
-            self._set_guesses(found)
-        return report
+            unblended = self._state.with_pseudo_labels(None, alpha)
+            self._state = unblended.with_pseudo_labels(pseudo_labels, alpha)
+        labels = self.classes_.tolist()
+        classes = {labels[code]: n for code, n in report.classes.items()}
+        return dataclasses.replace(report, classes=classes)
 
     def forget_unlabelled(self) -> Self:
-        """Take out all that was learned without labels: the classifier is, bit for bit, one that never saw it."""
+        """Remove everything learned without labels, bit for bit.
+
+        Returns
+        -------
+        self
+        """
         self._require_started()
-        self._set_guesses(None)
+        self._state = self._state.with_pseudo_labels(None, self._fixed_alpha())
         return self
 
     @property
     def n_pseudo_labels_(self) -> int:
-        """Rows without labels that count in answers."""
-        return len(self._guesses or ())
+        """Number of rows learned without labels."""
+        if "_state" not in vars(self):
+            return 0
+        return len(self._state.pseudo_labels or ())
 
-    @property
-    def _answering(self) -> SolvedCache:
-        """What answers are solved from: the labelled samples, with the guesses where there are some."""
-        if self._blend is None:
-            return self._solved
-        return self._blend.cache
+    # -- predictions -------------------------------------------------------------------
 
-    # -- answers -----------------------------------------------------------------------
-
-    @_with_threads_for_rows
     def _scores(self, Z: Tensor) -> Tensor:
-        readout = self._answering.readout()
-        model = self._model
-        out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
-        for rows, H in model.activations(Z):
-            out[rows] = torch.addmm(readout.offset, H, readout.weights)
-        shapes = self._answering.shapes
-        if shapes is None or model.shapes is None:
-            return out
-        return shapes.add(model.shapes.rows(model.inputs(Z)), out)
+        return self._state.class_scores(Z)
 
     @_with_threads_for_rows
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return class probabilities: a softmax of the scores at :attr:`temperature_`.
+        """Return class probabilities: the softmax of the scores at `temperature_`.
 
-        Expect them to be honest on data like the learned, not on unknown classes: use
-        :meth:`novelty_score` for those.
+        Probabilities are calibrated for data like the learned data. They say nothing
+        about unknown classes; use :meth:`novelty_score` for these.
 
         Parameters
         ----------
@@ -537,37 +474,24 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         ndarray of shape (n, C)
-            Rows sum to one; columns follow ``classes_``.
+            Probabilities in the order of ``classes_``.
         """
         temperature = self.temperature_
-        return np.asarray(
-            torch.softmax(
-                torch.from_numpy(self.class_scores(X)) / temperature, dim=1
-            ).numpy()
-        )
+        scores = torch.from_numpy(self.class_scores(X))
+        return np.asarray(torch.softmax(scores / temperature, dim=1).numpy())
 
     @property
-    @_with_threads_for_rows
     def temperature_(self) -> float:
-        """Temperature of the softmax: the one given to :meth:`calibrate`, else a guess from the statistics."""
+        """Softmax temperature: calibrated, or else estimated from the statistics."""
         self._require_fitted()
-        if self._temperature is None:
-            found = self._solved.temperature()
-        else:
-            found = self._temperature
-        if (
-            self._guesses is not None
-        ):  # scores are larger by as much as the means are better known
-            found *= self._answering.temperature() / self._solved.temperature()
-        return found
+        return self._state.temperature(self._temperature)
 
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
-        """Return how unlike anything learned each row is; higher means more novel.
+        """Return how unlike all learned classes each row is.
 
-        A weighted sum of five terms (see :mod:`evergrow.head.novelty`), with mean 0 and
-        spread 1 on known things once :meth:`calibrate` has been told what these are
-        like, and about so before. Things of another world have larger ones without
-        bound.
+        The score is a weighted sum of five terms (see :mod:`evergrow.head.novelty`). On
+        known rows it has mean 0 and standard deviation 1 if :meth:`calibrate` set it,
+        and approximately so if not. It is not bounded.
 
         Parameters
         ----------
@@ -577,27 +501,29 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         ndarray of shape (n,)
-            Compare them with those of known data.
+            Higher means more novel. Compare with the scores of known rows.
 
         Examples
         --------
         >>> import numpy as np
         >>> from evergrow import Classifier
         >>> rng = np.random.default_rng(0)
-        >>> X, y = rng.normal(size=(200, 8)) + np.repeat(6 * np.eye(8)[:4], 50, axis=0), np.repeat(range(4), 50)
+        >>> y = np.repeat(range(4), 50)
+        >>> X = rng.normal(size=(200, 8)) + 6 * np.eye(8)[y]
         >>> model = Classifier(n_units=20, random_state=0).fit(X, y)
         >>> new = rng.normal(size=(50, 8)) + 6 * np.eye(8)[5]
         >>> bool(model.novelty_score(new).min() > np.median(model.novelty_score(X)))
         True
         """
         terms = self.novelty_terms(X)
-        return (
-            self._solved.standard if self._standard is None else self._standard
-        ).score(terms)
+        standard = self._standard
+        if standard is None:
+            standard = self._state.solved.standard
+        return standard.score(terms)
 
     @_with_threads_for_rows
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
-        """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
+        """Return the five terms of novelty, and 1 / count of the nearest class.
 
         Parameters
         ----------
@@ -607,35 +533,38 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         ndarray of shape (n, 6)
-            Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is
-            less known, and the last.
+            Columns in the order of :data:`~evergrow.head.novelty.score.TERMS`, higher
+            for more novel rows. The last column is 1 / count.
         """
         self._require_fitted()
-        return np.asarray(
-            self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy()
-        )
+        terms = self._state.solved.novelty_terms(self._features(X, self.device_))
+        return np.asarray(terms.cpu().numpy())
 
     @_with_threads_for_rows
     def expected_terms(self) -> NDArray[np.float64]:
-        """Return the terms of novelty (256, 6) that the statistics alone expect of known rows."""
+        """Return the terms of novelty (256, 6) of rows drawn from the statistics."""
         self._require_fitted()
-        return self._solved.expected_terms
+        return self._state.solved.expected_terms
 
     def normalized_features(self, X: Any) -> NDArray[Any]:
-        """Return feature vectors as the layer sees them: normalised and weighted by block.
+        """Return the inputs of the layer: normalised features with block weights.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
             Features.
+
+        Returns
+        -------
+        ndarray of shape (n, d)
         """
         self._require_fitted()
-        inputs = self._model.inputs(self._features(X, self.device_))
+        inputs = self._state.model.inputs(self._features(X, self.device_))
         return np.asarray(inputs.cpu().numpy())
 
     @_with_threads_for_rows
     def whitened(self, X: Any) -> NDArray[np.float64]:
-        """Return rows about the mean of all, in units of the spread within classes, of length one.
+        """Return centred features in units of the scatter within classes, of unit length.
 
         Parameters
         ----------
@@ -645,13 +574,10 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         ndarray of shape (n, k)
-            Their products are cosines: how like each other rows are where classes
-            differ.
+            Their products are cosine similarities in directions that separate classes.
         """
         self._require_fitted()
-        solved = self._solved
-        rows, _ = solved.project(self._features(X, self.device_))
-        white = solved.scatter()[1].factor.half_solve((rows - solved.terms.centre).T).T
+        white = self._state.solved.whiten(self._features(X, self.device_))
         return np.asarray(torch.nn.functional.normalize(white, dim=1).cpu().numpy())
 
     # -- calibration -------------------------------------------------------------------
@@ -660,34 +586,35 @@ class Classifier(IncrementalClassifier):
     def held_out_scores(
         self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None
     ) -> HeldOutScores:
-        """Return terms of novelty and log losses of learned rows as if they, or their fold, had not been learned.
+        """Score learned rows as if their fold had not been learned.
 
         Parameters
         ----------
         X : array-like or Tensor of shape (n, d)
-            Rows that were learned; of each class at least one learned row must not be
-            among those taken out.
+            Learned rows. No fold may contain all learned rows of a class.
         y : array-like of shape (n,)
             The labels they were learned with.
         folds : ndarray of int of shape (n,), optional
-            The fold of each; by default all are in one.
+            The fold of each row. By default all rows are in one fold.
         sample_weight : array-like of shape (n,), optional
-            The weights that they were learned with.
+            The weights they were learned with.
+
+        Returns
+        -------
+        HeldOutScores
+            Terms of novelty and log losses of each row.
         """
         self._require_fitted()
         Z = self._features(X, self.device_)
-        codes = known_codes(self.classes_, as_labels(y, len(Z)))
-        found = as_weights(sample_weight, len(Z))
+        codes = known_codes(self.classes_, as_labels(y, len(Z))).to(Z.device)
         weights = None
-        if found is not None:
-            weights = torch.from_numpy(found).to(Z.device)
+        given = as_weights(sample_weight, len(Z))
+        if given is not None:
+            weights = torch.from_numpy(given).to(Z.device)
         if folds is None:
-            parts = np.zeros(len(Z), dtype=np.int64)
-        else:
-            parts = np.asarray(folds, dtype=np.int64)
-        return self._solved.held_out_scores(
-            Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights
-        )
+            folds = np.zeros(len(Z))
+        fold_codes = torch.from_numpy(np.asarray(folds, dtype=np.int64)).to(Z.device)
+        return self._state.solved.held_out_scores(Z, codes, fold_codes, weights)
 
     def calibrate(
         self,
@@ -695,15 +622,15 @@ class Classifier(IncrementalClassifier):
         temperature: float | None = None,
         novelty: NoveltyStandard | None = None,
     ) -> Self:
-        """Set what was found out from rows as if they had not been learned; it stays when more is learned.
+        """Set the temperature and the novelty score. Both stay when more is learned.
 
         Parameters
         ----------
         temperature : float, optional
-            Of the softmax; None for a guess from the statistics.
+            Temperature of the softmax. By default it is estimated from the statistics.
         novelty : NoveltyStandard, optional
-            How terms of novelty become a score; None for default weights and what the
-            statistics say of known rows.
+            How terms of novelty become a score. By default the terms have equal
+            weights, and their moments are estimated from the statistics.
 
         Returns
         -------
@@ -713,97 +640,94 @@ class Classifier(IncrementalClassifier):
         --------
         >>> from sklearn.datasets import load_digits
         >>> from evergrow import Classifier
-        >>> from evergrow.head.novelty import TEMPERATURES
+        >>> from evergrow.head.temperature import TEMPERATURES
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
-        >>> found = model.held_out_scores(X[:90], y[:90])
-        >>> model.calibrate(temperature=TEMPERATURES[found.log_losses.argmin()]).temperature_ > 1.0
+        >>> losses = model.held_out_scores(X[:90], y[:90]).log_losses
+        >>> model = model.calibrate(temperature=TEMPERATURES[losses.argmin()])
+        >>> model.temperature_ > 1.0
         True
         """
         self._require_started()
         if temperature is not None:
             check_number("temperature", temperature, low=0, low_open=True)
-        self._temperature = None
-        if temperature is not None:
-            self._temperature = float(temperature)
+            temperature = float(temperature)
+        self._temperature = temperature
         self._standard = novelty
         return self
 
-    # -- exact edits -------------------------------------------------------------------
+    # -- distributed learning ----------------------------------------------------------
 
     def spawn(self) -> Self:
-        """Return an empty learner with the same frozen layer, for another site or worker.
+        """Return an empty classifier with the same frozen layer.
 
-        What it learns can be brought back with :meth:`merge`. Calling ``fit`` on it
-        starts from scratch with a layer of its own; ``partial_fit`` keeps the shared
-        one.
+        Another site or worker can train it, and :meth:`merge` adds the result.
+        ``partial_fit`` keeps the shared layer; ``fit`` builds a new one.
         """
         self._require_started()
         child = self.branch()
-        for name in (
-            "_solved",
-            "_temperature",
-            "_standard",
-            "_unknown_fields",
-            "_blend",
-        ):
+        for name in ("_temperature", "_standard", "_unknown_fields"):
             child.__dict__.pop(name, None)
-        child._commit(self._model.empty(), None, None)
+        child._state = ClassifierState.start(
+            self._state.model.empty(), self.readout, self._fixed_alpha()
+        )
         child.classes_ = self.classes_[:0]
         return child
 
     def with_expected_rows(self, rows: int) -> Self:
-        """Say how many samples will be learned in all by learners that are spawned of this one and merged.
+        """Set how many samples all spawned classifiers together will learn.
 
         Parameters
         ----------
         rows : int
-            So many. It decides in which form each keeps its sums, not what they are.
+            Number of samples. It decides how sums are stored, not their values.
 
         Returns
         -------
         self
         """
-        self._commit(
-            dataclasses.replace(
-                self._model, state=self._model.state.with_expected_rows(rows)
-            ),
-            None,
-            self._guesses,
+        model = self._state.model
+        state = model.state.with_expected_rows(rows)
+        self._replace_model(
+            dataclasses.replace(model, state=state),
+            pseudo_labels=self._state.pseudo_labels,
         )
         return self
 
     def with_shard_id(self, place: int) -> Self:
-        """Say which part of a whole this learner has learned, so that parts of the same content can be merged.
+        """Mark the shard that was learned, so that shards of equal content can be merged.
 
         Parameters
         ----------
         place : int
-            Number of the part. The same content at the same place is still merged only
-            once.
+            Number of the shard. Equal content with the same number is merged only once.
 
         Returns
         -------
         self
         """
-        lineage = frozenset(f"{name}-{place}" for name in self._model.lineage)
-        self._commit(
-            dataclasses.replace(self._model, lineage=lineage), None, self._guesses
+        model = self._state.model
+        lineage = frozenset(f"{name}-{place}" for name in model.lineage)
+        self._replace_model(
+            dataclasses.replace(model, lineage=lineage),
+            pseudo_labels=self._state.pseudo_labels,
         )
         return self
 
     @_with_threads_for_rows
     def merge(self, other: Classifier, base: Classifier | None = None) -> Self:
-        """Add everything another learner with the same layer has learned; exact, nothing counted twice.
+        """Add everything another classifier with the same layer has learned.
+
+        The result is exact, and no sample counts twice.
 
         Parameters
         ----------
         other : Classifier
-            Made by :meth:`spawn` from this learner or from a common ancestor; not
+            Made by :meth:`spawn` from this classifier or a common ancestor. It is not
             changed.
         base : Classifier, optional
-            What both learners began as, where they are copies that went on separately.
-            Its samples count once.
+            The common state of two copies that went on separately. Its samples count
+            once.
 
         Returns
         -------
@@ -813,52 +737,56 @@ class Classifier(IncrementalClassifier):
         ------
         MergeError
             If the layers differ, if samples would be counted twice (both learned the
-            same first batch, or the same learner is merged twice), or if the base is
+            same first batch, or the same classifier is merged twice), or if the base is
             not part of both.
         """
         self._require_started()
-        heads: list[Classifier]
-        if base is None:
-            heads = [self, other]
-        else:
-            heads = [self, other, base]
-        for head in heads[1:]:
-            if not isinstance(head, Classifier) or "_model" not in vars(head):
-                raise MergeError(
-                    f"other must be a learner that shares this layer, got {type(head).__name__}"
-                )
-        if len(self.classes_) and len(other.classes_):
-            check_kind(self.classes_, other.classes_)
-        if len(self.classes_):
-            classes = np.union1d(self.classes_, other.classes_)
-        else:
-            classes = other.classes_
+        heads: list[Classifier] = [self, other]
         if base is not None:
-            missing = np.setdiff1d(
-                base.classes_, np.intersect1d(self.classes_, other.classes_)
-            )
+            heads.append(base)
+        for head in heads[1:]:
+            if not isinstance(head, Classifier) or "_state" not in vars(head):
+                raise MergeError(
+                    "other must be a classifier that shares this layer, "
+                    f"got {type(head).__name__}"
+                )
+        classes = self._merged_classes(other)
+        if base is not None:
+            shared = np.intersect1d(self.classes_, other.classes_)
+            missing = np.setdiff1d(base.classes_, shared)
             if len(missing):
                 raise MergeError(
-                    f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}"
+                    "base must be part of both classifiers, but they lack its classes "
+                    f"{missing[:5].tolist()}"
                 )
         groups = [old_columns(head.classes_, classes) for head in heads]
         mine, *others = (
-            head._model.group(own) for head, own in zip(heads, groups, strict=True)
+            head._state.model.group(own)
+            for head, own in zip(heads, groups, strict=True)
         )
         merged = mine.merge(*others)
-        self._commit(
-            merged,
-            None,
-            merge_pseudo_labels([head._guesses for head in heads], groups, mine),
+        pseudo_labels = merge_pseudo_labels(
+            [head._state.pseudo_labels for head in heads], groups, mine
         )
+        self._replace_model(merged, pseudo_labels=pseudo_labels)
         self.classes_ = classes
         return self
 
+    def _merged_classes(self, other: Classifier) -> NDArray[Any]:
+        """Return the labels of both classifiers, sorted."""
+        if len(self.classes_) == 0:
+            return other.classes_
+        if len(other.classes_):
+            check_kind(self.classes_, other.classes_)
+        return np.union1d(self.classes_, other.classes_)
+
+    # -- exact edits -------------------------------------------------------------------
+
     @_with_threads_for_rows
     def unlearn(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Take samples out again that were learned before: the learner then equals one that never saw them.
+        """Remove learned samples. The result equals a classifier that never saw them.
 
-        A class whose last sample goes is gone.
+        A class without remaining samples is removed.
 
         Parameters
         ----------
@@ -869,19 +797,25 @@ class Classifier(IncrementalClassifier):
         sample_weight : array-like of shape (n,), optional
             The weights they were learned with.
 
+        Returns
+        -------
+        self
+
         Raises
         ------
         UnlearnError
-            If more samples of a class are given than were learned, or some lie where
-            nothing was learned.
+            If more samples of a class are given than were learned, or if some cannot
+            have been learned.
+        NothingLeftError
+            If no sample would remain.
         """
         self._require_fitted()
         Z, labels, weights = self._labelled(X, y, sample_weight, self.device_)
         codes = known_codes(self.classes_, labels).to(Z.device)
         alpha = self._fixed_alpha()
-        model = self._model.unlearn(
-            Z, codes, alpha or 1e-3 * max(self._model.row_energy, 1e-12), weights
-        )
+        before = self._state.model
+        floor = alpha or 1e-3 * max(before.row_energy, 1e-12)
+        model = before.unlearn(Z, codes, floor, weights)
         kept = torch.nonzero(model.counts).ravel().tolist()
         if not kept:
             raise NothingLeftError(
@@ -889,33 +823,33 @@ class Classifier(IncrementalClassifier):
             )
         if len(kept) < len(self.classes_):
             self._keep(model, kept)
-        else:
-            model.require_sound(self._model, alpha)
-            self._commit(
-                model,
-                self._solved.followed(model, Z, codes, None, weights),
-                self._guesses,
-            )
+            return self
+        model.require_sound(before, alpha)
+        solved = self._state.solved.followed(model, Z, codes, None, weights)
+        self._replace_model(
+            model, solved=solved, pseudo_labels=self._state.pseudo_labels
+        )
         return self
 
     def forget_classes(self, labels: Iterable[Any]) -> Self:
-        """Remove whole classes: they are never predicted again.
+        """Remove whole classes. They are never predicted again.
 
-        Label, count and mean of each class are gone, but the spread of its samples
-        around that mean stays in the pooled second moments (as it does for every class)
-        and keeps a slight influence on the others' scores; pass the samples to
-        :meth:`unlearn` to remove that too.
+        Label, count and mean of each class are removed. The spread of its samples
+        around their mean stays in the pooled second moments and has a slight influence
+        on the scores of the other classes. Pass the samples to :meth:`unlearn` to
+        remove that too.
 
         Parameters
         ----------
         labels : iterable
-            Classes to forget.
+            Classes to remove.
+
+        Returns
+        -------
+        self
         """
         self._require_fitted()
-        if isinstance(labels, str):
-            names = [labels]
-        else:
-            names = list(labels)
+        names = [labels] if isinstance(labels, str) else list(labels)
         if not names:
             raise LabelError("labels must name at least one class, got none")
         codes = known_codes(self.classes_, as_labels(names, len(names))).tolist()
@@ -924,20 +858,20 @@ class Classifier(IncrementalClassifier):
             raise NothingLeftError(
                 "at least one class must remain; call fit to start anew"
             )
-        self._keep(self._model, kept)
+        self._keep(self._state.model, kept)
         return self
 
     def fade(self, factor: float) -> Self:
-        """Let everything learned so far count for less than what comes, as if it had been learned with weights.
+        """Multiply the weight of everything learned so far.
 
-        Counts of samples stay. Samples that are unlearned later have the weight that
-        they have then.
+        The result equals a classifier that learned the samples with these weights.
+        Counts of samples do not change. To unlearn samples later, give their reduced
+        weights.
 
         Parameters
         ----------
         factor : float
-            What every sample and every guess counts for from now on, in units of what
-            it counted for; between 0 and 1.
+            Factor of the weight of every sample and pseudo-label, 0 < factor <= 1.
 
         Returns
         -------
@@ -945,146 +879,104 @@ class Classifier(IncrementalClassifier):
         """
         self._require_fitted()
         check_number("factor", factor, low=0, high=1, low_open=True)
-        model = self._model.faded(float(factor))
-        if float(model.masses.min()) < LEAST_MASS:
+        factor = float(factor)
+        model = self._state.model.faded(factor)
+        if float(model.masses.min()) < MIN_CLASS_WEIGHT:
             raise ParameterError(
-                f"factor must leave every class some weight, got {factor:g}: a class would have none"
+                "factor must leave every class some weight, "
+                f"got {factor:g}, which leaves a class without any"
             )
-        self._commit(model, None, self._guesses and self._guesses.faded(float(factor)))
+        pseudo_labels = self._state.pseudo_labels
+        if pseudo_labels is not None:
+            pseudo_labels = pseudo_labels.faded(factor)
+        self._replace_model(model, pseudo_labels=pseudo_labels)
         return self
 
     @_with_threads_for_rows
     def _keep(self, model: RidgeModel, kept: list[int]) -> None:
-        """Go on with some classes of a model."""
-        guesses = self._guesses and self._guesses.keep(self._model, kept)
+        """Use a model without the classes that are not in `kept`."""
+        before = self._state.model
+        pseudo_labels = self._state.pseudo_labels
+        if pseudo_labels is not None:
+            pseudo_labels = pseudo_labels.keep(before, kept)
         model = model.keep(kept)
-        model.require_sound(self._model, self._fixed_alpha())
-        self._commit(model, None, guesses)
+        model.require_sound(before, self._fixed_alpha())
+        self._replace_model(model, pseudo_labels=pseudo_labels)
         self.classes_ = self.classes_[kept]
 
     def _regroup(self, change: ClassChange) -> None:
-        model = self._model.group(change.groups)
+        model = self._state.model.group(change.groups)
+        pseudo_labels = self._state.pseudo_labels
+        if pseudo_labels is not None:
+            pseudo_labels = pseudo_labels.group(change.groups)
         order = change.order
-        guesses = self._guesses and self._guesses.group(change.groups)
         if order is None:
             solved = SolvedCache(model, self.readout, self._fixed_alpha())
         else:
-            solved = self._solved.reordered(model, order)
-        self._commit(model, solved, guesses)
+            solved = self._state.solved.reordered(model, order)
+        self._replace_model(model, solved=solved, pseudo_labels=pseudo_labels)
 
     # -- solving, files, export --------------------------------------------------------
 
     def _solve_order(self) -> float:
-        return self._model.state.order
+        return self._state.model.state.order
 
     def _work(self, n_rows: int) -> float:
-        """Return roughly how many operations it takes to learn rows, or to answer them.
-
-        That is n k^2 for n rows and k columns of the statistics, and k^3 to solve.
-        """
-        if "_model" in vars(self):
-            order = float(self._model.state.order)
-        else:
-            order = min(float(n_rows), float(self.n_units or _USUAL_WIDTH))
+        """Return the approximate operations to learn or predict rows."""
+        if "_state" in vars(self):
+            return self._state.work(n_rows)
+        order = min(float(n_rows), float(self.n_units or _USUAL_WIDTH))
         return (n_rows + order) * order**2
 
     @_with_threads_for_rows
     def _settle(self) -> None:
-        self._solved = self._solved.refreshed()
-        self._solved.temperature()
-        if self._blend is not None:
-            self._blend = self._blend.with_cache(self._answering.refreshed())
-            self._answering.temperature()
+        self._state = self._state.settled()
 
     def _contents(self) -> Learned:
-        known = (
+        state = self._state
+        blended_solution = None
+        if state.pseudo_labels is not None:
+            blended_solution = state.answering.solution()
+        return Learned(
             self._seed,
-            self._model,
+            state.model,
             self._temperature,
             self._standard,
-            _solution_of(self._solved),
-        )
-        return Learned(
-            *known,
-            self._guesses,
-            None if self._guesses is None else _solution_of(self._answering),
+            state.solved.solution(),
+            state.pseudo_labels,
+            blended_solution,
         )
 
     def _restore(self, learned: Learned) -> None:
         self._seed = learned.seed
-        model = self._check_model(learned.model)
-        guesses = learned.guesses
         self._temperature = learned.temperature
         self._standard = learned.novelty
-        solved = self._adopted(
-            SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution
-        )
-        self._commit(model, solved, guesses)
-        if self._blend is not None and guesses is not None:
-            sums = [
-                (state.n_features, state.n_targets)
-                for state in (guesses.state, model.state)
-            ]
-            require(
-                sums[0] == sums[1],
-                "its guesses are of another layer or of other classes",
-            )
-            adopted = self._adopted(self._answering, learned.guessed)
-            self._blend = self._blend.with_cache(adopted)
-
-    def _adopted(self, cache: SolvedCache, found: Solution | None) -> SolvedCache:
-        """Return the cache of a model of a file with what the file says was solved for it."""
-        if found is None:
-            return cache
-        model = cache.model
-        choice = found.choice
-        fits = found.readout.weights.shape == (
-            model.layer.n_outputs,
-            len(self.classes_),
-        )
-        require(fits, "its solution is of another layer or of other classes")
-        if model.blocks is None:
-            blocks = 0
-        else:
-            blocks = len(model.blocks.sizes)
-        require(
-            choice is not None or self.readout == "ridge",
-            "its solution does not say how it was chosen",
-        )
-        is_known = choice is None or len(choice.weights) in (0, blocks)
-        require(is_known, "its solution has weights of another number of blocks")
-        is_fresh = choice is not None and choice.rows == model.rows
-        return SolvedCache(
-            model,
-            cache.kind,
-            cache.fixed,
-            SolvedChoice(choice, is_fresh=is_fresh),
-            solution=found.readout,
-            temperature=found.temperature,
-            shape_masses=cache.shape_masses,
-        )
+        model = self._check_model(learned.model)
+        state = ClassifierState.start(model, self.readout, self._fixed_alpha())
+        self._state = state.restored(learned.solution, learned.guesses, learned.guessed)
 
     def linear_map(self) -> LayerMap:
-        """Return what the head computes as plain matrices, on the CPU."""
+        """Return the computation of the scores as plain matrices, on the CPU."""
         self._require_fitted()
-        solved = self._answering.readout()
-        shapes = self._answering.shapes
-        found = layer_map(self._model, solved.weights, solved.offset)
+        solved = self._state.answering
+        readout = solved.readout()
+        found = layer_map(self._state.model, readout.weights, readout.offset)
+        shapes = solved.shapes
         if shapes is None or not shapes.has_terms:
             return found
         return dataclasses.replace(found, shapes=shapes)
 
-    # -- looking inside ----------------------------------------------------------------
+    # -- fitted attributes -------------------------------------------------------------
 
     @property
     def model_(self) -> RidgeModel:
-        """The layer and the statistics behind it, as a record that nobody changes."""
+        """The layer and the statistics of the labelled samples, as a frozen record."""
         self._require_started()
-        return self._model
+        return self._state.model
 
     @property
     def class_counts_(self) -> NDArray[np.int64]:
-        """Samples learned of each class."""
+        """Number of learned samples per class."""
         return np.asarray(self.model_.counts.cpu().numpy())
 
     @property
@@ -1094,36 +986,35 @@ class Classifier(IncrementalClassifier):
 
     @property
     def n_units_(self) -> int:
-        """Units of the layer."""
+        """Number of units of the layer."""
         return self.layer_.n_units
 
     @property
     def alpha_(self) -> float:
         """The ridge in use."""
         self._require_fitted()
-        return self._answering.readout().alpha
+        return self._state.answering.readout().alpha
 
     @property
     def block_weights_(self) -> NDArray[np.float64] | None:
-        """How much each block of features counts, with a mean square of one; None where features have no blocks.
+        """Weight of each block of features, with mean square one. None without blocks.
 
-        What the first batch fixed times what the statistics say now.
+        The weights of the first batch times those chosen from the present statistics.
         """
         self._require_fitted()
-        self._answering.readout()
+        self._state.answering.readout()
         if self.blocks_ is None:
             return None
         return np.array([block["weight"] for block in self.blocks_])
 
     @property
     def blocks_(self) -> list[dict[str, Any]] | None:
-        """What is known of every block of features, by the choice made last; None where features have no blocks.
+        """Summary of each block of features, by the last choice. None without blocks.
 
-        ``columns`` and ``weight`` (how much it counts, with a mean square of one over
-        the blocks).
+        The keys are ``columns`` and ``weight``. The mean square of the weights is one.
         """
         blocks = self.model_.blocks
-        choice = self._answering.choice
+        choice = self._state.answering.choice
         if blocks is None:
             return None
         weights = np.asarray(blocks.weights)
@@ -1137,7 +1028,7 @@ class Classifier(IncrementalClassifier):
 
     @property
     def construction_log_(self) -> list[BlockRecord]:
-        """One entry per accepted block of a guided layer; empty for layers that are drawn."""
+        """One entry per accepted block of a guided layer. Empty for other layers."""
         return list(self.layer_.log)
 
     @property

@@ -25,13 +25,14 @@ from torch import Tensor
 
 from evergrow.core.errors import MergeError
 from evergrow.core.record import Spec, record, require
+from evergrow.head.base import finite_scores
 from evergrow.head.linalg.statistics import RidgeStatistics
 from evergrow.head.ridge_model import RidgeModel
 
 if TYPE_CHECKING:
-    from evergrow.head.classifier import Classifier
-    from evergrow.head.novelty import NoveltyStandard
-    from evergrow.head.readout import SolvedCache
+    from evergrow.head.classifier_state import ClassifierState
+    from evergrow.head.novelty.score import NoveltyStandard
+    from evergrow.head.solved_cache import SolvedCache
 
 PASSES = 2
 """Times that rows without labels are guessed; a third time changes little."""
@@ -128,7 +129,7 @@ class PseudoLabels:
     ) -> PseudoLabels:
         """Return the guesses with rows Z, of classes ``codes``, that are not among them."""
         state = self.state.accumulate(
-            base._batches(Z, codes, self.state.n_targets, weights)
+            base.batches(Z, codes, self.state.n_targets, weights)
         )
         return self._joined(state, PseudoLabels(state, row_marks(Z), codes, weights))
 
@@ -148,9 +149,7 @@ class PseudoLabels:
             self.codes[gone],
             self.state.n_targets,
         )
-        state = self.state.accumulate(
-            base._batches(*taken, self.weights[gone]), sign=-1
-        )
+        state = self.state.accumulate(base.batches(*taken, self.weights[gone]), sign=-1)
         kept = torch.ones_like(self.marks, dtype=torch.bool)
         kept[gone] = False
         return self._picked(state, kept)
@@ -287,72 +286,93 @@ def row_marks(Z: Tensor) -> Tensor:
 
 
 def pseudo_label_rows(
-    head: Classifier, Z: Tensor, threshold: float | None
+    state: ClassifierState,
+    Z: Tensor,
+    *,
+    alpha: float | None,
+    temperature: float | None,
+    standard: NoveltyStandard | None,
+    threshold: float | None,
 ) -> tuple[PseudoLabels, PseudoLabelReport]:
-    """Return the guesses of a classifier with those about rows Z (n, d), and what became of the rows.
+    """Label rows with their predicted class and add them to the pseudo-labels.
 
     Parameters
     ----------
-    head : Classifier
-        A branch; it is changed.
+    state : ClassifierState
+        The classifier. Rows that already have a pseudo-label are labelled again.
     Z : Tensor of shape (n, d)
         Features.
+    alpha : float or None
+        The ridge. None chooses it from the statistics.
+    temperature : float or None
+        Calibrated softmax temperature. None estimates it from the statistics.
+    standard : NoveltyStandard or None
+        Calibrated novelty score. None estimates it from the statistics.
     threshold : float or None
-        Novelty to the labelled samples above which a row is left out; None for one that
-        the statistics tell.
+        Rows with a larger novelty are left out. None computes it from the statistics.
+
+    Returns
+    -------
+    pseudo_labels : PseudoLabels
+        The old pseudo-labels and the new ones.
+    report : PseudoLabelReport
+        Counts of used and left-out rows. Its classes are column indices.
     """
-    model = head._model
-    solved = head._solved
-    first = torch.from_numpy(
-        np.sort(np.unique(row_marks(Z).cpu().numpy(), return_index=True)[1])
-    ).to(Z.device)
-    rows = Z[first]
-    is_spread_known = solved.scatter()[1].noise_energy() > 0.0
+    model = state.model
+    distinct = _distinct_rows(Z)
+    rows = Z[distinct]
+    is_spread_known = state.solved.scatter()[1].noise_energy() > 0.0
     if is_spread_known:
-        if head._standard is None:
-            standard = solved.standard
-        else:
-            standard = head._standard
-        rows = rows[_looks_known(solved, standard, rows, threshold)]
-    rest = (
-        PseudoLabels.none(model) if head._guesses is None else head._guesses
-    ).without(model, rows)
-    head._set_guesses(rest)
-    counts = model.counts.to(Z)
-    codes = first[:0]
+        if standard is None:
+            standard = state.solved.standard
+        rows = rows[_looks_known(state.solved, standard, rows, threshold)]
+    others = state.pseudo_labels or PseudoLabels.none(model)
+    others = others.without(model, rows)
+    found = others
+    state = state.with_pseudo_labels(others, alpha)
+    codes = distinct[:0]
     for turn in range(PASSES if len(rows) else 0):
-        scores = torch.from_numpy(head.class_scores(rows)).to(Z)
-        is_cold = not is_spread_known and not turn
-        if is_cold:
-            temperature = COLD_SHARE * float(scores.std())
+        scores = finite_scores(state.class_scores(rows))
+        if turn == 0 and not is_spread_known:
+            divisor = COLD_SHARE * float(scores.std())
         else:
-            temperature = head.temperature_
-        probabilities, codes = torch.softmax(
-            scores / max(temperature, 1e-12), dim=1
-        ).max(dim=1)
-        weights = probabilities / counts[codes].sqrt()
-        if turn:
-            blend = head._answering
-            kept = _looks_known(blend, blend.standard, rows, None)
-            rows = rows[kept]
-            codes = codes[kept]
-            weights = weights[kept]
-        head._set_guesses(rest.added(model, rows, codes, weights))
-    classes = dict(Counter(head.classes_[codes.cpu().numpy()].tolist()).most_common())
+            divisor = state.temperature(temperature)
+        probabilities = torch.softmax(scores / max(divisor, 1e-12), dim=1)
+        largest, codes = probabilities.max(dim=1)
+        weights = largest / model.counts.to(Z)[codes].sqrt()
+        if turn > 0:
+            blended = state.answering
+            is_kept = _looks_known(blended, blended.standard, rows, None)
+            rows = rows[is_kept]
+            codes = codes[is_kept]
+            weights = weights[is_kept]
+        found = others.added(model, rows, codes, weights)
+        state = state.with_pseudo_labels(found, alpha)
+    classes = dict(Counter(codes.tolist()).most_common())
     report = PseudoLabelReport(
-        len(rows), len(first) - len(rows), len(Z) - len(first), classes
+        used=len(rows),
+        unknown=len(distinct) - len(rows),
+        repeated=len(Z) - len(distinct),
+        classes=classes,
     )
-    return head._guesses or rest, report
+    return found, report
+
+
+def _distinct_rows(Z: Tensor) -> Tensor:
+    """Return the indices of the first copy of every row."""
+    _, first = np.unique(row_marks(Z).cpu().numpy(), return_index=True)
+    return torch.from_numpy(np.sort(first)).to(Z.device)
 
 
 def _looks_known(
     solved: SolvedCache, standard: NoveltyStandard, Z: Tensor, threshold: float | None
 ) -> Tensor:
-    """Return which rows (n,) are no more novel than a threshold, or than 19 of 20 known rows are expected to be."""
+    """Return a mask of rows (n,) whose novelty is at most a threshold.
+
+    Without a threshold, :data:`LEFT_OUT` of the known rows are expected to exceed it.
+    """
     if threshold is None:
-        threshold = float(
-            np.quantile(standard.score(solved.expected_terms), 1.0 - LEFT_OUT)
-        )
-    return torch.from_numpy(
-        standard.score(solved.novelty_terms(Z).cpu().numpy()) <= threshold
-    ).to(Z.device)
+        expected = standard.score(solved.expected_terms)
+        threshold = float(np.quantile(expected, 1.0 - LEFT_OUT))
+    novelty = standard.score(solved.novelty_terms(Z).cpu().numpy())
+    return torch.from_numpy(novelty <= threshold).to(Z.device)

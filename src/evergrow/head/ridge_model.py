@@ -107,7 +107,7 @@ class RidgeModel:
         """Return the rows' activations, one chunk of bounded size after the other."""
         return self.layer.iter_transform(self.inputs(Z))
 
-    def _batches(
+    def batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
     ) -> Iterator[Batch]:
         """Yield activations and targets; sums of w h h^T and w h y^T are those of both times the root of w."""
@@ -141,7 +141,7 @@ class RidgeModel:
         return dataclasses.replace(
             old,
             state=old.state.accumulate(
-                self._batches(Z, codes, n_classes, weights), rows=len(Z)
+                self.batches(Z, codes, n_classes, weights), rows=len(Z)
             ),
             counts=old.counts + torch.bincount(codes, minlength=n_classes),
             masses=old.masses + torch.bincount(codes, weights, minlength=n_classes),
@@ -175,7 +175,7 @@ class RidgeModel:
         # not.
         stats = self.state
         factor = safe_cholesky(stats.gram, shift=alpha)
-        for H, *_ in self._batches(Z, codes, n_classes, weights):
+        for H, *_ in self.batches(Z, codes, n_classes, weights):
             for part in torch.split(H, 1024):
                 half = factor.half_solve(stats.project(part).T)
                 try:
@@ -191,7 +191,7 @@ class RidgeModel:
         shapes = self.shapes
         try:
             state = self.state.accumulate(
-                self._batches(Z, codes, n_classes, weights), sign=-1
+                self.batches(Z, codes, n_classes, weights), sign=-1
             )
             if shapes is not None:
                 shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, -1.0, weights)

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.learner.learner import Learner
+    from evergrow.learner.learner import Learner, empty_copy, settle
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "empty_copy", "settle"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"Learner": "evergrow.learner.learner"})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    dict.fromkeys(("Learner", "empty_copy", "settle"), "evergrow.learner.learner"),
+)

@@ -22,14 +22,11 @@ from evergrow.core.errors import (
 from evergrow.data import DataOptions
 from evergrow.data.inputs import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
-from evergrow.features.base import BackboneSpec
-from evergrow.learner.calibration import (
-    Calibration,
-    before_new_classes,
-    calibrated,
-)
+from evergrow.features.backbone import BackboneSpec
+from evergrow.learner.calibration import Calibration
 from evergrow.learner.label_types import require_known
 from evergrow.learner.learning import LabelledRows
+from evergrow.learner.measuring import before_new_classes, calibrated
 from evergrow.learner.snapshot import (
     Change,
     Snapshot,

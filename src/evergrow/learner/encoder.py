@@ -17,7 +17,8 @@ from evergrow.core.errors import (
 )
 from evergrow.core.validation import from_mapping, is_instance_of, resolve_device
 from evergrow.data.items import Items, Samples
-from evergrow.features.base import FINAL, Backbone, BackboneSpec, LazyBackbone
+from evergrow.features.backbone import Backbone, BackboneSpec, LazyBackbone
+from evergrow.features.recipe import FINAL
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +110,7 @@ class Encoder:
         return encoder
 
     def _create(self, wanted: Any, weights: Any, items: Items | None) -> None:
-        from evergrow.features.backbones import create_backbone
+        from evergrow.features.catalog import create_backbone
         from evergrow.features.images import median_side
 
         made = wanted
@@ -188,7 +189,7 @@ class Encoder:
         if is_instance_of(self.wanted, "torch.nn", "Module"):
             return "image"
         if isinstance(self.wanted, str) and self.wanted != "auto":
-            from evergrow.features.backbones import is_text_name
+            from evergrow.features.catalog import is_text_name
 
             return "text" if is_text_name(self.wanted) else "image"
         return None
@@ -285,7 +286,7 @@ class Encoder:
 
     def _load(self, spec: BackboneSpec) -> Backbone:
         """Return the backbone of a description, as it was before any tuner was put on it."""
-        from evergrow.features.backbones import backbone_from_spec
+        from evergrow.features.catalog import backbone_from_spec
 
         given = self.wanted
         name = repr(self.wanted)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, KnownSamplesError
-from evergrow.learner.calibration import before_new_classes, calibrated
 from evergrow.learner.label_types import common_kind, warn_alike, warn_few
+from evergrow.learner.measuring import before_new_classes, calibrated
 from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprint
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
             importlib.import_module("evergrow.head.classifier")
         archive = reading.result()
     learner = Learner.load(archive, name=os.fspath(path), **settings)
-    learner.origin_ = (model, archive.digest)
+    learner.state_ = dataclasses.replace(learner.state_, origin=(model, archive.digest))
     return learner
 
 
@@ -140,7 +140,7 @@ def commit(
     path : path-like
         The model file; a new one or an existing model, which is kept in the history.
     learner : Learner
-        What to write. Its ``revision_`` becomes that of the file.
+        What to write. Its ``state_`` gets the revision of the file.
     change : Change or str, optional
         A note on the latest change, or a change whose note and further fields
         (``extra``) are taken.
@@ -178,7 +178,7 @@ def commit(
         remark = change
     else:
         remark = Change("update", "", 0, note=change or "")
-    before = learner._state()
+    before = learner.state_
     with _hold(path, wait, new=True) as place, _writing(place.model):
         model = place.model
         current = None
@@ -191,8 +191,8 @@ def commit(
             lineage = Lineage()
         else:
             lineage = place.position(current)
-        loaded_here = learner.origin_ is not None and learner.origin_[0] == model
-        if loaded_here and learner.origin_ != (model, digest):
+        loaded_here = before.origin is not None and before.origin[0] == model
+        if loaded_here and before.origin != (model, digest):
             raise BusyError(
                 f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
             )
@@ -242,8 +242,7 @@ def commit(
         digest = write_archive(
             model, now.to_archive(), written=lambda: place.remove(gone)
         )
-        learner._snapshot = now
-        learner.origin_ = (model, digest)
+        learner.state_ = dataclasses.replace(now, origin=(model, digest))
         if keep_bytes is None:
             room = default_room(size, model.stat().st_size)
         else:

@@ -18,11 +18,12 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
-from evergrow.learner.calibration import Calibration, before_new_classes, calibrated
+from evergrow.learner.calibration import Calibration
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.label_types import common_kind, warn_alike
 from evergrow.learner.learner import Learner, check_width
 from evergrow.learner.learning import LabelledRows, learned
+from evergrow.learner.measuring import before_new_classes, calibrated
 from evergrow.learner.snapshot import (
     Change,
     Snapshot,
@@ -101,7 +102,9 @@ def deciding_settings(learner: Learner) -> dict[str, Any]:
 def adopt(learner: Learner, other: Learner) -> Learner:
     """Make a learner know what another one knows, and nothing else."""
     learner._begun = other._encoder
-    learner._snapshot = other._state()
+    learner._snapshot = dataclasses.replace(
+        other.state_, origin=learner._blank(other._encoder).origin
+    )
     return learner
 
 
@@ -135,7 +138,7 @@ def learn_shard(
     ----------
     template : Learner
         An empty learner with the layer: from :func:`with_layer`, or from
-        :meth:`Learner.spawn`.
+        :func:`~evergrow.learner.learner.empty_copy`.
     block : LabelledRows
         Labelled features.
     number : int, optional
@@ -146,11 +149,12 @@ def learn_shard(
     --------
     >>> import numpy as np
     >>> from evergrow import Learner
+    >>> from evergrow.learner import empty_copy
     >>> from evergrow.learner.learning import LabelledRows
     >>> from evergrow.learner.sharded_fit import learn_shard
     >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.array(list("abcd") * 10)
-    >>> template = Learner(options={"n_units": 20}).fit((X, y)).spawn()
-    >>> learn_shard(template, LabelledRows(X[:8], y[:8])).samples_by_name_
+    >>> template = empty_copy(Learner(options={"n_units": 20}).fit((X, y)))
+    >>> learn_shard(template, LabelledRows(X[:8], y[:8])).state_.counts
     {'a': 2, 'b': 2, 'c': 2, 'd': 2}
     """
     now = template._state()
@@ -254,7 +258,7 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
     learner : Learner
         A learner that knows something.
     total : Learner
-        The sum of all shards, each learned with a :meth:`Learner.spawn` of it.
+        The sum of all shards, each learned with a :func:`~evergrow.learner.learner.empty_copy` of it.
     sample : LabelledRows
         Rows that are among those learned, to calibrate on.
     """

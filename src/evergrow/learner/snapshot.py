@@ -1,7 +1,7 @@
 """Everything a learner knows, as one record: replaced as a whole or not at all, and written to files as it is.
 
 The record has the history of the model: one :class:`Change` for everything that was
-done to it. :func:`describe` gives all of it in plain values.
+done to it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from evergrow.core.estimator import plain_value
 from evergrow.core.record import (
     NOTHING,
     UNKNOWN,
+    UNWRITTEN,
     Between,
     Extra,
     from_archive,
@@ -34,9 +36,9 @@ from evergrow.core.record import (
 )
 from evergrow.core.validation import check_keys, resolve_device
 from evergrow.core.version import __version__
-from evergrow.features.base import BackboneSpec
+from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
-from evergrow.learner.label_types import can_read
+from evergrow.learner.label_types import as_labels, can_read
 from evergrow.learner.stored_head import StoredHead
 
 if TYPE_CHECKING:
@@ -306,7 +308,7 @@ class HeadRecipe:
 
         head = HEADS[self.method]
         chosen = dict(self.options)
-        accepted = head._param_names()
+        accepted = head.param_names()
         for name, value in (("device", device), ("random_state", random_state)):
             if name in accepted:
                 chosen.setdefault(name, value)
@@ -319,7 +321,7 @@ class HeadRecipe:
             ) from error
         # Values out of range are refused now, not after all images went through a
         # backbone
-        made._check_params()
+        made.check_params()
         return made
 
     def plain(self) -> HeadRecipe:
@@ -407,6 +409,9 @@ class Snapshot:
         What people are told of the head; only in files.
     extra : Extra
         Optional contents of a file that a later evergrow wrote.
+    origin : (Path, str) or None
+        The model file that this was loaded from or last written to, and its checksum
+        then; not written to files.
     """
 
     recipe: HeadRecipe
@@ -424,6 +429,7 @@ class Snapshot:
     columns: tuple[str, ...] = ()
     told: HeadSummary | None = None
     extra: Extra = NOTHING
+    origin: tuple[Path, str] | None = field(default=None, metadata=UNWRITTEN)
 
     @property
     def revision(self) -> int:
@@ -454,6 +460,32 @@ class Snapshot:
         """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
         return "features" if self.spec is None else self.spec.kind
 
+    @property
+    def label_counts(self) -> dict[Any, int]:
+        """Number of samples learned per class, by label in the type passed to `fit`."""
+        labels = np.sort(as_labels(self.classes.tolist(), self.label_kind)).tolist()
+        return {label: self.counts[str(label)] for label in labels}
+
+    def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
+        """Return the novelty score above which a sample is called unknown.
+
+        Parameters
+        ----------
+        false_alarm : float
+            Fraction of known samples that may be called unknown; between 0 and 1.
+
+        Raises
+        ------
+        UnsupportedError
+            If the method has no novelty score.
+        NotFittedError
+            If no class was ever learned with two samples at once, so that no sample was
+            held out for calibration.
+        """
+        if not isinstance(self.head, StoredHead) and self.head is not None:
+            _ = self.head.novelty_score  # raises if the method has none
+        return self.calibration.threshold(false_alarm)
+
     def after(self, change: Change, **values: Any) -> Snapshot:
         """Return what is known after a change.
 
@@ -469,6 +501,67 @@ class Snapshot:
         if all(can_read(after.label_kind, name) for name in after.counts):
             kind = after.label_kind
         return replace(after, label_kind=kind)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was learned in plain values, without loading the backbone.
+
+        Returns
+        -------
+        dict
+            ``evergrow`` (version), ``method``, ``options``, ``kind`` of the samples,
+            ``backbone`` (None, or its description with ``reason`` if it was chosen
+            automatically), ``adaptation`` (None, or tuner, settings, number of
+            parameters, the original backbone and the training record), ``n_features``,
+            ``blocks`` (None, or columns and weight per block of features), ``n_units``,
+            ``n_classes``, ``n_samples``, ``n_unlabelled`` (learned without labels),
+            ``classes`` (name and samples per class), ``label_kind``, ``novelty`` (None,
+            or the number of calibrated scores and the threshold), ``revision`` and
+            ``history``.
+        """
+        head = self.head
+        spec = self.spec
+        if not isinstance(head, StoredHead):
+            told = HeadSummary.of(head)
+        elif self.told is not None:
+            told = self.told
+        else:
+            told = HeadSummary.of(head.load("cpu"))
+        novelty = None
+        if self.calibration.n:
+            threshold = self.calibration.threshold(FALSE_ALARM)
+            novelty = {
+                "calibrated_on": self.calibration.n,
+                "false_alarm": FALSE_ALARM,
+                "threshold": threshold,
+            }
+        return {
+            "evergrow": __version__,
+            "method": self.recipe.method,
+            "options": dict(self.recipe.plain().options),
+            "kind": self.kind,
+            "backbone": None
+            if spec is None
+            else {**spec.to_dict(), "reason": self.reason},
+            "adaptation": None
+            if self.adaptation is None
+            else read_adaptation(self.adaptation).describe(),
+            "n_features": self.n_features,
+            "blocks": None
+            if told.blocks is None
+            else [vars(block) for block in told.blocks],
+            "n_units": told.n_units,
+            "n_classes": len(self.classes),
+            "n_samples": sum(self.counts.values()),
+            "n_unlabelled": told.guesses,
+            "classes": [
+                {"name": name, "samples": self.counts[name]}
+                for name in self.classes.tolist()
+            ],
+            "label_kind": self.label_kind,
+            "novelty": novelty,
+            "revision": self.revision,
+            "history": [change.to_dict() for change in self.history],
+        }
 
     # -- files -------------------------------------------------------------------------
 
@@ -612,68 +705,3 @@ def summed(
 ) -> dict[str, int]:
     """Return the samples of each class of two models together; what both have in common counts once."""
     return dict(sorted((Counter(first) + Counter(second) - Counter(common)).items()))
-
-
-# -- at a glance -----------------------------------------------------------------------
-
-
-def describe(now: Snapshot) -> dict[str, Any]:
-    """Return what is known of a learner, in plain values.
-
-    Parameters
-    ----------
-    now : Snapshot
-        What it knows.
-
-    Returns
-    -------
-    dict
-        ``evergrow`` (version here), ``method``, ``options``, ``kind`` (of the samples),
-        ``backbone`` (None, or its description with ``reason`` where it was chosen
-        automatically), ``adaptation`` (None, or what the backbone was adapted with:
-        tuner, settings, number of parameters, the backbone before, and how the training
-        went), ``n_features``, ``blocks`` (None, or columns and weight of each block of
-        features), ``n_units``, ``n_classes``, ``n_samples``, ``n_unlabelled`` (learned
-        without labels), ``classes`` (name and samples of each), ``label_kind`` (what
-        the labels were: names, integers or booleans), ``novelty`` (None, or the number
-        of calibrated scores and the threshold), ``revision`` and ``history``.
-    """
-    head = now.head
-    spec = now.spec
-    if isinstance(head, StoredHead):
-        told = now.told
-    else:
-        told = HeadSummary.of(head)
-    novelty = None
-    if now.calibration.n:
-        threshold = now.calibration.threshold(FALSE_ALARM)
-        novelty = {
-            "calibrated_on": now.calibration.n,
-            "false_alarm": FALSE_ALARM,
-            "threshold": threshold,
-        }
-    return {
-        "evergrow": __version__,
-        "method": now.recipe.method,
-        "options": dict(now.recipe.plain().options),
-        "kind": now.kind,
-        "backbone": None if spec is None else {**spec.to_dict(), "reason": now.reason},
-        "adaptation": None
-        if now.adaptation is None
-        else read_adaptation(now.adaptation).describe(),
-        "n_features": now.n_features,
-        "blocks": None
-        if told.blocks is None
-        else [vars(block) for block in told.blocks],
-        "n_units": told.n_units,
-        "n_classes": len(now.classes),
-        "n_samples": sum(now.counts.values()),
-        "n_unlabelled": told.guesses,
-        "classes": [
-            {"name": name, "samples": now.counts[name]} for name in now.classes.tolist()
-        ],
-        "label_kind": now.label_kind,
-        "novelty": novelty,
-        "revision": now.revision,
-        "history": [change.to_dict() for change in now.history],
-    }

@@ -26,10 +26,12 @@ from evergrow.core.registry import nearest
 from evergrow.core.threads import limit_threads
 from evergrow.data.items import Kind
 from evergrow.features import encode_batch
-from evergrow.features.backbones import ImageBackbone, create_backbone
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.backbone import Backbone, BackboneSpec
+from evergrow.features.catalog import create_backbone
+from evergrow.features.image_backbone import ImageBackbone
 from evergrow.features.weight_sources import best_backbone, list_backbones
 from evergrow.learner.learner import Learner
+from evergrow.learner.snapshot import read_adaptation
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.requests import Problem
@@ -373,7 +375,7 @@ class BackbonePool:
 
     def of_learner(self, learner: Learner) -> Batcher | None:
         """Return the backbone of a model, loading it if no other model has; None where samples are features."""
-        spec = learner.spec_
+        spec = learner.state_.spec
         if spec is None:
             return None
         known = next(
@@ -386,9 +388,9 @@ class BackbonePool:
 
     def loaded(self, learner: Learner) -> Batcher | None:
         """Return the backbone of a model if it is loaded, at once."""
-        if learner.spec_ is None:
+        if learner.state_.spec is None:
             return None
-        return self._shared.get(_key(learner.spec_))
+        return self._shared.get(_key(learner.state_.spec))
 
     def check_offered(self, learner: Learner) -> None:
         """Refuse a stranger's model unless its backbone is one that is offered here, with the same numbers.
@@ -396,11 +398,11 @@ class BackbonePool:
         A file names the weights of its backbone, and a stranger's could name any path
         or address.
         """
-        adaptation = learner._encoder.adaptation
+        adaptation = learner.state_.adaptation
         if adaptation is None:
-            base = learner.spec_
+            base = learner.state_.spec
         else:
-            base = adaptation.base
+            base = read_adaptation(adaptation).base
         if base is None:
             return
         try:

@@ -180,7 +180,7 @@ class KeptImages:
         label = image.label
         if label is None:
             return None, False
-        for change in self.model.version.learner.history_:
+        for change in self.model.version.learner.state_.history:
             if change.revision <= image.revision:
                 continue
             if change.what in ("rename", "merge-classes"):

@@ -25,7 +25,7 @@ from evergrow.data.archives import DataArchive, TooManyFilesError
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import IMAGE_SUFFIXES
 from evergrow.data.storage import Tree
-from evergrow.features.base import Backbone
+from evergrow.features.backbone import Backbone
 from evergrow.serve.backbones import Prepared, cores
 from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import log

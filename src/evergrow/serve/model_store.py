@@ -7,6 +7,7 @@ teach.
 from __future__ import annotations
 
 import asyncio
+import copy
 import ctypes
 import dataclasses
 import os
@@ -103,7 +104,7 @@ class Version:
     def __init__(self, learner: Learner, signature: Signature | None) -> None:
         self.learner = learner
         self.signature = signature
-        self.counts = learner.samples_by_name_
+        self.counts = learner.state_.counts
         self.n_samples = sum(self.counts.values())
         self.classes = [
             schemas.ClassCount(name=name, samples=n)
@@ -112,13 +113,13 @@ class Version:
         self.state: schemas.ModelState = "starting"
         if self.counts:
             self.state = "ready"
-        self.revision = learner.revision_
-        self.digest = learner.origin_[1] if learner.origin_ else ""
+        self.revision = learner.state_.revision
+        self.digest = learner.state_.origin[1] if learner.state_.origin else ""
         self.etag = f'"{self.revision}-{self.digest[:12]}"'
-        self.kind = schemas.SAMPLE_KINDS[learner.kind_]
+        self.kind = schemas.SAMPLE_KINDS[learner.state_.kind]
         width = None
-        if learner.spec_ is not None:
-            width = learner.spec_.n_features
+        if learner.state_.spec is not None:
+            width = learner.state_.spec.n_features
         self.n_features: int | None
         if self.counts:
             self.n_features = learner.n_features_in_
@@ -173,7 +174,7 @@ class Version:
         """Return answers that say what is unknown at another share of false alarms, if that was calibrated."""
         if answers.novelty is None:
             return answers
-        threshold = self.learner.threshold(false_alarm)
+        threshold = self.learner.state_.threshold(false_alarm)
         unknown = ~(answers.novelty <= threshold)  # NaN is not known
         return dataclasses.replace(
             answers, unknown=unknown, threshold=np.full(len(unknown), threshold)
@@ -334,16 +335,16 @@ class ServedModel:
         """
 
         def work(version: Version) -> Change | None:
-            if version.learner.history_[:1] != seen.learner.history_[:1]:
+            if version.learner.state_.history[:1] != seen.learner.state_.history[:1]:
                 raise errors.ModelNotFoundError(
                     f"there is no model {self.path.stem!r} any more: another has its name"
                 )
-            learner = version.learner.copy()
-            n_changes = len(learner.history_)
+            learner = copy.copy(version.learner)
+            n_changes = len(learner.state_.history)
             few = version.n_samples + n_samples <= _FEW_SAMPLES
             limit_torch(1 if few else cores())
             edit(learner)
-            if len(learner.history_) == n_changes:
+            if len(learner.state_.history) == n_changes:
                 return None
             remark = Change("update", "", 0, note=request.note, extra=request.extra())
             modelfile.commit(self.path, learner, remark, who=request.who)
@@ -354,7 +355,7 @@ class ServedModel:
                 after.signature = None
             self._version = after
             give_back_memory()
-            return learner.history_[-1]
+            return learner.state_.history[-1]
 
         with self._metrics.commit_seconds.time():
             return await self._in_turn(lambda: self._changed(work, request))
@@ -396,7 +397,7 @@ class ServedModel:
 
         def work(version: Version) -> Change:
             with modelfile.locked_model(self.path, **self._settings) as learner:
-                if learner.origin_ != version.learner.origin_:
+                if learner.state_.origin != version.learner.state_.origin:
                     raise errors.BusyError(
                         "another process changed the model meanwhile"
                     )
@@ -471,7 +472,7 @@ class ServedModel:
         """Do what a request asks for unless it was done before; ``work`` returns None if there is nothing to do."""
         with thread_warnings() as warnings:
             before = self._refreshed()
-            told = [(change, change) for change in before.learner.history_]
+            told = [(change, change) for change in before.learner.state_.history]
             log = History(self.path).undone(before.digest)
             told += [
                 (entry.change, change)
@@ -491,7 +492,7 @@ class ServedModel:
             **after.facts(),
             model=request.model,
             change=schemas.ChangeRecord.model_validate(
-                done or known or before.learner.history_[-1]
+                done or known or before.learner.state_.history[-1]
             ),
             new_classes=sorted(set(after.counts) - set(before.counts)),
             gone_classes=sorted(set(before.counts) - set(after.counts)),

@@ -219,7 +219,11 @@ def _summary(service: Service, name: str) -> schemas.ModelSummary:
 
 def _model_record(model: OpenModel) -> schemas.ModelRecord:
     """Return everything about a model but its numbers; no path of this machine."""
-    version, file, info = model.version, model.file, model.version.learner.info()
+    version, file, info = (
+        model.version,
+        model.file,
+        model.version.learner.state_.describe(),
+    )
     novelty = info["novelty"]
     backbone = info["backbone"]
     try:
@@ -539,7 +543,9 @@ async def forget_unlabelled(
     change: ChangeDep, asked: schemas.NoteRequest
 ) -> schemas.ChangeAnswer:
     """Take out everything that was learned without labels."""
-    return await change.edit("forget-unlabelled", asked, Learner.forget_unlabelled)
+    return await change.edit(
+        "forget-unlabelled", asked, lambda learner: learner.unlearn(unlabelled=True)
+    )
 
 
 @changes.post("/forget")
@@ -577,7 +583,7 @@ async def rename(
 ) -> schemas.ChangeAnswer:
     """Give a class another name; answers are the same under it."""
     return await change.edit(
-        "rename", asked, lambda learner: learner.rename_class(asked.old, asked.new)
+        "rename", asked, lambda learner: learner.rename_classes({asked.old: asked.new})
     )
 
 

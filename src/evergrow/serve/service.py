@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import io
 import tempfile
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.data.archives import DataArchive
-from evergrow.features.base import Backbone
+from evergrow.features.backbone import Backbone
 from evergrow.features.images import decode_image, is_quick_to_decode
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
@@ -164,7 +165,7 @@ class Service:
             answers = (await asyncio.to_thread(version.ask, [found]))[0]
         self.metrics.samples.labels("predict").inc(len(answers.values))
         self.metrics.note_answers(
-            model.name, version.learner._taught().calibration, answers
+            model.name, version.learner.state_.calibration, answers
         )
         return version.judged(answers, false_alarm)
 
@@ -182,7 +183,7 @@ class Service:
             rows = samples
         learner = model.version.learner
         return await asyncio.get_running_loop().run_in_executor(
-            self._studies, lambda: work(learner.copy(), rows)
+            self._studies, lambda: work(copy.copy(learner), rows)
         )
 
     async def batcher(self, model: OpenModel) -> Batcher:
@@ -405,7 +406,7 @@ def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
         batcher = pool.of_learner(learner)
     backbone = None if batcher is None else batcher.backbone
     copy = Learner.load(
-        learner.to_archive(), name="the model", backbone=backbone, device="cpu"
+        learner.state_.to_archive(), name="the model", backbone=backbone, device="cpu"
     )
     with tempfile.TemporaryDirectory(prefix="evergrow-") as folder:
         file = Path(folder, "model.onnx")

@@ -18,7 +18,7 @@ from evergrow.data.items import Samples
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import Change, Tested, changed_names
+from evergrow.learner.snapshot import Change, Snapshot, Tested, changed_names
 
 _SHOWN_RESULTS = (
     "n_samples",
@@ -133,22 +133,22 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     comparison = _compare_classes(first, second, names)
     if data is None:
         return comparison
-    if first.kind_ != second.kind_:
+    if first.state_.kind != second.state_.kind:
         raise InputError(
             "models must take the same kind of samples, "
-            f"got {first.kind_} and {second.kind_}"
+            f"got {first.state_.kind} and {second.state_.kind}"
         )
     return _compare_predictions(first, second, data, comparison)
 
 
 def _renamed_classes(first: Learner, second: Learner) -> dict[str, str]:
     """Return new names of classes, if `second` is a later version of `first`."""
-    before = first.history_
-    history = second.history_
+    before = first.state_.history
+    history = second.state_.history
     started_alike = [_identity(change) for change in history[: len(before)]]
     if started_alike != [_identity(change) for change in before]:
         return {}
-    known = first.samples_by_name_
+    known = first.state_.counts
     later = changed_names(history[len(before) :])
     return {old: new for old, new in later.items() if old in known and new != old}
 
@@ -162,7 +162,7 @@ def _compare_classes(
 ) -> Comparison:
     """Compare classes and counts, with the first model's classes renamed."""
     first_counts = _renamed_counts(first, names)
-    second_counts = second.samples_by_name_
+    second_counts = second.state_.counts
     counts = {}
     for name in sorted(first_counts.keys() & second_counts):
         if first_counts[name] != second_counts[name]:
@@ -178,7 +178,7 @@ def _compare_classes(
 def _renamed_counts(learner: Learner, names: Mapping[str, str]) -> dict[str, int]:
     """Return learned samples per class, by new name."""
     counts: Counter[str] = Counter()
-    for name, n in learner.samples_by_name_.items():
+    for name, n in learner.state_.counts.items():
         counts[names.get(name, name)] += n
     return counts
 
@@ -188,10 +188,10 @@ def _compare_predictions(
 ) -> Comparison:
     """Add the results of both models on test data to a comparison."""
     names = comparison.names
-    samples = read_labelled(data, "test", first.kind_)
+    samples = read_labelled(data, "test", first.state_.kind)
     encoded = first.encode(samples)
     encoded_again = encoded
-    if backbone_differences(first.spec_, second.spec_):
+    if backbone_differences(first.state_.spec, second.state_.spec):
         encoded_again = second.encode(samples)
     rows = np.intersect1d(encoded.rows, encoded_again.rows)
     X = encoded.X[np.searchsorted(encoded.rows, rows)]
@@ -200,7 +200,7 @@ def _compare_predictions(
     second_predictions = _predict(second, X_again)
 
     # The data may use class names from before the renaming.
-    known = second.samples_by_name_
+    known = second.state_.counts
     former = {old: new for old, new in names.items() if old not in known}
     labels = _rename(samples.required_labels()[rows], former)
     results = (
@@ -238,7 +238,7 @@ def measured_change(
 ) -> Iterator[None]:
     """Test a learner before and after a change in the block.
 
-    The result is stored in the change log, as ``history_[-1].tested``.
+    The result is stored in the change log, as ``state_.history[-1].tested``.
 
     Parameters
     ----------
@@ -261,37 +261,40 @@ def measured_change(
     >>> learner = Learner(options={"n_units": 20})
     >>> with measured_change(learner, (X[1::2], y[1::2])):
     ...     _ = learner.fit((X[::2], y[::2]))
-    >>> tested = learner.history_[-1].tested
+    >>> tested = learner.state_.history[-1].tested
     >>> tested.before, tested.after > 0.9
     (None, True)
     """
     if data is None:
         yield
         return
-    history = _history(learner)
+    start = _state(learner)
     # Invalid data is found before the work.
-    kind = None
-    if history is not None:
-        kind = learner.kind_
-    samples = read_labelled(data, "test", kind, options)
+    samples = read_labelled(
+        data, "test", None if start is None else start.kind, options
+    )
     rows = None
     before = None
-    if history is not None:
+    if start is not None:
         rows = _encode_labelled(learner, samples)
-        if learner.__sklearn_is_fitted__():
+        if not start.is_empty:
             before = _evaluate(learner, rows)
     yield
-    if _history(learner) == history:
+    now = _state(learner)
+    history_before = () if start is None else start.history
+    if now is None or now.history == history_before:
         return
     if rows is None:
         rows = _encode_labelled(learner, samples)
-    learner.record_test(_tested(before, _evaluate(learner, rows)))
+    tested = _tested(before, _evaluate(learner, rows))
+    latest = replace(now.history[-1], tested=tested)
+    learner.state_ = replace(learner.state_, history=(*now.history[:-1], latest))
 
 
-def _history(learner: Learner) -> list[Change] | None:
-    """Return the change log of a learner, None before its first use."""
+def _state(learner: Learner) -> Snapshot | None:
+    """Return the snapshot of a learner, None before its first use."""
     try:
-        return learner.history_
+        return learner.state_
     except NotFittedError:
         return None
 
@@ -308,7 +311,7 @@ def _evaluate(
     learner: Learner, rows: tuple[NDArray[Any], NDArray[np.str_]]
 ) -> Evaluation:
     X, labels = rows
-    return evaluate_predictions(labels, _predict(learner, X), learner.class_names_)
+    return evaluate_predictions(labels, _predict(learner, X), learner.state_.classes)
 
 
 def _tested(before: Evaluation | None, after: Evaluation) -> Tested:

@@ -123,7 +123,7 @@ def drift(
         labels = as_names(y, n_items)[answers.rows]
     assert answers.novelty is not None
     return find_drift(
-        learner.calibration_,
+        learner.state_.calibration,
         answers.novelty,
         answers.classes[best],
         answers.values.max(axis=1),

@@ -107,7 +107,7 @@ def group_unknown(
     head: Any = learner.head_
     features = learner.encode(data)
     if unknown is None:
-        threshold = learner.calibration_.threshold(false_alarm)
+        threshold = learner.state_.threshold(false_alarm)
         is_novel = head.novelty_score(features.X) > threshold
     else:
         n_samples = len(features.rows) + len(features.failures)
@@ -202,7 +202,7 @@ def _choose_metric(
     # Whole classes only: the distance between rows of a class depends on their number.
     large = large[np.cumsum(counts[large]) <= MAX_TREE_ROWS]
     if len(large) < 2:
-        metric = "whitened" if learner.kind_ == "image" else "plain"
+        metric = "whitened" if learner.state_.kind == "image" else "plain"
         return metric, None
     rows = np.flatnonzero(np.isin(codes, large))
     best_metric = ""

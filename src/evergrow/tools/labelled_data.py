@@ -34,7 +34,7 @@ def labelled_features(
     """
     vectors = []
     labels = []
-    for samples in labelled_chunks(data, y, None, "train", learner.kind_):
+    for samples in labelled_chunks(data, y, None, "train", learner.state_.kind):
         features = learner.encode(samples)
         vectors.append(features.X)
         labels.append(samples.required_labels()[features.rows])

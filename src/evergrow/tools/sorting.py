@@ -172,7 +172,7 @@ def plan_sort(
         for row in earlier
         if row.answer and not row.note and row.place
     }
-    classes = [str(name) for name in learner.class_names_]
+    classes = [str(name) for name in learner.state_.classes]
     fresh = [name for name in classes if name not in known]
     folders = folder_names(fresh, [unknown, UNSURE, TABLE, *known.values()])
     folders |= {name: known[name] for name in classes if name in known}
@@ -181,7 +181,7 @@ def plan_sort(
         for group in {unknown, UNSURE, *folders.values()}
     }
     rows: list[SortedFile] = []
-    alarm = false_alarm if learner.info()["novelty"] else None
+    alarm = false_alarm if learner.state_.describe()["novelty"] else None
     for start in range(0, len(names), BLOCK):
         block = names[start : start + BLOCK]
         with warnings.catch_warnings():
@@ -246,7 +246,7 @@ def _checked(
         raise InputError(
             f"{unknown!r} cannot be the name of a folder for unknown images; try {UNKNOWN!r}."
         )
-    if learner.kind_ != "image" or not hasattr(learner.head_, "predict_proba"):
+    if learner.state_.kind != "image" or not hasattr(learner.head_, "predict_proba"):
         raise InputError(
             "Sorting needs a model of images that gives probabilities, such as 'evergrow fit' makes."
         )

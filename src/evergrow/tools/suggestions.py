@@ -106,8 +106,8 @@ def suggest(
     margins = _class_margins(head, features.X)
     novelty = head.novelty_score(features.X)
     is_novel = np.zeros(len(margins), dtype=bool)
-    if novel_fraction > 0 and learner.calibration_.n:
-        is_novel = novelty > learner.calibration_.threshold()
+    if novel_fraction > 0 and learner.state_.calibration.n:
+        is_novel = novelty > learner.state_.threshold()
 
     uncertain_rows = _rank_by_uncertainty(
         head, features.X, margins, np.flatnonzero(~is_novel), n

@@ -121,7 +121,7 @@ def test_n_passes_divide_the_ridge_and_must_be_positive(stream: Any) -> None:
         100 / 3
     )
     with pytest.raises(
-        ParameterError, match=r"n_passes must be an integer >= 1, got 0"
+        ParameterError, match=r"n_passes must be an integer >= 1 and <= 1000, got 0"
     ):
         stream.teach(GACILClassifier(n_units=4, n_passes=0, **CPU))
 

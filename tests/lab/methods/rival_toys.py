@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evergrow.data.items import Images
 from evergrow.features import Preprocessing, create_backbone, decode_image
-from evergrow.features.backbones import ImageBackbone
+from evergrow.features.image_backbone import ImageBackbone
 
 timm = pytest.importorskip("timm")
 

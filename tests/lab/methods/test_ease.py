@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evergrow.adapt.tuners import create_tuner
 from evergrow.data.items import Images
-from evergrow.features.backbones import ImageBackbone
+from evergrow.features.image_backbone import ImageBackbone
 from evergrow.lab.methods.block_means import BlockMeans
 from evergrow.lab.methods.ease import EASEClassifier, EaseState
 

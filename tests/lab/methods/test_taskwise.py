@@ -15,7 +15,7 @@ from evergrow.adapt import TrainingError, loop
 from evergrow.adapt.tuners import UnsupportedModelError, tuners_of
 from evergrow.core.errors import LabelError, ParameterError
 from evergrow.features import create_backbone, hash_weights
-from evergrow.features.backbones import ImageBackbone
+from evergrow.features.image_backbone import ImageBackbone
 from evergrow.lab.methods.apt import APTClassifier
 from evergrow.lab.methods.coda_prompt import CODAPromptClassifier
 from evergrow.lab.methods.ease import EASEClassifier

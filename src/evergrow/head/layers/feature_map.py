@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.record import Between, Spec, record, require, to_values
 from evergrow.core.registry import Registry
-from evergrow.core.validation import LARGEST_WIDTH, check_number, from_mapping
+from evergrow.core.validation import check_number, from_mapping
 
 CHUNK_BYTES = 256 * 2**20
 """The largest matrix of activations that is ever held at once, unless a caller states another bound."""

@@ -23,9 +23,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
-from evergrow.core.validation import LARGEST_WIDTH, check_number
+from evergrow.core.validation import check_number
 from evergrow.head.layers.feature_map import LAYERS, FeatureMap, Layer, centred_rms
 
 FOURIER_BANDWIDTH = 0.5

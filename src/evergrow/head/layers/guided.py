@@ -33,6 +33,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH, MOST_ROUNDS
 from evergrow.core.errors import (
     ConstructionError,
     ConstructionWarning,
@@ -41,12 +42,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
-from evergrow.core.validation import (
-    LARGEST_WIDTH,
-    MOST_ROUNDS,
-    check_choice,
-    check_number,
-)
+from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers.feature_map import (
     ACTIVATIONS,
     LAYERS,

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from evergrow.core.validation import MOST_ROUNDS, check_number
+from evergrow.core.bounds import MOST_ROUNDS
+from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers import UniformLayer
@@ -27,8 +28,8 @@ class ACILClassifier(_AnalyticBuffer):
 
     A random buffer ``h = ReLU(z W)`` and recursive ridge regression on the inverse
     autocorrelation matrix, in float64 as in the authors' repository
-    (Analytic-continual-learning). The recursion equals joint ridge regression, so
-    evergrow keeps the cheapest form of the statistics. The backbone stays frozen: the
+    (Analytic-continual-learning). The recursion equals joint ridge regression,
+    so the statistics are kept in their cheapest form. The backbone stays frozen: the
     base training of the original is not part of a head.
 
     Parameters

@@ -9,15 +9,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH, MOST_ROUNDS
 from evergrow.core.errors import UnsupportedError
 from evergrow.core.record import Spec, require
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
-from evergrow.core.validation import (
-    LARGEST_WIDTH,
-    MOST_ROUNDS,
-    check_choice,
-    check_number,
-)
+from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import LARGEST_WIDTH, check_number
+from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.head.layers import GuidedLayer, Layer
 from evergrow.head.layers.feature_map import (

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import LARGEST_WIDTH, check_choice, check_number
+from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.seeding import resolve_seed
-from evergrow.core.validation import LARGEST_WIDTH, check_number
+from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, Layer

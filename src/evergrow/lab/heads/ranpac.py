@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.record import require
 from evergrow.core.seeding import generator
-from evergrow.core.validation import LARGEST_WIDTH, check_choice, check_number
+from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.label_set import LabelUpdate
 from evergrow.head.layers import FeatureMap

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import MOST_ROUNDS
 from evergrow.core.errors import LabelError
-from evergrow.core.validation import MOST_ROUNDS, check_number
+from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.head.label_set import LabelUpdate
 from evergrow.head.layers.feature_map import BlockRecord

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.errors import UnsupportedError
 from evergrow.core.seeding import generator
-from evergrow.core.validation import LARGEST_WIDTH, check_choice, check_number
+from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap

@@ -9,16 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergrow.core.bounds import LARGEST_WIDTH, MOST_ROUNDS
 from evergrow.core.errors import ConstructionError
 from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
-from evergrow.core.validation import (
-    LARGEST_WIDTH,
-    MOST_ROUNDS,
-    check_choice,
-    check_matrix,
-    check_number,
-)
+from evergrow.core.validation import check_choice, check_matrix, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.feature_map import BlockRecord, Construction, DenseMap
 from evergrow.head.layers.guided import Residual, check_scales

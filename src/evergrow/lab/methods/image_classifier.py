@@ -19,7 +19,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import resolve_device
 from evergrow.data.items import Images, Items
 from evergrow.features import ImageBackbone, best_backbone, create_backbone
-from evergrow.features.base import Backbone
+from evergrow.features.backbone import Backbone
 from evergrow.head.label_set import as_labels, check_kind
 from evergrow.lab.methods.cost import Cost
 

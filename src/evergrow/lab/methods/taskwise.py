@@ -19,7 +19,7 @@ from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig, TrainPrecision
 from evergrow.core.seeding import RandomState
 from evergrow.data.items import Items
-from evergrow.features.backbones import ImageBackbone
+from evergrow.features.image_backbone import ImageBackbone
 from evergrow.lab.methods.cost import (
     Cost,
     inference_gflops,

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from evergrow.adapt.tuners import Tuner, create_tuner, restore_tuner
 from evergrow.adapt.tuners.tuner import SavedTuner
 from evergrow.data.items import Items
-from evergrow.features.backbones import ImageBackbone
 from evergrow.features.encoding import encode
+from evergrow.features.image_backbone import ImageBackbone
 
 
 @contextmanager

@@ -44,7 +44,7 @@ export const SNIPPETS = {
   }) },
   rename: { title: "Rename a class", of: (m) => ({
     command: `evergrow rename ${m.file} ${shell(m.name)} ${shell("new name")}`,
-    python: m.changing([`learner.rename_class(${python(m.name)}, ${python("new name")})`]),
+    python: m.changing([`learner.rename_classes({${python(m.name)}: ${python("new name")}})`]),
     curl: m.json("rename", { old: m.name, new: "new name" }),
   }) },
   merge: { title: "Merge classes", of: (m) => ({

@@ -1,7 +1,7 @@
 """Learn the weights of the novelty terms from held-out rows of a stream.
 
-No term of novelty (:mod:`evergrow.head.novelty`) is good everywhere, so their weights
-are learned. Held-out rows of known classes show what a model knows. Rows of a new
+No term of novelty (:mod:`evergrow.head.novelty.terms`) is good on all data, so their
+weights are learned. Held-out rows of known classes show what a model knows. Rows of a new
 class, measured before they are learned, show what it does not know. With the mean D
 and the spread S of the terms of unknown rows, in units of the mean and spread of known
 ones, the weights are
@@ -21,14 +21,13 @@ scarce, so that one class of far things does not decide for all later ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.head.novelty import (
+from evergrow.head.novelty.score import (
     DEFAULT_WEIGHTS,
-    FLAT,
     N_TERMS,
     NoveltyStandard,
     term_spreads,
@@ -55,9 +54,6 @@ SUFFICIENT = 200
 
 AGEING = (8, 6, 4, 3, 2, 1)
 """Powers to try, the strongest discount of small models first."""
-
-LARGEST_TERM = 1e60
-"""Bound of stored terms; their squares are finite."""
 
 _UNKNOWN_AGEING = 2
 """Power of the share of samples with which unknown rows of smaller models count."""
@@ -97,7 +93,7 @@ class NoveltyPool:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.novelty_pool import NoveltyPool
+    >>> from evergrow.head.novelty.pool import NoveltyPool
     >>> terms = np.random.default_rng(0).normal(size=(500, 6))
     >>> pool = NoveltyPool(terms, np.full(500, 1 / 500))
     >>> pool.weights().tolist()
@@ -219,29 +215,11 @@ def evidence(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.novelty_pool import evidence
+    >>> from evergrow.head.novelty.pool import evidence
     >>> evidence(np.array([-1.0, 2.0, 5.0, 9.0])).round(3).tolist()
     [1.0, 1.0, 0.135, 0.002]
     """
     return np.asarray(np.exp(-np.maximum(scores - HARD_SCORE, 0.0)))
-
-
-def term_units(expected: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return origin and unit (2, 6) of each term, as the statistics expect known rows.
-
-    Terms drift while a model learns classes. In these units the terms of a smaller
-    model can be pooled with later ones.
-
-    Parameters
-    ----------
-    expected : ndarray of shape (n, 6)
-        Terms of rows as the statistics expect them. 1 / count keeps its own unit.
-    """
-    mean = expected.mean(axis=0)
-    spread = np.maximum(expected.std(axis=0), FLAT * np.abs(mean))
-    mean[N_TERMS] = 0.0
-    spread[N_TERMS] = 1.0
-    return np.stack([mean, np.where(spread > 0.0, spread, 1.0)])
 
 
 def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float64]:
@@ -260,7 +238,7 @@ def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.f
 
     Examples
     --------
-    >>> from evergrow.learner.novelty_pool import ageing_weights
+    >>> from evergrow.head.novelty.pool import ageing_weights
     >>> ageing_weights([300, 300], [50, 100]).tolist()
     [0.00390625, 1.0]
     >>> ageing_weights([20, 20], [50, 100]).tolist()
@@ -271,38 +249,3 @@ def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.f
     counted = np.asarray(numbers, dtype=np.float64)
     powers = (power for power in AGEING if float(counted @ shares**power) >= SUFFICIENT)
     return np.asarray(shares ** next(powers, 0))
-
-
-def to_units(
-    terms: NDArray[np.float64], units: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return terms (n, 6) in units of :func:`term_units`, bounded so they stay finite.
-
-    Parameters
-    ----------
-    terms : ndarray of shape (n, 6)
-        Terms as a head gives them; infinite for rows that are too large to be squared.
-    units : ndarray of shape (2, 6)
-        Origin and unit of each term.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        scaled = (terms - units[0]) / units[1]
-    scaled = np.nan_to_num(scaled, nan=LARGEST_TERM)
-    return np.asarray(np.clip(scaled, -LARGEST_TERM, LARGEST_TERM))
-
-
-def from_units(
-    standard: NoveltyStandard, units: NDArray[np.float64]
-) -> NoveltyStandard:
-    """Return the same score for terms as a head gives them.
-
-    Parameters
-    ----------
-    standard : NoveltyStandard
-        A score of terms in units of :func:`term_units`.
-    units : ndarray of shape (2, 6)
-        Origin and unit of each term.
-    """
-    mean = units[0] + units[1] * np.asarray(standard.mean)
-    scale = units[1, :N_TERMS] * np.asarray(standard.scale)
-    return replace(standard, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))

@@ -1,0 +1,238 @@
+"""Tables of held-out rows, and marks that find the row of a sample again.
+
+No sample is kept. A held-out row consists of six terms, log losses, its class and a
+mark: four fixed random projections of its feature vector. When the sample is unlearned,
+its row is found by the mark and removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.core.record import Between, Spec, record
+from evergrow.core.seeding import derive_seed
+from evergrow.head.novelty.score import LARGEST_TERM, N_COLUMNS
+from evergrow.head.temperature import TEMPERATURES
+
+MAX_DRAWN_ROWS = 256
+"""Most rows drawn from the statistics in place of samples that were never scored."""
+
+MARK_LENGTH = 4
+"""Random projections that identify a row."""
+
+MARK_TOLERANCE = 1e-4
+"""Largest difference of the marks of one sample, in units of its length. Features of
+one image differ by about 1e-6 if it passes a network in another batch."""
+
+LARGEST_LOSS = 1e30
+"""Bound of stored losses; larger ones overflow when they are pooled."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How the rows of one batch were measured.
+
+    Parameters
+    ----------
+    size : int
+        Samples that the measuring model had learned.
+    n_classes : int
+        Classes that it knew.
+    guess : float
+        Temperature that its statistics suggested.
+    expected : int
+        Rows drawn from the statistics that stand in for samples never scored.
+    """
+
+    size: Annotated[int, Between(1, 2**53)]
+    n_classes: Annotated[int, Between(1, 2**53)]
+    guess: Annotated[float, Between(1e-12, 1e12)] = 1.0
+    expected: Annotated[int, Between(0, MAX_DRAWN_ROWS)] = 0
+
+
+@record("held-out-rows")
+@dataclass(frozen=True, eq=False)
+class HeldOutRows:
+    """Rows measured by models that had not learned them.
+
+    Parameters
+    ----------
+    measurement : ndarray of shape (n,)
+        The measurement of each row, by index.
+    codes : ndarray of shape (n,)
+        Its class, as an index into the names of the calibration.
+    marks : ndarray of shape (n, 4)
+        Random projections of its features; see :func:`sample_marks`.
+    terms : ndarray of shape (n, 6)
+        Terms of novelty in units of the measuring model, and 1 / count of the nearest
+        class.
+    losses : ndarray of shape (n, 29), optional
+        Log loss at every temperature of the grid, if probabilities are calibrated.
+    """
+
+    measurement: Annotated[NDArray[np.int64], Spec(("n",), dtype="int64")]
+    codes: Annotated[NDArray[np.int64], Spec(("n",), dtype="int64")]
+    marks: Annotated[NDArray[np.float32], Spec(("n", MARK_LENGTH), dtype="float32")]
+    terms: Annotated[NDArray[np.float64], Spec(("n", N_COLUMNS), largest=LARGEST_TERM)]
+    losses: (
+        Annotated[
+            NDArray[np.float32],
+            Spec(("n", len(TEMPERATURES)), dtype="float32", largest=LARGEST_LOSS),
+        ]
+        | None
+    ) = None
+
+    @classmethod
+    def none(cls) -> HeldOutRows:
+        """Return a table without rows."""
+        return cls(
+            np.empty(0, dtype=np.int64),
+            np.empty(0, dtype=np.int64),
+            np.empty((0, MARK_LENGTH), dtype=np.float32),
+            np.empty((0, N_COLUMNS)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, rows: NDArray[np.bool_]) -> HeldOutRows:
+        """Return the rows of a mask."""
+        return HeldOutRows(
+            self.measurement[rows],
+            self.codes[rows],
+            self.marks[rows],
+            self.terms[rows],
+            None if self.losses is None else self.losses[rows],
+        )
+
+    def joined(self, other: HeldOutRows) -> HeldOutRows:
+        """Return the rows of both tables."""
+        if not len(self):
+            return other
+        if not len(other):
+            return self
+        losses = None
+        if self.losses is not None or other.losses is not None:
+            # A loss that is the same at all temperatures decides nothing.
+            parts = [
+                np.zeros((len(part), len(TEMPERATURES)), dtype=np.float32)
+                if part.losses is None
+                else part.losses
+                for part in (self, other)
+            ]
+            losses = np.concatenate(parts)
+        return HeldOutRows(
+            np.concatenate([self.measurement, other.measurement]),
+            np.concatenate([self.codes, other.codes]),
+            np.concatenate([self.marks, other.marks]),
+            np.concatenate([self.terms, other.terms]),
+            losses,
+        )
+
+    def digest(self, measurement: int) -> str:
+        """Return a checksum of the rows of one measurement."""
+        rows = self.take(self.measurement == measurement)
+        found = hashlib.blake2b(rows.marks.tobytes(), digest_size=12)
+        found.update(rows.terms.tobytes())
+        return found.hexdigest()
+
+
+# -- marks of samples -----------------------------------------------------------------
+
+
+def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return random projections (n, 4) of rows, the same in every model.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        Features.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.held_out_rows import sample_marks
+    >>> X = np.random.default_rng(0).normal(size=(3, 50))
+    >>> bool(np.allclose(sample_marks(X)[1], sample_marks(X[1:2])[0], atol=1e-6))
+    True
+    """
+    rows = bounded_features(X)
+    source = np.random.default_rng(derive_seed(0, "marks", rows.shape[1]))
+    directions = source.normal(size=(rows.shape[1], MARK_LENGTH))
+    marks = rows @ directions / math.sqrt(rows.shape[1])
+    largest = float(np.finfo(np.float32).max)
+    return np.asarray(np.clip(marks, -largest, largest), dtype=np.float32)
+
+
+def bounded_features(X: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return features as float64 with the precision and the range of float32."""
+    largest = float(np.finfo(np.float32).max)
+    bounded = np.clip(X, -largest, largest).astype(np.float32)
+    return np.asarray(bounded, dtype=np.float64)
+
+
+def matching_rows(
+    rows: HeldOutRows,
+    marks: NDArray[np.float32],
+    codes: NDArray[np.int64],
+    within: NDArray[np.float64],
+    left: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the row of each sample, or -1; no row is returned twice.
+
+    Of several rows of one sample the one measured last is returned first. If more rows
+    of a class than ``left`` would remain, the nearest ones are returned too.
+
+    Parameters
+    ----------
+    rows : HeldOutRows
+        Rows to search.
+    marks : ndarray of shape (n, 4)
+        Marks of the samples.
+    codes : ndarray of shape (n,)
+        Their classes; -1 for a class without rows.
+    within : ndarray of shape (n,)
+        Largest difference of marks of the same sample.
+    left : ndarray of shape (C,)
+        Samples of each class that remain.
+    """
+    from scipy.spatial import cKDTree
+
+    found = np.full(len(marks), -1, dtype=np.int64)
+    for code in np.unique(codes[codes >= 0]).tolist():
+        places = np.flatnonzero(rows.codes == code)
+        if not len(places):
+            continue
+        # The latest rows come first.
+        places = places[np.argsort(-rows.measurement[places], kind="stable")]
+        stored = rows.marks[places].astype(np.float64)
+        tree = cKDTree(stored)
+        is_free = np.ones(len(places), dtype=bool)
+        samples = np.flatnonzero(codes == code)
+        wanted, copies = np.unique(marks[samples], axis=0, return_inverse=True)
+        copies = copies.reshape(-1)
+        for copy, mark in enumerate(wanted.astype(np.float64)):
+            mine = samples[copies == copy]
+            radius = float(within[mine].max()) + 1e-30
+            near = np.array(tree.query_ball_point(mark, radius, p=np.inf), dtype=int)
+            near = np.sort(near[is_free[near]])
+            gaps = np.abs(stored[near] - mark).max(axis=1)
+            near = near[np.argsort(gaps, kind="stable")][: len(mine)]
+            is_free[near] = False
+            found[mine[: len(near)]] = places[near]
+        # Features that differ by more than rounding: no class keeps too many rows.
+        for sample in samples[found[samples] < 0].tolist():
+            if int(is_free.sum()) <= left[code]:
+                break
+            free = np.flatnonzero(is_free)
+            gaps = np.abs(stored[free] - marks[sample]).max(axis=1)
+            nearest = int(free[int(gaps.argmin())])
+            is_free[nearest] = False
+            found[sample] = places[nearest]
+    return found

@@ -1,0 +1,210 @@
+"""Measure rows with models that have not learned them, and calibrate a head on them.
+
+When a head has learned a batch, its rows are scored as if their fold had not been
+learned. This is exact and takes no second model. Rows of new classes are measured
+before they are learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.head.novelty.score import term_units, to_units
+from evergrow.learner.calibration import Calibration
+from evergrow.learner.held_out_rows import (
+    MAX_DRAWN_ROWS,
+    Measurement,
+    bounded_features,
+)
+
+if TYPE_CHECKING:
+    from evergrow.head.base import IncrementalClassifier
+    from evergrow.head.solved_cache import HeldOutScores
+    from evergrow.learner.learning import LabelledRows
+
+FOLDS = 10
+"""Folds of a batch, unless it is so large that they would exceed FOLD_ROWS."""
+
+FOLD_ROWS = 500
+"""Most rows of a fold: taking out more costs time and moves the model further."""
+
+ENOUGH = 1000
+"""Scores of a batch that suffice; further folds are not scored."""
+
+
+# -- folds -----------------------------------------------------------------------------
+
+
+def row_keys(X: NDArray[np.floating], seed: int) -> NDArray[np.uint64]:
+    """Return a pseudo-random number for each row that depends on its features only.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        Features.
+    seed : int
+        Other seeds give other numbers.
+    """
+    start = hashlib.blake2b(str(seed).encode(), digest_size=8)
+    keys = np.empty(len(X), dtype=np.uint64)
+    for place, row in enumerate(bounded_features(X).astype(np.float32)):
+        found = start.copy()
+        found.update(row.data)
+        keys[place] = int.from_bytes(found.digest(), "little")
+    return keys
+
+
+def assign_folds(
+    codes: NDArray[np.int64], counts: NDArray[np.int64], keys: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Divide a batch into folds that leave something of every class.
+
+    The order of the rows does not matter.
+
+    Parameters
+    ----------
+    codes : ndarray of shape (n,)
+        Classes of the batch, which has been learned.
+    counts : ndarray of shape (C,)
+        Samples learned of each class, with the batch.
+    keys : ndarray of shape (n,)
+        From :func:`row_keys`.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        The fold of each row; -1 for the only sample of a class, which cannot be left
+        out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.measuring import assign_folds, row_keys
+    >>> keys = row_keys(np.arange(21.0)[:, None], seed=0)
+    >>> folds = assign_folds(np.array([0] * 20 + [1]), np.array([20, 1]), keys)
+    >>> np.bincount(folds[:20]).tolist(), int(folds[20])
+    ([2, 2, 2, 2, 2, 2, 2, 2, 2, 2], -1)
+    """
+    number = max(FOLDS, math.ceil(len(codes) / FOLD_ROWS))
+    folds = np.full(len(codes), -1, dtype=np.int64)
+    for code in np.unique(codes):
+        rows = np.flatnonzero(codes == code)
+        if counts[code] > 1:
+            order = rows[np.argsort(keys[rows], kind="stable")]
+            offset = int(keys[order[0]] % np.uint64(number))
+            folds[order] = (np.arange(len(rows)) + offset) % number
+    return folds
+
+
+# -- measuring -------------------------------------------------------------------------
+
+
+def before_new_classes(
+    before: Calibration,
+    head: IncrementalClassifier,
+    block: LabelledRows,
+    counts: Mapping[str, int],
+    seed: int = 0,
+) -> Calibration:
+    """Measure the rows of new classes with a head that has not learned them yet.
+
+    Parameters
+    ----------
+    before : Calibration
+        The calibration without them.
+    head : IncrementalClassifier
+        Not changed.
+    block : LabelledRows
+        Samples that will be learned.
+    counts : mapping of str to int
+        Samples learned of each class so far.
+    seed : int
+        Seed of the choice of rows.
+
+    Returns
+    -------
+    Calibration
+        The same one if a single class is known, since its novelty is a plain distance.
+    """
+    new = np.flatnonzero(~np.isin(block.labels, list(counts)))
+    known = replace(before, n_classes=len(counts))
+    if len(counts) < 2 or not len(new) or not known.n:
+        return before
+    if not hasattr(head, "novelty_terms"):
+        return before
+    keys = row_keys(block.X[new], seed)
+    rows = np.sort(new[np.argsort(keys, kind="stable")[:ENOUGH]])
+    units = term_units(head.expected_terms())
+    terms = to_units(head.novelty_terms(block.X[rows]), units)
+    measurement = Measurement(sum(counts.values()), len(counts))
+    return before.with_rows(
+        block.X[rows], block.labels[rows], measurement, terms, known=False
+    )
+
+
+def calibrated(
+    before: Calibration,
+    head: IncrementalClassifier,
+    block: LabelledRows,
+    counts: Mapping[str, int],
+    seed: int,
+) -> Calibration:
+    """Measure rows of a block that a head has just learned, and calibrate the head.
+
+    Parameters
+    ----------
+    before : Calibration
+        The calibration without the block.
+    head : IncrementalClassifier
+        A head without novelty is not calibrated.
+    block : LabelledRows
+        Samples that were learned.
+    counts : mapping of str to int
+        Samples learned of each class, with the block.
+    seed : int
+        Seed of the folds.
+    """
+    if not hasattr(head, "novelty_score"):
+        return before
+    names = sorted(counts)
+    labels = block.labels
+    codes = np.searchsorted(names, labels)
+    totals = np.array([counts[name] for name in names])
+    folds = assign_folds(codes, totals, row_keys(block.X, seed))
+    sizes = np.bincount(folds[folds >= 0], minlength=1)
+    # Folds are scored until there are enough rows.
+    rows_before = np.cumsum(sizes) - sizes
+    rows = np.flatnonzero((folds >= 0) & (rows_before[folds] < ENOUGH))
+    if not len(rows):
+        return before.applied(head)
+    if block.weights is None:
+        weights = None
+    else:
+        weights = block.weights[rows]
+    found: HeldOutScores = head.held_out_scores(
+        block.X[rows], labels[rows], folds[rows], weights
+    )
+    size = sum(counts.values())
+    # If most samples were never scored, rows drawn from the statistics stand in.
+    unscored = 0
+    if not replace(before, n_classes=len(counts)).n:
+        unscored = min(max(size - len(labels) - len(rows), 0), MAX_DRAWN_ROWS)
+    measurement = Measurement(
+        size, len(counts), float(np.clip(found.guess, 1e-12, 1e12)), unscored
+    )
+    after = before.with_rows(
+        block.X[rows],
+        labels[rows],
+        measurement,
+        to_units(found.terms, term_units(head.expected_terms())),
+        found.losses,
+        known=True,
+    )
+    return after.applied(head)
