@@ -20,11 +20,11 @@ from benchmarks.timing import Row, seconds
 from evergrow import Learner
 from evergrow.data import read
 from evergrow.engine import LocalEngine
-from evergrow.engine.fitting import FAN_IN, RunOptions, ShardMerge
 from evergrow.engine.job import Job, JobReport, begin_job, plan
+from evergrow.engine.job_steps import EngineRunOptions
 from evergrow.engine.runners import LocalRunner, TaskResult, WorkerTask
+from evergrow.engine.shard_merge import FAN_IN, ShardMerge
 from evergrow.engine.worker_tasks import perform
-from evergrow.learner import empty_copy
 
 SEED = 0
 BUNDLED = "tf_efficientnet_lite0"
@@ -196,15 +196,13 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
         with np.load(data) as arrays:
             X = arrays["X"][: 2 * classes]
             y = arrays["y"][: 2 * classes]
-        options = {"n_units": units}
-        empty_copy(Learner(device="cpu", options=options).fit((X, y))).save(
-            job.template
-        )
+        learner = Learner(device="cpu", options={"n_units": units})
+        learner.fit((X, y)).spawn().save(job.template)
         runner = _Timed(perform, 2)
         started = time.perf_counter()
-        root = ShardMerge(
-            job, JobReport(job.key), RunOptions(runner, "cpu"), at_once=16
-        ).run(lambda done, note: None)
+        options = EngineRunOptions(runner, "cpu")
+        merge = ShardMerge(job, JobReport(job.key), options, round_size=16)
+        root = merge.run(lambda done, note: None)
         spent = time.perf_counter() - started
         size = root.stat().st_size
         runner.close()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evergrow.engine.fitting import merge_tree
+from evergrow.engine.shard_merge import merge_tree
 
 
 @dataclass(frozen=True)

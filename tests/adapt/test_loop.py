@@ -36,7 +36,7 @@ SEEN = Preprocessing.pilot(SIDE)
 
 
 class Net(nn.Module):
-    """A small network with everything that may go wrong: dropout, batch normalisation, a frozen part."""
+    """A small network with dropout, batch normalisation and a frozen part."""
 
     def __init__(self, n_classes: int = 3, seed: int = 0) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def weights(net: nn.Module) -> torch.Tensor:
 # -- settings --------------------------------------------------------------------------
 
 
-def test_codas_cosine_ends_above_zero() -> None:
+def test_coda_cosine_ends_above_zero() -> None:
     config = TrainConfig(epochs=20, schedule="coda-cosine")
     assert (config.factor(0), config.factor(19)) == (
         1.0,
@@ -95,7 +95,7 @@ def test_codas_cosine_ends_above_zero() -> None:
     assert config.changed(epochs=1).factor(0) == 1.0
 
 
-def test_a_warm_start_rises_to_the_cosine() -> None:
+def test_warm_cosine_rises_to_the_cosine() -> None:
     config = TrainConfig(epochs=60, schedule="warm-cosine")
     cosine = TrainConfig(epochs=60)
     factors = [config.factor(epoch) for epoch in range(60)]
@@ -117,7 +117,7 @@ def test_a_warm_start_rises_to_the_cosine() -> None:
         *({"mixup": -1}, {"label_smoothing": 1}, {"drop_path": 1}),
     ],
 )
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+def test_train_config_rejects_invalid_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         TrainConfig(**wrong)
 
@@ -126,7 +126,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("care", [{}, {"mixup": 0.4, "label_smoothing": 0.1}])
-def test_a_training_is_what_a_plain_loop_does(care: dict[str, float]) -> None:
+def test_train_equals_a_plain_loop(care: dict[str, float]) -> None:
     """Same order and images, then torch's own tools."""
     items, y = images()
     config = TrainConfig(epochs=3, batch_size=8, lr=0.1, **care)
@@ -148,7 +148,7 @@ def test_a_training_is_what_a_plain_loop_does(care: dict[str, float]) -> None:
         for epoch in range(3):
             torch.manual_seed(derive_seed(5, "train", "dropout", epoch))
             for (x, codes), share in zip(
-                source.epoch(epoch), source.shares(epoch), strict=True
+                source.epoch(epoch), source.mixup_fractions(epoch), strict=True
             ):
                 assert (share == 1) == (not care)
                 targets = torch.nn.functional.one_hot(codes, 3) * share
@@ -163,7 +163,7 @@ def test_a_training_is_what_a_plain_loop_does(care: dict[str, float]) -> None:
     torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-5, atol=1e-7)
 
 
-def test_only_what_is_asked_for_changes() -> None:
+def test_train_changes_only_the_given_parameters() -> None:
     net = Net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     net.eval()
@@ -188,7 +188,7 @@ def test_only_what_is_asked_for_changes() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_groups_have_their_own_rates() -> None:
+def test_parameter_groups_have_their_own_rates() -> None:
     net = Net()
     before = net.norm.weight.detach().clone()
     config = TrainConfig(epochs=1, lr=1e-30)
@@ -203,7 +203,7 @@ def test_groups_have_their_own_rates() -> None:
     assert not torch.equal(net.out.weight, start)
 
 
-def test_blocks_are_left_out_at_random_while_training_only() -> None:
+def test_drop_path_is_only_active_during_training() -> None:
     model = tiny_vit().module.requires_grad_(True)
     rates = []
     before = [block.drop_path1 for block in model.blocks]
@@ -228,7 +228,7 @@ def test_blocks_are_left_out_at_random_while_training_only() -> None:
     assert [block.drop_path1 for block in model.blocks] == before
 
 
-def test_seed_and_purpose_decide_and_nothing_else() -> None:
+def test_train_depends_on_seed_and_purpose_only() -> None:
     config = TrainConfig(epochs=2, batch_size=8)
     first = Net()
     again = Net()
@@ -244,7 +244,7 @@ def test_seed_and_purpose_decide_and_nothing_else() -> None:
     assert not torch.equal(weights(first), weights(task))
 
 
-def test_a_last_batch_of_one_and_a_class_with_one_image() -> None:
+def test_train_accepts_a_last_batch_of_one_image() -> None:
     items, y = images(9)
     y[-1] = 3
     net = Net(4)
@@ -262,7 +262,7 @@ def test_a_last_batch_of_one_and_a_class_with_one_image() -> None:
     assert all(math.isfinite(loss) for loss in log.losses)
 
 
-def test_a_loss_that_is_not_finite_is_an_error() -> None:
+def test_train_raises_for_a_loss_that_is_not_finite() -> None:
     seen = 0
 
     def failing(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
@@ -282,7 +282,7 @@ def test_bfloat16_trains(tmp_path: Path) -> None:
     assert net.out.weight.dtype == torch.float32
 
 
-def test_wrong_input_is_refused() -> None:
+def test_train_rejects_invalid_input() -> None:
     items, y = images()
     net = Net()
     with pytest.raises(InputError, match="as many as codes"):
@@ -307,8 +307,8 @@ def test_wrong_input_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "bytes_from"), [("bilinear", (0, 256)), ("bicubic", (60, 196))]
 )
-def test_crops_on_tensors_are_pillows(name: Any, bytes_from: tuple[int, int]) -> None:
-    """The same box by Pillow, enlarging and shrinking, mirrored or not; Pillow rounds between its two passes.
+def test_cropper_equals_pillow(name: Any, bytes_from: tuple[int, int]) -> None:
+    """Compare with Pillow, which rounds between its two passes.
 
     A cubic overshoots, and which pass is cut off first is Pillow's choice: its bytes
     stay away from the ends."""
@@ -348,7 +348,7 @@ def noise(height: int, width: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("size", [(300, 400), (17, 33), (1, 1), (640, 91), (3, 500)])
-def test_training_crops_are_torchvisions_for_the_same_boxes(
+def test_train_transform_equals_torchvision(
     size: tuple[int, int],
 ) -> None:
     own = TrainTransform(
@@ -370,7 +370,7 @@ def test_training_crops_are_torchvisions_for_the_same_boxes(
         assert torch.equal(own(image, generator), finish(other))
 
 
-def test_cubic_crops_stay_bytes() -> None:
+def test_bicubic_crops_stay_in_the_range_of_bytes() -> None:
     """Black beside white: what overshoots is cut off."""
     pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
     pixels[:, :, 4:] = 255
@@ -383,7 +383,7 @@ def test_cubic_crops_stay_bytes() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["bilinear", "bicubic", "lanczos"])
-def test_crops_are_resized_as_evaluation_is(wanted: Any) -> None:
+def test_evaluation_interpolation_uses_the_filter_of_the_backbone(wanted: Any) -> None:
     """In memory and from files; a filter that batches cannot do goes image by image."""
     items, y = images(6)
     seen = replace(SEEN, interpolation=wanted)
@@ -397,7 +397,7 @@ def test_crops_are_resized_as_evaluation_is(wanted: Any) -> None:
         TrainConfig(interpolation="nearest")  # type: ignore[arg-type]
 
 
-def test_drawn_crops_follow_the_law_of_torchvision() -> None:
+def test_drawn_crops_have_the_distribution_of_torchvision() -> None:
     """Area, proportions and places against many draws of its transform."""
     transforms = pytest.importorskip(
         "torchvision.transforms", reason="needs torchvision: to compare with"
@@ -419,12 +419,12 @@ def test_drawn_crops_follow_the_law_of_torchvision() -> None:
         assert abs(float(ours.std() / theirs.std()) - 1) < 0.08
 
 
-def test_a_strip_gets_the_centred_box() -> None:
+def test_crop_of_a_strip_is_the_centred_box() -> None:
     boxes, _ = draw_crops((1.0, 1.0), 3, 10, 100, torch.Generator().manual_seed(0))
     assert boxes.tolist() == [[0, 43, 10, 13]] * 3
 
 
-def test_files_give_the_same_batches_with_any_number_of_workers(tmp_path: Path) -> None:
+def test_number_of_workers_does_not_change_the_batches(tmp_path: Path) -> None:
     items, y = images(10)
     names = tuple(f"{row}.png" for row in range(10))
     for row, name in enumerate(names):
@@ -463,7 +463,7 @@ def test_grey_images_have_three_equal_channels() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["auto", "float32"])
-def test_a_gpu_trains_without_waiting_for_it(
+def test_train_does_not_synchronise_the_gpu(
     precision: Any, device: torch.device
 ) -> None:
     if device.type != "cuda":
@@ -491,7 +491,7 @@ def test_a_gpu_trains_without_waiting_for_it(
 
 
 @pytest.mark.cuda
-def test_images_on_a_gpu_are_those_on_a_cpu(device: torch.device) -> None:
+def test_gpu_images_equal_cpu_images(device: torch.device) -> None:
     items, y = images()
     config = TrainConfig(batch_size=8)
     first, second = (

@@ -83,7 +83,7 @@ def test_images_that_cannot_be_read_are_named_and_counted(
     )
     said = shell.error(*command, "-o", tmp_path / "stopped")
     assert "lying/0.png" in said
-    assert "the same command goes on from there" in said
+    assert "the same command continues from there" in said
     result = shell.run(
         *command, "-o", tmp_path / "features", "--on-error", "skip", code=1
     )

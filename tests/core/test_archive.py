@@ -26,7 +26,9 @@ def sample():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: limits of file sizes")
-def test_a_file_that_cannot_grow_is_an_oserror_and_leaves_the_old_one(tmp_path, sample):
+def test_write_archive_on_a_full_disk_raises_oserror_and_keeps_the_old_file(
+    tmp_path, sample
+):
     """The system itself refuses to write on, as on a full disk."""
     path = tmp_path / "m.evg"
     write_archive(path, sample)
@@ -35,8 +37,9 @@ def test_a_file_that_cannot_grow_is_an_oserror_and_leaves_the_old_one(tmp_path, 
         "import resource, sys, torch\n"
         "from evergrow.core.archive import Archive, write_archive\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "archive = Archive('Thing', {}, {'x': torch.zeros(100_000)})\n"
         "try:\n"
-        "    write_archive(sys.argv[1], Archive('Thing', {}, {'x': torch.zeros(100_000)}))\n"
+        "    write_archive(sys.argv[1], archive)\n"
         "except OSError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
@@ -53,7 +56,7 @@ def test_a_file_that_cannot_grow_is_an_oserror_and_leaves_the_old_one(tmp_path, 
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
-def test_truncated(tmp_path, sample, share):
+def test_read_archive_rejects_truncated_files(tmp_path, sample, share):
     path = tmp_path / "m.evg"
     write_archive(path, sample)
     data = path.read_bytes()
@@ -62,7 +65,7 @@ def test_truncated(tmp_path, sample, share):
         read_archive(path)
 
 
-def test_every_flipped_byte_is_noticed(tmp_path, sample):
+def test_read_archive_rejects_every_flipped_byte(tmp_path, sample):
     path = tmp_path / "m.evg"
     write_archive(path, sample)
     data = path.read_bytes()
@@ -75,7 +78,7 @@ def test_every_flipped_byte_is_noticed(tmp_path, sample):
         pytest.fail(f"byte {place} was altered without notice")
 
 
-def test_foreign_files(tmp_path):
+def test_read_archive_rejects_other_file_formats(tmp_path):
     (tmp_path / "a.txt").write_text("hello, I am not a model at all, only a text file")
     (tmp_path / "endless").write_bytes(struct.pack("<Q", 2**62) + b"{}")
     save_file({"w": torch.zeros(2)}, tmp_path / "b.safetensors")
@@ -86,7 +89,7 @@ def test_foreign_files(tmp_path):
                 read(other)
 
 
-def test_a_key_given_twice_is_refused(tmp_path):
+def test_read_archive_rejects_duplicate_keys(tmp_path):
     path = tmp_path / "a.evg"
     write_archive(path, Archive("toy", {"n": 1}))
     data = path.read_bytes()
@@ -104,7 +107,7 @@ def test_a_key_given_twice_is_refused(tmp_path):
         read_archive(path)
 
 
-def test_values_nested_deeper_than_any_we_write_are_refused(tmp_path):
+def test_read_archive_rejects_deeply_nested_values(tmp_path):
     path = tmp_path / "deep.evg"
     value = []
     for _ in range(400):  # Python's parser takes it; what walks through it may not
@@ -182,7 +185,7 @@ def test_too_many_tensors_are_refused(tmp_path):
         read_archive(path)
 
 
-def test_the_name_of_a_part_has_no_separator(tmp_path, sample):
+def test_write_archive_rejects_separators_in_names(tmp_path, sample):
     path = tmp_path / "part.evg"
     write_archive(path, Archive("toy", {}, parts={"a_b": sample}))
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""CSV text is read as the ``csv`` module reads it, but without its process-wide limit."""
+"""CSV rows equal those of the ``csv`` module, without its process-wide limit."""
 
 from __future__ import annotations
 

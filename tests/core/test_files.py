@@ -1,4 +1,4 @@
-"""Files are whole or not there, and stay as closed as they were; locks are held by one."""
+"""Atomic writes, file modes and locks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ posix = pytest.mark.skipif(
 )
 
 
-def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_atomic_path_keeps_the_old_file_on_errors(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")
 
@@ -33,7 +33,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 
 
 @posix
-def test_a_lock_is_refused_to_a_second_process(tmp_path: Path) -> None:
+def test_locked_raises_in_a_second_process(tmp_path: Path) -> None:
     code = (
         f"from evergrow.core.files import locked\nwith locked({str(tmp_path)!r}): pass"
     )
@@ -60,7 +60,7 @@ def write(path: Path) -> None:
 
 
 @posix
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+def test_atomic_path_rejects_folders_and_read_only_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path(os.devnull), tmp_path):
         with pytest.raises(PathError, match="ordinary file"):
@@ -68,7 +68,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 @posix
-def test_a_group_that_cannot_be_kept_loses_access(
+def test_atomic_path_drops_group_permissions_if_the_group_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "a.txt"

@@ -1,4 +1,4 @@
-"""The file contract: what types declare is written and read again, and whatever else a file says is a file error."""
+"""Records survive a round trip, and all other content is rejected."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def item() -> Everything:
     )
 
 
-def test_what_is_written_is_read_again_and_gives_the_same_bytes(
+def test_record_round_trip_is_exact_and_reproducible(
     tmp_path: Path, item: Everything
 ) -> None:
     digest = write_record(tmp_path / "a.evg", item)
@@ -180,7 +180,7 @@ IMPOSSIBLE: dict[str, list[Any]] = {
 @pytest.mark.parametrize(
     ("key", "value"), [(key, value) for key in IMPOSSIBLE for value in IMPOSSIBLE[key]]
 )
-def test_a_value_that_cannot_be_is_a_file_error(
+def test_from_values_rejects_invalid_values(
     item: Everything, key: str, value: object
 ) -> None:
     archive = to_archive(item)
@@ -190,7 +190,7 @@ def test_a_value_that_cannot_be_is_a_file_error(
 
 
 @pytest.mark.parametrize("key", ["flag", "owner", "gram", "rows", "shape"])
-def test_what_is_missing_is_named(item: Everything, key: str) -> None:
+def test_missing_models_and_servers_are_reported(item: Everything, key: str) -> None:
     archive = to_archive(item)
     for kept in (archive.meta, archive.tensors, archive.parts):
         kept.pop(key, None)  # type: ignore[attr-defined]
@@ -212,7 +212,7 @@ def test_what_is_missing_is_named(item: Everything, key: str) -> None:
         ("rows", torch.zeros(2, 2, 2)),
     ],
 )
-def test_tensors_have_the_type_the_shape_and_the_size_that_is_declared(
+def test_from_archive_rejects_tensors_that_violate_their_spec(
     item: Everything, key: str, tensor: Tensor
 ) -> None:
     archive = to_archive(item)
@@ -221,7 +221,7 @@ def test_tensors_have_the_type_the_shape_and_the_size_that_is_declared(
         from_archive(Everything, archive)
 
 
-def test_unknown_fields_are_written_again(item: Everything) -> None:
+def test_unknown_fields_survive_a_round_trip(item: Everything) -> None:
     archive = to_archive(item)
     archive.meta["later"] = {"x": 1}
     archive.meta["owner"]["later"] = 2
@@ -234,7 +234,7 @@ def test_unknown_fields_are_written_again(item: Everything) -> None:
     assert again.parts["later"].version == 9
 
 
-def test_another_kind_a_newer_version_and_a_part_of_the_wrong_family_are_refused(
+def test_from_archive_rejects_other_kinds_and_newer_versions(
     item: Everything,
 ) -> None:
     archive = to_archive(item)
@@ -259,7 +259,7 @@ def test_another_kind_a_newer_version_and_a_part_of_the_wrong_family_are_refused
         from_archive(Everything, archive)
 
 
-def test_files_of_before_say_in_one_line_what_to_do(
+def test_files_of_older_versions_are_rejected_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for schema in (1, 2):
@@ -280,7 +280,7 @@ class Note:
     extra: Extra = NOTHING
 
 
-def test_arrays_are_known_by_the_alias_that_newer_numpy_has() -> None:
+def test_is_numpy_accepts_the_alias_of_numpy_2_5() -> None:
     T = TypeVar("T", bound=np.generic)
     alias = TypeAliasType(
         "alias", np.ndarray[Any, np.dtype[T]], type_params=(T,)
@@ -291,7 +291,7 @@ def test_arrays_are_known_by_the_alias_that_newer_numpy_has() -> None:
     assert from_archive(Rows, archive).rows.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_documents_keep_what_they_do_not_know(tmp_path: Path) -> None:
+def test_documents_keep_unknown_fields(tmp_path: Path) -> None:
     path = tmp_path / "note.json"
     write_document(path, Note("hello"))
     values = json.loads(path.read_text())
@@ -313,7 +313,7 @@ def test_documents_keep_what_they_do_not_know(tmp_path: Path) -> None:
         {"text": 3},
     ],
 )
-def test_documents_that_are_none(change: dict[str, Any]) -> None:
+def test_from_document_rejects_invalid_headers(change: dict[str, Any]) -> None:
     with pytest.raises(FileFormatError, match=r"note\.json"):
         from_document(Note, {**to_document(Note("x")), **change}, "note.json")
     with pytest.raises(FileFormatError, match="should be an object"):
@@ -335,6 +335,6 @@ def test_documents_that_are_none(change: dict[str, Any]) -> None:
         "\ud800x",
     ],
 )
-def test_a_text_that_is_no_plain_json(text: str | bytes) -> None:
+def test_parse_json_rejects_invalid_json(text: str | bytes) -> None:
     with pytest.raises(FileFormatError, match=r"note\.json is no whole JSON"):
         parse_json(text, "note.json")

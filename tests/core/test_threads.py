@@ -1,4 +1,4 @@
-"""Thread counts belong to the thread that asks for them, and follow the size of the work."""
+"""Thread counts are per thread and depend on the size of the work."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_small_classifier_learns_and_answers_on_one_thread(
 
 @pytest.mark.slow
 def test_the_example_beside_a_busy_process_takes_at_most_five_times_as_long() -> None:
-    """Each core is shared, so that twice the time is expected; threads that fight take ten."""
+    """Twice the time is expected on shared cores; competing threads take ten."""
 
     def seconds() -> float:
         done = subprocess.run(

@@ -19,14 +19,14 @@ from evergrow.core.validation import (
 from evergrow.data.inputs import _is_pil_image, is_pandas, is_stream
 
 
-def test_registry_refuses_a_name_twice():
+def test_registry_rejects_duplicate_names():
     registry: Registry[int] = Registry("thing")
     registry.register("alpha")(1)
     with pytest.raises(ValueError, match="registered twice"):
         registry.register("alpha")(2)
 
 
-def test_devices():
+def test_resolve_device_rejects_unknown_and_missing_devices():
     assert resolve_device("cpu").type == "cpu"
     with pytest.raises(ParameterError, match="There is no device"):
         resolve_device("gpu please")
@@ -35,7 +35,7 @@ def test_devices():
         resolve_device(missing)
 
 
-# -- seeds -------------------------------------------------------------------------------------------------------
+# -- seeds
 
 
 def test_streams_are_repeatable_and_differ_by_purpose():
@@ -46,12 +46,12 @@ def test_streams_are_repeatable_and_differ_by_purpose():
     assert len(seeds) == 50
 
 
-def test_name_and_number_do_not_collide():
+def test_purposes_of_text_and_number_have_different_seeds():
     assert derive_seed(0, "1") != derive_seed(0, 1)
     assert derive_seed(0, "a", "b") != derive_seed(0, "ab")
 
 
-def test_generator_leaves_the_global_state_alone():
+def test_generator_does_not_change_global_state():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     torch.randn(4, generator=generator(0, "x"))
@@ -90,10 +90,10 @@ def test_resolve_seed_rejects_other_types(bad):
         resolve_seed(bad)
 
 
-# -- objects of libraries that may not be there ------------------------------------------------------------------
+# -- objects of libraries that may not be imported
 
 
-def test_a_module_that_another_thread_is_importing_has_no_classes_yet(
+def test_is_instance_of_accepts_a_partially_imported_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("pandas", "PIL.Image", "torch.utils.data"):

@@ -1,4 +1,4 @@
-"""Labelled points on disk for jobs of any kind, and sources that fail as real ones do."""
+"""Labelled points on disk, and sources that fail."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def killing(
     moments: Sequence[float],
     progress: Callable[[], object] = object,
 ) -> Iterator[list[int]]:
-    """Kill a worker after each of some times, until the block ends, and yield the list of those that were.
+    """Kill a worker after each of some times. Yield the list of killed ones.
 
     Between two kills there is progress, so that no task meets all of them.
     """
@@ -96,7 +96,7 @@ def killing(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Return a cluster of two nodes with two cores each, beside a head that does no work."""
+    """Return a cluster of two nodes with two cores each and a head without cores."""
     pytest.importorskip("ray")
     import ray
     from ray.cluster_utils import Cluster

@@ -31,7 +31,7 @@ KEYS = {
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """Start a server with a bucket ``data`` that is empty and a bucket ``closed`` that refuses; return its address."""
+    """Start a server with an empty bucket ``data`` and a forbidden one ``closed``."""
     server_module = pytest.importorskip("moto.server")
     s3fs = pytest.importorskip("s3fs")
     import boto3
@@ -67,7 +67,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Put the server and its credentials into the environment, and return the address of a bucket."""
+    """Set server and credentials in the environment. Return a bucket's address."""
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": s3_server}.items():
         monkeypatch.setenv(name, value)
     return "s3://data"

@@ -1,4 +1,4 @@
-"""Questions shard by shard: the answers of the plain question."""
+"""Predictions by shards equal plain predictions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_evaluation_by_shards_is_the_plain_one(
+def test_evaluate_by_shards_equals_plain_evaluate(
     model: Learner, tmp_path: Path
 ) -> None:
     strange = write_points(tmp_path / "strange.npz", seed=5, n=160, classes=8)
@@ -57,7 +57,7 @@ def test_an_evaluation_by_shards_is_the_plain_one(
     assert tally.to_values()["rows"] == 160
 
 
-def test_an_evaluation_counts_every_shard_once(
+def test_evaluate_counts_every_shard_once(
     model: Learner, data: Path, tmp_path: Path
 ) -> None:
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
@@ -67,7 +67,7 @@ def test_an_evaluation_counts_every_shard_once(
     assert (engine.evaluate(model, data)[0].confusion == found.confusion).all()
 
 
-def test_answers_are_one_table(model: Learner, data: Path, tmp_path: Path) -> None:
+def test_predict_writes_one_table(model: Learner, data: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
@@ -84,9 +84,7 @@ def test_answers_are_one_table(model: Learner, data: Path, tmp_path: Path) -> No
     assert [len(row) for row in table["top"]] == [2] * 300
 
 
-def test_a_table_that_was_damaged_is_written_again(
-    model, data, tmp_path, monkeypatch
-) -> None:
+def test_predict_rewrites_damaged_tables(model, data, tmp_path, monkeypatch) -> None:
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     engine.predict(model, data)
     files = sorted((tmp_path / "job" / "predict").iterdir())
@@ -108,7 +106,9 @@ def test_a_table_that_was_damaged_is_written_again(
     ] == bodies  # a retry overwrites with the same bytes
 
 
-def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> None:
+def test_features_by_shards_equal_those_of_the_backbone(
+    images: Path, tmp_path: Path
+) -> None:
     import pyarrow.parquet as pq
 
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
@@ -131,7 +131,7 @@ def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> Non
     assert read(tmp_path / "job" / "features").kind == "features"
 
 
-def test_a_model_of_images_is_learned_by_shards(images: Path, tmp_path: Path) -> None:
+def test_fit_by_shards_learns_images(images: Path, tmp_path: Path) -> None:
     settings = {
         "backbone": "test_resnet",
         "weights": "random",
@@ -161,7 +161,7 @@ def test_a_model_of_images_is_learned_by_shards(images: Path, tmp_path: Path) ->
     assert sampled.state_.label_counts == plain.state_.label_counts
 
 
-def test_a_class_without_a_readable_image_is_named(
+def test_fit_rejects_classes_without_a_readable_image(
     images: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "images"
@@ -182,7 +182,7 @@ def test_a_class_without_a_readable_image_is_named(
         mine.fit(folder, engine=LocalEngine(shard_rows=30))
 
 
-def test_what_cannot_be_asked_is_refused(
+def test_engine_rejects_other_data_and_unportable_backbones(
     model: Learner, data: Path, images: Path
 ) -> None:
     backbone = create_backbone("test_resnet", weights="random", device="cpu")

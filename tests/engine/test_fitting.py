@@ -1,4 +1,4 @@
-"""A model learned shard by shard: the plain one, whatever happens on the way."""
+"""Models learned shard by shard equal plainly learned ones."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from evergrow.core.errors import (
 from evergrow.core.files import locked
 from evergrow.data import Samples, Shard
 from evergrow.data.arrays import ArraySource
-from evergrow.engine import LocalEngine, fitting, worker_tasks
-from evergrow.engine.job import read_job
+from evergrow.engine import LocalEngine, shard_merge, worker_tasks
+from evergrow.engine.job import JobReport, read_job
 from evergrow.engine.runners import LocalRunner, ShardError
 
 
@@ -59,7 +59,7 @@ def parts(tmp_path: Path) -> Path:
     return write_parts(tmp_path / "parts")
 
 
-def test_a_first_update_by_shards_is_the_plain_fit(data: Path) -> None:
+def test_first_update_by_shards_equals_plain_fit(data: Path) -> None:
     plain = learner().fit(data)
     mine = learner().partial_fit(data, engine=LocalEngine(**SMALL))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
@@ -73,9 +73,7 @@ def test_a_first_update_by_shards_is_the_plain_fit(data: Path) -> None:
     )
 
 
-def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(
-    data: Path, tmp_path: Path
-) -> None:
+def test_layer_is_grown_on_the_first_samples_only(data: Path, tmp_path: Path) -> None:
     sizes = {"shard_rows": 40, "first_rows": 100}
     options = {
         "n_units": 20,
@@ -99,9 +97,7 @@ def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(
     assert len(mine.state_.history[0].data) == 8  # a fingerprint per shard
 
 
-def test_the_result_is_the_same_to_the_last_bit_in_any_order(
-    data, eight, monkeypatch
-) -> None:
+def test_result_is_bit_identical_in_any_task_order(data, eight, monkeypatch) -> None:
     run = LocalRunner.run
     monkeypatch.setattr(
         LocalRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1])
@@ -109,12 +105,12 @@ def test_the_result_is_the_same_to_the_last_bit_in_any_order(
     assert (scores(learned(data)) == eight).all()
 
 
-def test_rounds_leave_the_sum_as_it_is(data, fifteen, monkeypatch) -> None:
-    monkeypatch.setattr(fitting.ShardMerge.__init__, "__defaults__", (4,))
+def test_round_size_does_not_change_the_sum(data, fifteen, monkeypatch) -> None:
+    monkeypatch.setattr(shard_merge.ShardMerge.__init__, "__defaults__", (4,))
     assert (scores(learned(data, shard_rows=20)) == fifteen).all()
 
 
-def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
+def test_finished_job_keeps_only_its_result(data: Path, tmp_path: Path) -> None:
     mine = learned(data, folder=tmp_path / "job")
     assert leftovers(tmp_path / "job") == []
     again = Learner.load(tmp_path / "job" / "model.evg")
@@ -130,7 +126,7 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
     assert (scores(learned(data, folder=tmp_path / "job")) == scores(mine)).all()
 
 
-def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> None:
+def test_update_by_shards_equals_plain_update(data: Path, tmp_path: Path) -> None:
     more = write_points(tmp_path / "more.npz", seed=1, n=120, classes=8)
     plain = learner().fit(data)
     mine = learned(data)
@@ -143,7 +139,7 @@ def test_an_update_by_shards_is_the_plain_update(data: Path, tmp_path: Path) -> 
     assert mine.state_.history[1].classes == ("class 6", "class 7")
 
 
-def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) -> None:
+def test_finished_update_is_not_repeated(data: Path, tmp_path: Path) -> None:
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     more = write_points(tmp_path / "more.npz", seed=1, n=80, classes=8)
     start = learner().fit(data)
@@ -167,7 +163,7 @@ def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) ->
 def failing(
     monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Exception
 ) -> list[int]:
-    """Let a kind of work fail after some tasks, once; return the list of shards that it is asked for."""
+    """Make a kind of task fail once. Return the list of shards that it runs on."""
     original = worker_tasks.TASKS[work]
     asked = []
 
@@ -197,9 +193,7 @@ def stop(
 
 
 @pytest.mark.parametrize("work", ["first", "statistics", "merge"])
-def test_a_job_goes_on_where_it_stopped(
-    data, fifteen, tmp_path, monkeypatch, work
-) -> None:
+def test_interrupted_job_resumes(data, fifteen, tmp_path, monkeypatch, work) -> None:
     sizes = {"shard_rows": 20}  # 15 shards, two levels of sums
     asked = stop(monkeypatch, work, 1, data, tmp_path / "job", **sizes)
     mine = learned(data, **sizes, folder=tmp_path / "job")
@@ -209,7 +203,7 @@ def test_a_job_goes_on_where_it_stopped(
     assert leftovers(tmp_path / "job") == []
 
 
-def test_a_full_disk_stops_the_job_and_loses_nothing(
+def test_full_disk_stops_the_job_without_losing_results(
     data, eight, tmp_path, monkeypatch
 ) -> None:
     failing(
@@ -233,10 +227,10 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(
     [("first", 0, 4), ("statistics", 5, 1), ("statistics", 5, 4)],
 )
 @pytest.mark.parametrize("harm", ["cut", "altered", "another"])
-def test_a_result_that_is_none_is_computed_again(
+def test_damaged_results_are_computed_again(
     data, eight, tmp_path, monkeypatch, stage, done, number, harm
 ) -> None:
-    """Of a file under another shard's name, which is whole and has as many rows, only what it says gives it away."""
+    """A whole file of another shard is only recognised by its fingerprint."""
     stop(monkeypatch, "statistics", done, data, tmp_path / "job")
     three, path = (
         next((tmp_path / "job" / stage).glob(f"*-{n:06d}.evg")) for n in (3, number)
@@ -251,9 +245,7 @@ def test_a_result_that_is_none_is_computed_again(
     assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
 
 
-def test_a_first_file_swapped_while_the_job_runs_is_noticed(
-    data, tmp_path, monkeypatch
-) -> None:
+def test_swapped_first_features_are_detected(data, tmp_path, monkeypatch) -> None:
     def swap(*_: object) -> None:
         three, four = (
             (job / "first" / f"{read_job(job).key}-{n:06d}.evg") for n in (3, 4)
@@ -261,7 +253,7 @@ def test_a_first_file_swapped_while_the_job_runs_is_noticed(
         four.write_bytes(three.read_bytes())
 
     job = tmp_path / "job"
-    monkeypatch.setattr("evergrow.engine.fitting._check_counted", swap)
+    monkeypatch.setattr("evergrow.engine.fitting._check_counts", swap)
     with pytest.raises(
         EngineError, match=r"-000004\.evg is gone, damaged or of another shard"
     ):
@@ -271,7 +263,7 @@ def test_a_first_file_swapped_while_the_job_runs_is_noticed(
 def read_otherwise(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Shard, Samples], Samples]
 ) -> None:
-    """Let samples be read as something else makes them."""
+    """Change the samples that sources read."""
     original = ArraySource.read
     monkeypatch.setattr(
         ArraySource, "read", lambda self, shard: change(shard, original(self, shard))
@@ -284,7 +276,7 @@ def damaged(shard: Shard, found: Samples) -> Samples:
     return found
 
 
-def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(
+def test_unreadable_shard_stops_the_job_unless_skipped(
     parts, tmp_path, monkeypatch
 ) -> None:
     sizes = {"shard_rows": 50}
@@ -309,7 +301,7 @@ def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(
     )  # as its folder tells it later
 
 
-def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path) -> None:
+def test_truncated_file_is_named_and_left_out(parts: Path) -> None:
     (parts / "part-0.npz").write_bytes((parts / "part-0.npz").read_bytes()[:-300])
     with pytest.raises(FileFormatError, match=r"part-0\.npz must be a whole NPZ file"):
         learned(parts)
@@ -320,7 +312,7 @@ def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path) -> None:
     assert "1 files could not be read and were left out" in tally.summary()[0]
 
 
-def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
+def test_truncated_tars_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "tars"
     folder.mkdir()
     for number in range(3):
@@ -333,9 +325,7 @@ def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
     assert {shard.where["file"] for shard in manifest.shards} == {"0.tar", "2.tar"}
 
 
-def test_a_shard_that_was_skipped_is_tried_again(
-    data, fifteen, tmp_path, monkeypatch
-) -> None:
+def test_skipped_shard_is_retried(data, fifteen, tmp_path, monkeypatch) -> None:
     engine = LocalEngine(shard_rows=20, folder=tmp_path / "job")
     mine = learner(extract={"on_error": "skip"})
     with monkeypatch.context() as patch:
@@ -352,7 +342,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
+def test_fit_without_a_readable_shard_raises_input_error(parts, monkeypatch) -> None:
     read_otherwise(
         monkeypatch, lambda shard, found: damaged(replace(shard, number=2), found)
     )
@@ -360,7 +350,7 @@ def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
         learner(extract={"on_error": "skip"}).fit(parts, engine=LocalEngine())
 
 
-def test_shards_of_the_same_content_all_count(tmp_path) -> None:
+def test_identical_shards_all_count(tmp_path) -> None:
     X, y = points(n=80)
     path = tmp_path / "twice.npz"
     np.savez(path, X=np.concatenate([X, X]), y=np.concatenate([y, y]))
@@ -370,7 +360,7 @@ def test_shards_of_the_same_content_all_count(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("units", [1500, 5000])
-def test_few_rows_of_wide_layers_keep_the_form_of_a_plain_fit(
+def test_wide_layers_with_few_rows_keep_the_compact_form(
     data: Path, units: int
 ) -> None:
     plain, mine = (Learner(device="cpu", options={"n_units": units}) for _ in range(2))
@@ -384,10 +374,10 @@ def test_few_rows_of_wide_layers_keep_the_form_of_a_plain_fit(
     )
 
 
-def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> None:
+def test_double_counted_shards_are_detected(data, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
-        fitting.JobReport,
-        "see",
+        JobReport,
+        "add",
         lambda self, outcome: self.shards.update({"0": outcome.report}),
     )
     with pytest.raises(EngineError, match="every sample must be counted once"):
@@ -397,7 +387,7 @@ def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> 
 # -- what is refused -------------------------------------------------------------------
 
 
-def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
+def test_folder_of_another_job_is_rejected(data: Path, tmp_path: Path) -> None:
     learned(data, folder=tmp_path / "job")
     with pytest.raises(EngineError, match="differs in options"):
         Learner(options={"n_units": 30}).fit(
@@ -409,9 +399,11 @@ def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
         )
 
 
-def test_what_an_engine_cannot_take_is_refused(data: Path, tmp_path: Path) -> None:
+def test_fit_rejects_arrays_labels_and_unknown_engines(
+    data: Path, tmp_path: Path
+) -> None:
     X, y = points()
-    with pytest.raises(InputError, match="must be the address of data or a source"):
+    with pytest.raises(InputError, match="must be an address or a Source"):
         learner().fit(X, engine=LocalEngine())
     with pytest.raises(ParameterError, match="y must be left out with an engine"):
         learner().fit(X, y, engine=LocalEngine())
@@ -421,7 +413,7 @@ def test_what_an_engine_cannot_take_is_refused(data: Path, tmp_path: Path) -> No
         learned(data, folder=tmp_path)
 
 
-def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> None:
+def test_shards_with_different_widths_are_rejected(parts: Path, monkeypatch) -> None:
     read_otherwise(
         monkeypatch,
         lambda shard, found: replace(
@@ -429,6 +421,7 @@ def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> No
         ),
     )
     with pytest.raises(
-        EngineError, match="of one width, got 10 in shard 0 and 9 in shard 4"
+        EngineError,
+        match="the same number of features, got 10 in shard 0 and 9 in shard 4",
     ):
         learned(parts, shard_rows=50)

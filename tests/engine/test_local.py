@@ -1,4 +1,4 @@
-"""Processes of this machine: whatever happens to one of them, every task has one outcome."""
+"""Local processes: every task has one result, whatever happens to workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def runner() -> Iterator[LocalRunner]:
     runner.close()
 
 
-def test_every_task_has_an_outcome_and_workers_are_kept(
+def test_every_task_has_a_result_and_workers_are_reused(
     runner: LocalRunner, tmp_path: Path
 ) -> None:
     for _ in range(2):
@@ -42,7 +42,7 @@ def test_every_task_has_an_outcome_and_workers_are_kept(
     assert (tmp_path / "3.bin").read_bytes() == expected_bytes(3)
 
 
-def test_a_task_whose_worker_died_is_run_again(
+def test_task_is_retried_after_its_worker_died(
     runner: LocalRunner, tmp_path: Path
 ) -> None:
     found = list(
@@ -54,7 +54,7 @@ def test_a_task_whose_worker_died_is_run_again(
     assert Counter(number for number, _ in begun(tmp_path))[9] == 2
 
 
-def test_a_task_that_kills_every_worker_fails_alone(
+def test_task_that_kills_every_worker_fails_alone(
     runner: LocalRunner, tmp_path: Path
 ) -> None:
     found = list(
@@ -68,7 +68,9 @@ def test_a_task_that_kills_every_worker_fails_alone(
     assert Counter(number for number, _ in begun(tmp_path))[9] == TRIES
 
 
-def test_a_failure_is_an_outcome(runner: LocalRunner, tmp_path: Path) -> None:
+def test_exception_in_a_task_becomes_a_failed_result(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
     found = {
         outcome.task.number: outcome
         for outcome in runner.run(tasks(tmp_path, 2, "refuse"))
@@ -77,7 +79,9 @@ def test_a_failure_is_an_outcome(runner: LocalRunner, tmp_path: Path) -> None:
     assert found[1].error == "sample 1 must be finite, got NaN"
 
 
-def test_closing_ends_what_still_runs(runner: LocalRunner, tmp_path: Path) -> None:
+def test_closing_the_iterator_stops_running_tasks(
+    runner: LocalRunner, tmp_path: Path
+) -> None:
     outcomes = runner.run(
         [
             *tasks(tmp_path, 1),
@@ -93,7 +97,7 @@ def test_closing_ends_what_still_runs(runner: LocalRunner, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_worker_exits_with_its_driver(tmp_path: Path) -> None:
     """Kill -9 of the driver leaves no process behind, also in the middle of a task."""
     code = (
         "from evergrow.engine.runners import LocalRunner, WorkerTask\n"
@@ -119,7 +123,7 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     pytest.fail("a worker lives on without the process that started it")
 
 
-def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> None:
+def test_unfit_worker_ends_the_run(tmp_path: Path) -> None:
     about = {"folder": "/nowhere", "key": "", "device": "cpu", "versions": versions()}
     with pytest.raises(
         EngineError,
@@ -141,17 +145,18 @@ def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_job_under_the_alias_of_newer_numpy_comes_to_the_same(
+def test_job_gives_the_same_result_with_the_alias_of_numpy_2_5(
     data: Path, tmp_path: Path
 ) -> None:
-    """From NumPy 2.5 on NDArray is a type alias, and files of arrays are still known as such."""
+    """NDArray is a type alias since NumPy 2.5, and records must recognise it."""
     code = (
         "from typing import Any, TypeVar; import numpy as np, numpy.typing\n"
         "from pathlib import Path; from typing_extensions import TypeAliasType\n"
         "S = TypeVar('S', bound=np.generic); kind = np.ndarray[Any, np.dtype[S]]\n"
         "numpy.typing.NDArray = TypeAliasType('NDArray', kind, type_params=(S,))\n"
         "from tests.engine.clouds import learned, scores\n"
-        f"print(scores(learned(Path({str(data)!r}), folder=Path({str(tmp_path / 'job')!r}))).tobytes().hex())"
+        f"model = learned(Path({str(data)!r}), folder=Path({str(tmp_path / 'job')!r}))\n"
+        "print(scores(model).tobytes().hex())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -168,7 +173,7 @@ def test_a_job_under_the_alias_of_newer_numpy_comes_to_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(5))
-def test_a_worker_killed_at_any_moment_changes_nothing(
+def test_killed_workers_do_not_change_the_result(
     data: Path, tmp_path: Path, monkeypatch, moment: int
 ) -> None:
     sizes = {"shard_rows": 10, "first_rows": 150}  # 30 shards
@@ -194,13 +199,12 @@ def test_a_worker_killed_at_any_moment_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_driver_killed_and_started_again_comes_to_the_same(
-    data: Path, tmp_path: Path
-) -> None:
+def test_restarted_driver_gives_the_same_result(data: Path, tmp_path: Path) -> None:
     expected = scores(learned(data))
+    folder = str(tmp_path / "job")
     code = (
         "from pathlib import Path; from tests.engine.clouds import learned\n"
-        f"learned(Path({str(data)!r}), workers=2, folder=Path({str(tmp_path / 'job')!r}))"
+        f"learned(Path({str(data)!r}), workers=2, folder=Path({folder!r}))"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     while (
@@ -217,7 +221,7 @@ def test_a_driver_killed_and_started_again_comes_to_the_same(
 
 
 @pytest.mark.slow
-def test_interrupting_ends_the_workers(data: Path, tmp_path: Path, monkeypatch) -> None:
+def test_interrupt_stops_the_workers(data: Path, tmp_path: Path, monkeypatch) -> None:
     runners: list[LocalRunner] = []
     monkeypatch.setattr(
         LocalRunner,
@@ -228,7 +232,7 @@ def test_interrupting_ends_the_workers(data: Path, tmp_path: Path, monkeypatch) 
     def see(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evergrow.engine.job.JobReport.see", see)
+    monkeypatch.setattr("evergrow.engine.job.JobReport.add", see)
     with pytest.raises(KeyboardInterrupt):
         learner().fit(
             data, engine=LocalEngine(workers=2, **SMALL, folder=tmp_path / "job")

@@ -1,4 +1,4 @@
-"""The manifest: the same for everybody, and never that of other data; and the order of its sums."""
+"""Manifests, job files and the merge tree."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from evergrow.core.errors import (
 )
 from evergrow.data import read
 from evergrow.engine import LocalEngine
-from evergrow.engine.fitting import FAN_IN, merge_tree
 from evergrow.engine.job import Job, begin_job, plan, read_job
+from evergrow.engine.shard_merge import FAN_IN, merge_tree
 
 
 def test_shards_cover_all_rows_once(data: Path) -> None:
@@ -35,7 +35,7 @@ def test_shards_cover_all_rows_once(data: Path) -> None:
     ]
 
 
-def test_a_manifest_is_read_as_it_was_written(data: Path, tmp_path: Path) -> None:
+def test_manifest_round_trip(data: Path, tmp_path: Path) -> None:
     manifest = plan(read(data), shard_rows=70, first_rows=50)
     begin_job(Job(tmp_path / "job", manifest, "fit"))
     again = read_job(tmp_path / "job").manifest
@@ -43,7 +43,7 @@ def test_a_manifest_is_read_as_it_was_written(data: Path, tmp_path: Path) -> Non
     assert (again.key, again.source) == (manifest.key, manifest.source)
 
 
-def test_the_first_samples_are_drawn_once_and_for_all(data: Path) -> None:
+def test_first_samples_depend_on_the_seed_only(data: Path) -> None:
     sizes = {"shard_rows": 70, "first_rows": 50}
     manifest, same = (plan(read(data), **sizes, seed=3) for _ in range(2))
     other = plan(read(data), **sizes, seed=4)
@@ -58,7 +58,9 @@ def test_the_first_samples_are_drawn_once_and_for_all(data: Path) -> None:
     assert np.concatenate(found).tolist() == list(manifest.first)
 
 
-def test_the_key_is_of_the_data_not_of_their_place(data: Path, tmp_path: Path) -> None:
+def test_key_does_not_depend_on_the_location_of_the_data(
+    data: Path, tmp_path: Path
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     copy = tmp_path / "elsewhere" / "points.npz"
     copy.write_bytes(data.read_bytes())
@@ -67,7 +69,9 @@ def test_the_key_is_of_the_data_not_of_their_place(data: Path, tmp_path: Path) -
     assert mine.source != theirs.source
 
 
-def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> None:
+def test_begin_job_rejects_other_data_and_shard_sizes(
+    data: Path, tmp_path: Path
+) -> None:
     more = read(write_points(tmp_path / "more.npz", n=310))
     begin_job(
         Job(tmp_path / "job", plan(read(data), shard_rows=70, first_rows=20), "fit")
@@ -90,16 +94,16 @@ def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"identity": "0"}, "key is not that"),
+        ({"identity": "0"}, "its key does not match"),
         ({"shards": []}, "no shards"),
         ({"first": [5, 4]}, "not ascending"),
         ({"first": [100_000]}, "not ascending"),
         ({"kind": "sound"}, "'kind'"),
         ({"shards": [{"number": 0, "rows": -1, "size": 0}]}, "'rows'"),
-        ({"shard_rows": 71}, "key is not that"),
+        ({"shard_rows": 71}, "its key does not match"),
     ],
 )
-def test_a_manifest_from_a_stranger_is_checked(
+def test_read_job_rejects_altered_manifests(
     data: Path, tmp_path: Path, change: dict, message: str
 ) -> None:
     begin_job(Job(tmp_path, plan(read(data), shard_rows=70), "fit"))
@@ -110,10 +114,8 @@ def test_a_manifest_from_a_stranger_is_checked(
         read_job(tmp_path)
 
 
-def test_a_job_that_is_damaged_altered_or_not_there_is_refused(
-    data: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(EngineError, match="is no folder of a job"):
+def test_read_job_rejects_missing_and_damaged_files(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="is not the folder of a job"):
         read_job(tmp_path)
     begin_job(Job(tmp_path, plan(read(data)), "fit", {"on_error": "raise"}))
     body = (tmp_path / "job.json").read_text()
@@ -128,7 +130,7 @@ def test_a_job_that_is_damaged_altered_or_not_there_is_refused(
             read_job(tmp_path)
 
 
-def test_a_newer_job_says_what_it_needs(data: Path, tmp_path: Path) -> None:
+def test_read_job_rejects_newer_versions(data: Path, tmp_path: Path) -> None:
     begin_job(Job(tmp_path, plan(read(data)), "fit"))
     path = tmp_path / "job.json"
     path.write_text(
@@ -138,13 +140,13 @@ def test_a_newer_job_says_what_it_needs(data: Path, tmp_path: Path) -> None:
         read_job(tmp_path)
 
 
-def test_shards_without_rows_are_refused() -> None:
+def test_engine_rejects_shards_without_rows() -> None:
     with pytest.raises(ParameterError, match="shard_rows must be"):
         LocalEngine(shard_rows=0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 64, 65, 1000])
-def test_every_shard_is_added_once(n: int) -> None:
+def test_merge_tree_adds_every_shard_once(n: int) -> None:
     levels = merge_tree(n)
     (root,) = levels[-1]
     assert list(root.leaves) == list(range(n))

@@ -1,4 +1,4 @@
-"""Parquet files of results: what is read is what was written, the same bytes each time, whole or not there."""
+"""Parquet results are exact, reproducible and written atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answers(*, novelty: bool) -> Answers:
     return found
 
 
-def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_features_round_trip_is_exact(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     names = [f"{row}.jpg" for row in range(9)]
     labels = np.array([f"class {row % 2}" for row in range(9)])
@@ -49,7 +49,7 @@ def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
     ("stated", "message"),
     [((2, 4), "must add up to the 5"), ("2 3", "must be positive integers")],
 )
-def test_blocks_are_stated_and_checked(
+def test_block_widths_are_stored_and_checked(
     tmp_path: Path, stated: object, message: str
 ) -> None:
     X = np.ones((4, 5), dtype=np.float32)
@@ -66,7 +66,7 @@ def test_blocks_are_stated_and_checked(
 
 
 @pytest.mark.parametrize("widths", [(3, 2), ()])
-def test_files_of_other_blocks_are_refused(
+def test_files_with_different_blocks_are_rejected(
     tmp_path: Path, widths: tuple[int, ...]
 ) -> None:
     X = np.ones((4, 5), dtype=np.float32)
@@ -84,7 +84,7 @@ def test_files_of_other_blocks_are_refused(
         list(source.shards(4, 1 << 30))
 
 
-def test_the_same_input_gives_the_same_bytes_and_no_other_files(tmp_path: Path) -> None:
+def test_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     for name in ("a.parquet", "b.parquet", "a.parquet"):
         write_features(tmp_path / name, names=["x"] * 9, features=X)
@@ -93,7 +93,7 @@ def test_the_same_input_gives_the_same_bytes_and_no_other_files(tmp_path: Path) 
     assert len({Tree(tmp_path).read(name) for name in listing}) == 1
 
 
-def test_answers(tmp_path: Path) -> None:
+def test_write_answers_writes_all_columns(tmp_path: Path) -> None:
     names = ["a", "unreadable", "c"]
     truth = np.array(["ant", "ant", "bee"])
     write_answers(
@@ -105,16 +105,34 @@ def test_answers(tmp_path: Path) -> None:
     )
     assert pq.read_table(tmp_path / "0.parquet").to_pylist() == [
         {
-            "name": "a", "label": "ant", "probability": 0.7, "nearest": "ant", "unknown": False, "novelty": 0.5,
-            "threshold": 1.0, "top": [{"label": "ant", "probability": 0.7}, {"label": "bee", "probability": 0.2}],
+            "name": "a",
+            "label": "ant",
+            "probability": 0.7,
+            "nearest": "ant",
+            "unknown": False,
+            "novelty": 0.5,
+            "threshold": 1.0,
+            "top": [
+                {"label": "ant", "probability": 0.7},
+                {"label": "bee", "probability": 0.2},
+            ],
             "true_label": "ant",
         },
         {
-            "name": "c", "label": None, "probability": None, "nearest": "cat", "unknown": True, "novelty": 3.0,
-            "threshold": 1.0, "top": [{"label": "cat", "probability": 0.6}, {"label": "bee", "probability": 0.3}],
+            "name": "c",
+            "label": None,
+            "probability": None,
+            "nearest": "cat",
+            "unknown": True,
+            "novelty": 3.0,
+            "threshold": 1.0,
+            "top": [
+                {"label": "cat", "probability": 0.6},
+                {"label": "bee", "probability": 0.3},
+            ],
             "true_label": "bee",
         },
-    ]  # fmt: skip
+    ]
     write_answers(tmp_path / "1.parquet", names=names, answers=answers(novelty=False))
     assert pq.read_schema(tmp_path / "1.parquet").names == [
         "name",
@@ -123,7 +141,7 @@ def test_answers(tmp_path: Path) -> None:
     ]
 
 
-def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
     write_features(
         tmp_path / "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2))
     )
@@ -145,7 +163,7 @@ def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path: Path) -> None:
     assert table["true_label"] == ["caf\\udce9"] * 2
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(
+def test_failed_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_features(tmp_path / "a.parquet", names=["a"], features=np.ones((1, 2)))

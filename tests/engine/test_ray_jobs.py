@@ -1,4 +1,4 @@
-"""Jobs on a real Ray cluster: the model of one process, to the last bit, whatever happens to those who compute it."""
+"""Jobs on a Ray cluster give the model of one process, bit for bit."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def answers(learner: Learner, data: Path) -> np.ndarray:
 
 
 def check_left(folder: Path) -> None:
-    """Assert that a finished job counts every shard once and leaves nothing half-written."""
+    """Assert that a job counted every shard once and left no partial files."""
     found = read_job(folder).finished()
     assert (len(found.shards), found.rows, found.failed) == (30, 3000, {})
     assert not [path for path in folder.rglob("*") if PARTIAL in path.name]
 
 
 def workers_here() -> list[int]:
-    """Return the workers at a task that descend from this process: no others are to be killed."""
+    """Return working processes that this process started."""
     found = []
     for pid in descendants(os.getpid()):
         with suppress(OSError):
@@ -87,7 +87,7 @@ def files(folder: Path) -> int:
     )
 
 
-def test_a_model_of_a_cluster_is_that_of_one_process(
+def test_cluster_gives_the_model_of_one_process(
     cluster: Any, data: Path, logits: np.ndarray
 ) -> None:
     for workers in (1, 3):
@@ -97,7 +97,7 @@ def test_a_model_of_a_cluster_is_that_of_one_process(
         np.testing.assert_array_equal(answers(there, data), logits)
 
 
-def test_features_of_images_are_the_same_to_the_last_bit(
+def test_cluster_gives_bit_identical_image_features(
     cluster: Any, tmp_path: Path
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -124,7 +124,7 @@ def test_features_of_images_are_the_same_to_the_last_bit(
         assert found[name] == found["one"], name
 
 
-def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(
+def test_cluster_gives_update_and_predictions_of_one_process(
     cluster: Any, data: Path, tmp_path: Path
 ) -> None:
     with np.load(data) as arrays:
@@ -149,7 +149,7 @@ def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(
     assert told[0][2] == 3000
 
 
-def test_workers_killed_at_random_moments_change_nothing(
+def test_killed_workers_on_a_cluster_do_not_change_the_result(
     cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path
 ) -> None:
     waits = (
@@ -165,7 +165,7 @@ def test_workers_killed_at_random_moments_change_nothing(
     assert len(killed) >= KILLS // 2, "it was over before the workers were killed"
 
 
-def test_a_lost_node_changes_nothing(
+def test_lost_node_does_not_change_the_result(
     cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path
 ) -> None:
     extra = cluster.add_node(num_cpus=2, **SMALL)
@@ -190,12 +190,13 @@ import sys
 from evergrow import Learner
 from evergrow.engine import RayEngine
 data, folder, address = sys.argv[1:]
-engine = RayEngine(folder=folder, shard_rows=100, first_rows=400, address=address, workers=2)
+sizes = {"shard_rows": 100, "first_rows": 400}
+engine = RayEngine(folder=folder, address=address, workers=2, **sizes)
 Learner(device="cpu", options={"n_units": 600}).fit(data, engine=engine)
 """
 
 
-def test_a_driver_that_was_killed_goes_on_from_there(
+def test_killed_driver_resumes_on_a_cluster(
     cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", DRIVER, str(data), str(tmp_path), cluster.address]
@@ -223,13 +224,13 @@ def test_a_driver_that_was_killed_goes_on_from_there(
     wait_until(lambda: not workers_here())  # also those of the drivers that were killed
 
 
-def test_another_version_on_a_node_is_said_before_any_work(
+def test_nodes_with_other_versions_are_rejected_before_any_work(
     cluster: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evergrow.engine.fitting.versions", lambda: {"torch": "0.1"})
+    monkeypatch.setattr("evergrow.engine.job_steps.versions", lambda: {"torch": "0.1"})
     with pytest.raises(
         EngineError,
-        match=r"^node \S+: versions must be {'torch': '0.1'} as where the job was begun",
+        match=r"^node \S+: versions must be {'torch': '0.1'} as where",
     ):
         learned(
             data,

@@ -1,4 +1,4 @@
-"""Tasks on a real Ray: the same files whatever happens to workers and nodes, and nothing left behind."""
+"""Tasks on Ray: the same files, whatever happens to workers and nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def runner_of(cluster: Any) -> Iterator[Callable[..., RayRunner]]:
-    """Return a function that makes runners on the cluster, which are closed at the end."""
+    """Return a function that creates runners, which are closed at the end."""
     made = []
 
     def make(workers: int | None = 2, **options: Any) -> RayRunner:
@@ -43,7 +43,7 @@ def runner_of(cluster: Any) -> Iterator[Callable[..., RayRunner]]:
 
 
 def check_files(folder: Path, n: int, outcomes: list[TaskResult]) -> None:
-    """Assert that every task was told of once, is whole and right, and that there is nothing else."""
+    """Assert that every task has one valid result, and that nothing else exists."""
     assert Counter(outcome.task.number for outcome in outcomes) == Counter(range(n))
     assert [outcome.state for outcome in outcomes] == ["done"] * n
     for number in range(n):
@@ -55,7 +55,7 @@ reads_proc = pytest.mark.skipif(
 )
 
 
-def test_all_tasks_run_in_bounded_windows_on_both_nodes(
+def test_tasks_run_on_both_nodes_with_a_bounded_queue(
     runner_of, tmp_path: Path
 ) -> None:
     runner = runner_of(None)
@@ -74,7 +74,7 @@ def test_all_tasks_run_in_bounded_windows_on_both_nodes(
     )
 
 
-def test_a_task_that_raises_fails_and_the_others_go_on(
+def test_exception_in_a_task_does_not_stop_the_others(
     runner_of, tmp_path: Path
 ) -> None:
     outcomes = {
@@ -86,7 +86,7 @@ def test_a_task_that_raises_fails_and_the_others_go_on(
     assert outcomes[0].error == "KeyError: 0"
 
 
-def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(
+def test_task_that_kills_every_ray_worker_fails_alone(
     runner_of, tmp_path: Path
 ) -> None:
     outcomes = {
@@ -104,7 +104,7 @@ def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(
 
 
 @reads_proc
-def test_whoever_stops_early_leaves_nothing_running(
+def test_closing_the_iterator_cancels_ray_tasks(
     cluster: Any, runner_of, tmp_path: Path
 ) -> None:
     runner = runner_of()
@@ -122,14 +122,14 @@ def test_whoever_stops_early_leaves_nothing_running(
     wait_until(lambda: not any(alive(pid) for _, pid in begun(tmp_path)))
 
 
-def test_more_than_any_node_has_is_said_at_once(cluster: Any) -> None:
+def test_requirements_beyond_every_node_are_rejected(cluster: Any) -> None:
     with pytest.raises(
         EngineError, match=r"No node of the Ray at .* has 1 CPU and 1 GPU for a worker"
     ):
         RayRunner(perform, cluster.address, gpus_per_worker=1)
 
 
-def test_a_ray_of_the_user_stays(cluster: Any, tmp_path: Path) -> None:
+def test_close_keeps_a_ray_that_it_did_not_start(cluster: Any, tmp_path: Path) -> None:
     import ray
 
     ray.init(address=cluster.address, log_to_driver=False)
@@ -140,7 +140,7 @@ def test_a_ray_of_the_user_stays(cluster: Any, tmp_path: Path) -> None:
         assert ray.is_initialized()
         with pytest.raises(
             EngineError,
-            match=r"This process is connected to the Ray at .* already, not to 10.0.0.1:1",
+            match=r"already connected to the Ray at .*, not to 10.0.0.1:1",
         ):
             RayRunner(perform, "10.0.0.1:1")
     finally:
@@ -162,7 +162,7 @@ finally:
 
 
 @reads_proc
-def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(
+def test_interrupted_driver_shuts_its_ray_down(
     tmp_path: Path,
 ) -> None:
     environment = {
@@ -191,7 +191,7 @@ def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(
 # -- addresses -------------------------------------------------------------------------
 
 
-def test_an_address_that_nobody_answers_is_one_line(
+def test_unreachable_addresses_are_rejected(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as probe:
@@ -209,7 +209,7 @@ def test_an_address_that_nobody_answers_is_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_another_version_of_ray_is_said_with_both(
+def test_other_ray_version_is_reported(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
@@ -230,7 +230,7 @@ def test_another_version_of_ray_is_said_with_both(
     "address",
     ["head", "head:", ":6379", "head:port", "head:99999", "ray://", "http://head:80/x"],
 )
-def test_what_is_no_address_is_said(address: str) -> None:
+def test_invalid_addresses_are_rejected(address: str) -> None:
     with pytest.raises(
         ParameterError,
         match="address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got",
@@ -255,7 +255,7 @@ def test_auto_without_a_cluster_starts_one(
         (None, "Nobody answers .*timed out"),
     ],
 )
-def test_something_that_is_no_ray_is_one_line(
+def test_servers_that_are_not_ray_are_rejected(
     reply: bytes | None, message: str
 ) -> None:
     server = socket.create_server(("127.0.0.1", 0))
@@ -282,7 +282,7 @@ def test_something_that_is_no_ray_is_one_line(
         connection.close()
 
 
-def test_without_ray_the_pip_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

@@ -1,4 +1,4 @@
-"""The page that reckons with a size nobody has run: its tables, and the formulas behind them."""
+"""Tables and formulas of the page on large data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from evergrow.learner.sharded_fit import learn_shard
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 
-def test_tables_on_the_page_are_what_the_parts_give() -> None:
+def test_tables_of_the_page_match_the_benchmark() -> None:
     from benchmarks.scale import TABLES, table
 
     for name in TABLES:
         assert table(name) in PAGE.read_text(encoding="utf-8"), name
 
 
-def test_the_formula_on_the_page_is_the_one_that_is_tested() -> None:
+def test_formula_of_the_page_is_the_tested_one() -> None:
     from benchmarks.scale import file_bytes
 
     (formula,) = re.findall(r"takes `([^`]+)` bytes", PAGE.read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def test_the_formula_on_the_page_is_the_one_that_is_tested() -> None:
     assert eval(code, sizes) == file_bytes(10_000, 768, 2000)
 
 
-def test_a_file_of_statistics_has_the_bytes_of_the_formula(tmp_path: Path) -> None:
+def test_statistics_file_has_the_size_of_the_formula(tmp_path: Path) -> None:
     from benchmarks.scale import file_bytes
 
     width = 160

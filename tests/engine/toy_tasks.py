@@ -1,4 +1,4 @@
-"""Works for tests of runners: small, deterministic, quick to import, and able to fail as workers do."""
+"""Small, fast tasks that can fail as workers do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tasks(folder: Path, n: int, work: str = "sums", **about: Any) -> list[Worker
 
 
 def begun(folder: Path) -> list[tuple[int, int]]:
-    """Return the number of each task that was begun, and the process that did, in order."""
+    """Return number and process of each started task, in order."""
     log = folder / "begun"
     if log.exists():
         lines = log.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub on this machine: the routes that its client fetches from, and what takes its uploads.
+"""Stand-in for the Hugging Face Hub: downloads and uploads.
 
 Repositories are dictionaries of files; every commit makes a new revision and old ones
 stay."""
@@ -93,7 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
         routes = {
             f"{api}{name}/tree/(?P<revision>[^/]+)/?(?P<below>.*)": self._tree,
             f"{api}{name}(?:/revision/(?P<revision>.+))?": self._described,
-            f"/(?P<kind>datasets/)?{name}/resolve/(?P<revision>[^/]+)/(?P<path>.+)": self._resolve,
+            rf"/(?P<kind>datasets/)?{name}/resolve/(?P<revision>[^/]+)/(?P<path>.+)": (
+                self._resolve
+            ),
         }
         for pattern, route in routes.items():
             found = re.fullmatch(pattern, path)

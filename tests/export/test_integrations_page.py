@@ -1,4 +1,4 @@
-"""The page on integrations runs as printed; what needs the Hub is in the tests of the Hub."""
+"""The page on integrations runs as printed, except for its section on the Hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sections() -> dict[str, list[str]]:
 
 
 def run(*titles: str) -> dict[str, Any]:
-    """Run the blocks of sections in order, after the first block of the page, which makes the data."""
+    """Run the blocks of sections, after the first block, which makes the data."""
     found = sections()
     namespace: dict[str, Any] = {}
     for body in [
@@ -39,7 +39,7 @@ def run(*titles: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_the_sections_run_as_printed(
+def test_integrations_page_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for package in ("pandas", "mlflow"):

@@ -1,4 +1,4 @@
-"""Learners as MLflow models: saved as code and a file, loaded, and served by MLflow's own server."""
+"""Learners are saved, loaded and served as MLflow models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from evergrow.core.errors import InputError
 mlflow = pytest.importorskip("mlflow.pyfunc")
 pandas = pytest.importorskip("pandas")
 
-from evergrow.export.mlflow import answered, log_model, save_model  # noqa: E402
+from evergrow.export.mlflow import log_model, predict_frame, save_model  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -52,7 +52,7 @@ def learner(frame: Any) -> Learner:
     )
 
 
-def test_a_saved_model_answers_as_the_learner(
+def test_saved_mlflow_model_predicts_as_the_learner(
     learner: Learner, frame: Any, tmp_path: Path
 ) -> None:
     save_model(learner, tmp_path / "model")
@@ -76,7 +76,7 @@ def test_a_saved_model_answers_as_the_learner(
         loaded.predict(frame.rename(columns={"a": "q"}))
 
 
-def test_a_logged_model_is_loaded_from_its_run(
+def test_logged_mlflow_model_is_loaded_from_its_run(
     frame: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow as tracking
@@ -104,7 +104,7 @@ def png(number: int) -> bytes:
     return held.getvalue()
 
 
-def test_images_come_as_bytes_and_never_as_paths(tmp_path: Path) -> None:
+def test_mlflow_accepts_image_bytes_but_no_paths(tmp_path: Path) -> None:
     pixels = [image(number % 2, number) for number in range(10)]
     learner = Learner(
         "test_vit.r160_in1k", weights="random", options={"n_units": 10}, cache=False
@@ -117,11 +117,13 @@ def test_images_come_as_bytes_and_never_as_paths(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(png(0))
     for bad in (str(tmp_path / "secret.png"), "/etc/passwd", 3):
         with pytest.raises(InputError, match="must be the bytes of an image file"):
-            answered(learner, pandas.DataFrame({"image": [bad]}))
+            predict_frame(learner, pandas.DataFrame({"image": [bad]}))
     encoded = pandas.DataFrame({"image": [base64.b64encode(png(0)).decode()]})
-    assert answered(learner, encoded)["class"].tolist() == found["class"].tolist()[:1]
+    assert (
+        predict_frame(learner, encoded)["class"].tolist() == found["class"].tolist()[:1]
+    )
     with pytest.raises(InputError, match="a column 'image'"):
-        answered(learner, pandas.DataFrame({"path": ["x"]}))
+        predict_frame(learner, pandas.DataFrame({"path": ["x"]}))
 
 
 # -- served ----------------------------------------------------------------------------
@@ -137,7 +139,7 @@ def ask(address: str, values: dict[str, Any]) -> Any:
         return json.load(answer)["predictions"]
 
 
-def test_it_is_served_by_mlflow(learner: Learner, frame: Any, tmp_path: Path) -> None:
+def test_mlflow_serves_the_model(learner: Learner, frame: Any, tmp_path: Path) -> None:
     save_model(learner, tmp_path / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""A model of texts leaves as a graph of tokens and a tokenizer, which together answer as it does."""
+"""Exported text models give the same scores with their tokenizer file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from evergrow.export.onnx_export import (  # noqa: E402
 )
 from evergrow.features import Backbone, TextBackbone, create_backbone  # noqa: E402
 from evergrow.features.backbone import BackboneSpec  # noqa: E402
-from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
+from evergrow.head import Classifier  # noqa: E402
 from evergrow.learner.learner import Learner  # noqa: E402
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -114,7 +114,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("features", ["final", EVERYTHING], ids=["final", "everything"])
 @pytest.mark.usefixtures("traced")
-def test_tokens_to_labels_after_a_round_trip(
+def test_exported_text_learner_gives_the_same_scores(
     bert: Path, features: Any, tmp_path: Path
 ) -> None:
     taught(f"sentence:{bert}", features).save(tmp_path / "m.evg")
@@ -149,7 +149,7 @@ def test_tokens_to_labels_after_a_round_trip(
         pytest.param("bert", "lasttoken", "right", marks=pytest.mark.slow),
     ],
 )
-def test_other_encoders_and_paddings(
+def test_export_supports_other_encoders_and_paddings(
     family: str, pooling: str, padding: str, exporter: str, tmp_path: Path
 ) -> None:
     folder = save_encoder(tmp_path, family, pooling=pooling, padding=padding)
@@ -170,7 +170,7 @@ def learned(bert: Path) -> Learner:
 
 
 @pytest.mark.usefixtures("traced")
-def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_was(
+def test_metadata_describes_the_tokenizer_without_paths(
     learned: Learner, bert: Path, tmp_path: Path
 ) -> None:
     tokenizer = learned.backbone_().module.tokenizer.backend_tokenizer
@@ -206,7 +206,7 @@ def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_w
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
-def test_a_prompt_is_told_and_counts(bert: Path, tmp_path: Path) -> None:
+def test_prompt_is_stored_and_applied(bert: Path, tmp_path: Path) -> None:
     learner = taught(f"sentence:{bert}")
     encoder: Any = learner.backbone_().module
     encoder.prompts = {"ask": "is it "}
@@ -216,14 +216,14 @@ def test_a_prompt_is_told_and_counts(bert: Path, tmp_path: Path) -> None:
     encoder[1].include_prompt = False
     with pytest.raises(
         ExportError,
-        match=r"must count all tokens .* which leaves out those of its prompt; head_only",
+        match=r"must count all tokens .* which leaves out those of its prompt",
     ):
         export_learner(learner, tmp_path / "n.onnx")
     assert not (tmp_path / "n.onnx").exists()
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_graph_that_computes_something_else_leaves_both_files(
+def test_failed_check_keeps_graph_and_tokenizer(
     learned: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("m.onnx", "m.tokenizer.json"):
@@ -246,7 +246,7 @@ def test_a_graph_that_computes_something_else_leaves_both_files(
 
 
 def refused(backbone: Backbone, match: str, folder: Path) -> None:
-    head = SimpleCILClassifier().fit(np.eye(backbone.n_features)[:2], ["a", "b"])
+    head = Classifier(n_units=0).fit(np.eye(backbone.n_features)[:2], ["a", "b"])
     with pytest.raises(ExportError, match=match) as caught:
         export_onnx(backbone, head, folder / "m.onnx")
     assert len(str(caught.value).splitlines()) == 1
@@ -254,7 +254,7 @@ def refused(backbone: Backbone, match: str, folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_tokenizers_that_cannot_go_alone_are_refused(
+def test_export_rejects_unsupported_tokenizers(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = create_backbone(f"sentence:{bert}", device="cpu")
@@ -268,18 +268,18 @@ def test_tokenizers_that_cannot_go_alone_are_refused(
         patch.setattr(backbone.module, kept.__name__, shouting)
         refused(
             backbone,
-            "must give the same tokens alone as in its library to be exported, got other inp",
+            "must give the same tokens without its library to be exported, got other",
             tmp_path,
         )
     monkeypatch.setattr(type(backbone.module.tokenizer), "backend_tokenizer", None)
     refused(
         backbone,
-        r"must be one of the tokenizers library to be exported, got \w+ of sentence:",
+        r"must be of the tokenizers library to be exported, got \w+ of sentence:",
         tmp_path,
     )
 
 
-def test_text_backbones_of_other_kinds_are_refused(bert: Path, tmp_path: Path) -> None:
+def test_export_rejects_other_text_backbones(bert: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import StaticEmbedding
 
@@ -296,7 +296,7 @@ def test_text_backbones_of_other_kinds_are_refused(bert: Path, tmp_path: Path) -
     )
     refused(
         static,
-        "must take input_ids and attention_mask of texts to be exported, got sentence:static",
+        "must take input_ids and attention_mask of texts to be exported",
         tmp_path,
     )
     refused(
@@ -310,7 +310,7 @@ def test_text_backbones_of_other_kinds_are_refused(bert: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("traced")
-def test_the_command_and_the_example_of_the_manual(
+def test_export_command_and_the_example_of_the_page(
     learned: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -335,7 +335,10 @@ def test_the_command_and_the_example_of_the_manual(
         for body in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
         if "tokenizers" in body
     )
-    strangers = "\nimport sys\nassert not {'torch', 'transformers', 'evergrow'} & set(sys.modules)\n"
+    strangers = (
+        "\nimport sys\n"
+        "assert not {'torch', 'transformers', 'evergrow'} & set(sys.modules)\n"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", example + strangers],
         capture_output=True,

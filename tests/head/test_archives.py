@@ -18,7 +18,6 @@ from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError
 from evergrow.head import HEADS
 from evergrow.head.label_set import StoredLabels
-from evergrow.lab.checks.properties import every_part
 from evergrow.lab.heads import SimpleCILClassifier
 
 
@@ -29,7 +28,7 @@ def test_a_head_is_written_under_the_name_that_users_know(
     head = fitted(name).settle()
     archive = head.to_archive()
     assert archive.kind == f"head/{name}"
-    kinds = [part.kind for part in every_part(archive)]
+    kinds = [part.kind for part in archive.walk()]
     assert not any(type(head).__name__ in kind for kind in kinds)
     head.save(tmp_path / "a")
     back = HEADS[name].load(tmp_path / "a")

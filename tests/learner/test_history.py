@@ -25,7 +25,6 @@ from evergrow.core.errors import (
     PathError,
 )
 from evergrow.core.seeding import generator
-from evergrow.lab.checks.properties import every_part
 from evergrow.learner import history as module
 from evergrow.learner.history import Header, History, State
 from evergrow.learner.learner import Learner
@@ -131,7 +130,7 @@ def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
     size = path.stat().st_size
     weights = max(
         tensor.nbytes
-        for part in every_part(read_archive(path))
+        for part in read_archive(path).walk()
         for tensor in part.tensors.values()
     )
     for _ in range(4):

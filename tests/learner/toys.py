@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from evergrow.core.archive import Archive
 from evergrow.features.backbone import Backbone, BackboneSpec
-from evergrow.lab.checks.properties import every_part
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model
 
@@ -102,7 +101,7 @@ def write_folder(
 
 def timeless(archive: Archive) -> Any:
     """Return the values of an archive and of everything inside it, without the times that things took and were done."""
-    return [(part.kind, _stripped(part.meta)) for part in every_part(archive)]
+    return [(part.kind, _stripped(part.meta)) for part in archive.walk()]
 
 
 def _stripped(value: Any) -> Any:
@@ -124,7 +123,7 @@ def _stripped(value: Any) -> Any:
 
 def all_tensors(archive: Archive) -> dict[str, Tensor]:
     """Return the tensors of an archive and of everything inside it."""
-    parts = enumerate(every_part(archive))
+    parts = enumerate(archive.walk())
     return {
         f"{number}/{key}": tensor
         for number, part in parts

@@ -1,4 +1,4 @@
-"""Mistakes in labelled data are found, by content and by features, against a comparison of every pair."""
+"""Mistakes in labelled data are found, compared with a check of all pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def features(X: np.ndarray, labels: list[str]) -> Samples:
     return read_labelled((X, labels), "train")
 
 
-def test_same_content_in_texts_and_images(tmp_path: Path) -> None:
+def test_check_samples_finds_identical_texts_and_images(tmp_path: Path) -> None:
     train = read_labelled(
         (Texts(("a b", "c", "A  b", "c", "d")), ["x", "y", "y", "y", "x"]), "train"
     )
@@ -50,7 +50,7 @@ def test_same_content_in_texts_and_images(tmp_path: Path) -> None:
     )
 
 
-def test_near_pairs_are_those_of_a_comparison_of_all() -> None:
+def test_near_duplicates_equal_a_comparison_of_all_pairs() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 8))
     X[50:] = X[:10] + 1e-3 * rng.normal(size=(10, 8))
@@ -70,7 +70,7 @@ def test_near_pairs_are_those_of_a_comparison_of_all() -> None:
     assert len(expected) == 10
 
 
-def test_misplaced_samples() -> None:
+def test_check_samples_finds_misplaced_samples() -> None:
     rng = np.random.default_rng(1)
     centres = rng.normal(size=(3, 16)) * 4
     X = np.concatenate([centre + rng.normal(size=(20, 16)) for centre in centres])
@@ -85,8 +85,8 @@ def test_misplaced_samples() -> None:
     }
 
 
-def test_many_samples_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_check, "MOST_COMPARED", 10)
+def test_large_data_is_compared_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_check, "MAX_COMPARED", 10)
     X = np.random.default_rng(0).normal(size=(30, 4))
     found = check_samples(features(X, ["a", "b"] * 15))
     assert "10 of 30 samples were compared" in found.notes[0]

@@ -1,4 +1,4 @@
-"""Training of networks: tuners, the loop, first-session adaptation."""
+"""Training of networks: tuners, the training loop and first-session adaptation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,7 @@ __all__ = [
     "train",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        name: f"{__name__}.{module}"
-        for module, names in _HOMES.items()
-        for name in names
-    },
-)
+_MODULES = {
+    name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names
+}
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""First-session adaptation: a tuner trained on the first task, then frozen, and the backbone with it."""
+"""First-session adaptation: train a tuner on the first task, then freeze it."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ from evergrow.data.items import Items
 from evergrow.features import Backbone, BackboneSpec, ImageBackbone, hash_weights
 
 if TYPE_CHECKING:
-    from evergrow.adapt.loop import (
-        TrainLog,
-    )  # what trains takes time to import, and most models are only loaded
+    # Importing the training loop is slow, and loading a model does not need it.
+    from evergrow.adapt.loop import TrainLog
 
 
 class CosineHead(nn.Module):
-    """Logits scale * cos(z, w_c), with one learned scale.
+    """Cosine classifier with logits scale * cos(z, w_c) and one learned scale.
 
     Parameters
     ----------
     n_features, n_classes : int
-        Width of the features, number of classes.
+        Number of features and of classes.
     seed : int
-        The user's seed; weights come from U(-1/sqrt(d), 1/sqrt(d)), the scale starts at
-        1.
-    purpose : str or int
-        What the head is for: heads with different purposes start differently.
+        Seed of the initial weights, drawn from U(-1/sqrt(d), 1/sqrt(d)). The scale
+        starts at 1.
+    *purpose : str or int
+        Name of the random stream. Different purposes give different weights.
 
     Examples
     --------
@@ -58,22 +57,23 @@ class CosineHead(nn.Module):
     >>> from evergrow.adapt.fsa import CosineHead
     >>> head = CosineHead(8, 3, 0, "example")
     >>> logits = head(torch.ones(2, 8))
-    >>> bool((logits.abs() <= 1).all()), torch.allclose(head(5 * torch.ones(2, 8)), logits)
-    (True, True)
+    >>> bool((logits.abs() <= 1).all())
+    True
+    >>> torch.allclose(head(5 * torch.ones(2, 8)), logits)
+    True
     """
 
     def __init__(
         self, n_features: int, n_classes: int, seed: int, *purpose: str | int
     ) -> None:
         super().__init__()
-        drawn = torch.rand(
-            n_classes, n_features, generator=generator(seed, "head", "cosine", *purpose)
-        )
+        stream = generator(seed, "head", "cosine", *purpose)
+        drawn = torch.rand(n_classes, n_features, generator=stream)
         self.weight = nn.Parameter((2.0 * drawn - 1.0) / math.sqrt(n_features))
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return logits (n, C) in float32, whatever the precision of the features."""
+        """Return logits (n, C), computed in float32."""
         with torch.autocast(features.device.type, enabled=False):
             return self.scale * linear(
                 normalize(features.float()), normalize(self.weight)
@@ -81,19 +81,18 @@ class CosineHead(nn.Module):
 
 
 class Network(nn.Module):
-    """A backbone and a classifier, with the tuners that sit on the backbone.
+    """A backbone and a classifier, with the tuners of the backbone.
 
-    Tuners are modules of their own beside the backbone; as parts of the network they
-    are in training mode when it is.
+    Tuners are registered here, so that they share the training mode of the network.
 
     Parameters
     ----------
     backbone : torch.nn.Module
-        From images to features (n, d).
+        Maps images to features (n, d).
     head : torch.nn.Module
-        From features to logits.
+        Maps features to logits.
     tuners : iterable of torch.nn.Module
-        What changes the backbone by hooks.
+        Tuners on the backbone.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Network(nn.Module):
         if not isinstance(features, Tensor) or features.ndim != 2:
             shape = tuple(getattr(features, "shape", ())) or type(features).__name__
             raise InputError(
-                f"backbone must give one vector per image to be trained, got {shape}"
+                f"backbone must return one vector per image to be trained, got {shape}"
             )
         logits: Tensor = self.head(features)
         return logits
@@ -118,18 +117,18 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Training:
-    """What a training took.
+    """Summary of a training.
 
     Parameters
     ----------
     epochs : int
-        Passes over the images.
+        Number of epochs.
     samples : int
-        Images that went through steps.
+        Number of images used in all steps.
     seconds : float
-        Time of all epochs.
+        Duration of all epochs.
     first_loss, last_loss : float
-        Mean losses of the first and the last epoch.
+        Mean loss of the first and the last epoch.
     """
 
     epochs: int
@@ -142,7 +141,7 @@ class Training:
 @record("adaptation")
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """A tuner that first-session adaptation has trained, with its backbone's description and how it was trained.
+    """A trained tuner, with descriptions of its backbone and training.
 
     Parameters
     ----------
@@ -150,13 +149,12 @@ class Adaptation:
         The backbone that was adapted.
     tuner : SavedTuner
         The tuner, on the CPU.
-    config : dict or None
-        How it was trained, as :meth:`FsaConfig.to_dict` gives it; None where that is
-        not known.
+    config : dict, optional
+        Training settings, as :meth:`FsaConfig.to_dict` returns them. None if unknown.
     training : Training, optional
-        What the training took, where that is known.
+        Summary of the training. None if unknown.
     extra : Extra
-        Fields of a later evergrow, to be written again.
+        Fields of newer versions, kept when the file is written again.
 
     Examples
     --------
@@ -166,10 +164,13 @@ class Adaptation:
     >>> from evergrow.adapt import Adaptation, FsaConfig, adapt, adapted_from
     >>> from evergrow.core.record import from_archive, to_archive
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
-    >>> images = Images(np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
-    >>> adapted = adapt(backbone, images, np.arange(12) % 3, FsaConfig.recipe(tuner="ssf", epochs=1))
+    >>> pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3))
+    >>> images = Images(pixels.astype(np.uint8))
+    >>> config = FsaConfig.recipe(tuner="ssf", epochs=1)
+    >>> adapted = adapt(backbone, images, np.arange(12) % 3, config)
     >>> archive = to_archive(adapted.adaptation)
-    >>> adapted_from(backbone, from_archive(Adaptation, archive)).spec == adapted.spec
+    >>> restored = from_archive(Adaptation, archive)
+    >>> adapted_from(backbone, restored).spec == adapted.spec
     True
     """
 
@@ -180,7 +181,7 @@ class Adaptation:
     extra: Extra = NOTHING
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, size, backbone and training for people, in plain values."""
+        """Return a description in plain values, for display."""
         return {
             "tuner": self.tuner.name,
             "settings": dict(self.tuner.settings),
@@ -194,17 +195,17 @@ class Adaptation:
         }
 
     def check(self) -> None:
-        """Raise where a file holds no whole adaptation, or settings that this version does not know."""
+        """Raise for missing tensors or settings that this version does not know."""
         require(bool(self.tuner.tensors), "the tuner lacks its tensors")
         if self.config is not None:
             FsaConfig.from_dict(self.config)
 
 
 def adaptation_of(backbone: Backbone) -> Adaptation | None:
-    """Return the adaptation of a backbone that was adapted elsewhere; None for any other.
+    """Return the adaptation of a backbone, or None if it was not adapted.
 
-    Its ``config`` is None: a model that is given such a backbone does not adapt it, nor
-    will it when it is fitted anew.
+    Its ``config`` is None, so that a learner does not adapt the backbone again when it
+    is fitted.
     """
     if isinstance(backbone, AdaptedBackbone):
         return replace(backbone.adaptation, config=None)
@@ -212,18 +213,18 @@ def adaptation_of(backbone: Backbone) -> Adaptation | None:
 
 
 def adaptation_config(adapt: Any) -> FsaConfig | None:
-    """Return how a backbone is to be adapted.
+    """Return the settings of an adaptation.
 
     Parameters
     ----------
     adapt : None, str, FsaConfig or mapping
-        A kind of tuner, to be trained as RanPAC does; or everything, also as plain
-        values. None for no adaptation.
+        Name of a tuner, to be trained with RanPAC's protocol, or complete settings, or
+        None for no adaptation.
 
     Raises
     ------
     ParameterError
-        If it is none of these.
+        If `adapt` has another type.
 
     Examples
     --------
@@ -237,18 +238,19 @@ def adaptation_config(adapt: Any) -> FsaConfig | None:
         return FsaConfig.from_dict(adapt)
     if not isinstance(adapt, str):
         raise ParameterError(
-            f"adapt must be None, an FsaConfig or the name of a tuner, got {type(adapt).__name__}"
+            "adapt must be None, an FsaConfig or the name of a tuner, "
+            f"got {type(adapt).__name__}"
         )
     check_choice("adapt", adapt, adapting_tuners())
     return FsaConfig.recipe(tuner=adapt)
 
 
 def shared_copy(module: nn.Module) -> nn.Module:
-    """Return a frozen copy of a network that shares its numbers with the original.
+    """Return a frozen copy of a network that shares its tensors with the original.
 
-    The copy has modules and parameters of its own, so hooks, tuners and
-    ``requires_grad`` on it do not concern the original, and moving it to a device makes
-    new numbers; until then no memory is used.
+    Modules and parameters are copied, so that hooks, tuners and ``requires_grad`` on
+    the copy do not affect the original. Memory is only used when the copy is moved to
+    another device.
 
     Parameters
     ----------
@@ -258,7 +260,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
     Raises
     ------
     ParameterError
-        If tuners sit on it.
+        If the network has tuners.
 
     Examples
     --------
@@ -266,13 +268,15 @@ def shared_copy(module: nn.Module) -> nn.Module:
     >>> from evergrow.adapt.fsa import shared_copy
     >>> layer = torch.nn.Linear(2, 2)
     >>> twin = shared_copy(layer)
-    >>> twin.weight.data_ptr() == layer.weight.data_ptr(), twin.weight.requires_grad, layer.weight.requires_grad
-    (True, False, True)
+    >>> twin.weight.data_ptr() == layer.weight.data_ptr()
+    True
+    >>> twin.weight.requires_grad, layer.weight.requires_grad
+    (False, True)
     """
     present = [tuner.name for tuner in tuners_of(module)]
     if present:
         raise ParameterError(
-            f"backbone must carry no tuner to be adapted, got {present}: remove it"
+            f"backbone must have no tuner to be adapted, got {present}: remove it"
         )
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
@@ -284,32 +288,30 @@ def shared_copy(module: nn.Module) -> nn.Module:
 
 
 class AdaptedBackbone(ImageBackbone):
-    """A frozen backbone with a frozen tuner on it; made by :func:`adapt` and :func:`adapted_from`.
+    """A frozen backbone with a frozen tuner; see :func:`adapt`.
 
-    Its network is a copy that shares its weights with the backbone it was made of,
-    which stays as it is. The hash in ``spec`` covers the tuner too, so that caches and
-    records tell the two apart.
+    Its network shares its weights with the original backbone, which is unchanged. The
+    hash in ``spec`` covers the tuner, so that caches and records distinguish the two.
 
     Parameters
     ----------
     base : ImageBackbone
-        The backbone it is made of.
+        The original backbone.
     tuner : Tuner
-        On ``module``; frozen here.
+        The tuner on `module`. It is frozen here.
     module : torch.nn.Module
-        The copy of the base's network that the tuner sits on.
+        Copy of the backbone's network.
     adaptation : Adaptation
-        The tuner apart from the network; :func:`adapted_from` puts it on the backbone
-        again.
+        The tuner without the network, for :func:`adapted_from`.
     log : TrainLog, optional
-        How the tuner was trained, where it was just now.
+        Log of the training, if the tuner was just trained.
 
     Attributes
     ----------
     base_spec : BackboneSpec
-        Description of the backbone it is made of.
+        Description of the original backbone.
     tuner : Tuner
-        The tuner on the copy of its network.
+        The tuner.
     """
 
     def __init__(
@@ -331,34 +333,35 @@ class AdaptedBackbone(ImageBackbone):
         )
 
     def to(self, device: str | torch.device) -> Self:
-        """Move network and tuner to another device and return self."""
+        """Move network and tuner to another device. Return self."""
         super().to(device)
         self.tuner.to(self.device)
         return self
 
 
 def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBackbone:
-    """Put a tuner, which an :class:`AdaptedBackbone` holds as its ``adaptation``, on its backbone again.
+    """Apply a saved adaptation to its backbone.
 
     Parameters
     ----------
     backbone : ImageBackbone
-        The backbone that it was trained on; stays as it is.
+        The backbone that the tuner was trained on. It is unchanged.
     adaptation : Adaptation
-        What was learned.
+        ``adaptation`` of an :class:`AdaptedBackbone`.
 
     Raises
     ------
     WeightsError
         If the backbone has other weights.
     FileFormatError
-        If tuner and backbone do not fit each other.
+        If tuner and backbone do not match.
     """
     base = adaptation.base.weights_hash
     if backbone.spec.weights_hash != base:
         raise WeightsError(
-            f"backbone must be the one that the tuner was trained on (hash {base}), got {backbone.spec.name} with "
-            f"hash {backbone.spec.weights_hash}"
+            "backbone must be the one that the tuner was trained on "
+            f"(hash {base}), got {backbone.spec.name} with hash "
+            f"{backbone.spec.weights_hash}"
         )
     module = shared_copy(backbone.module)
     return AdaptedBackbone(
@@ -367,7 +370,7 @@ def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBack
 
 
 def _adapted_spec(spec: BackboneSpec, tuner: Tuner) -> BackboneSpec:
-    """Return a description whose hash covers weights and tuner."""
+    """Return the description of the adapted backbone. Its hash covers the tuner."""
     entry = {
         "tuner": tuner.name,
         "settings": tuner.config.to_dict(),
@@ -395,38 +398,38 @@ def adapt(
     device: str | torch.device | None = None,
     progress: bool = False,
 ) -> AdaptedBackbone:
-    """Train a tuner on the first task and return the backbone with it, frozen; the classifier is dropped.
+    """Train a tuner on the first task. Return the adapted backbone, frozen.
+
+    A temporary classifier is trained with the tuner and then dropped.
 
     Parameters
     ----------
     backbone : ImageBackbone
-        Stays as it is.
+        The backbone. It is unchanged.
     items : Items
         Images of the first task.
     y : ndarray of shape (n,)
-        Their labels, of any kind.
+        Labels of any type.
     config : FsaConfig, optional
-        How; RanPAC's protocol by default.
-    seed : int
-        Of the tuner's initial values, the classifier's, the order and the augmentation;
-        each has a stream of its own.
+        Settings. By default RanPAC's protocol.
+    seed : int, default=0
+        Seed of tuner, classifier, order and augmentation, with one stream for each.
     device : str or torch.device, optional
-        Where to train and where the result computes; by default where the backbone
-        does.
-    progress : bool
+        Device for training and for the result. By default that of the backbone.
+    progress : bool, default=False
         Whether to show a progress bar.
 
     Returns
     -------
     AdaptedBackbone
-        With the ``log`` of the training.
+        The adapted backbone, with the ``log`` of the training.
 
     Raises
     ------
     UnsupportedModelError
-        If the tuner cannot serve this architecture; before anything is trained.
+        If the tuner does not support this architecture. Raised before training.
     LabelError
-        If there are fewer than two classes, which leaves nothing to learn.
+        If there are fewer than two classes.
     TrainingError
         If the loss is not finite.
 
@@ -438,7 +441,8 @@ def adapt(
     >>> from evergrow.adapt import FsaConfig, adapt
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
     >>> y = np.arange(12) % 3
-    >>> images = Images(np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
+    >>> pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3))
+    >>> images = Images(pixels.astype(np.uint8))
     >>> adapted = adapt(backbone, images, y, FsaConfig.recipe(tuner="ssf", epochs=1))
     >>> adapted.spec.name, adapted.spec.weights_hash == backbone.spec.weights_hash
     ('test_vit+ssf', False)
@@ -449,16 +453,16 @@ def adapt(
     classes, codes = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise LabelError(
-            f"the first task must have at least 2 classes to adapt to, got {len(classes)}"
+            "the first task must have at least 2 classes to adapt to, "
+            f"got {len(classes)}"
         )
     module = shared_copy(backbone.module)
     module.to(backbone.device if device is None else resolve_device(device))
     tuner = create_tuner(config.tuner, module, seed=seed, **config.settings)
-    where = next(tuner.parameters()).device
-    # What is trained is the network's own vector, whatever blocks are read of it later.
-    head = CosineHead(
-        backbone.with_recipe("final").n_features, len(classes), seed, "fsa"
-    ).to(where)
+    tuner_device = next(tuner.parameters()).device
+    # The final features are trained, also if a recipe uses other blocks later.
+    n_features = backbone.with_recipe("final").n_features
+    head = CosineHead(n_features, len(classes), seed, "fsa").to(tuner_device)
     network = Network(module, head, [tuner])
     log = train(
         network,

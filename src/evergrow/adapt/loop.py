@@ -1,4 +1,4 @@
-"""One training loop for all methods that train a network: seeded by name, in mixed precision."""
+"""The training loop of all methods that train a network."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _LOG = logging.getLogger(__name__)
 
 
 class TrainingError(NumericalError):
-    """The loss or a parameter became NaN or infinite; the message says in which epoch."""
+    """Loss or parameters became NaN or infinite. The message names the epoch."""
 
 
 @dataclass(frozen=True)
 class TrainLog:
-    """How a training went.
+    """Log of a training.
 
     Parameters
     ----------
     losses : tuple of float
-        Mean loss of every epoch.
+        Mean loss per epoch.
     samples : int
-        Images that went through steps.
+        Number of images used in all steps.
     steps : int
-        Steps.
+        Number of steps.
     seconds : float
-        Time of all epochs.
+        Duration of all epochs.
     precision : {"float32", "bfloat16"}
-        Arithmetic of the training.
+        Precision of forward and backward passes.
     peak_memory_bytes : int
-        Most memory that the GPU held; 0 on CPUs.
+        Peak GPU memory; 0 on CPUs.
     """
 
     losses: tuple[float, ...]
@@ -79,48 +79,43 @@ def train(
 ) -> TrainLog:
     """Train some parameters of a network on labelled images.
 
-    The order of the images, their crops and the dropout of an epoch come from
-    generators named after seed, purpose and epoch. They depend neither on workers nor
-    on earlier epochs. Dropout draws from torch's global generators, which are seeded
-    for the call and restored at its end (see
-    :func:`~evergrow.core.seeding.borrow_global_generators`).
+    Order, crops and dropout of an epoch come from generators named after seed, purpose
+    and epoch. They depend neither on workers nor on earlier epochs. Dropout uses
+    torch's global generators, which are seeded for the call and restored afterwards;
+    see :func:`~evergrow.core.seeding.borrow_global_generators`.
 
-    The network is in training mode during the call, except for its batch
-    normalisations, which use their stored statistics. Any batch size works, down to a
-    single image.
+    The network is in training mode during the call, except for batch normalisation,
+    which uses its stored statistics. Any batch size works, down to a single image.
 
-    Each epoch ends with a check of the loss and of all trained parameters. If one is
-    NaN or infinite, the call raises :class:`TrainingError`; the trained parameters are
-    then unusable.
+    Loss and trained parameters are checked after every epoch. If one is NaN or
+    infinite, :class:`TrainingError` is raised and the parameters are unusable.
 
     Parameters
     ----------
     model : torch.nn.Module
-        From images (n, 3, height, width) to what the loss takes, usually logits (n, C).
-        On the device of the parameters, which is where everything is computed.
+        Maps images (n, 3, height, width) to the first argument of the loss, usually
+        logits (n, C). It is on the device of the parameters.
     parameters : iterable of torch.nn.Parameter or of dict
-        What is trained, in an order that is the same in every run, or groups of it with
-        a learning rate ``"lr"`` and a ``"weight_decay"`` of their own. Those that do
-        not require gradients are left alone.
+        Parameters to train, in a fixed order, or groups of parameters that may set
+        ``"lr"`` and ``"weight_decay"``. Parameters that require no gradients are
+        ignored.
     items : Items
         Images.
     codes : ndarray of int64 of shape (n,)
-        What the loss takes for each of them, usually the position of its class among
-        the logits.
+        Second argument of the loss, usually the index of the class.
     config : TrainConfig
-        How.
+        Training settings.
     preprocessing : Preprocessing
-        What the backbone sees when it is evaluated; augmentation keeps its size and
-        normalisation.
+        Preprocessing of the backbone. Augmented images have its size and normalisation.
     seed : int
-        The user's seed.
+        Seed.
     purpose : tuple of str or int
-        What is trained, for example ``("ease", task)``: trainings with different
-        purposes share no random number.
+        Name of the training, for example ``("ease", task)``. Different purposes use
+        different random numbers.
     loss : callable, optional
-        From what the model gives and codes (n,) to a scalar; cross-entropy with the
-        smoothing of ``config`` by default.
-    progress : bool
+        Maps the model's output and codes (n,) to a scalar. By default cross-entropy
+        with the label smoothing of `config`.
+    progress : bool, default=False
         Whether to show a progress bar.
 
     Returns
@@ -132,7 +127,7 @@ def train(
     TrainingError
         If the loss or a parameter becomes NaN or infinite.
     ImageError
-        If an image cannot be read.
+        If an image is unreadable.
 
     Examples
     --------
@@ -144,7 +139,9 @@ def train(
     >>> images = Images(np.repeat(255 * y, 64).reshape(40, 8, 8).astype(np.uint8))
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
     >>> config = TrainConfig(epochs=3, batch_size=16)
-    >>> log = train(net, net.parameters(), images, y, config, preprocessing=Preprocessing.pilot(8), seed=0)
+    >>> preprocessing = Preprocessing.pilot(8)
+    >>> log = train(net, net.parameters(), images, y, config,
+    ...             preprocessing=preprocessing, seed=0)
     >>> log.losses[-1] < log.losses[0], log.steps
     (True, 9)
     """
@@ -180,11 +177,11 @@ def train(
     return _Run(model, trained, images, config, loss or smoothed).go(progress)
 
 
-# -- the loop --------------------------------------------------------------------------
+# -- the loop
 
 
 class _Run:
-    """One training: its fixed parts, and the steps."""
+    """One training."""
 
     def __init__(
         self,
@@ -208,24 +205,25 @@ class _Run:
         self.optimizer = config.make_optimizer(groups, fused=self.device.type == "cuda")
 
     def _precision(self) -> Precision:
-        """Return the arithmetic to begin with."""
+        """Return the precision of this training."""
         if self.config.precision != "auto":
             return self.config.precision
-        capable = self.device.type == "cuda" and torch.cuda.get_device_capability(
-            self.device
-        ) >= (8, 0)
-        return "bfloat16" if capable else "float32"
+        if self.device.type != "cuda":
+            return "float32"
+        has_bfloat16 = torch.cuda.get_device_capability(self.device) >= (8, 0)
+        return "bfloat16" if has_bfloat16 else "float32"
 
     def go(self, show: bool) -> TrainLog:
         """Run all epochs."""
         started = time.perf_counter()
+        on_gpu = self.device.type == "cuda"
         steps = self.images.steps
-        if self.device.type == "cuda":
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         with (
             meter("training", self.config.epochs * steps, enabled=show) as tick,
             training_mode(self.model),
-            _dropping(self.model, self.config.drop_path),
+            _drop_path(self.model, self.config.drop_path),
             borrow_global_generators(self.device),
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -233,43 +231,38 @@ class _Run:
             for epoch in range(self.config.epochs):
                 self._epoch(epoch, tick)
         synchronize(self.device)
+        seconds = time.perf_counter() - started
+        peak_memory = 0
+        if on_gpu:
+            peak_memory = torch.cuda.max_memory_allocated(self.device)
         return TrainLog(
             losses=tuple(self.losses),
             samples=len(self.images) * self.config.epochs,
             steps=steps * self.config.epochs,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
             precision=self.precision,
-            peak_memory_bytes=torch.cuda.max_memory_allocated(self.device)
-            if self.device.type == "cuda"
-            else 0,
+            peak_memory_bytes=peak_memory,
         )
 
     def _epoch(self, epoch: int, tick: Meter) -> None:
-        """Go through the images once, or raise :class:`TrainingError` where a number is not finite."""
+        """Train one epoch, or raise :class:`TrainingError`."""
         factor = self.config.factor(epoch)
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = rate * factor
-        # Dropout draws from the global stream, which is named after the epoch; the
-        # caller's is kept aside.
-        seed = derive_seed(
-            self.images.seed, "train", *self.images.purpose, "dropout", epoch
-        )
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                torch.cuda.manual_seed(seed)
+        self._seed_dropout(epoch)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         done = epoch * self.images.steps
         note = f"loss {self.losses[-1]:.3f}" if self.losses else ""
-        shares = self.images.shares(epoch)
+        fractions = self.images.mixup_fractions(epoch)
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):
-            total += self._step(images, codes, shares[step]) * len(codes)
+            total += self._step(images, codes, fractions[step]) * len(codes)
             tick(done + step + 1, note)
         finite = [torch.isfinite(parameter).all() for parameter in self.parameters]
         if not bool(torch.stack([torch.isfinite(total), *finite]).all()):
             raise TrainingError(
-                f"Loss or parameters became NaN or infinite in epoch {epoch + 1} of {self.config.epochs}, in "
-                f"{self.precision}. Lower the learning rate (lr is {self.config.lr:g})."
+                f"Loss or parameters became NaN or infinite in epoch {epoch + 1} of "
+                f"{self.config.epochs}, in {self.precision}. Lower the learning rate "
+                f"(lr is {self.config.lr:g})."
             )
         self.losses.append(float(total) / len(self.images))
         rate = self.config.lr * factor
@@ -277,20 +270,32 @@ class _Run:
             "epoch %d: loss %.4f, learning rate %.2g", epoch + 1, self.losses[-1], rate
         )
 
-    def _step(self, images: Tensor, codes: Tensor, share: float) -> Tensor:
-        """Change the parameters by one batch and return its loss, without waiting for it.
+    def _seed_dropout(self, epoch: int) -> None:
+        """Seed torch's global generators, from which dropout draws."""
+        purpose = self.images.purpose
+        seed = derive_seed(self.images.seed, "train", *purpose, "dropout", epoch)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
 
-        Unless its share is one, every image is mixed with its counterpart from the
+    def _step(self, images: Tensor, codes: Tensor, fraction: float) -> Tensor:
+        """Train on one batch. Return its loss without synchronising.
+
+        With a fraction below 1, every image is mixed with its counterpart from the
         other end of the batch.
         """
         half = self.precision == "bfloat16"
+        is_mixed = fraction != 1
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            given = self.model(
-                images if share == 1 else images.lerp(images.flip(0), 1 - share)
-            )
-            value = self.loss(given, codes)
-            if share != 1:
-                value = share * value + (1 - share) * self.loss(given, codes.flip(0))
+            if is_mixed:
+                images = images.lerp(images.flip(0), 1 - fraction)
+            output = self.model(images)
+            value = self.loss(output, codes)
+            if is_mixed:
+                flipped = self.loss(output, codes.flip(0))
+                value = fraction * value + (1 - fraction) * flipped
+
         self.optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -299,7 +304,7 @@ class _Run:
 
 @contextmanager
 def training_mode(model: nn.Module) -> Iterator[None]:
-    """Turn training mode on, but not for batch normalisations; every part gets its mode back."""
+    """Turn training mode on, except for batch normalisation, and restore it after."""
     modes = [(part, part.training) for part in model.modules()]
     for part, _ in modes:
         part.training = not isinstance(part, _BatchNorm)
@@ -311,23 +316,22 @@ def training_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _dropping(model: nn.Module, rate: float) -> Iterator[None]:
-    """Let timm's blocks leave out their branches at random, the last with probability ``rate``, until the end."""
+def _drop_path(model: nn.Module, rate: float) -> Iterator[None]:
+    """Enable stochastic depth in timm's blocks, with rates rising to `rate`."""
     from timm.layers.drop import DropPath
 
-    places = [
+    branches = [
         (part, name)
         for part in model.modules()
         for name in ("drop_path1", "drop_path2")
         if rate and isinstance(getattr(part, name, None), nn.Module)
     ]
-    before = [getattr(part, name) for part, name in places]
-    for number, (part, name) in enumerate(places):
-        setattr(
-            part, name, DropPath(rate * (number // 2) / max(len(places) // 2 - 1, 1))
-        )
+    before = [getattr(part, name) for part, name in branches]
+    last_block = max(len(branches) // 2 - 1, 1)
+    for number, (part, name) in enumerate(branches):
+        setattr(part, name, DropPath(rate * (number // 2) / last_block))
     try:
         yield
     finally:
-        for (part, name), kept in zip(places, before):
-            setattr(part, name, kept)
+        for (part, name), original in zip(branches, before):
+            setattr(part, name, original)

@@ -1,4 +1,4 @@
-"""Settings of a training, and of the training that adapts a backbone to the first task."""
+"""Settings of trainings and of first-session adaptation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evergrow.core.validation import (
 )
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-"""Every optimizer that a network can be trained with."""
+"""Names of the supported optimizers."""
 
 
 def _cosine(config: TrainConfig, epoch: int) -> float:
@@ -41,58 +41,55 @@ SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
         99 * math.pi * epoch / (200 * max(config.epochs - 1, 1))
     ),
 }
-"""Every schedule: from the settings and an epoch, counted from 0, to the factor on all learning rates."""
+"""Learning rate schedules: map settings and epoch to a factor on all learning rates."""
 
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
 Precision = Literal["float32", "bfloat16"]
-"""Arithmetic that a training can run in."""
+"""Precision of a training."""
 CropFilter = Literal["evaluation", "bilinear", "bicubic"]
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a network is trained; the defaults are RanPAC's first-session protocol.
+    """Training settings. The defaults are RanPAC's first-session protocol.
 
     Parameters
     ----------
-    epochs : int
-        Passes over the images.
-    batch_size : int
-        Images per step; the last step of a pass takes what is left, down to one image.
-    lr : float
-        Learning rate of all parameters that have none of their own.
-    momentum : float
-        Of SGD.
-    weight_decay : float
-        Of all trained parameters.
-    optimizer : str
-        One of :data:`~evergrow.adapt.settings.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` and
-        ``"adamw"`` with betas of 0.9 and 0.999.
-    schedule : str
-        Learning rate of an epoch, one of :data:`~evergrow.adapt.settings.SCHEDULES`:
-        ``"cosine"``, half of one that reaches 0 after the last epoch;
-        ``"warm-cosine"``, the same after a steady rise over the first twentieth of the
-        epochs; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
-        cos(99 pi e / (200 (E - 1))).
-    precision : {"auto", "float32", "bfloat16"}
-        Arithmetic of forward and backward passes; weights stay in float32. ``"auto"``:
-        bfloat16 on GPUs that have it, else float32.
-    crop_scale : tuple of float
-        Share of an image's area that a random crop takes.
-    interpolation : {"bilinear", "bicubic", "evaluation"}
-        Filter that resizes crops; ``"evaluation"``: the one the backbone is evaluated
-        with.
-    mixup : float
-        Images of a batch are mixed in pairs, by a share from Beta(mixup, mixup); 0 for
-        none.
-    label_smoothing : float
-        Share of the target that all classes get alike, of cross-entropy.
-    drop_path : float
-        Probability that the last block of a transformer is left out for an image;
-        earlier blocks have less.
-    workers : int or "auto"
-        Processes that decode files; images in memory need none. Does not change the
-        result.
+    epochs : int, default=20
+        Number of epochs.
+    batch_size : int, default=48
+        Images per step. The last step of an epoch may be smaller, down to one image.
+    lr : float, default=0.01
+        Learning rate of all parameter groups that set none.
+    momentum : float, default=0.9
+        Momentum of SGD.
+    weight_decay : float, default=5e-4
+        Weight decay of all trained parameters.
+    optimizer : {"sgd", "adam", "adamw"}, default="sgd"
+        Adam and AdamW have betas of 0.9 and 0.999.
+    schedule : str, default="cosine"
+        Learning rate per epoch. ``"cosine"``: half a cosine that reaches 0 after the
+        last epoch. ``"warm-cosine"``: the same, with a linear warm-up over the first
+        twentieth of the epochs. ``"constant"``. ``"coda-cosine"``: a quarter of a
+        cosine, cos(99 pi e / (200 (E - 1))), as in CODA-Prompt.
+    precision : {"auto", "float32", "bfloat16"}, default="auto"
+        Precision of forward and backward passes. Weights stay in float32. ``"auto"``
+        uses bfloat16 on GPUs that support it.
+    crop_scale : tuple of float, default=(0.05, 1.0)
+        Range of the fraction of an image's area that a random crop covers.
+    interpolation : {"bilinear", "bicubic", "evaluation"}, default="bilinear"
+        Filter for resizing crops. ``"evaluation"`` uses the filter of the backbone's
+        preprocessing.
+    mixup : float, default=0
+        Images of a batch are mixed in pairs, with a fraction from Beta(mixup, mixup).
+        0 disables it.
+    label_smoothing : float, default=0
+        Label smoothing of cross-entropy.
+    drop_path : float, default=0
+        Stochastic depth rate of the last transformer block. Earlier blocks have lower
+        rates.
+    workers : int or "auto", default="auto"
+        Processes that decode image files. Does not change the result.
 
     Examples
     --------
@@ -103,7 +100,7 @@ class TrainConfig:
     >>> config.changed(epoch=3)
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: setting of a training must be known, got 'epoch'; nearest: 'epochs'...
+    evergrow.core.errors.UnknownNameError: setting of a training must be known, ...
     """
 
     epochs: int = 20
@@ -151,7 +148,7 @@ class TrainConfig:
     def make_optimizer(
         self, groups: list[dict[str, Any]], *, fused: bool
     ) -> torch.optim.Optimizer:
-        """Return the optimizer of parameter groups; ``fused`` is whether it takes its steps in one piece on a GPU."""
+        """Return an optimizer of parameter groups. `fused` selects the fused kernel."""
         common: dict[str, Any] = {
             "lr": self.lr,
             "weight_decay": self.weight_decay,
@@ -164,32 +161,31 @@ class TrainConfig:
         return torch.optim.SGD(groups, momentum=self.momentum, **common)
 
     def changed(self, **changes: Any) -> Self:
-        """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
+        """Return the settings with some changed. Unknown names are rejected."""
         return with_changes(self, changes, "setting of a training")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings in a form that JSON holds."""
+        """Return the settings as plain JSON values."""
         return to_plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return settings from plain values; a missing one has its default."""
+        """Return settings from plain values. Missing ones get their default."""
         return from_mapping(cls, values, "setting of a training")
 
 
 @dataclass(frozen=True)
 class FsaConfig:
-    """How the first session is adapted; the defaults are RanPAC's protocol.
+    """Settings of first-session adaptation. The defaults are RanPAC's protocol.
 
     Parameters
     ----------
-    tuner : str
-        What is trained of the backbone: one of
-        :func:`evergrow.adapt.tuners.adapting_tuners`.
+    tuner : str, default="adapter"
+        Kind of tuner, one of :func:`evergrow.adapt.tuners.adapting_tuners`.
     settings : dict
-        Settings of the tuner beyond its defaults.
+        Settings of the tuner that differ from its defaults.
     train : TrainConfig
-        Epochs, rates and so on.
+        Training settings.
 
     Examples
     --------
@@ -211,42 +207,43 @@ class FsaConfig:
             raise ParameterError(
                 f"train must be a TrainConfig, got {type(self.train).__name__}"
             )
-        TUNERS[self.tuner].config_class.from_settings(
-            self.settings, self.tuner
-        )  # refuses unknown settings
+        # Rejects unknown settings.
+        TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)
 
     @classmethod
     def recipe(cls, **changes: Any) -> Self:
-        """Return RanPAC's protocol with some settings changed: fields of this class or of :class:`TrainConfig`."""
+        """Return RanPAC's protocol with changes; see :meth:`changed`."""
         return cls().changed(**changes)
 
     def changed(self, **changes: Any) -> Self:
         """Return the settings with some fields changed, of this class or of ``train``.
 
-        Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to
-        the other kind.
+        Changing ``tuner`` resets ``settings``, which belong to the other tuner, unless
+        they are given.
         """
         own = field_names(self)
-        other = field_names(TrainConfig)
-        check_keys(changes, [*own, *other], "setting of an adaptation")
-        mine = {name: value for name, value in changes.items() if name in own}
-        if mine.get("tuner", self.tuner) != self.tuner:
-            mine.setdefault("settings", {})
-        inner = mine.pop("train", self.train).changed(
-            **{n: v for n, v in changes.items() if n in other}
-        )
-        return replace(self, **mine, train=inner)
+        train_fields = field_names(TrainConfig)
+        check_keys(changes, [*own, *train_fields], "setting of an adaptation")
+        own_changes = {name: changes[name] for name in changes if name in own}
+        train_changes = {
+            name: changes[name] for name in changes if name in train_fields
+        }
+        if own_changes.get("tuner", self.tuner) != self.tuner:
+            own_changes.setdefault("settings", {})
+        train = own_changes.pop("train", self.train).changed(**train_changes)
+        return replace(self, **own_changes, train=train)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings in a form that JSON holds."""
+        """Return the settings as plain JSON values."""
         return to_plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return settings from plain values; a missing one has its default."""
+        """Return settings from plain values. Missing ones get their default."""
         if not isinstance(values, Mapping):
             raise ParameterError(
-                f"settings of an adaptation must be values by name, got {type(values).__name__}"
+                "settings of an adaptation must be a mapping, "
+                f"got {type(values).__name__}"
             )
         known = dict(values)
         inner = TrainConfig.from_dict(known.pop("train", {}))

@@ -1,7 +1,7 @@
-"""Batches to train on: random crops and flips of images, drawn from named generators.
+"""Batches of training images, with random crops and flips from named generators.
 
-Images in memory are augmented in batches where the network is; files are decoded and
-augmented one by one, by workers.
+Images in memory are augmented in batches on the network's device. Image files are
+decoded and augmented one by one in worker processes.
 """
 
 from __future__ import annotations
@@ -30,30 +30,33 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 RATIO = (3 / 4, 4 / 3)
-"""Proportions (width over height) of a crop."""
+"""Range of the aspect ratio (width over height) of a crop."""
 
 FLIP = 0.5
-"""Probability of mirroring left and right."""
+"""Probability of a horizontal flip."""
 
 _ATTEMPTS = 10
-_BATCH_FILTERS = ("bilinear", "bicubic")  # that images can be resized with in batches
-_RESIDENT_SHARE = (
-    0.25  # of a GPU's free memory that the images may take to lie there throughout
-)
+"""Number of draws of a crop that must fit into the image."""
+
+_BATCH_FILTERS = ("bilinear", "bicubic")
+"""Filters that :class:`Cropper` supports."""
+
+_RESIDENT_FRACTION = 0.25
+"""Largest fraction of free GPU memory for keeping all images on the GPU."""
 
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """A random crop of random proportions, resized, mirrored half of the time, normalised.
+    """Random crop, resize, horizontal flip and normalisation.
 
     Parameters
     ----------
     evaluation : Preprocessing
-        What the backbone sees when it is evaluated; size and normalisation are its.
-    scale : tuple of float
-        Share of the image's area that a crop takes.
-    interpolation : str
-        Pillow's filter for resizing; bilinear, as in the published training runs.
+        Preprocessing of the backbone. It sets size and normalisation.
+    scale : tuple of float, default=(0.05, 1.0)
+        Range of the fraction of the image's area that a crop covers.
+    interpolation : str, default="bilinear"
+        Pillow's filter for resizing.
 
     Examples
     --------
@@ -62,7 +65,8 @@ class TrainTransform:
     >>> from evergrow.features import Preprocessing, decode_image
     >>> from evergrow.core.seeding import derive_seed, generator
     >>> augment = TrainTransform(Preprocessing.pilot(64))
-    >>> image = decode_image(np.arange(100 * 80 * 3, dtype=np.uint8).reshape(100, 80, 3))
+    >>> pixels = np.arange(100 * 80 * 3, dtype=np.uint8).reshape(100, 80, 3)
+    >>> image = decode_image(pixels)
     >>> first, again = (augment(image, generator(0, "crops")) for _ in range(2))
     >>> tuple(first.shape), bool((first == again).all())
     ((3, 64, 64), True)
@@ -73,14 +77,14 @@ class TrainTransform:
     interpolation: Interpolation = "bilinear"
 
     def __call__(self, image: Image, generator: torch.Generator) -> Tensor:
-        """Return a float32 tensor (3, height, width) of a random part of an image in RGB.
+        """Return an augmented image as a float32 tensor (3, height, width).
 
         Parameters
         ----------
         image : PIL.Image.Image
-            From :func:`decode_image`.
+            RGB image, from :func:`decode_image`.
         generator : torch.Generator
-            Where all randomness comes from.
+            Source of all randomness.
         """
         from PIL.Image import Resampling, Transpose
 
@@ -96,14 +100,16 @@ class TrainTransform:
 
 
 def _centred(height: int, width: int) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of the largest centred box of allowed proportions."""
-    tall = height
-    wide = width
+    """Return top, left, height and width of the largest allowed centred crop."""
+    crop_height = height
+    crop_width = width
     if width / height < RATIO[0]:
-        tall = max(round(width / RATIO[0]), 1)
+        crop_height = max(round(width / RATIO[0]), 1)
     elif width / height > RATIO[1]:
-        wide = max(round(height * RATIO[1]), 1)
-    return (height - tall) // 2, (width - wide) // 2, tall, wide
+        crop_width = max(round(height * RATIO[1]), 1)
+    top = (height - crop_height) // 2
+    left = (width - crop_width) // 2
+    return top, left, crop_height, crop_width
 
 
 def draw_crops(
@@ -113,21 +119,22 @@ def draw_crops(
     width: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Draw the crops of n images of one size: area uniform in ``scale``, log-proportions uniform in :data:`RATIO`.
+    """Draw random crops of images of one size.
 
-    A box that does not fit is drawn anew, ten times at most; then it is the largest in
-    the middle.
+    The area is uniform in `scale` and the logarithm of the aspect ratio is uniform in
+    :data:`RATIO`. A crop that does not fit is drawn again, at most ten times. After
+    that, the largest centred crop is used.
 
     Parameters
     ----------
     scale : tuple of float
-        Share of the image's area that a crop takes.
+        Range of the fraction of the image's area.
     n : int
-        How many.
+        Number of images.
     height, width : int
         Size of the images.
     generator : torch.Generator
-        Where all randomness comes from.
+        Source of all randomness.
 
     Returns
     -------
@@ -153,31 +160,30 @@ def draw_crops(
     wide = torch.round(torch.sqrt(area * proportion)).to(torch.int64)
     tall = torch.round(torch.sqrt(area / proportion)).to(torch.int64)
     fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
-    attempt = fits.to(torch.int8).argmax(
-        dim=1
-    )  # the first that fits, 0 where none does
+    # argmax returns the first attempt that fits, or 0 if no attempt does.
+    attempt = fits.to(torch.int8).argmax(dim=1)
     rows = torch.arange(n)
     wide = wide[rows, attempt]
     tall = tall[rows, attempt]
     top = (draws[rows, attempt, 2] * (height - tall + 1)).floor().to(torch.int64)
     left = (draws[rows, attempt, 3] * (width - wide + 1)).floor().to(torch.int64)
     drawn = torch.stack([top, left, tall, wide], dim=1)
-    return torch.where(
-        fits.any(dim=1)[:, None], drawn, torch.tensor(_centred(height, width))
-    ), flips
+    centred = torch.tensor(_centred(height, width))
+    boxes = torch.where(fits.any(dim=1)[:, None], drawn, centred)
+    return boxes, flips
 
 
 class Cropper:
-    """Crops, resizes, mirrors and normalises images in batches.
+    """Crops, resizes, flips and normalises images in batches.
 
     Resizing is separable and linear: out = A x B^T with one banded matrix per image and
-    direction. The entries are Pillow's filter, widened where a crop shrinks, so that
-    the result is Pillow's up to its rounding of intermediate bytes.
+    direction. The matrices hold Pillow's filter, so that the result equals Pillow's up
+    to its rounding of intermediate bytes.
 
     Parameters
     ----------
     transform : TrainTransform
-        Size and normalisation of the result, and the filter: bilinear or bicubic.
+        Size, normalisation and filter of the result.
     """
 
     def __init__(self, transform: TrainTransform) -> None:
@@ -191,7 +197,7 @@ class Cropper:
         Parameters
         ----------
         pixels : Tensor of shape (n, h, w, 3)
-            Bytes.
+            Images as bytes.
         boxes, flips : Tensor
             From :func:`draw_crops`, on the same device.
         """
@@ -208,11 +214,11 @@ class Cropper:
             left, wide, self._size[1], pixels.shape[2], flips, cubic=self._cubic
         )
         planes = pixels.permute(0, 3, 1, 2).to(torch.float32)
-        # The arithmetic is of image values, which half precision would coarsen; an
-        # outer autocast must not apply.
+        # Images need full precision, so an outer autocast is disabled.
         with torch.autocast(pixels.device.type, enabled=False):
             across = planes @ columns[:, None].transpose(2, 3)
-            if self._cubic:  # overshoots, and bytes do not
+            # Pillow clips bicubic overshoots between the two directions.
+            if self._cubic:
                 across = across.clamp_(0, 255)
             resized = (rows[:, None] @ across).clamp_(0, 255)
         return self._own.normalised(resized.round_())
@@ -221,15 +227,14 @@ class Cropper:
 def _filters(
     start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor, *, cubic: bool
 ) -> Tensor:
-    """Return matrices (n, n_out, n_in) that resize the stretch of ``length`` pixels from ``start`` on."""
-    places = torch.arange(n_out, device=start.device, dtype=torch.float32)
-    places = torch.where(flips[:, None], n_out - 1 - places, places)
+    """Return matrices (n, n_out, n_in) that resize `length` pixels from `start` on."""
+    outputs = torch.arange(n_out, device=start.device, dtype=torch.float32)
+    outputs = torch.where(flips[:, None], n_out - 1 - outputs, outputs)
     step = (length / n_out)[:, None]
-    centres = start[:, None] + (places + 0.5) * step
+    centres = start[:, None] + (outputs + 0.5) * step
     pixels = torch.arange(n_in, device=start.device, dtype=torch.float32)
-    distance = (pixels + 0.5 - centres[:, :, None]).abs_() / step.clamp(min=1.0)[
-        :, :, None
-    ]
+    offsets = (pixels + 0.5 - centres[:, :, None]).abs_()
+    distance = offsets / step.clamp(min=1.0)[:, :, None]
     if cubic:
         weights = _cubic(distance)
     else:
@@ -240,40 +245,36 @@ def _filters(
 
 
 def _cubic(distance: Tensor) -> Tensor:
-    """Return Keys's cubic of distances >= 0 with a = -1/2, which is Pillow's."""
+    """Return Keys's cubic kernel with a = -1/2 at distances >= 0, as Pillow."""
     near = (1.5 * distance - 2.5) * distance.square() + 1.0
     far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
     return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
 class TrainingImages:
-    """Labelled images that can be gone through any number of times.
-
-    Images of one size in memory are augmented in batches on the network's device;
-    others are decoded and transformed one by one, in worker processes where that pays.
+    """Labelled images for training, augmented differently in every epoch.
 
     Parameters
     ----------
     items : Items
         Images.
     codes : ndarray of int64 of shape (n,)
-        Their classes.
+        Class indices.
     config : TrainConfig
-        Batch size, augmentation, workers.
+        Batch size, augmentation and workers.
     preprocessing : Preprocessing
-        What the backbone sees when it is evaluated.
+        Preprocessing of the backbone.
     seed : int
-        The user's seed. Order and augmentation of an epoch come from generators named
-        after it and the purpose.
+        Seed of order and augmentation.
     purpose : tuple of str or int
-        What is trained, for example ``("ease", 3)``.
+        Name of the training, for example ``("ease", 3)``.
     device : torch.device
-        Where the network is.
+        Device of the network.
 
     Raises
     ------
     InputError
-        If there are no images, or not one code for each.
+        If there are no images, or not one code per image.
     """
 
     def __init__(
@@ -293,7 +294,8 @@ class TrainingImages:
             )
         if len(items) == 0 or len(items) != len(codes):
             raise InputError(
-                f"items must be at least one image and as many as codes, got {len(items)} and {len(codes)}"
+                "items must be at least one image and as many as codes, "
+                f"got {len(items)} and {len(codes)}"
             )
         self.seed = seed
         self.purpose = purpose
@@ -304,66 +306,62 @@ class TrainingImages:
         self._evaluation = preprocessing
         self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
         self._pixels: NDArray[np.uint8] | Tensor | None = None
-        if config.interpolation == "evaluation":
-            used = preprocessing.interpolation
-        else:
-            used = config.interpolation
-        self._augment = TrainTransform(preprocessing, config.crop_scale, used)
+        interpolation: Interpolation = preprocessing.interpolation
+        if config.interpolation != "evaluation":
+            interpolation = config.interpolation
+        self._augment = TrainTransform(preprocessing, config.crop_scale, interpolation)
         if (
             isinstance(items, Images)
             and items.pixels is not None
-            and used in _BATCH_FILTERS
+            and interpolation in _BATCH_FILTERS
         ):
-            self._pixels = items.pixels
             self._crop = Cropper(self._augment)
-            if (
-                device.type == "cuda"
-                and items.pixels.nbytes
-                <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
-            ):
-                self._pixels = torch.from_numpy(np.array(items.pixels)).to(device)
+            self._pixels = items.pixels
+            if device.type == "cuda":
+                free = torch.cuda.mem_get_info(device)[0]
+                if items.pixels.nbytes <= _RESIDENT_FRACTION * free:
+                    self._pixels = torch.from_numpy(np.array(items.pixels)).to(device)
 
     def __len__(self) -> int:
         return len(self._codes)
 
     @property
     def steps(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches per epoch."""
         return -(-len(self) // self._config.batch_size)
 
-    def shares(self, number: int) -> list[float]:
-        """Return for every step of an epoch how much of each image stays when pairs are mixed; 1 for all of it."""
-        if not self._config.mixup:
+    def mixup_fractions(self, number: int) -> list[float]:
+        """Return the mixup fraction of every step of an epoch. 1 mixes nothing."""
+        alpha = self._config.mixup
+        if not alpha:
             return [1.0] * self.steps
-        draws = np.random.default_rng(
-            derive_seed(self.seed, "train", *self.purpose, "mixup", number)
-        )
-        shares: list[float] = draws.beta(
-            self._config.mixup, self._config.mixup, self.steps
-        ).tolist()
-        return shares
+        seed = derive_seed(self.seed, "train", *self.purpose, "mixup", number)
+        draws = np.random.default_rng(seed).beta(alpha, alpha, self.steps)
+        fractions: list[float] = draws.tolist()
+        return fractions
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images (n, 3, height, width) and codes (n,) on the device, in an order of the epoch's own.
+        """Yield images (n, 3, height, width) and codes (n,) on the device.
 
         Parameters
         ----------
         number : int
-            The epoch, from 0. The same number gives the same batches, whatever came
-            before.
+            The epoch, from 0. It alone determines order and augmentation.
         """
         order = torch.randperm(len(self), generator=self._stream("order", number))
-        # Sent to the device once: in every step it would make the CPU wait for a GPU.
-        there = order.to(self._device)
-        codes = torch.split(self._codes[there], self._config.batch_size)
+        # Moved to the device once, because every transfer would synchronise.
+        order_on_device = order.to(self._device)
+        codes = torch.split(self._codes[order_on_device], self._config.batch_size)
         if self._pixels is None:
             images = self._loaded(number, order)
         else:
-            images = self._cropped(number, order, there)
+            images = self._cropped(number, order, order_on_device)
         yield from zip(images, codes)
 
-    def _cropped(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
-        """Yield crops of the images in memory; their order is given on the CPU and on the device."""
+    def _cropped(
+        self, epoch: int, order: Tensor, order_on_device: Tensor
+    ) -> Iterator[Tensor]:
+        """Yield crops of the images in memory."""
         assert self._pixels is not None
         height, width = self._pixels.shape[1:3]
         draws = self._stream("augment", epoch)
@@ -372,19 +370,22 @@ class TrainingImages:
         )
         boxes = boxes.to(self._device)
         flips = flips.to(self._device)
-        for here, rows in zip(
-            *(torch.split(rows, self._config.batch_size) for rows in (order, there))
-        ):
+        batch_size = self._config.batch_size
+        cpu_batches = torch.split(order, batch_size)
+        device_batches = torch.split(order_on_device, batch_size)
+        for cpu_rows, rows in zip(cpu_batches, device_batches):
             if isinstance(self._pixels, Tensor):
                 pixels = self._pixels[rows]
             else:
-                pixels = torch.from_numpy(self._pixels[here.numpy()]).to(self._device)
-            if pixels.ndim == 3:  # grey
+                pixels = torch.from_numpy(self._pixels[cpu_rows.numpy()])
+                pixels = pixels.to(self._device)
+            is_grey = pixels.ndim == 3
+            if is_grey:
                 pixels = pixels[..., None].expand(-1, -1, -1, 3)
             yield self._crop(pixels, boxes[rows], flips[rows])
 
     def _loaded(self, epoch: int, order: Tensor) -> Iterator[Tensor]:
-        """Yield the images of files, decoded and transformed."""
+        """Yield images that are decoded and augmented one by one."""
         batches = [
             batch.tolist() for batch in torch.split(order, self._config.batch_size)
         ]
@@ -405,7 +406,7 @@ class TrainingImages:
 
 
 class _AugmentedImages(Dataset[Tensor]):
-    """Batches by their rows; every image has a generator of its own, so no worker decides what it looks like."""
+    """Batches by row numbers. Every image has its own generator."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What every room needs: errors, validation, seeding, devices, registries, files."""
+"""Foundations: errors, validation, seeding, registries, archives and files."""

@@ -1,11 +1,11 @@
-"""One container for everything that is written to disk and read again: nested archives with a kind and a version.
+"""Archives: nested containers of values and tensors, stored in one safetensors file.
 
-An :class:`Archive` has a kind (a registered name, never that of a Python class), the
-version of that kind's layout, plain values, tensors, and further archives inside it. It
-is written as one safetensors file whose header holds the plain values, a checksum over
-everything and the oldest evergrow that can read it. Loading parses JSON and raw
-numbers; nothing in a file is ever executed, and nothing is allocated from a number in
-it. What an archive of a kind holds is declared in :mod:`evergrow.core.record`.
+An :class:`Archive` has a kind (a registered name, not a class name), the version of the
+kind's layout, JSON values, tensors and further archives. The header of the file holds
+the values, a checksum over everything, and the oldest evergrow that can read it.
+Loading parses JSON and raw numbers. It executes nothing, and no number in a file
+determines how much memory is allocated. The content of each kind is declared in
+:mod:`evergrow.core.record`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import safetensors
@@ -30,17 +30,19 @@ from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.files import atomic_path
 
 SCHEMA_VERSION = 3
-"""Layout of the file itself. Evergrow 0.1 and 0.2, which were never released, wrote 1 and 2."""
+"""Version of the file layout. The unreleased evergrow 0.1 and 0.2 wrote 1 and 2."""
 
 _NEEDS = "0.3"
-"""The first evergrow that reads this layout; whoever cannot read a file says so."""
+"""The first evergrow that reads this layout, stored in files."""
 
 _KEY = "evergrow"
 _SEPARATOR = "/"
 _MAX_DEPTH = 12
 _MAX_NESTING = 100
-_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
-_MAX_CONTAINERS = 2_000_000  # lists and objects in a header; each costs 60 to 200 bytes
+_MAX_HEADER_BYTES = 100_000_000
+"""Limit of safetensors."""
+_MAX_CONTAINERS = 2_000_000
+"""Lists and objects in a header. Each needs 60 to 200 bytes."""
 _MAX_TENSORS = 65_536
 _MAX_PARTS = 4096
 _STORED_DTYPES = frozenset(
@@ -56,29 +58,28 @@ _STORED_DTYPES = frozenset(
         "bool",
     ]
 )
-"""What evergrow writes; other types cannot be turned into numbers everywhere and are refused."""
+"""Dtypes in files. Others are rejected, because not every reader supports them."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """What is written of one thing, and what it contains.
+    """Content of a file, or of a part of a file.
 
     Parameters
     ----------
     kind : str
         Registered name, for example ``"ridge-statistics"``.
     meta : dict
-        JSON-serialisable values.
+        JSON values.
     tensors : dict of str to ndarray or torch.Tensor
-        Tensors by name; names have no ``/``. Those of a file are NumPy's: what is read
-        of it may not need torch.
+        Tensors by name, without ``/`` in names. Tensors read from a file are NumPy
+        arrays, so that torch is not needed.
     parts : dict of str to Archive
-        What is inside, by name.
+        Archives inside this one, by name.
     version : int
         Version of the kind's layout.
     digest : str
-        Checksum of the file that it was read from; empty for one that was made or is
-        inside another.
+        Checksum of the file. Empty unless the archive was read from a file.
 
     Examples
     --------
@@ -96,8 +97,14 @@ class Archive:
     version: int = 1
     digest: str = field(default="", compare=False)
 
+    def walk(self) -> Iterator[Archive]:
+        """Yield this archive and all archives inside it."""
+        yield self
+        for part in self.parts.values():
+            yield from part.walk()
 
-# -- files -----------------------------------------------------------------------------
+
+# -- files
 
 
 def write_archive(
@@ -106,25 +113,24 @@ def write_archive(
     *,
     written: Callable[[], object] | None = None,
 ) -> str:
-    """Write an archive so that a crash leaves the old file or the new one, never half, and return its checksum.
+    """Write an archive to a file, atomically. Return its checksum.
 
     The same archive gives the same bytes.
 
     Parameters
     ----------
     path : path-like
-        Target; its folder must exist. It is replaced in one step once everything is on
-        disk.
+        The file. Its folder must exist.
     archive : Archive
-        What to write.
+        The archive.
     written : callable, optional
-        Called once everything is written, before it takes the place of what was there.
+        Called when everything is written, before the file is replaced.
 
     Raises
     ------
     OSError
-        If it cannot be written, for example because the disk is full; what was there
-        before stays.
+        If the file cannot be written, for example because the disk is full. An
+        existing file is unchanged.
     """
     text, tensors, digest = _prepared(archive)
     head = {
@@ -133,13 +139,13 @@ def write_archive(
         "digest": digest,
         "archive": text,
     }
-    # One key only: safetensors writes several in no fixed order, and the same model
-    # must give the same file.
+    # One key only, because safetensors writes several keys in random order.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path) as temporary:
         try:
             safetensors.numpy.save_file(tensors, temporary, metadata=metadata)
-        except safetensors.SafetensorError as error:  # what it makes of a full disk
+        except safetensors.SafetensorError as error:
+            # For example because the disk is full.
             raise OSError(f"{path} could not be written: {error}") from error
         if written is not None:
             written()
@@ -157,9 +163,9 @@ def _prepared(archive: Archive) -> tuple[str, dict[str, NDArray[Any]], str]:
     Raises
     ------
     FileFormatError
-        If it is larger than :func:`read_archive` accepts.
+        If it exceeds a limit of :func:`read_archive`.
     """
-    n_parts = _n_archives(archive)
+    n_parts = sum(1 for _ in archive.walk())
     if n_parts > _MAX_PARTS:
         raise FileFormatError(
             f"a file can have at most {_MAX_PARTS:,} parts, got {n_parts:,}"
@@ -177,29 +183,25 @@ def _prepared(archive: Archive) -> tuple[str, dict[str, NDArray[Any]], str]:
     return text, tensors, _digest(_NEEDS + text, tensors)
 
 
-def _n_archives(archive: Archive) -> int:
-    """Return the number of archives in an archive, itself included."""
-    return 1 + sum(_n_archives(part) for part in archive.parts.values())
-
-
 def as_array(tensor: Any) -> NDArray[Any]:
-    """Return a tensor, of torch or of NumPy, as an array; it shares its memory where that can be."""
+    """Return a tensor of torch or NumPy as an array, without copying if possible."""
     if not isinstance(tensor, np.ndarray):
         tensor = tensor.detach().cpu().numpy()
-    return np.asarray(tensor, order="C")  # which keeps the shape of a single number
+    # np.ascontiguousarray would turn scalars into vectors.
+    return np.asarray(tensor, order="C")
 
 
 def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> Archive:
-    """Read an archive, checking layout and checksum; :func:`~evergrow.core.record.from_archive` checks contents.
+    """Read an archive. Check layout and checksum.
+
+    The content is checked by :func:`~evergrow.core.record.from_archive`.
 
     Parameters
     ----------
     path : path-like
         The file.
     data : bytes, optional
-        What the file holds, where that was read already; the path is then for messages.
-
-    Raises
+        Content of the file, if it was read before. `path` is then used in messages.
     ------
     FileNotFoundError
         If there is no such file.
@@ -210,8 +212,6 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
     """
     if data is None:
         data = Path(path).read_bytes()
-    else:
-        data = data
     head = _read_head(path, data)
     try:
         tensors = safetensors.numpy.load(data)
@@ -224,12 +224,11 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
         OverflowError,
     ) as error:
         raise FileFormatError(f"{path} is damaged or cut off: {error}") from error
-    strange = sorted(
-        {str(tensor.dtype) for tensor in tensors.values()} - _STORED_DTYPES
-    )
-    if strange:
+    unknown = {str(tensor.dtype) for tensor in tensors.values()} - _STORED_DTYPES
+    if unknown:
         raise FileFormatError(
-            f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}"
+            f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, "
+            f"got {sorted(unknown)[:3]}"
         )
     if _digest(head["needs"] + head["archive"], tensors) != head["digest"]:
         raise FileFormatError(
@@ -239,7 +238,7 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
 
 
 def read_header(path: str | os.PathLike[str]) -> Archive:
-    """Read everything but the tensors of an archive; the checksum is what the file states, and is not checked.
+    """Read everything except the tensors of an archive. The checksum is not checked.
 
     Parameters
     ----------
@@ -263,7 +262,7 @@ def read_header(path: str | os.PathLike[str]) -> Archive:
 def _described_by(
     path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, NDArray[Any]]
 ) -> Archive:
-    """Return the archive that a header and tensors make up."""
+    """Return the archive of a header and tensors."""
     described = parse_json(head["archive"], f"the description in {os.fspath(path)}")
     archive = _ArchiveBuilder(path).build(described, tensors, "", 0)
     return replace(archive, digest=head["digest"])
@@ -273,7 +272,8 @@ def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, Any
     for name in (*archive.tensors, *archive.parts):
         if _SEPARATOR in name:
             raise ValueError(
-                f"the name of a tensor or a part must have no {_SEPARATOR!r}, got {name!r}"
+                f"the name of a tensor or a part must have no {_SEPARATOR!r}, "
+                f"got {name!r}"
             )
     for name, tensor in archive.tensors.items():
         yield prefix + name, tensor
@@ -392,10 +392,9 @@ class _ArchiveBuilder:
 
 
 def shallow(values: Any) -> Any:
-    """Return plain values as they are, or raise :class:`ValueError` where they are nested deeper than any we write.
+    """Return JSON values, or raise :class:`ValueError` if they are nested too deeply.
 
-    Python parses what is nested nearly as deep as its stack, and whatever then walks
-    through it overflows.
+    Python can parse values nested so deeply that recursive functions fail on them.
 
     Examples
     --------
@@ -424,13 +423,13 @@ def parse_json(text: str | bytes, name: str) -> Any:
     text : str or bytes
         The text.
     name : str
-        What messages call the file.
+        Name of the file in messages.
 
     Raises
     ------
     FileFormatError
-        If it is no whole JSON, is nested too deeply, or has a key twice, a number that
-        is not finite or an integer of thousands of digits.
+        If the text is not JSON, is nested too deeply, repeats a key, or has a number
+        that is not finite or an integer of thousands of digits.
 
     Examples
     --------
@@ -438,27 +437,27 @@ def parse_json(text: str | bytes, name: str) -> Any:
     >>> parse_json('{"n": NaN}', "run.json")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.FileFormatError: run.json is no whole JSON: numbers must be finite, got NaN
+    evergrow.core.errors.FileFormatError: run.json is no whole JSON: numbers must be ...
     """
     try:
         return shallow(
             json.loads(
                 text,
-                parse_constant=_refuse_constant,
+                parse_constant=_reject_constant,
                 parse_float=_finite_float,
-                object_pairs_hook=_each_once,
+                object_pairs_hook=_unique_keys,
             )
         )
-    except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{name} is no whole JSON: {error}") from error
 
 
-def _refuse_constant(word: str) -> Any:
+def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f"numbers must be finite, got {word}")
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object whose keys differ: of two with one name, other programs would see the other one."""
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, or raise if keys repeat. Parsers differ in which one counts."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("every key must be given once in an object")
@@ -467,13 +466,16 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _finite_float(word: str) -> float:
     value = float(word)
-    if math.isfinite(value):
-        return value
-    return _refuse_constant(word)
+    if not math.isfinite(value):
+        _reject_constant(word)
+    return value
 
 
 def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
-    """Return our part of a safetensors header, whose published layout is a u64 length and JSON; check its schema."""
+    """Return evergrow's part of a safetensors header, after checking its schema.
+
+    The header is its length as an unsigned 64-bit integer, followed by JSON.
+    """
     try:
         (length,) = struct.unpack("<Q", data[:8])
         if length > len(data) - 8:
@@ -507,10 +509,11 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
         needs = head.get("needs")
         version = ""
         if isinstance(needs, str) and len(needs) < 20:
-            version = f" {needs}"
+            version = f" and needs {needs}"
         raise NewerSchemaError(
-            f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer evergrow"
-            f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"
+            f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: "
+            f"it was written by a newer evergrow{version}; "
+            "upgrade with 'pip install -U evergrow'"
         )
     if schema < SCHEMA_VERSION:
         raise FileFormatError(

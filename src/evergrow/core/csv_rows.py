@@ -50,14 +50,17 @@ def read_csv_rows(
         found = _LINE_END.search(text, position)
         end = len(text) if found is None else found.start()
         if text.find('"', position, end) < 0:
-            cells = text[position:end].split(separator) if end > position else []
+            cells = []
+            if end > position:
+                cells = text[position:end].split(separator)
             position = end if found is None else found.end()
         else:
             start = position
             cells, position = _quoted_row(text, title, separator, start, line)
             row = text[start:position]
-            n_ends = len(_LINE_END.findall(row))
-            line += n_ends - (1 if row.endswith(("\r", "\n")) else 0)
+            line += len(_LINE_END.findall(row))
+            if row.endswith(("\r", "\n")):
+                line -= 1
         yield line, cells
 
 

@@ -1,7 +1,7 @@
-"""The error tree: everything evergrow raises on purpose derives from :class:`EvergrowError`.
+"""Errors and warnings. All of them derive from :class:`EvergrowError`.
 
-Each error also derives from the built-in exception that a caller who does not know evergrow would expect, so
-``except ValueError`` keeps working.
+Each error also derives from a built-in exception, so that ``except ValueError`` works
+for callers who do not know evergrow.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ class ParameterError(EvergrowError, ValueError):
 
 
 class UnknownNameError(ParameterError, KeyError):
-    """A name that is not in a registry; the message lists the nearest ones."""
+    """A name is not in a registry. The message lists the nearest ones."""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""  # KeyError would print the repr
+        # KeyError would return the repr.
+        return str(self.args[0]) if self.args else ""
 
 
 class UnsupportedError(ParameterError, AttributeError):
-    """Something was asked of a method that it cannot do; the message says what, and which methods can."""
+    """An operation is not supported. The message says which method supports it."""
 
 
 class NotFittedError(EvergrowError, ValueError, AttributeError):
-    """A model was asked for an answer before it learned anything.
+    """A model was used before it was fitted.
 
-    scikit-learn's error of this name has the same two parents; learners raise one that is of both kinds, so that this
-    module need not import scikit-learn, which takes longer than all of evergrow.
+    scikit-learn's error of this name has the same base classes. Learners raise an error
+    that derives from both, so that this module does not import scikit-learn.
     """
 
 
@@ -51,7 +52,7 @@ class NumericalError(EvergrowError, ArithmeticError):
 
 
 class ConstructionError(EvergrowError, RuntimeError):
-    """A guided layer could not be built as demanded."""
+    """A guided layer could not be built with the required settings."""
 
 
 class MergeError(EvergrowError, ValueError):
@@ -63,15 +64,15 @@ class UnlearnError(EvergrowError, ValueError):
 
 
 class NothingLeftError(UnlearnError):
-    """The last samples were to be taken out of a head, which keeps at least one class."""
+    """Removing these samples would leave no class."""
 
 
 class DeviceError(EvergrowError, RuntimeError):
-    """A device was asked for that this machine does not have."""
+    """A device does not exist on this machine."""
 
 
 class MissingExtraError(EvergrowError, ImportError):
-    """An optional dependency is not installed; the message holds the pip line that cures it."""
+    """An optional dependency is not installed. The message has the pip command."""
 
 
 class FileFormatError(EvergrowError, ValueError):
@@ -79,35 +80,35 @@ class FileFormatError(EvergrowError, ValueError):
 
 
 class BusyError(EvergrowError, RuntimeError):
-    """Another process is writing in the same place."""
+    """Another process is using this folder."""
 
 
 class PathError(EvergrowError, OSError):
-    """A file that cannot be written where it was asked for: it is read-only, no ordinary file, or a link to nothing."""
+    """A file cannot be written: it is read-only, not a file, or a broken link."""
 
 
 class ModelNotFoundError(EvergrowError, FileNotFoundError):
-    """There is no model where one was looked for."""
+    """There is no model at this path."""
 
 
 class DatasetNotFoundError(EvergrowError, FileNotFoundError):
-    """A data set is not on disk; the message says what was looked for, where, and how to get it."""
+    """A data set was not found. The message says how to get it."""
 
 
 class ImageError(InputError):
-    """An image that cannot be read; the message names it."""
+    """An image is unreadable. The message names it."""
 
 
 class WeightsError(EvergrowError, RuntimeError):
-    """Weights that cannot be had or do not fit; the message says what to install or where to put a file."""
+    """Weights are missing or do not match. The message says what to install."""
 
 
 class EngineError(EvergrowError, RuntimeError):
-    """Work on several processes or machines cannot begin or go on: no answer, other versions, too many failures."""
+    """Work on several processes or machines failed."""
 
 
 class NewerSchemaError(FileFormatError):
-    """A file was written by a newer evergrow than this one."""
+    """A file was written by a newer evergrow."""
 
 
 class EvergrowWarning(UserWarning):
@@ -119,12 +120,12 @@ class ConstructionWarning(EvergrowWarning):
 
 
 class DataWarning(EvergrowWarning):
-    """Data that can be used but is not what was expected: counts that differ, images left out."""
+    """Data is usable but unexpected, for example because images were left out."""
 
 
 class FewSamplesWarning(DataWarning):
-    """Classes with too few samples beside the others to be recognised as surely."""
+    """Some classes have too few samples to be recognised reliably."""
 
 
 class CacheWarning(EvergrowWarning):
-    """The feature cache cannot be used; work goes on without it."""
+    """The feature cache is unusable. Work continues without it."""

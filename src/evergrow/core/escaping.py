@@ -1,11 +1,11 @@
-"""Names from strangers' folders, made harmless for terminals, spreadsheets and Markdown."""
+"""Escape untrusted names for terminals, spreadsheets and Markdown."""
 
 from __future__ import annotations
 
 import re
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters that make a spreadsheet take a cell for a formula."""
+"""First characters that make a spreadsheet interpret a cell as a formula."""
 
 _MARKDOWN = str.maketrans(
     {
@@ -18,7 +18,7 @@ _MARKDOWN = str.maketrans(
 
 
 def printable(text: str) -> str:
-    r"""Return a text with control characters, and bytes that are no UTF-8, written out as escapes.
+    r"""Escape control characters and bytes that are not UTF-8.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Return a message on one line that a terminal shows as it is.
+    r"""Return a message as one line without control characters.
 
     Examples
     --------
@@ -47,10 +47,10 @@ def one_line(text: str) -> str:
 
 
 def csv_text(text: str) -> str:
-    r"""Return a text for a cell of a CSV file that no spreadsheet takes for a formula.
+    r"""Return a text for a CSV cell that spreadsheets do not interpret as a formula.
 
-    A text that begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return gets a single quote before it, as
-    OWASP advises; control characters are written out.
+    Control characters are escaped. Texts that begin with ``=``, ``+``, ``-``, ``@``, a
+    tab or a carriage return get a leading single quote, as OWASP recommends.
 
     Examples
     --------
@@ -58,7 +58,8 @@ def csv_text(text: str) -> str:
     >>> csv_text("=1+1"), csv_text("cat"), csv_text("\tcat")
     ("'=1+1", 'cat', "'\\tcat")
     """
-    return ("'" if text.startswith(_FORMULA) else "") + printable(text)
+    guard = "'" if text.startswith(_FORMULA) else ""
+    return guard + printable(text)
 
 
 _ESCAPE = re.compile(
@@ -125,7 +126,7 @@ def exact_text(cell: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    r"""Return a text that Markdown shows as it is, in a table too: no tags, links, code or further cells.
+    r"""Escape a text for Markdown, also in tables: no tags, links, code or cells.
 
     Examples
     --------

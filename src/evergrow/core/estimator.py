@@ -1,7 +1,7 @@
-"""scikit-learn's estimator contract, kept without importing scikit-learn: that alone takes as long as importing torch.
+"""scikit-learn's estimator interface, without importing scikit-learn.
 
-Its tools (``clone``, pipelines, grid search, the conformance suite) ask for methods, not for a base class. What they
-need beyond plain Python is imported when they call.
+Importing scikit-learn takes as long as importing torch. Its tools (``clone``,
+pipelines, grid search, the conformance suite) need methods, not a base class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evergrow.core.validation import check_keys, is_instance_of
 
 
 class Estimator:
-    """Parameters, representation, score and tags of a classifier, as scikit-learn's tools expect them."""
+    """Base class with parameters, representation, score and tags of a classifier."""
 
     @classmethod
     def _param_names(cls) -> list[str]:
@@ -35,7 +35,7 @@ class Estimator:
         return {name: getattr(self, name) for name in self._param_names()}
 
     def set_params(self, **params: Any) -> Self:
-        """Set constructor arguments by name; unknown ones are refused."""
+        """Set constructor arguments by name. Unknown names are rejected."""
         check_keys(params, self._param_names(), f"parameter of {type(self).__name__}")
         for name, value in params.items():
             setattr(self, name, value)
@@ -52,16 +52,12 @@ class Estimator:
             for item in inspect.signature(type(self).__init__).parameters.values()
         }
         values = self.get_params(deep=False).items()
-        # Options that are passed on, as by a method on any head, have no default here.
-        known = (
-            (name, value, defaults.get(name, inspect.Parameter.empty))
-            for name, value in values
-        )
-        changed = [
-            f"{name}={value!r}"
-            for name, value, default in known
-            if not _same(value, default)
-        ]
+        changed = []
+        for name, value in values:
+            # Options passed on to another estimator have no default here.
+            default = defaults.get(name, inspect.Parameter.empty)
+            if not _is_same(value, default):
+                changed.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def __sklearn_tags__(self) -> Any:
@@ -72,31 +68,33 @@ class Estimator:
         )
 
 
-def _same(value: Any, default: Any) -> bool:
-    return value is default or (
-        type(value) is type(default) and repr(value) == repr(default)
-    )
+def _is_same(value: Any, default: Any) -> bool:
+    if value is default:
+        return True
+    return type(value) is type(default) and repr(value) == repr(default)
 
 
 def not_fitted(message: str) -> NotFittedError:
-    """Return evergrow's error as one that is scikit-learn's too."""
+    """Return a NotFittedError of both evergrow and scikit-learn."""
     return _learner_not_fitted_error()(message)
 
 
 @functools.cache
 def _learner_not_fitted_error() -> type[NotFittedError]:
-    from sklearn.exceptions import NotFittedError as Theirs
+    from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 
-    about = "A learner was asked for an answer before it learned anything: evergrow's error and scikit-learn's."
     return type(
         "LearnerNotFittedError",
-        (NotFittedError, Theirs),
-        {"__module__": __name__, "__doc__": about},
+        (NotFittedError, SklearnNotFittedError),
+        {
+            "__module__": __name__,
+            "__doc__": "A learner was used before it was fitted.",
+        },
     )
 
 
 def plain_value(name: str, value: Any) -> Any:
-    """Return a constructor argument in a form that JSON holds, or raise :class:`InputError`.
+    """Return a constructor argument as a JSON value, or raise :class:`InputError`.
 
     Examples
     --------
@@ -106,7 +104,8 @@ def plain_value(name: str, value: Any) -> Any:
     ([0.5, 1.0], 'cpu')
     """
     if isinstance(value, (np.random.RandomState, np.random.Generator)):
-        return None  # the seed that was drawn from it is part of what was learned
+        # The seed drawn from it is stored with the model.
+        return None
     if isinstance(value, os.PathLike) or is_instance_of(value, "torch", "device"):
         return str(value)
     if isinstance(value, (np.generic, np.ndarray)):

@@ -1,8 +1,8 @@
-"""Files that are whole or not there: writing in one step, locks that die with their process, and links followed first.
+"""Atomic file replacement, locks and links.
 
-A file is replaced where it really lies: a link that leads to it stays a link. It keeps
-its mode and, as far as the system allows, its owner; one that nobody may write is left
-alone, whoever asks.
+Links are followed: the file that a link leads to is replaced, and the link stays. A
+replaced file keeps its mode and, as far as the system allows, its owner. Read-only
+files are not replaced, even by administrators.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from evergrow.core.errors import BusyError, ModelNotFoundError, PathError
 
 _LOCK = ".lock"
 PARTIAL = ".part"
-"""Ending of the hidden folders that files are written in; what a killed process leaves behind has it too."""
+"""Suffix of hidden folders of files that are being written."""
 
 _ABANDONED = 3600.0
-"""Seconds after which what has that ending is a leftover, where no lock tells."""
+"""Age in seconds of an abandoned hidden folder, on file systems without locks."""
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """Return where a file lies, or will lie, with all links followed.
+    """Return the path of a file with all links followed. The file may not exist yet.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def real_path(path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     PathError
-        If it is a link that leads nowhere.
+        If the path is a broken link.
 
     Examples
     --------
@@ -58,7 +58,12 @@ def real_path(path: str | os.PathLike[str]) -> Path:
 
 
 def existing_model(path: str | os.PathLike[str]) -> Path:
-    """Return where a model lies, all links followed, or raise :class:`ModelNotFoundError`.
+    """Return the path of a model with all links followed.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If there is no file.
 
     Examples
     --------
@@ -66,7 +71,7 @@ def existing_model(path: str | os.PathLike[str]) -> Path:
     >>> existing_model("nowhere.evg")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.ModelNotFoundError: No model 'nowhere.evg' here. Make one with fit.
+    evergrow.core.errors.ModelNotFoundError: No model 'nowhere.evg' here. Make one ...
     """
     if not os.path.isfile(path):
         if os.path.islink(path):
@@ -78,10 +83,9 @@ def existing_model(path: str | os.PathLike[str]) -> Path:
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
-    """Raise :class:`PathError` if there is something that must not be replaced: a read-only file, or no file at all.
+    """Raise :class:`PathError` if a path exists and is read-only or not a file.
 
-    The mode decides, not what the system would let this user do: read-only is read-only
-    for an administrator too.
+    Only the mode counts, so that read-only files are safe from administrators too.
     """
     try:
         mode = os.stat(path).st_mode
@@ -89,19 +93,21 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
         return
     if not stat.S_ISREG(mode):
         raise PathError(
-            f"{os.fspath(path)} must be an ordinary file to be replaced, got a folder or a device"
+            f"{os.fspath(path)} must be an ordinary file to be replaced, "
+            "got a folder or a device"
         )
     if not mode & 0o222:
         raise PathError(
-            f"{os.fspath(path)} must be writable, but it is read-only (mode {stat.S_IMODE(mode):04o})"
+            f"{os.fspath(path)} must be writable, but it is read-only "
+            f"(mode {stat.S_IMODE(mode):04o})"
         )
 
 
 def check_writable_folder(folder: str | os.PathLike[str]) -> None:
-    """Raise :class:`PathError` unless files can be made in a folder.
+    """Raise :class:`PathError` unless this process can create files in a folder.
 
-    Nothing is written. The answer is that of the system for the user of this process:
-    an administrator may write nearly everywhere but on a read-only file system.
+    Nothing is written. Administrators can write nearly everywhere except on read-only
+    file systems.
 
     Examples
     --------
@@ -130,23 +136,23 @@ def check_writable_folder(folder: str | os.PathLike[str]) -> None:
 def atomic_path(
     path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None
 ) -> Iterator[Path]:
-    """Yield a temporary path in a hidden folder beside a file and move it there in one step if the block succeeds.
+    """Yield a temporary path, and move it to `path` if the block succeeds.
 
-    A crash or an error leaves the old file or the new one, never half; the new file is
-    on disk before it takes the old one's place, and has its mode and owner.
+    A crash or an error leaves the old file or the new one, never half of a file. The
+    new file is synced to disk before it replaces the old one, and gets its mode and
+    owner.
 
     Parameters
     ----------
     path : path-like
-        Target; its folder must exist. Where it is a link, the file that it leads to is
-        replaced.
+        The file to write. Its folder must exist. Links are followed.
     like : path-like, optional
-        A file whose mode and owner a new file gets; by default the umask decides.
+        A file whose mode and owner a new file gets. By default the umask applies.
 
     Raises
     ------
     PathError
-        If the target is read-only, is no ordinary file, or is a link to nothing.
+        If the file is read-only, is not a regular file, or is a broken link.
 
     Examples
     --------
@@ -161,8 +167,7 @@ def atomic_path(
     """
     target = real_path(path)
     check_replaceable(target)
-    # A folder, since libraries that write files may put temporary ones of their own
-    # beside them.
+    # A folder, because libraries may create further temporary files next to it.
     with partial_folder(target.parent, target.name) as folder:
         temporary = folder / target.name
         # The system applies the umask to a new file. Python reads the umask only by
@@ -183,52 +188,53 @@ def atomic_path(
 
 @contextmanager
 def partial_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Yield a hidden folder of some name and remove it at the end; :func:`remove_leftovers` does after a kill."""
+    """Yield a hidden folder and delete it at the end of the block.
+
+    :func:`remove_leftovers` deletes it if the process is killed.
+    """
     with ExitStack() as stack:
         while True:
             folder = Path(
                 tempfile.mkdtemp(dir=parent, prefix=f".{name}.", suffix=PARTIAL)
             )
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            with suppress(
-                BusyError, FileNotFoundError
-            ):  # taken for a leftover before it was locked
+            # Another process may delete the folder as a leftover before it is locked.
+            with suppress(BusyError, FileNotFoundError):
                 stack.enter_context(locked(folder))
                 break
         yield folder
 
 
 def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
-    """Remove what killed processes left half-written and return how much; what a living process writes stays.
+    """Delete hidden folders and files of killed processes. Return their number.
 
     Parameters
     ----------
     folder : Path
-        Where files were to be written.
+        The folder.
     pattern : str
-        Which ones, as a pattern of names without their ending :data:`PARTIAL`;
-        ``"**/.*"`` looks in all folders below.
+        Pattern of names, without the suffix :data:`PARTIAL`. ``"**/.*"`` includes
+        subfolders.
     """
     removed = 0
     for leftover in folder.glob(f"{pattern}{PARTIAL}"):
-        with suppress(
-            OSError, BusyError
-        ):  # it is being written, was just finished, or is somebody else's
+        # Suppressed if it is in use, was deleted, or belongs to another user.
+        with suppress(OSError, BusyError):
             if leftover.is_dir() and not leftover.is_symlink():
-                since = time.time() - leftover.stat().st_mtime
+                age = time.time() - leftover.stat().st_mtime
                 with locked(leftover) as held:
                     pass
-                if held or since > _ABANDONED:
-                    shutil.rmtree(leftover)
-                    removed += 1
+                if not held and age <= _ABANDONED:
+                    continue
+                shutil.rmtree(leftover)
             else:
                 leftover.unlink()
-                removed += 1
+            removed += 1
     return removed
 
 
 def restrict(path: Path, mode: int) -> None:
-    """Take away from a file, or a folder, what a file of this mode does not allow; its owner keeps the use of it."""
+    """Remove permissions beyond `mode`. The owner keeps access."""
     is_folder = path.is_dir()
     if is_folder:
         allowed = mode | (mode & 0o444) >> 2 | 0o700
@@ -240,30 +246,30 @@ def restrict(path: Path, mode: int) -> None:
 
 
 def take_owner(path: Path, like: Path) -> bool:
-    """Give a file or folder the owner and group of another as far as allowed; return whether the group is the same."""
+    """Copy owner and group if allowed. Return whether the groups are equal."""
     wanted = os.stat(like)
     for owner, group in ((wanted.st_uid, -1), (-1, wanted.st_gid)):
-        with suppress(
-            PermissionError, AttributeError
-        ):  # only an administrator may give a file away; nobody on Windows
+        # Only administrators may change the owner, and Windows has no owners.
+        with suppress(PermissionError, AttributeError):
             os.chown(path, owner, group)
     return os.stat(path).st_gid == wanted.st_gid
 
 
 def _take_access(path: Path, like: Path, new_mode: int) -> None:
-    """Copy owner and mode of ``like``; give ``new_mode`` if it does not exist."""
+    """Copy owner and mode of `like`, or set `new_mode` if it does not exist."""
     if not like.exists():
         os.chmod(path, new_mode)
         return
     mode = stat.S_IMODE(like.stat().st_mode) & 0o777
     same_group = take_owner(path, like)
-    os.chmod(
-        path, mode if same_group else mode & ~0o070
-    )  # what was for one group is not for another
+    if not same_group:
+        # Permissions of one group are not for another.
+        mode &= ~0o070
+    os.chmod(path, mode)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system allows a folder to be synced."""
+    """Sync a folder, so that a rename in it is durable."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -275,22 +281,22 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[bool]:
-    """Hold a folder for this process, by a hidden file in it; the system lets go even if the process is killed.
+    """Lock a folder for this process. Yield whether the file system supports locks.
 
-    Yields whether it is held: some file systems have no locks.
+    The lock is a hidden file, and is released even if the process is killed. It only
+    affects processes that use this function.
 
     Parameters
     ----------
     folder : path-like
-        What to hold. Others can still read and write it: only those who ask for the
-        lock respect it.
-    wait : bool
-        Whether to wait for another holder instead of raising.
+        The folder.
+    wait : bool, default=False
+        Whether to wait for another process instead of raising.
 
     Raises
     ------
     BusyError
-        If another process holds it and ``wait`` is false.
+        If another process holds the lock and `wait` is false.
     FileNotFoundError
         If there is no such folder.
 
@@ -309,19 +315,18 @@ def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[bo
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout as error:
         raise BusyError(
-            f"{os.fspath(folder)} must not be in use, but another process is writing there"
+            f"{os.fspath(folder)} must not be in use, "
+            "but another process is writing there"
         ) from error
-    except (
-        OSError,
-        NotImplementedError,
-    ):  # a file system without locks, or a folder that is only read
+    except (OSError, NotImplementedError):
+        # The file system has no locks, or the folder is read-only.
         pass
     try:
         yield lock.is_locked
     finally:
         if lock.is_locked:
-            with suppress(
-                OSError
-            ):  # Windows keeps an open file; the lock itself removes it there
+            # Windows cannot delete the open file here, and deletes it on release.
+            with suppress(OSError):
                 os.unlink(lock.lock_file)
+
             lock.release()

@@ -1,4 +1,4 @@
-"""Public names that are imported on first use, so that importing a package costs nothing."""
+"""Import public names on first use, so that importing a package is fast."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and ``__dir__`` of a package whose names live in modules that are imported on demand.
+    """Return the ``__getattr__`` and ``__dir__`` of a package with lazy imports.
 
     Parameters
     ----------
     package : str
-        The package's ``__name__``.
+        ``__name__`` of the package.
     homes : mapping of str to str
-        Module of each public name.
+        Module of every public name.
 
     Examples
     --------

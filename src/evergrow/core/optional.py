@@ -1,4 +1,4 @@
-"""Optional dependencies: imported where they are used, and a missing one says how to get it."""
+"""Import optional dependencies, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from evergrow.core.errors import MissingExtraError
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import a module that comes with an extra of evergrow, or say which pip line brings it.
+    """Import a module of an optional dependency.
 
     Parameters
     ----------
     module : str
-        Name to import, for example ``"matplotlib.figure"``.
+        Name of the module, for example ``"matplotlib.figure"``.
     extra : str
-        The extra that holds it.
+        Extra of evergrow that installs it.
     purpose : str
-        What it is needed for, as the subject of a sentence.
+        Purpose of the module, as the subject of a sentence.
 
     Raises
     ------
@@ -33,14 +33,16 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     >>> require("no_such_module", extra="lab", purpose="drawing figures")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.MissingExtraError: drawing figures must have no_such_module installed, ...
+    evergrow.core.errors.MissingExtraError: drawing figures must have no_such_module ...
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0] and error.name != module:
-            raise  # the module is there; something that it needs is not, and saying otherwise would mislead
         name = module.partition(".")[0]
+        if error.name not in (name, module):
+            # The module is installed, but one of its dependencies is not.
+            raise
         raise MissingExtraError(
-            f"{purpose} must have {name} installed, but it is not: pip install 'evergrow[{extra}]'"
+            f"{purpose} must have {name} installed, but it is not: "
+            f"pip install 'evergrow[{extra}]'"
         ) from error

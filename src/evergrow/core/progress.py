@@ -1,4 +1,4 @@
-"""Progress bars for long work: rich when asked for, silence otherwise."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Meter = Callable[..., None]
-"""Something that can be told how far the work is: a number out of the total, and a short ``note``."""
+"""Reports progress: the completed part of the total, and a short ``note``."""
 
 
 @contextmanager
 def meter(title: str, total: float, *, enabled: bool) -> Iterator[Meter]:
-    """Yield a function that moves a progress bar, or one that does nothing.
+    """Yield a function that updates a progress bar, or does nothing if disabled.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Registries by decorator, filled by plugins too, with helpful errors for names that are not there."""
+"""Registries that are filled by decorators, also of plugins."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from evergrow.core.errors import UnknownNameError
 T = TypeVar("T")
 
 GROUP = "evergrow.plugins"
-"""Entry points that register what a package adds. Importing the module is all that happens."""
+"""Group of entry points. A plugin registers its classes when it is imported."""
 
 
 @cache
 def load_plugins(group: str = GROUP) -> tuple[str, ...]:
-    """Import every plugin of a group once and return their names.
+    """Import every plugin of a group once. Return their names.
 
-    Registries call it when a name is not there, so that what no plugin is needed for costs no import.
+    Registries call this only for unknown names, so that plugins cost no import time
+    otherwise.
 
     Parameters
     ----------
     group : str
-        The group of entry points.
+        Group of entry points.
 
     Examples
     --------
@@ -40,7 +41,7 @@ def load_plugins(group: str = GROUP) -> tuple[str, ...]:
 
 
 def nearest(name: str, known: Iterable[str], n: int = 3) -> str:
-    """Return a readable list of the names nearest to ``name``.
+    """Return the names most similar to `name`, as text.
 
     Examples
     --------
@@ -54,14 +55,15 @@ def nearest(name: str, known: Iterable[str], n: int = 3) -> str:
 
 
 class Registry(Mapping[str, T]):
-    """A name-to-object table filled by a decorator.
+    """Mapping of names to objects, filled by a decorator.
 
     Parameters
     ----------
     kind : str
-        What is registered, for messages ("projection", "method", ...).
-    plugins : bool
-        Whether other packages may add to it: they are loaded when a name is missing or all names are asked for.
+        Kind of the objects in messages, for example ``"method"``.
+    plugins : bool, default=False
+        Whether plugins may add objects. They are loaded when a name is unknown or all
+        names are listed.
 
     Examples
     --------
@@ -74,15 +76,16 @@ class Registry(Mapping[str, T]):
     >>> shapes["circel"]
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: There is no shape 'circel'; nearest: 'circle'.
+    evergrow.core.errors.UnknownNameError: There is no shape 'circel'; nearest: ...
     """
 
     def __init__(self, kind: str, *, plugins: bool = False) -> None:
-        self.kind, self.plugins = kind, plugins
+        self.kind = kind
+        self.plugins = plugins
         self._items: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that files its target under ``name``."""
+        """Return a decorator that registers its target under `name`."""
 
         def decorate(item: T) -> T:
             if name in self._items and self._items[name] is not item:
@@ -93,7 +96,7 @@ class Registry(Mapping[str, T]):
         return decorate
 
     def remove(self, name: str) -> None:
-        """Take a name out, so that a test or a notebook can register it again; one that is not there is no error."""
+        """Remove a name, if it is registered."""
         self._items.pop(name, None)
 
     def names(self) -> list[str]:
@@ -113,8 +116,11 @@ class Registry(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         try:
-            return self._items[name] if name in self._items else self._complete()[name]
+            if name in self._items:
+                return self._items[name]
+            return self._complete()[name]
         except (KeyError, TypeError):
             raise UnknownNameError(
-                f"There is no {self.kind} {name!r}; nearest: {nearest(str(name), self._items)}."
+                f"There is no {self.kind} {name!r}; "
+                f"nearest: {nearest(str(name), self._items)}."
             ) from None

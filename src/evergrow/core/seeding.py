@@ -28,8 +28,9 @@ RandomState = int | np.integer | np.random.RandomState | np.random.Generator | N
 
 _SEED_BITS = 63
 _GLOBAL_GENERATORS = threading.RLock()
-_LEAST_SEED = -(2**63)
-_LARGEST_SEED = 2**64  # what model files store
+_LOWEST_SEED = -(2**63)
+_LARGEST_SEED = 2**64
+"""Bounds of the seeds that model files can store."""
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
@@ -38,14 +39,14 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
     Parameters
     ----------
     seed : int
-        The user's seed.
+        Seed.
     *purpose : str or int
-        What the stream is for, for example ``("mgsm", 3)``.
+        Name of the stream, for example ``("mgsm", 3)``.
 
     Returns
     -------
     int
-        A seed that is independent, for all practical purposes, of every other purpose's.
+        A seed that is independent of the seeds of other purposes.
 
     Examples
     --------
@@ -65,7 +66,8 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
     """Return a CPU generator for the stream named ``(seed, *purpose)``.
 
-    Draws are made on the CPU on purpose: the same seed then gives the same model on every device.
+    Numbers are always drawn on the CPU, so that a seed gives the same model on every
+    device.
 
     Examples
     --------
@@ -76,7 +78,8 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     >>> bool((a == b).all())
     True
     """
-    import torch  # here, so that data can be read and split before it is there
+    # Imported here, so that reading data does not need torch.
+    import torch
 
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
@@ -116,7 +119,8 @@ def borrow_global_generators(device: torch.device | None = None) -> Iterator[Non
 def resolve_seed(random_state: RandomState) -> int:
     """Turn scikit-learn's ``random_state`` into one integer seed.
 
-    An integer is returned as it is; a numpy generator is drawn from once; None asks the operating system.
+    An integer is returned unchanged, a NumPy generator is drawn from once, and None
+    uses the operating system.
 
     Examples
     --------
@@ -130,14 +134,14 @@ def resolve_seed(random_state: RandomState) -> int:
         return int(random_state.randint(2**31 - 1))
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**_SEED_BITS))
-    if isinstance(random_state, (int, np.integer)) and not isinstance(
-        random_state, bool
-    ):
-        if not _LEAST_SEED <= random_state <= _LARGEST_SEED:
+    is_integer = isinstance(random_state, (int, np.integer))
+    if is_integer and not isinstance(random_state, bool):
+        if not _LOWEST_SEED <= random_state <= _LARGEST_SEED:
             raise ParameterError(
                 f"random_state must be between -2**63 and 2**64, got {random_state}"
             )
         return int(random_state)
     raise ParameterError(
-        f"random_state must be None, an integer or a numpy random generator, got {type(random_state).__name__}"
+        "random_state must be None, an integer or a NumPy random generator, "
+        f"got {type(random_state).__name__}"
     )

@@ -1,13 +1,12 @@
-"""Threads of torch, set for the calling thread only.
+"""Limit torch's threads for the calling thread only.
 
-Torch splits each operation over a team of threads that wait for each other at its end. If
-another process holds a core, every operation waits until that core is free again: thousands
-of small operations then take ten times as long as on one thread. So small work runs on one
-thread; :data:`SMALL_WORK` is the one place that decides what is small.
+Torch splits each operation over several threads that wait for each other at its end. If
+another process uses a core, every operation waits for that core, and thousands of small
+operations take ten times as long as on one thread. Small work therefore runs on one
+thread; see :data:`SMALL_WORK`.
 
-``torch.set_num_threads`` does not serve for this: threads that start later take its number,
-and MKL takes it for the whole process. OpenMP keeps a number for every thread, and MKL takes
-that one as long as nobody set another.
+``torch.set_num_threads`` also affects threads that start later, and MKL in the whole
+process. OpenMP has one setting per thread, which MKL follows.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from functools import cache
 from typing import Any
 
 SMALL_WORK = 1.6e10
-"""Floating-point operations that run on one thread, about a second on one core: factoring a
-matrix of order 2,500."""
+"""Floating-point operations up to which one thread is used, about a second."""
 
 
 @cache
 def _openmp() -> tuple[Any, ...]:
-    """Return the OpenMP libraries of this process; torch has loaded its own by now."""
+    """Return the OpenMP libraries of this process. Torch must be imported."""
     from threadpoolctl import ThreadpoolController
 
     found = ThreadpoolController().select(user_api="openmp")
@@ -37,7 +35,7 @@ def limit_threads(n: int) -> None:
     Parameters
     ----------
     n : int
-        At least one.
+        Number of threads, at least 1.
 
     Examples
     --------
@@ -54,19 +52,20 @@ def limit_threads(n: int) -> None:
     """
     import torch
 
-    torch.get_num_threads()  # else torch sets its default at the first operation
+    # Torch would set its default at the first operation otherwise.
+    torch.get_num_threads()
     for library in _openmp():
         library.set_num_threads(n)
 
 
 @contextmanager
 def threads_for(work: float) -> Iterator[None]:
-    """Run small work on one thread, and leave larger work to all of them.
+    """Run small work on one thread. Larger work keeps all threads.
 
     Parameters
     ----------
     work : float
-        Floating-point operations, roughly.
+        Approximate number of floating-point operations.
 
     Examples
     --------

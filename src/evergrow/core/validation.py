@@ -1,4 +1,4 @@
-"""Checks of users' arguments, and settings as frozen dataclasses; messages name the expected and the given value."""
+"""Check arguments, and settings that are frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST_WEIGHT = 1e9
-"""What one sample may count for at most; sums of such weights stay exact."""
+"""Maximum weight of one sample. Sums of such weights stay exact."""
 
 
 def check_number(
@@ -39,7 +39,7 @@ def check_number(
     high_open: bool = False,
     integer: bool = False,
 ) -> None:
-    """Raise :class:`ParameterError` unless ``value`` is a finite number in the interval.
+    """Raise :class:`ParameterError` unless `value` is a finite number in an interval.
 
     Examples
     --------
@@ -50,13 +50,17 @@ def check_number(
         ...
     evergrow.core.errors.ParameterError: alpha must be a number > 0, got -1
     """
-    number = isinstance(
-        value, numbers.Integral if integer else numbers.Real
-    ) and not isinstance(value, bool)
-    # Not so NaN, infinity and integers beyond the range of floats; larger integers overflow where they are used.
-    ok = number and abs(value) <= (
-        2**63 - 1 if integer and high is None else sys.float_info.max
-    )
+    kind: type = numbers.Real
+    expected = "a number"
+    largest = sys.float_info.max
+    if integer:
+        kind = numbers.Integral
+        expected = "an integer"
+        if high is None:
+            largest = 2**63 - 1
+    ok = isinstance(value, kind) and not isinstance(value, bool)
+    # False for NaN, infinity and integers that overflow later.
+    ok = ok and abs(value) <= largest
     bounds = []
     if low is not None:
         bounds.append(f"{'>' if low_open else '>='} {low:g}")
@@ -65,14 +69,12 @@ def check_number(
         bounds.append(f"{'<' if high_open else '<='} {high:g}")
         ok = ok and (value < high if high_open else value <= high)
     if not ok:
-        expected = (
-            f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
-        )
+        expected = f"{expected} {' and '.join(bounds)}".strip()
         raise ParameterError(f"{name} must be {expected}, got {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Raise :class:`ParameterError` unless ``value`` is one of ``choices``.
+    """Raise :class:`ParameterError` unless `value` is one of `choices`.
 
     Examples
     --------
@@ -80,15 +82,13 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     >>> check_choice("criterion", "exakt", ["exact", "theorem"])
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.ParameterError: criterion must be one of 'exact', 'theorem', got 'exakt'; nearest: 'exact'
+    evergrow.core.errors.ParameterError: criterion must be one of 'exact', ...
     """
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        hint = (
-            f"; nearest: {nearest(value, choices, n=1)}"
-            if isinstance(value, str)
-            else ""
-        )
+        hint = ""
+        if isinstance(value, str):
+            hint = f"; nearest: {nearest(value, choices, n=1)}"
         raise ParameterError(f"{name} must be one of {listed}, got {value!r}{hint}")
 
 
@@ -99,8 +99,9 @@ def check_matrix(
     columns: int | None = None,
     rows: int | None = None,
 ) -> None:
-    """Raise :class:`InputError` unless ``tensor`` is a finite 2-D floating-point tensor of that shape."""
-    import torch  # here, so that settings can be checked before anything heavy is imported
+    """Raise :class:`InputError` unless `tensor` is a finite 2-D float tensor."""
+    # Imported here, so that settings can be checked without torch.
+    import torch
 
     if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
         shape = tuple(getattr(tensor, "shape", ())) or type(tensor).__name__
@@ -120,7 +121,7 @@ def check_matrix(
 
 
 def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
-    """Return weights as a 1-D array, one per row, or None where every one is one; raise :class:`InputError`.
+    """Return weights as an array, None if all are 1, or raise :class:`InputError`.
 
     Examples
     --------
@@ -140,13 +141,15 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
         ) from None
     if weights.shape != (n_rows,):
         raise InputError(
-            f"sample_weight must be one number per row ({n_rows}), got shape {weights.shape}"
+            f"sample_weight must be one number per row ({n_rows}), "
+            f"got shape {weights.shape}"
         )
     bad = ~((weights >= 0) & (weights <= LARGEST_WEIGHT))
     if bad.any():
         row = int(bad.argmax())
         raise InputError(
-            f"sample_weight must be between 0 and {LARGEST_WEIGHT:g}, got {weights[row]:g} in row {row}"
+            f"sample_weight must be between 0 and {LARGEST_WEIGHT:g}, "
+            f"got {weights[row]:g} in row {row}"
         )
     if not weights.any():
         raise InputError("sample_weight must be above 0 for at least one row, got none")
@@ -154,43 +157,37 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
 
 
 def is_instance_of(value: Any, module: str, *names: str) -> bool:
-    """Return whether something is an instance of a class of a module that may not be imported, without importing it.
-
-    Whoever has such an object has imported it. Another thread may be about to: then the module is there and its classes
-    are not yet.
+    """Return whether `value` is an instance of a class, without importing its module.
 
     Examples
     --------
     >>> from decimal import Decimal
     >>> from evergrow.core.validation import is_instance_of
-    >>> is_instance_of(Decimal(1), "decimal", "Decimal"), is_instance_of(1, "never.imported", "Thing")
-    (True, False)
+    >>> is_instance_of(Decimal(1), "decimal", "Decimal")
+    True
+    >>> is_instance_of(1, "never.imported", "Thing")
+    False
     """
+    # Another thread may be importing the module, so a class may be missing.
     found = sys.modules.get(module)
-    return isinstance(
-        value,
-        tuple(
-            kind
-            for name in names
-            if isinstance(kind := getattr(found, name, None), type)
-        ),
-    )
+    classes = (getattr(found, name, None) for name in names)
+    return isinstance(value, tuple(kind for kind in classes if isinstance(kind, type)))
 
 
-# -- settings as frozen dataclasses ----------------------------------------------------------------------------
+# -- settings as frozen dataclasses
 
 
 def check_keys(given: Iterable[Any], known: Iterable[str], what: str) -> None:
-    """Raise :class:`UnknownNameError` for the first key that is not known; the message names the nearest that are.
+    """Raise :class:`UnknownNameError` for the first unknown key.
 
     Parameters
     ----------
     given : iterable
-        Keys that were given.
+        Keys to check.
     known : iterable of str
-        Keys that there are.
+        Valid keys.
     what : str
-        What to call such a key in the message: "data setting", "option of method 'scl'".
+        Name of a key in messages, for example ``"data setting"``.
 
     Examples
     --------
@@ -198,19 +195,21 @@ def check_keys(given: Iterable[Any], known: Iterable[str], what: str) -> None:
     >>> check_keys(["epoch"], ["epochs", "lr"], "training setting")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: training setting must be known, got 'epoch'; nearest: 'epochs'
+    evergrow.core.errors.UnknownNameError: training setting must be known, got ...
     """
     names = list(known)
     for key in given:
         if key not in names:
-            close = nearest(str(key), names) if names else "none, there are none"
+            close = "none, there are none"
+            if names:
+                close = nearest(str(key), names)
             raise UnknownNameError(
                 f"{what} must be known, got {key!r}; nearest: {close}"
             )
 
 
 def field_names(settings: Any) -> list[str]:
-    """Return the names of the fields of settings, or of a class of settings, in order.
+    """Return the field names of a dataclass or of an instance.
 
     Examples
     --------
@@ -223,23 +222,23 @@ def field_names(settings: Any) -> list[str]:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """Return the settings with these values, the rest being defaults.
+    """Return settings with these values and defaults for the others.
 
     Parameters
     ----------
     cls : type
         A dataclass.
     values : mapping of str to object
-        Values of its fields, for example out of JSON or TOML.
+        Values by field, for example from JSON or TOML.
     what : str
-        What to call one of its settings in messages.
+        Name of a setting in messages.
 
     Raises
     ------
     UnknownNameError
-        For a key that is no field; the message names the nearest.
+        For a key that is not a field.
     ParameterError
-        If ``values`` is no mapping, or a field without a default is missing; or what the class itself refuses.
+        If `values` is not a mapping, or a field without a default is missing.
 
     Examples
     --------
@@ -253,11 +252,12 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     >>> from_mapping(Box, {"widht": 3}, "setting of a box")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: setting of a box must be known, got 'widht'; nearest: 'width'
+    evergrow.core.errors.UnknownNameError: setting of a box must be known, got ...
     """
     if not isinstance(values, Mapping):
         raise ParameterError(
-            f"settings must be values by name, each a {what}, got {type(values).__name__}"
+            f"settings must be a mapping of values by name, each a {what}, "
+            f"got {type(values).__name__}"
         )
     check_keys(values, field_names(cls), what)
     try:
@@ -269,16 +269,16 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def with_changes(settings: T, changes: Mapping[str, Any], what: str) -> T:
-    """Return settings with some of them changed; an unknown name is an error that names the nearest.
+    """Return a copy of settings with changes. Unknown names are rejected.
 
     Parameters
     ----------
     settings : dataclass
-        Stays as it is.
+        The settings.
     changes : mapping of str to object
         New values by field.
     what : str
-        What to call one of the settings in messages.
+        Name of a setting in messages.
 
     Examples
     --------
@@ -295,7 +295,7 @@ def with_changes(settings: T, changes: Mapping[str, Any], what: str) -> T:
 
 
 def to_plain(settings: Any) -> dict[str, Any]:
-    """Return all fields of settings as plain values that JSON holds: objects, lists, strings for paths.
+    """Return all fields of settings as JSON values.
 
     Examples
     --------
@@ -313,9 +313,9 @@ def to_plain(settings: Any) -> dict[str, Any]:
 
 
 def lists_to_tuples(settings: Any) -> None:
-    """Turn the lists among the fields of a frozen dataclass into tuples, for its ``__post_init__``.
+    """Turn list fields of a frozen dataclass into tuples, for its ``__post_init__``.
 
-    Settings read from JSON are then equal to the ones that were written.
+    Settings read from JSON then compare equal.
     """
     for name in field_names(settings):
         if isinstance(getattr(settings, name), list):
@@ -323,7 +323,7 @@ def lists_to_tuples(settings: Any) -> None:
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device to compute on; ``"auto"`` takes a GPU where there is one.
+    """Return the device to compute on. ``"auto"`` selects a GPU if there is one.
 
     Parameters
     ----------
@@ -333,9 +333,9 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     Raises
     ------
     DeviceError
-        If the device is well formed but this machine has none of it.
+        If this machine does not have the device.
     ParameterError
-        If the name is not a device at all.
+        If the name is not a device.
 
     Examples
     --------
@@ -351,19 +351,21 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ParameterError(
-            f"There is no device {device!r}; take 'auto', 'cpu', 'cuda' or another of torch's."
+            f"There is no device {device!r}; "
+            "use 'auto', 'cpu', 'cuda' or another of torch's."
         ) from error
     if resolved.type == "cuda":
         available = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (resolved.index or 0) >= available:
             raise DeviceError(
-                f"There is no device {device!r} here, where torch finds {available} GPUs; take 'auto' or 'cpu'."
+                f"There is no device {device!r} here, where torch finds {available} "
+                "GPUs; use 'auto' or 'cpu'."
             )
     return resolved
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until queued work on ``device`` is done, so that a clock reads the truth."""
+    """Wait for queued work on `device`, for timing."""
     import torch
 
     if device.type == "cuda":

@@ -1,4 +1,8 @@
-"""Learning on many processes or machines: a manifest of shards, one file of results per shard, files added exactly."""
+"""Learning on several processes or machines.
+
+The data is split into shards. Workers write one result file per shard, and the files
+are summed exactly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines: where a learner's work is done. A learner takes one by name, or an object with settings of its own."""
+"""Engines run a learner's work in this process, in several processes, or on Ray."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
-from evergrow.engine.fitting import (
-    EngineRunOptions,
-    all_shards,
-    fit,
-    model_job,
-    portable,
-    update,
-)
+from evergrow.engine.fitting import fit, update
 from evergrow.engine.job import (
     SHARD_MIB,
     SHARD_ROWS,
@@ -36,7 +29,13 @@ from evergrow.engine.job import (
     extraction_settings,
     plan,
 )
-from evergrow.engine.parquet_out import escaped, read_table
+from evergrow.engine.job_steps import (
+    EngineRunOptions,
+    all_shards,
+    model_job,
+    portable_description,
+)
+from evergrow.engine.parquet_out import escape_non_utf8, read_table
 from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
 from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.backbone import Backbone
@@ -44,25 +43,26 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import BLOCK
+from evergrow.learner.sharded_fit import deciding_settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(ABC):
-    """What every engine has.
+    """Base class of engines.
 
     Parameters
     ----------
     folder : path-like, optional
-        Where manifest and results are kept, so that the same call goes on after an
-        interruption; every worker must reach it by this path. By default a temporary
-        one, which is gone afterwards.
+        Folder for the manifest and the results. The same call continues an interrupted
+        job there. Every worker must reach it by this path. By default a temporary
+        folder, deleted afterwards.
     shard_rows, shard_mib : int
-        Most samples and MiB of a shard; the same numbers give the same shards.
+        Maximum samples and MiB of a shard. The same numbers give the same shards.
     first_rows : int
-        Most samples that the layer of a first fit is grown on, and that a model is
-        calibrated on.
-    progress : bool
-        Whether to show a bar.
+        Maximum number of samples that a first fit draws for the layer, and that a
+        model is calibrated on.
+    progress : bool, default=False
+        Whether to show a progress bar.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -77,57 +77,59 @@ class Engine(ABC):
 
     @abstractmethod
     def runner(self, perform: Perform = shard_task) -> Runner:
-        """Return the runner of tasks; workers import ``perform`` by its module and name."""
+        """Return the task runner. Workers import `perform` by module and name."""
 
     @contextmanager
     def open(
         self, device: Any, weights: Any = None, *, lasting: bool = False
     ) -> Iterator[tuple[Path, EngineRunOptions]]:
-        """Yield a folder and running workers, which end with the block.
+        """Yield a folder and running workers, which stop at the end of the block.
 
         Parameters
         ----------
         device : str or torch.device
-            Where workers compute.
+            Device that workers compute on.
         weights : str or path-like, optional
-            Where they find the backbone's weights, if not where they were.
-        lasting : bool
-            Whether the folder holds the result, so that a temporary one would not do.
+            Path of the backbone's weights on the workers, if it differs from the
+            recorded one.
+        lasting : bool, default=False
+            Whether the folder holds the result, so that a temporary one is refused.
         """
         if lasting and self.folder is None:
             raise ParameterError(
-                "folder must be given, since the result is written there"
+                "folder must be given, because the results are written there, got None"
             )
         with tempfile.TemporaryDirectory(prefix="evergrow-") as temporary:
             folder = Path(temporary if self.folder is None else self.folder).absolute()
             runner = self.runner()
             try:
-                found = None
+                weights_path = None
                 if weights is not None:
-                    found = os.fspath(weights)
-                yield (
-                    folder,
-                    EngineRunOptions(runner, str(device), self.progress, found),
+                    weights_path = os.fspath(weights)
+                options = EngineRunOptions(
+                    runner, str(device), self.progress, weights_path
                 )
+                yield folder, options
             finally:
                 runner.close()
 
     def fit(self, learner: Learner, data: Any) -> JobReport:
-        """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
-        manifest = self.manifest(data, learner._seed(), skip=_skips(learner))
+        """Fit a learner from scratch; see :func:`evergrow.engine.fitting.fit`."""
+        seed = deciding_settings(learner)["seed"]
+        manifest = self.manifest(data, seed, skip=_skips_unreadable(learner))
         with self.open(learner.device) as (folder, options):
             return fit(learner, manifest, folder, options)
 
     def partial_fit(self, learner: Learner, data: Any) -> JobReport:
-        """Let a learner learn more data; see :func:`evergrow.engine.fitting.update`."""
-        manifest = self.manifest(data, skip=_skips(learner))
+        """Learn more data; see :func:`evergrow.engine.fitting.update`."""
+        manifest = self.manifest(data, skip=_skips_unreadable(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
             return update(learner, manifest, folder, options)
 
     def evaluate(
         self, learner: Learner, data: Any, *, false_alarm: float = FALSE_ALARM
     ) -> tuple[Evaluation, JobReport]:
-        """Compare a model's answers with labels.
+        """Evaluate a model on labelled data.
 
         Parameters
         ----------
@@ -136,41 +138,44 @@ class Engine(ABC):
         data : str, path-like or Source
             Labelled data.
         false_alarm : float
-            Share of false alarms that the threshold of novelty is for.
+            False alarm rate that sets the novelty threshold.
+
+        Returns
+        -------
+        Evaluation
+            Accuracy, per-class results and novelty.
+        JobReport
+            The samples that were evaluated and those left out.
         """
         started = time.perf_counter()
-        manifest = self.manifest(data, skip=_skips(learner))
+        manifest = self.manifest(data, skip=_skips_unreadable(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
-            asked = None
+            # The files hold novelty scores, so one rate serves every threshold.
+            file_rate = None
             if learner.state_.describe()["novelty"] is not None:
-                asked = FALSE_ALARM
+                file_rate = FALSE_ALARM
             job = model_job(
-                learner, manifest, folder, "evaluate", top=1, false_alarm=asked
+                learner, manifest, folder, "evaluate", top=1, false_alarm=file_rate
             )
             report = all_shards(job, options)
-            found = [
+            tables = [
                 read_table(job.result("evaluate", shard))
                 for shard in sorted(map(int, report.shards))
             ]
-        labels, answers = (
-            np.concatenate([table[name] for table in found])
-            for name in ("true_label", "label")
-        )
-        told: dict[str, Any] = {}
-        if asked is not None:
-            novelty = np.concatenate([table["novelty"] for table in found])
-            told = {
-                "novelty": novelty,
+        labels = np.concatenate([table["true_label"] for table in tables])
+        predicted = np.concatenate([table["label"] for table in tables])
+        novelty: dict[str, Any] = {}
+        if file_rate is not None:
+            novelty = {
+                "novelty": np.concatenate([table["novelty"] for table in tables]),
                 "threshold": learner.state_.threshold(false_alarm),
                 "false_alarm": false_alarm,
             }
-        result = evaluate_predictions(
-            labels, answers, escaped(learner.state_.classes.tolist()), **told
-        )
+        class_names = escape_non_utf8(learner.state_.classes.tolist())
+        result = evaluate_predictions(labels, predicted, class_names, **novelty)
         left_out = tuple(name for name, _ in report.samples_left_out())
-        return replace(
-            result, seconds=time.perf_counter() - started, left_out=left_out
-        ), report
+        seconds = time.perf_counter() - started
+        return replace(result, seconds=seconds, left_out=left_out), report
 
     def predict(
         self,
@@ -180,31 +185,30 @@ class Engine(ABC):
         top: int = 1,
         false_alarm: float | None = None,
     ) -> JobReport:
-        """Write a model's answers about a data set into ``folder/predict``, one Parquet file per shard.
+        """Write predictions to ``folder/predict``, one Parquet file per shard.
 
         Parameters
         ----------
         learner : Learner
             The model.
         data : str, path-like or Source
-            The data; labels are not needed, and written beside the answers where they
-            are there.
-        top : int
-            How many classes to give of each.
+            The data. Labels are optional and copied to the files.
+        top : int, default=1
+            Number of classes to report per sample.
         false_alarm : float, optional
-            Share of known things that may be called unknown; None rejects nothing.
+            Fraction of known samples that may be rejected as unknown. By default no
+            sample is rejected.
 
         Returns
         -------
         JobReport
-            What was written.
+            The samples that were predicted and those left out.
         """
         check_number("top", top, low=1, integer=True)
         if false_alarm is not None:
-            learner.state_.threshold(
-                false_alarm
-            )  # raises where there is none, before any work is done
-        manifest = self.manifest(data, skip=_skips(learner))
+            # Raises for a model without novelty detection, before any work is done.
+            learner.state_.threshold(false_alarm)
+        manifest = self.manifest(data, skip=_skips_unreadable(learner))
         with self.open(learner.device, learner.weights, lasting=True) as (
             folder,
             options,
@@ -222,23 +226,23 @@ class Engine(ABC):
         on_error: str = "raise",
         batch_size: int | None = None,
     ) -> JobReport:
-        """Write the features of a data set into ``folder/features``, one Parquet file per shard.
+        """Write features to ``folder/features``, one Parquet file per shard.
 
         Parameters
         ----------
         backbone : Backbone
-            What computes them; every worker loads it by its name.
+            The backbone. Every worker loads it by name.
         data : str, path-like or Source
             Images or texts.
-        on_error : {"raise", "skip"}
-            What to do about what cannot be read.
+        on_error : {"raise", "skip"}, default="raise"
+            What to do with unreadable items.
         batch_size : int, optional
             Items per batch.
 
         Returns
         -------
         JobReport
-            What was written.
+            The samples that were encoded and those left out.
         """
         spec = backbone.spec
         manifest = self.manifest(data, skip=on_error == "skip")
@@ -247,24 +251,28 @@ class Engine(ABC):
                 raise ParameterError(
                     f"data must be {spec.kind}s for {spec.name}, got {manifest.kind}"
                 )
-            settings: dict[str, Any] = {"on_error": on_error, "batch_size": batch_size}
-            settings |= {"backbone": spec.decisive(), "evergrow": __version__}
-            return all_shards(
-                begin_job(Job(folder, manifest, "features", settings, portable(spec))),
-                options,
+            settings: dict[str, Any] = {
+                "on_error": on_error,
+                "batch_size": batch_size,
+                "backbone": spec.decisive(),
+                "evergrow": __version__,
+            }
+            job = Job(
+                folder, manifest, "features", settings, portable_description(spec)
             )
+            return all_shards(begin_job(job), options)
 
     def manifest(self, data: Any, seed: int = 0, *, skip: bool = False) -> Manifest:
-        """Return the manifest of data: an address, or a source.
+        """Return the manifest of a data set.
 
         Parameters
         ----------
         data : str, path-like or Source
             The data.
         seed : int
-            Of the draw of the samples that a layer is grown on.
+            Seed of the draw of samples for the layer.
         skip : bool
-            Whether files that cannot be read are left out.
+            Whether unreadable files are left out.
         """
         if isinstance(data, (str, os.PathLike)):
             source = read(data)
@@ -272,8 +280,8 @@ class Engine(ABC):
             source = data
         if not isinstance(source, Source):
             raise InputError(
-                f"data must be the address of data or a source with engine, since every worker reads "
-                f"its shards for itself, got {type(data).__name__}"
+                "data must be an address or a Source with an engine, because every "
+                f"worker reads its own shards, got {type(data).__name__}"
             )
         sizes = {
             "shard_rows": self.shard_rows,
@@ -285,44 +293,44 @@ class Engine(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEngine(Engine):
-    """The processes of this machine.
+    """Run on processes of this machine.
 
     Parameters
     ----------
-    workers : int
-        How many; 1 does everything in this process.
+    workers : int, default=1
+        Number of processes. With 1 everything runs in the calling process.
 
     See Also
     --------
-    Engine : for the other parameters.
+    Engine : Describes the other parameters.
     """
 
     workers: int = 1
 
     def runner(self, perform: Perform = shard_task) -> Runner:
-        """Return the processes."""
+        """Return the runner of local processes."""
         return LocalRunner(perform, self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayEngine(Engine):
-    """A Ray cluster.
+    """Run on a Ray cluster.
 
     Parameters
     ----------
-    address : str
-        Where it listens; ``"auto"`` finds one that runs on this machine or starts one,
-        ``"local"`` starts one.
-    workers : int or None
-        Workers at a time; as many as the cluster has room for by default.
-    gpus_per_worker : float
-        GPUs, or shares of one, of each worker.
-    cpus_per_worker : int
-        Cores of each worker: one computes, the others decode images beside it.
+    address : str, default="auto"
+        Address of the cluster. ``"auto"`` joins a cluster running on this machine or
+        starts one; ``"local"`` always starts one.
+    workers : int, optional
+        Number of concurrent workers. By default as many as fit on the cluster.
+    gpus_per_worker : float, default=0
+        GPUs per worker. Fractions share a GPU.
+    cpus_per_worker : int, default=1
+        CPU cores per worker. One core computes, the others decode images.
 
     See Also
     --------
-    Engine : for the other parameters.
+    Engine : Describes the other parameters.
     """
 
     address: str = "auto"
@@ -331,7 +339,7 @@ class RayEngine(Engine):
     cpus_per_worker: int = 1
 
     def runner(self, perform: Perform = shard_task) -> Runner:
-        """Return the cluster's workers."""
+        """Return the runner of Ray tasks."""
         return RayRunner(
             perform,
             self.address,
@@ -341,5 +349,5 @@ class RayEngine(Engine):
         )
 
 
-def _skips(learner: Learner) -> bool:
+def _skips_unreadable(learner: Learner) -> bool:
     return bool(extraction_settings(learner)["on_error"] == "skip")

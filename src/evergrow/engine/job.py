@@ -1,15 +1,16 @@
-"""A job in a folder: its data in shards, what is done with them, where every result lies, and what failed.
+"""A job: data in shards, the work to do, and the files of its folder.
 
-    job.json           the data in shards, what is done with them, and all settings that
-    decide the results first/             features of the samples that the layer is
-    grown on, one file per shard statistics/        what each shard teaches, one file
-    per shard merged/            sums of those, until all are one model.evg          the
-    result of a fit or an update
+::
 
-The manifest depends on the data, the sizes of shards and a seed, not on workers,
-machine or time. Every result is named by the job's key, a hash of manifest and
-settings, and written in one step: a file under its name is whole and right, whoever
-wrote it and however often.
+    job.json      manifest of the data, the work, and all settings that decide results
+    first/        features of the samples that the layer is grown on, per shard
+    statistics/   statistics of each shard
+    merged/       partial sums of the statistics
+    model.evg     result of a fit or an update
+
+The manifest depends on the data, the shard sizes and a seed, not on workers, machine or
+time. Every result file is named by the job's key, a hash of manifest and settings, and
+is written atomically. A file that exists under its name is complete.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from evergrow.learner.learning import BLOCK
 
 SHARD_ROWS = 4096
 SHARD_MIB = 256
-"""Default size of a shard, whichever is reached first."""
+"""Default maximum size of a shard; the smaller of the two applies."""
 
 
 @dataclass(frozen=True)
@@ -57,33 +58,33 @@ class Manifest:
     Parameters
     ----------
     source : dict
-        From which the source is made again; where the data lie is no part of the hash.
+        Description from which the source is reopened. The location of the data is not
+        part of the hash.
     kind : {"image", "text", "features"}
-        What the samples are.
+        Kind of the samples.
     identity : str
-        Hash of the data, by the source.
+        Hash of the data, computed by the source.
     shard_rows, shard_mib : int
-        Most samples and MiB of a shard.
+        Maximum samples and MiB of a shard.
     first_rows : int
-        Most samples that the layer of a first fit is grown on, and that a model is
-        calibrated on.
+        Maximum number of samples that a first fit draws for the layer, and that a
+        model is calibrated on.
     shards : tuple of Shard
         The shards, numbered from 0.
-    first : tuple of int or None
-        The samples that a layer is grown on, ascending, counted through all shards;
-        None for all.
+    first : tuple of int, optional
+        Ascending row numbers, over all shards, of the samples that the layer is grown
+        on. None selects all.
     widths : tuple of int
-        Columns of each block, where samples are features of several.
+        Number of columns per block, for features of several blocks.
     unreadable : dict of str to str
-        Files of which not even the contents could be listed, with the reason, where
-        such are left out.
-
-    Examples
+        Reasons, by file name, of files whose contents could not be listed and that are
+        left out.
     --------
     >>> from evergrow.engine.job import Manifest
     >>> from evergrow.data import Shard
     >>> shards = (Shard(0, 60, 0), Shard(1, 40, 0))
-    >>> manifest = Manifest({}, "features", "0123", 4096, 256, 3, shards, first=(5, 59, 61))
+    >>> sizes = (4096, 256, 3)
+    >>> manifest = Manifest({}, "features", "0123", *sizes, shards, first=(5, 59, 61))
     >>> [manifest.first_of(shard).tolist() for shard in shards]
     [[5, 59], [1]]
     """
@@ -100,18 +101,17 @@ class Manifest:
     unreadable: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where the shards of a file cannot be, or its first samples are not theirs."""
+        """Raise :class:`FileFormatError` if the shards or first samples are invalid."""
         require(
             self.kind in ("image", "text", "features"),
             f"its 'kind' of samples is {self.kind!r:.60}",
         )
         require(bool(self.shards), "it has no shards")
-        numbered = [shard.number for shard in self.shards] == list(
-            range(len(self.shards))
-        )
+        numbers = [shard.number for shard in self.shards]
         require(
-            numbered and all(shard.rows > 0 for shard in self.shards),
-            "its shards are empty or not in order",
+            numbers == list(range(len(numbers)))
+            and all(shard.rows > 0 for shard in self.shards),
+            "its shards are empty or out of order",
         )
         if self.first is not None:
             ascending = bool(self.first) and all(a < b for a, b in pairwise(self.first))
@@ -120,11 +120,11 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Samples in all shards."""
+        """Number of samples in all shards."""
         return sum(shard.rows for shard in self.shards)
 
     def first_of(self, shard: Shard) -> NDArray[np.int64]:
-        """Return the rows of a shard that are among the first, counted from its beginning."""
+        """Return the rows of a shard that are among the first samples."""
         if self.first is None:
             return np.arange(shard.rows)
         return self._first_rows[shard.number]
@@ -138,7 +138,7 @@ class Manifest:
 
     @cached_property
     def key(self) -> str:
-        """A hash of everything but where the data lie."""
+        """Hash of everything except the location of the data."""
         return digest_of(
             {name: value for name, value in to_values(self).items() if name != "source"}
         )
@@ -153,28 +153,28 @@ def plan(
     seed: int = 0,
     skip: bool = False,
 ) -> Manifest:
-    """Return the manifest of a data set.
+    """Split a data set into shards.
 
     Parameters
     ----------
     source : Source
         The data.
     shard_rows, shard_mib : int
-        Most samples and MiB of a shard.
+        Maximum samples and MiB of a shard.
     first_rows : int
-        Most samples that a layer is grown on.
+        Maximum number of samples that the layer is grown on.
     seed : int
-        Of the draw of the first samples.
+        Seed of this draw.
     skip : bool
-        Whether files of which not even the contents can be listed are left out, and
-        named in the manifest.
+        Whether files whose contents cannot be listed are left out and recorded in the
+        manifest.
 
     Raises
     ------
     InputError
-        If it has no samples.
+        If the data has no samples.
     FileFormatError
-        If a file is damaged, and such are not to be left out.
+        If a file is damaged and `skip` is false.
     """
     identity = source.identity()
     unreadable: dict[str, str] = {}
@@ -182,49 +182,49 @@ def plan(
         source.shards(shard_rows, shard_mib << 20, unreadable if skip else None)
     )
     rows = sum(shard.rows for shard in shards)
-    first = None  # all of them
+    first = None
     if rows > first_rows:
         draw = np.random.default_rng(derive_seed(seed, "engine", "first rows"))
-        first = tuple(
-            np.sort(
-                draw.choice(rows, size=first_rows, replace=False, shuffle=False)
-            ).tolist()
-        )
-    sizes = (shard_rows, shard_mib, first_rows)
-    widths = tuple(source.widths)
+        drawn = draw.choice(rows, size=first_rows, replace=False, shuffle=False)
+        first = tuple(np.sort(drawn).tolist())
     return Manifest(
-        source.describe(),
-        source.kind,
-        identity,
-        *sizes,
-        shards,
-        first,
-        widths,
-        unreadable,
+        source=source.describe(),
+        kind=source.kind,
+        identity=identity,
+        shard_rows=shard_rows,
+        shard_mib=shard_mib,
+        first_rows=first_rows,
+        shards=shards,
+        first=first,
+        widths=tuple(source.widths),
+        unreadable=unreadable,
     )
 
 
 def digest_of(values: dict[str, Any] | Sequence[Any]) -> str:
-    """Return a short hash of plain values."""
+    """Return a short hash of plain JSON values."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(
         text.encode("utf-8", "surrogatepass"), digest_size=8
     ).hexdigest()
 
 
-# -- the job ---------------------------------------------------------------------------
+# -- the job
 
 Work = Literal["fit", "update", "features", "predict", "evaluate"]
-"""What a job can do."""
+"""Kinds of jobs."""
 
 STAGES = ("first", "statistics", "merged", "features", "predict", "evaluate")
 """Folders of results."""
+
+_TABLES = ("features", "predict", "evaluate")
+"""Stages whose results are Parquet files. The others are archives."""
 
 
 @record("engine-job")
 @dataclass(frozen=True)
 class _JobFile:
-    """What ``job.json`` holds."""
+    """Content of ``job.json``."""
 
     manifest: Manifest
     work: Work
@@ -233,24 +233,24 @@ class _JobFile:
     backbone: dict[str, Any] | None = None
 
 
-NAMED = 5
-"""Failures that a message names."""
+MAX_LISTED_FAILURES = 5
+"""Number of failures that a message lists."""
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What the result of a shard says of itself.
+    """Report in the result file of a shard.
 
     Parameters
     ----------
     rows : int
-        Samples in it.
+        Number of samples in the file.
     shard : str
-        The shard, as :meth:`Job.fingerprint` names it.
+        Fingerprint of the shard; see :meth:`Job.fingerprint`.
     left_out : tuple of (str, str)
-        Name of every sample that could not be read, and why.
+        Name and reason of every unreadable sample.
     lost : tuple of str
-        Classes all of whose samples in the shard could not be read.
+        Classes whose samples in this shard are all unreadable.
     """
 
     rows: Annotated[int, Between(0, 2**53)]
@@ -262,19 +262,18 @@ class ShardReport:
 @record("engine-finished")
 @dataclass
 class JobReport:
-    """What a job has done so far; in the end ``finished.json`` holds it.
+    """Progress of a job. ``finished.json`` holds the final state.
 
     Parameters
     ----------
     key : str
-        The job's.
+        Key of the job.
     shards : dict of str to ShardReport
-        Reports of the shards that are done, by their numbers.
+        Reports of finished shards, by shard number.
     failed : dict of str to str
-        Shards that could not be done, by their numbers, and why.
+        Reasons of failed shards, by shard number.
     unreadable : dict of str to str
-        Files that have no shards, since not even their contents could be listed, and
-        why.
+        Reasons, by file name, of files whose contents could not be listed.
     """
 
     key: str
@@ -283,7 +282,7 @@ class JobReport:
     unreadable: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where a file has shards without a number."""
+        """Raise :class:`FileFormatError` if a shard has no number."""
         require(
             all(name.isdecimal() for name in (*self.shards, *self.failed)),
             "its shards are not numbered",
@@ -291,11 +290,11 @@ class JobReport:
 
     @property
     def rows(self) -> int:
-        """Samples of all shards that are done."""
+        """Number of samples in finished shards."""
         return sum(report.rows for report in self.shards.values())
 
-    def see(self, result: TaskResult) -> None:
-        """Count the shard of a task, as done or as failed."""
+    def add(self, result: TaskResult) -> None:
+        """Record the result of a shard's task."""
         shard = str(result.task.number)
         if result.state == "done":
             self.shards[shard] = result.report
@@ -303,15 +302,14 @@ class JobReport:
             self.failed[shard] = result.error
 
     def progress(self) -> tuple[int, str]:
-        """Return the shards that are done or failed, and a note for the bar."""
+        """Return the number of finished and failed shards, and a note for the bar."""
+        note = f"{self.rows:,} samples"
         if self.failed:
-            failed = f", {len(self.failed)} shards failed"
-        else:
-            failed = ""
-        return len(self.shards) + len(self.failed), f"{self.rows:,} samples{failed}"
+            note += f", {len(self.failed)} shards failed"
+        return len(self.shards) + len(self.failed), note
 
     def samples_left_out(self) -> list[tuple[str, str]]:
-        """Return name and reason of samples that could not be read, in the order of the shards."""
+        """Return name and reason of unreadable samples, in the order of the shards."""
         return [
             pair
             for shard in sorted(self.shards, key=int)
@@ -319,57 +317,52 @@ class JobReport:
         ]
 
     def summary(self) -> list[str]:
-        """Return what was left out, in lines for people; none where nothing was."""
+        """Describe the data that was left out, one line per kind."""
         samples = [f"{name}: {why}" for name, why in self.samples_left_out()]
-        found = {
+        shards = [self.failed[shard] for shard in sorted(self.failed, key=int)]
+        reasons_of = {
             "files could not be read and": list(self.unreadable.values()),
-            "shards": [self.failed[shard] for shard in sorted(self.failed, key=int)],
+            "shards": shards,
             "samples could not be read and": samples,
         }
         lines = []
-        for what, reasons in found.items():
-            if reasons:
-                if len(reasons) > NAMED:
-                    more = [f"and {len(reasons) - NAMED} more"]
-                else:
-                    more = []
-                lines.append(
-                    f"{len(reasons)} {what} were left out: {'; '.join([*reasons[:NAMED], *more])}"
-                )
+        for what, reasons in reasons_of.items():
+            if not reasons:
+                continue
+            listed = reasons[:MAX_LISTED_FAILURES]
+            if len(reasons) > MAX_LISTED_FAILURES:
+                listed.append(f"and {len(reasons) - MAX_LISTED_FAILURES} more")
+            lines.append(f"{len(reasons)} {what} were left out: {'; '.join(listed)}")
         return lines
 
     def to_values(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        left_out = [list(pair) for pair in self.samples_left_out()]
-        about = {
+        return {
+            "rows": self.rows,
+            "shards": len(self.shards),
             "failed": self.failed,
-            "left_out": left_out,
+            "left_out": [list(pair) for pair in self.samples_left_out()],
             "unreadable": self.unreadable,
         }
-        return {"rows": self.rows, "shards": len(self.shards), **about}
-
-
-_SIZES = ("shard_rows", "shard_mib", "first_rows")
-_TABLES = ("features", "predict", "evaluate")
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What is to be done in a folder.
+    """Work to do in a folder.
 
     Parameters
     ----------
     folder : Path
-        Where it is done; every worker reaches it by this path.
+        The folder. Every worker reaches it by this path.
     manifest : Manifest
         The data.
     work : str
-        What is done.
+        Kind of the job.
     settings : dict
-        Everything else that decides the results. Plain JSON values.
-    backbone : dict or None
-        Description of the backbone, with where its weights are; None where samples are
-        features or a model says it.
+        Everything else that decides the results, as plain JSON values.
+    backbone : dict, optional
+        Description of the backbone, including the path of its weights. None if the
+        samples are features or the backbone is described by the start model.
     """
 
     folder: Path
@@ -380,66 +373,67 @@ class Job:
 
     @cached_property
     def key(self) -> str:
-        """A hash of data, work and settings."""
+        """Hash of data, work and settings."""
         return digest_of([self.manifest.key, self.work, self.settings])
 
     @property
     def skips(self) -> bool:
-        """Whether what cannot be read is left out."""
+        """Whether unreadable samples and shards are left out."""
         return bool(self.settings.get("on_error") == "skip")
 
     def result(self, stage: str, name: int | str) -> Path:
-        """Return where a result of a stage lies: that of a shard by its number, others by name."""
-        called = f"{name:06d}" if isinstance(name, int) else name
-        return (
-            self.folder
-            / stage
-            / f"{self.key}-{called}{'.parquet' if stage in _TABLES else '.evg'}"
-        )
+        """Return the path of a result, named by shard number or by text."""
+        if isinstance(name, int):
+            name = f"{name:06d}"
+        if stage in _TABLES:
+            suffix = ".parquet"
+        else:
+            suffix = ".evg"
+        return self.folder / stage / f"{self.key}-{name}{suffix}"
 
     def fingerprint(self, shard: int) -> str:
-        """Return a hash of the job and of one of its shards; results hold it, so that none is taken for another's."""
+        """Return a hash of the job and a shard, stored in results to identify them."""
         return digest_of([self.key, to_values(self.manifest.shards[shard])])
 
     @property
     def template(self) -> Path:
-        """The empty model whose layer all shards are learned with."""
+        """Path of the empty model whose layer all shards share."""
         return self.folder / f"{self.key}-template.evg"
 
     @property
     def start(self) -> Path:
-        """The model that the job began with, where it did with one."""
+        """Path of the model that the job started from, if any."""
         return self.folder / "start.evg"
 
     @property
     def model(self) -> Path:
-        """The model that comes out."""
+        """Path of the resulting model."""
         return self.folder / "model.evg"
 
     @property
     def finish(self) -> Path:
-        """What is written last."""
+        """Path of the final report, which is written last."""
         return self.folder / "finished.json"
 
     def finished(self) -> JobReport | None:
-        """Return what was done in the end; None before, and where what says so is damaged."""
+        """Return the final report, or None if it is missing or damaged."""
+        name = str(self.finish)
         try:
-            found = from_document(
-                JobReport,
-                parse_json(self.finish.read_bytes(), str(self.finish)),
-                str(self.finish),
-            )
+            values = parse_json(self.finish.read_bytes(), name)
+            report = from_document(JobReport, values, name)
         except (FileNotFoundError, FileFormatError):
             return None
-        return found if found.key == self.key else None
+        if report.key != self.key:
+            return None
+        return report
 
 
 EXTRACTION = ("on_error", "batch_size", "precision")
-"""Settings of an extraction that a job takes over from a learner; the others are those of the machine."""
+"""Encoding settings that a job takes from a learner. Others belong to the machine."""
 
 
 def extraction_settings(learner: Learner) -> dict[str, Any]:
-    """Return those settings of a learner that decide features, and the version that computes them."""
+    """Return the settings that decide features, and the version that computes them."""
     config = encode_config(learner.extract, False)
     return {
         "evergrow": __version__,
@@ -448,18 +442,18 @@ def extraction_settings(learner: Learner) -> dict[str, Any]:
 
 
 def begin_job(job: Job) -> Job:
-    """Write what a job is into its folder, or take it up again where it is there.
+    """Write ``job.json``, or resume the same job if the folder already has it.
 
     Raises
     ------
     EngineError
-        If the folder is of other data or another job.
+        If the folder holds another job.
     """
     _check_folder(job)
     path = job.folder / "job.json"
     if path.exists():
         _check_same(read_job(job.folder), job)
-    # Also where it is there: data may have moved.
+    # Written even if it exists, because the data may have moved.
     write_document(
         path, _JobFile(job.manifest, job.work, job.settings, job.key, job.backbone)
     )
@@ -467,35 +461,33 @@ def begin_job(job: Job) -> Job:
 
 
 def _check_folder(job: Job) -> None:
-    """Make the folder of a job, or raise :class:`EngineError` where something in it would lead or write elsewhere."""
+    """Create the folder of a job. Reject links and files in place of job files."""
     folder = job.folder
+    files = [
+        folder / ".lock",
+        folder / "job.json",
+        job.template,
+        job.start,
+        job.model,
+        job.finish,
+    ]
+    stages = [folder / stage for stage in STAGES]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = [
-            folder / ".lock",
-            folder / "job.json",
-            job.template,
-            job.start,
-            job.model,
-            job.finish,
-        ]
-        stages = [folder / stage for stage in STAGES]
         for stage in stages:
             if stage.is_dir() and not stage.is_symlink():
                 files += stage.glob(f"{job.key}-*")
-        for path in (*files, *stages):
-            if path in stages:
-                is_right = path.is_dir()
-            else:
-                is_right = path.is_file()
-            if path.is_symlink() or (path.exists() and not is_right):
-                raise EngineError(
-                    f"{path} is nothing that a job writes: remove it, or choose another folder."
-                )
+        wrong = [path for path in files if path.exists() and not path.is_file()]
+        wrong += [path for path in stages if path.exists() and not path.is_dir()]
+        wrong += [path for path in (*files, *stages) if path.is_symlink()]
     except OSError as error:
         raise EngineError(
             f"{folder} cannot be the folder of a job: {error.strerror or error}"
         ) from error
+    if wrong:
+        raise EngineError(
+            f"{wrong[0]} was not written by a job. Remove it, or choose another folder."
+        )
 
 
 def read_job(folder: str | os.PathLike[str]) -> Job:
@@ -504,16 +496,16 @@ def read_job(folder: str | os.PathLike[str]) -> Job:
     Raises
     ------
     EngineError
-        If there is none.
+        If the folder has no job.
     FileFormatError
-        If its file is damaged or was altered.
+        If ``job.json`` is damaged or was altered.
     NewerSchemaError
         If a newer evergrow wrote it.
     """
     path = Path(folder, "job.json")
     if not path.is_file():
         raise EngineError(
-            f"{os.fspath(folder)} is no folder of a job: it has no job.json."
+            f"{os.fspath(folder)} is not the folder of a job: it has no job.json."
         )
     found = from_document(
         _JobFile, parse_json(path.read_bytes(), os.fspath(path)), os.fspath(path)
@@ -521,30 +513,38 @@ def read_job(folder: str | os.PathLike[str]) -> Job:
     job = Job(Path(folder), found.manifest, found.work, found.settings, found.backbone)
     if job.key != found.key:
         raise FileFormatError(
-            f"{path} was altered: its key is not that of its data and settings"
+            f"{path} was altered: its key does not match its data and settings"
         )
     return job
 
 
 def _check_same(found: Job, job: Job) -> None:
-    """Raise :class:`EngineError` where a folder has a job on other data, or on the same with other settings."""
+    """Raise :class:`EngineError` with the differences if two jobs are not the same."""
     if found.key == job.key:
         return
-    before, now = (
-        {
-            "data": f"{each.manifest.rows:,} samples of kind {each.manifest.kind}, {each.manifest.identity[:8]}",
-            **{name: getattr(each.manifest, name) for name in _SIZES},
-            "work": each.work,
-            **each.settings,
-        }
-        for each in (found, job)
-    )
+    before = _described(found)
+    now = _described(job)
     differing = [
         f"{name} ({before.get(name)})"
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
-    listed = ", ".join(differing) or "the seed, or in files that cannot be read"
+    listed = ", ".join(differing) or "the seed, or in unreadable files"
     raise EngineError(
-        f"{job.folder} holds a job that differs in {listed}. Choose another folder, or delete this one."
+        f"{job.folder} holds a job that differs in {listed}. "
+        "Choose another folder, or delete this one."
     )
+
+
+def _described(job: Job) -> dict[str, Any]:
+    """Return everything that decides a job's results, for a message."""
+    manifest = job.manifest
+    data = f"{manifest.rows:,} samples of kind {manifest.kind}"
+    return {
+        "data": f"{data}, {manifest.identity[:8]}",
+        "shard_rows": manifest.shard_rows,
+        "shard_mib": manifest.shard_mib,
+        "first_rows": manifest.first_rows,
+        "work": job.work,
+        **job.settings,
+    }

@@ -1,8 +1,7 @@
-"""Results of shards as Parquet files, each written in one step: features, and answers about samples.
+"""Write results of shards as Parquet files: features and predictions.
 
-The same input gives the same bytes (with the same version of pyarrow), so that a shard
-that is done twice leaves what was there. A folder of such files is one data set for
-pandas, DuckDB, Spark or :func:`evergrow.data.read`.
+The same input gives the same bytes with the same version of pyarrow. A folder of such
+files is one data set for pandas, DuckDB, Spark or :func:`evergrow.data.read`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from evergrow.learner.answers import Answers
 
 _REPORT = b"evergrow.report"
 _GROUP = 64 * 2**20
-"""Bytes of features in a row group, so that a part of a file can be read without the rest."""
+"""Bytes of features per row group. Readers can load one group without the others."""
 
 
 def write_features(
@@ -37,23 +36,22 @@ def write_features(
     widths: Sequence[int] = (),
     report: ShardReport | None = None,
 ) -> None:
-    """Write feature vectors with their names and labels, in one step.
+    """Write feature vectors with names and labels, atomically.
 
     Parameters
     ----------
     path : Path
         The file.
     names : sequence of str
-        Name of every sample.
+        Names of the samples.
     features : ndarray of shape (n, d)
-        Their vectors, written as float32.
+        Feature vectors, written as float32.
     labels : ndarray of str of shape (n,), optional
-        Their classes.
+        Classes.
     widths : sequence of int
-        Columns of each block that the vectors were joined of, which the file then
-        states.
+        Number of columns of each feature block, stored in the file.
     report : ShardReport, optional
-        What to say of the file, for :func:`read_report`.
+        Report to store in the file, for :func:`read_report`.
 
     Examples
     --------
@@ -64,31 +62,29 @@ def write_features(
     >>> from evergrow.data import read
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     X = np.eye(3, dtype=np.float32)
-    ...     write_features(Path(folder, "0.parquet"), names=["a", "b", "c"], features=X)
+    ...     file = Path(folder, "0.parquet")
+    ...     write_features(file, names=["a", "b", "c"], features=X)
     ...     source = read(folder)
-    ...     [(source.kind, source.read(shard).names()) for shard in source.shards(rows=2, size=1 << 20)]
+    ...     shards = source.shards(rows=2, size=1 << 20)
+    ...     [(source.kind, source.read(shard).names()) for shard in shards]
     [('features', ['a', 'b']), ('features', ['c'])]
     """
     import pyarrow as arrow
 
     values = np.ascontiguousarray(features, dtype=np.float32)
-    columns = {"name": _texts(names)} | (
-        {} if labels is None else {"label": _texts(labels.tolist())}
-    )
+    columns = {"name": _texts(names)}
+    if labels is not None:
+        columns["label"] = _texts(labels.tolist())
     columns["feature"] = arrow.FixedSizeListArray.from_arrays(
         arrow.array(values.reshape(-1)), values.shape[1]
     )
-    # Features hardly compress; stored plainly a range of them costs no more than its
-    # bytes.
-    packing = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
-    stated: dict[Any, str]
+    # Features hardly compress. Uncompressed, a range can be read without the rest.
+    compression = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
+    metadata: dict[Any, str] = {}
     if len(widths) > 1:
-        stated = {WIDTHS: json.dumps(list(widths))}
-    else:
-        stated = {}
-    _write(
-        path, columns, max(_GROUP // (4 * values.shape[1]), 1), packing, report, stated
-    )
+        metadata[WIDTHS] = json.dumps(list(widths))
+    group_rows = max(_GROUP // (4 * values.shape[1]), 1)
+    _write(path, columns, group_rows, compression, report, metadata)
 
 
 def write_answers(
@@ -100,34 +96,33 @@ def write_answers(
     top: int = 1,
     report: ShardReport | None = None,
 ) -> None:
-    """Write answers about samples, in one step.
+    """Write predictions, atomically.
 
-    Columns: ``name``; ``label`` (null if the sample is unknown); ``probability`` or
-    ``score``; if novelty was asked for ``nearest`` (the likeliest class of every
-    sample), ``unknown``, ``novelty`` and ``threshold``; if more than one class was
-    asked for ``top`` (the likeliest classes with their numbers); and ``true_label``
-    if it is known.
+    Columns: ``name``, ``label`` (the prediction; null if unknown), ``probability`` or
+    ``score``, and ``true_label`` if known. If novelty was requested: ``nearest`` (the
+    most likely class, also of unknown samples), ``unknown``, ``novelty`` and
+    ``threshold``. If several classes were requested: ``top``, the most likely classes
+    with their values.
 
     Parameters
     ----------
     path : Path
         The file.
     names : sequence of str
-        Name of every sample that was asked about; ``answers.rows`` says which of them
-        were answered.
+        Names of all samples; ``answers.rows`` lists the predicted ones.
     answers : Answers
-        What a learner said.
+        The predictions.
     labels : ndarray of str, optional
-        The classes that samples have, by the same rows as names.
-    top : int
-        How many classes to write of each.
+        True classes of all samples.
+    top : int, default=1
+        Number of classes to write per sample.
     report : ShardReport, optional
-        What to say of the file, for :func:`read_report`.
+        Report to store in the file, for :func:`read_report`.
     """
     import pyarrow as arrow
 
-    def classes(places: NDArray[np.int64]) -> list[str]:
-        return escaped(answers.classes[places].tolist())
+    def classes(indices: NDArray[np.int64]) -> list[str]:
+        return escape_non_utf8(answers.classes[indices].tolist())
 
     ranked = answers.ranked(max(top, 1))
     values = np.take_along_axis(answers.values, ranked, axis=1)
@@ -145,7 +140,7 @@ def write_answers(
     for column in ("unknown", "novelty", "threshold"):
         if getattr(answers, column) is not None:
             columns[column] = arrow.array(getattr(answers, column))
-    if top > 1:  # the likeliest classes of every row, as a list of label and number
+    if top > 1:
         pairs = [
             arrow.array(classes(ranked.reshape(-1)), arrow.string()),
             arrow.array(values.reshape(-1)),
@@ -162,34 +157,33 @@ def write_answers(
 def _texts(texts: Sequence[str]) -> Any:
     import pyarrow as arrow
 
-    return arrow.array(escaped(texts), arrow.string())
+    return arrow.array(escape_non_utf8(texts), arrow.string())
 
 
-def escaped(texts: Sequence[str]) -> list[str]:
-    """Return texts that Parquet can hold: bytes of file names that are no UTF-8 become escapes."""
+def escape_non_utf8(texts: Sequence[str]) -> list[str]:
+    """Return texts that Parquet can store: bytes that are not UTF-8 are escaped."""
     return [text.encode("utf-8", "backslashreplace").decode() for text in texts]
 
 
 def _write(
     path: Path,
     columns: dict[str, Any],
-    rows: int,
-    packing: Any,
+    group_rows: int,
+    compression: Any,
     report: ShardReport | None,
-    stated: dict[Any, str],
+    metadata: dict[Any, str],
 ) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
-    metadata = stated | (
-        {} if report is None else {_REPORT: json.dumps(to_values(report))}
-    )
+    if report is not None:
+        metadata = metadata | {_REPORT: json.dumps(to_values(report))}
     with atomic_path(path) as temporary:
         parquet.write_table(
             arrow.table(columns, metadata=metadata or None),
             temporary,
-            row_group_size=rows,
-            compression=packing,
+            row_group_size=group_rows,
+            compression=compression,
             use_dictionary=[
                 name for name in ("label", "nearest", "true_label") if name in columns
             ],
@@ -198,12 +192,12 @@ def _write(
 
 
 def read_table(path: Path) -> Any:
-    """Return the table in a file.
+    """Return the table in a Parquet file.
 
     Raises
     ------
     FileFormatError
-        If it is not whole.
+        If the file is damaged.
     """
     from pyarrow import ArrowException, parquet
 
@@ -216,16 +210,17 @@ def read_table(path: Path) -> Any:
 
 
 def read_report(path: Path) -> ShardReport:
-    """Return what was reported of a file when it was written, checked.
+    """Return the report stored in a result file.
 
     Raises
     ------
     FileFormatError
-        If it is not whole, or has no report.
+        If the file is damaged or has no valid report.
     """
     report = (read_table(path).schema.metadata or {}).get(_REPORT)
     if report is None:
-        raise FileFormatError(f"{path} has no report of what was left out")
+        raise FileFormatError(f"{path} has no shard report")
+
     return from_values(
         ShardReport, parse_json(report, str(path)), f"the report in {path}"
     )

@@ -1,8 +1,8 @@
-"""What runs the tasks of a job: the processes of this machine, or a Ray cluster.
+"""Run the tasks of a job: on processes of this machine, or on a Ray cluster.
 
-A task is a plain description and its result is a file, so that a runner may run it
-twice, on any machine, in any order. Neither scheduler is ours: loky keeps the
-processes, Ray places tasks and tries again what a lost worker or node took with it.
+A task is a plain description and its result is a file, so a task may run twice, on any
+machine and in any order. loky manages local processes. Ray schedules tasks on a cluster
+and repeats the tasks of lost workers.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 
 TRIES = 4
-"""How often a task may begin on a worker that then dies, before it counts as failed."""
+"""How often a task is tried on workers that die before it counts as failed."""
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """One piece of work.
+    """One unit of work.
 
     Parameters
     ----------
     work : str
-        What is to be done, such as ``"statistics"`` or ``"merge"``.
+        Kind of the task, for example ``"statistics"`` or ``"merge"``.
     number : int
-        Which one of them, in the order of the plan.
+        Number of the shard, or index of the sum.
     about : dict
-        Addresses of files and settings. Plain JSON values, no data.
+        Paths and settings, as plain JSON values. Never data.
     """
 
     work: str
@@ -50,23 +50,23 @@ class WorkerTask:
 
 
 Perform = Callable[[WorkerTask], Any]
-"""Does a task and returns its report; workers import it by its module and name."""
+"""Runs a task and returns its report. Workers import it by module and name."""
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How a task ended.
+    """Outcome of a task.
 
     Parameters
     ----------
     task : WorkerTask
         The task.
     state : {"done", "failed", "unreadable"}
-        Whether its file of results is there, it failed, or its shard cannot be read.
+        ``"done"``: the result file exists. ``"unreadable"``: the shard cannot be read.
     report : object
-        What the task reports; None where it failed.
+        Report of the task, None if it failed.
     error : str
-        Why it failed; empty where it did not.
+        Reason of the failure, empty if there was none.
     """
 
     task: WorkerTask
@@ -76,68 +76,68 @@ class TaskResult:
 
 
 class ShardError(EngineError):
-    """A shard cannot be read; the message names it. A job may go on without it."""
+    """A shard cannot be read. The message names it. A job may continue without it."""
 
 
 class UnfitWorkerError(EngineError):
-    """A worker has other versions or weights than the job, or does not reach its folder. It ends the job."""
+    """A worker cannot work on the job: wrong versions or weights, or no folder.
+
+    The job ends.
+    """
 
 
 def task_result(task: WorkerTask, perform: Perform) -> TaskResult:
-    """Do a task and return its result; an exception becomes the reason of a failure, in one line.
+    """Run a task. An exception becomes a result with a one-line reason.
 
     Parameters
     ----------
     task : WorkerTask
         The task.
     perform : callable
-        Does it.
+        Runs it.
 
     Raises
     ------
     UnfitWorkerError
-        If the task finds that this process is not fit for the job; the message names
-        the machine.
+        If this process cannot work on the job. The message names the machine.
     """
     try:
         return TaskResult(task, "done", perform(task))
     except UnfitWorkerError as error:
         raise UnfitWorkerError(f"node {socket.gethostname()}: {error}") from error
-    except (
-        Exception
-    ) as error:  # a worker goes on with its next task, and the driver decides
-        text = " ".join(str(error).split())[:400]
-        # Where an error is none of ours, its type often says more than its text.
-        if isinstance(error, EvergrowError):
-            reason = text
-        else:
-            reason = f"{type(error).__name__}: {text}"
-        return TaskResult(
-            task,
-            "unreadable" if isinstance(error, ShardError) else "failed",
-            error=reason,
-        )
+    except Exception as error:
+        # The worker continues with its next task, and the driver decides.
+        reason = " ".join(str(error).split())[:400]
+        if not isinstance(error, EvergrowError):
+            reason = f"{type(error).__name__}: {reason}"
+        if isinstance(error, ShardError):
+            return TaskResult(task, "unreadable", error=reason)
+        return TaskResult(task, "failed", error=reason)
+
+
+# -- local processes
 
 
 # -- processes of this machine ---------------------------------------------------------
 
 
 class LocalRunner:
-    """Runs tasks here: in this process, or in several that share its cores.
+    """Runs tasks on this machine, in this process or in several.
 
     Parameters
     ----------
     perform : callable
-        Does a task.
-    workers : int
-        Processes; with 1 the tasks run in this one.
+        Runs a task.
+    workers : int, default=1
+        Number of processes. With 1 the tasks run in the calling process.
 
     Examples
     --------
     >>> from evergrow.engine.runners import LocalRunner, WorkerTask
     >>> from evergrow.engine.worker_tasks import perform
-    >>> [(result.state, result.error) for result in LocalRunner(perform).run([WorkerTask("nonsense", 0)])]
-    [('failed', "work must be one of ..., got 'nonsense'")]
+    >>> [result] = LocalRunner(perform).run([WorkerTask("nonsense", 0)])
+    >>> result.state, result.error
+    ('failed', "work must be one of ..., got 'nonsense'")
     """
 
     def __init__(self, perform: Perform, workers: int = 1) -> None:
@@ -147,38 +147,39 @@ class LocalRunner:
         self._pool: Any = None
 
     def run(self, tasks: Sequence[WorkerTask]) -> Iterator[TaskResult]:
-        """Run tasks and yield results as they come, in any order; closing the iterator ends what still runs.
+        """Run tasks and yield results as they finish, in any order.
 
-        A task whose worker dies is run again, a few times, and then yielded as failed.
-        :class:`UnfitWorkerError` is raised where a worker is not what the job needs.
+        Closing the iterator stops running tasks. A task whose worker dies is tried
+        again a few times and then yielded as failed.
+
+        Raises
+        ------
+        UnfitWorkerError
+            If a worker cannot work on the job.
         """
         if self.workers == 1:
             yield from (task_result(task, self._perform) for task in tasks)
             return
+        # Tasks with the number of workers that died on them.
         waiting = deque((task, 0) for task in tasks)
+        suspects: deque[tuple[WorkerTask, int]] = deque()
         running = dict[Future[TaskResult], tuple[WorkerTask, int]]()
-        suspects: deque[tuple[WorkerTask, int]] = (
-            deque()
-        )  # with the number of workers that died on them
         try:
             while waiting or suspects or running:
-                # A pool breaks as a whole when one process dies. Whatever ran then is
-                # run again by itself, so that a task which kills its worker is told
-                # from those beside it.
-                if suspects:
-                    if running:
-                        ready = []
-                    else:
-                        ready = [suspects.popleft()]
-                else:
+                # When one process dies, the whole pool breaks. All tasks that were
+                # running are repeated one at a time, to find the one that kills its
+                # worker.
+                ready = []
+                if not suspects:
+                    n_free = self.workers - len(running)
                     ready = [
-                        waiting.popleft()
-                        for _ in range(min(self.workers - len(running), len(waiting)))
+                        waiting.popleft() for _ in range(min(n_free, len(waiting)))
                     ]
+                elif not running:
+                    ready = [suspects.popleft()]
                 for task, deaths in ready:
-                    running[
-                        self._started().submit(task_result, task, self._perform)
-                    ] = (task, deaths)
+                    future = self._started().submit(task_result, task, self._perform)
+                    running[future] = (task, deaths)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     task, deaths = running.pop(future)
                     try:
@@ -188,18 +189,18 @@ class LocalRunner:
                         if deaths + 1 < TRIES:
                             suspects.append((task, deaths + 1))
                         else:
-                            yield TaskResult(
-                                task, "failed", error=f"its worker died {TRIES} times"
-                            )
+                            reason = f"its worker died {TRIES} times"
+                            yield TaskResult(task, "failed", error=reason)
         finally:
             if running:
                 self._end(kill=True)
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._end(kill=False)
 
     def _started(self) -> Any:
+        """Return the process pool, started on first use."""
         if self._pool is None:
             from loky import ProcessPoolExecutor
 
@@ -221,7 +222,10 @@ class LocalRunner:
 
 
 def _start_worker(driver: int) -> None:
-    """Leave Ctrl-C to the driver, and end with it: also in the middle of a task, since results appear in one step."""
+    """Ignore Ctrl-C, which the driver handles, and exit when the driver is gone.
+
+    Exiting in the middle of a task is safe, because results are written atomically.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def leave_with_driver() -> None:
@@ -233,51 +237,53 @@ def _start_worker(driver: int) -> None:
         threading.Thread(target=leave_with_driver, daemon=True).start()
 
 
-# -- Ray -------------------------------------------------------------------------------
+# -- Ray
 
-_SECONDS_TO_ANSWER = 5.0
-"""How long a port may take to be opened."""
-_PATIENCE = 300.0
-"""Seconds without a result and without a node that could give one, after which there is no point in waiting."""
+_CONNECT_SECONDS = 5.0
+"""Timeout of the connection to a cluster."""
+
+_IDLE_SECONDS = 300.0
+"""How long to wait without a result and without a node that has room for a worker."""
+
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Keep Ray from writing to standard error and from reporting its use."""
-_OBJECT_STORE = (
-    80 * 1024 * 1024
-)  # the least that Ray takes: results are files, and only small messages go through it
+"""Settings that keep Ray from writing to standard error and from reporting usage."""
+
+_OBJECT_STORE = 80 * 1024 * 1024
+"""Bytes of Ray's object store, the minimum. Results are files and do not pass it."""
 
 
 class RayRunner:
-    """Runs tasks on a Ray cluster, or on a Ray of this machine, as :class:`LocalRunner` does.
+    """Runs tasks on a Ray cluster, or on a Ray instance of this machine.
 
     Parameters
     ----------
     perform : callable
-        Does a task.
-    address : str
+        Runs a task.
+    address : str, default="auto"
         ``"host:port"`` of a cluster's head, ``"ray://host:port"`` of its client server,
-        or ``"local"`` for one that is started here. ``"auto"`` takes the cluster that
-        this machine belongs to or ``RAY_ADDRESS`` names, and starts one here where
-        there is none.
-    workers : int or None
-        Tasks at a time. By default as many as fit: one per GPU where workers have one,
-        else one per core.
-    gpus_per_worker : float
-        GPUs of a worker; 0.5 lets two share one.
-    cpus_per_worker : int
-        Cores of a worker: one computes, the others decode images beside it.
+        or ``"local"`` to start an instance here. ``"auto"`` joins the cluster of this
+        machine or of ``RAY_ADDRESS``, and starts an instance otherwise.
+    workers : int, optional
+        Number of concurrent tasks. By default as many as fit: one per GPU if workers
+        use GPUs, else one per core.
+    gpus_per_worker : float, default=0
+        GPUs per worker. With 0.5 two workers share a GPU.
+    cpus_per_worker : int, default=1
+        CPU cores per worker. One core computes, the others decode images.
 
     Raises
     ------
     MissingExtraError
         If Ray is not installed.
     EngineError
-        If nobody answers at the address, or no node has room for a worker.
+        If there is no Ray at the address, or no node has room for a worker.
 
     Examples
+    --------
     --------
     >>> from evergrow.engine.runners import RayRunner
     >>> from evergrow.engine.worker_tasks import perform
@@ -306,12 +312,12 @@ class RayRunner:
         if self._owned:
             _connect(self._ray, address, cpus=(workers or 1) * cpus_per_worker)
         elif address not in ("auto", "local") and not address.startswith("ray://"):
-            here = str(self._ray.get_runtime_context().gcs_address)
-            if (
-                here.rpartition(":")[2] != address.rpartition(":")[2]
-            ):  # a host has many names, so ports are compared
+            # Only ports are compared, because a host has several names.
+            connected = str(self._ray.get_runtime_context().gcs_address)
+            if connected.rpartition(":")[2] != address.rpartition(":")[2]:
                 raise EngineError(
-                    f"This process is connected to the Ray at {here} already, not to {address}."
+                    f"This process is already connected to the Ray at {connected}, "
+                    f"not to {address}."
                 )
         room = self._room()
         if room == 0:
@@ -320,63 +326,63 @@ class RayRunner:
                 f"{number:g} {name}" for name, number in self._needs.items() if number
             )
             raise EngineError(
-                f"No node of the Ray at {address!r} has {needs} for a worker."
+                f"No node of the Ray at {address!r} has {needs} for a worker. Lower "
+                "what a worker needs, or add a node."
             )
         self.workers = workers or room
 
     def run(self, tasks: Sequence[WorkerTask]) -> Iterator[TaskResult]:
-        """Run tasks and yield results as they come; see :meth:`LocalRunner.run`."""
+        """Run tasks and yield results as they finish; see :meth:`LocalRunner.run`."""
         remote = self._ray.remote(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs["GPU"],
             max_retries=TRIES - 1,
-            # A process is kept, and with it the backbone that it has loaded
+            # Reuse worker processes, which keep the loaded backbone.
             max_calls=0,
             scheduling_strategy="SPREAD",
         )(task_result)
         waiting = deque(tasks)
         running = dict[Any, WorkerTask]()
-        since = time.monotonic()
+        last_result = time.monotonic()
         try:
             while waiting or running:
-                while (
-                    waiting and len(running) < 2 * self.workers
-                ):  # the next ones wait where Ray will start them
+                # A second task per worker is queued in Ray.
+                while waiting and len(running) < 2 * self.workers:
                     task = waiting.popleft()
-                    beside = replace(
-                        task,
-                        about={"decoders": int(self._needs["CPU"]) - 1, **task.about},
-                    )
-                    running[remote.remote(beside, self._perform)] = task
+                    settings = {"decoders": int(self._needs["CPU"]) - 1, **task.about}
+                    remote_task = replace(task, about=settings)
+                    running[remote.remote(remote_task, self._perform)] = task
                 done, _ = self._ray.wait(list(running), num_returns=1, timeout=5.0)
                 if done or self._room():
-                    since = time.monotonic()
-                elif time.monotonic() - since > _PATIENCE:
+                    last_result = time.monotonic()
+                elif time.monotonic() - last_result > _IDLE_SECONDS:
                     raise EngineError(
-                        f"Ray had no room for a worker for {_PATIENCE:.0f} s."
+                        f"Ray had no room for a worker for {_IDLE_SECONDS:.0f} s. "
+                        "Check that the cluster's nodes are running."
                     )
                 for promise in done:
                     task = running.pop(promise)
                     try:
                         yield self._ray.get(promise)
                     except UnfitWorkerError as error:
-                        raise error.cause from None  # type: ignore[attr-defined]  # Ray wraps it with a traceback
+                        # Ray wraps the error with a traceback.
+                        raise error.cause from None  # type: ignore[attr-defined]
                     except self._ray.exceptions.RayError as error:
-                        reason = f"its worker died {TRIES} times, at last: {_telling_line(error)}"
+                        last = _informative_line(error)
+                        reason = f"its worker died {TRIES} times, at last: {last}"
                         yield TaskResult(task, "failed", error=reason)
         finally:
-            with suppress(
-                Exception
-            ):  # Ctrl-C, an error, or nobody wants the rest; the whole cluster may be gone
+            # The cluster may be gone. Ray must see the tasks end before it shuts down.
+            with suppress(Exception):
                 for promise in running:
                     self._ray.cancel(promise, force=True)
-                if running:  # Ray must not be left before it has seen them end
+                if running:
                     self._ray.wait(
                         list(running), num_returns=len(running), timeout=20.0
                     )
 
     def close(self) -> None:
-        """Leave Ray, and end it where it was started here."""
+        """Disconnect from Ray. Shut it down if it was started here."""
         if self._owned:
             self._owned = False
             self._ray.shutdown()
@@ -392,7 +398,7 @@ class RayRunner:
 
 
 def _connect(ray: Any, address: str, *, cpus: int) -> None:
-    """Join the cluster at an address, or start one here; errors have one line."""
+    """Join the cluster at an address, or start one. Errors are one line."""
     settings: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.CRITICAL,
@@ -405,90 +411,85 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray").setLevel(logging.CRITICAL)
-    named = os.environ.get("RAY_ADDRESS", "auto")
     if address == "auto":
-        address = named
-    else:
-        address = address
+        address = os.environ.get("RAY_ADDRESS", "auto")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            if address not in ("auto", "local"):
-                _knock(address)
-                ray.init(
-                    address=address,
-                    **({} if address.startswith("ray://") else settings),
-                )
+            if address.startswith("ray://"):
+                _check_ray_server(address)
+                ray.init(address=address)
+            elif address not in ("auto", "local"):
+                _check_ray_server(address)
+                ray.init(address=address, **settings)
             else:
                 if address == "auto":
-                    with suppress(ConnectionError):  # no cluster runs on this machine
+                    # Raises if no cluster runs on this machine.
+                    with suppress(ConnectionError):
                         ray.init(address="auto", **settings)
                 if not ray.is_initialized():
                     ray.init(address="local", **settings, **own)
         except EvergrowError:
             raise
-        except (
-            SystemExit,
-            Exception,
-        ) as error:  # Ray ends the process for some reasons that are none of ours
+        except (SystemExit, Exception) as error:
+            # Ray raises SystemExit for some reasons.
             raise EngineError(
-                f"No Ray could be joined or started at {address!r}: {_telling_line(error)}"
+                f"No Ray could be joined or started at {address!r}: "
+                f"{_informative_line(error)}"
             ) from error
-        # The death of a worker is a paragraph on standard error, which no setting of
-        # Ray turns off.
+        # Ray prints a paragraph when a worker dies, and has no setting to disable it.
         internals: Any = importlib.import_module("ray._private.worker")
         if hasattr(internals, "_worker_logs_enabled"):
             internals._worker_logs_enabled = False
 
 
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How a gRPC client begins: the preface of HTTP/2 and an empty frame of settings, type 4; a server sends one too."""
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""An empty frame of type 4. gRPC connections start with the preface and this frame."""
 
 
-def _knock(address: str) -> None:
-    """Raise unless a gRPC server, as Ray's are, answers at an address: Ray itself would try for many minutes."""
+def _check_ray_server(address: str) -> None:
+    """Raise unless a gRPC server answers. Ray itself would retry for many minutes."""
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ParameterError(
-            f"address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got {address!r}"
+            "address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', "
+            f"got {address!r}"
         )
     plain = os.environ.get("RAY_USE_TLS", "0") in ("0", "")
     try:
         with socket.create_connection(
-            (host.strip("[]"), int(port)), _SECONDS_TO_ANSWER
-        ) as line:
-            line.sendall(_HELLO)
+            (host.strip("[]"), int(port)), _CONNECT_SECONDS
+        ) as connection:
+            connection.sendall(_HTTP2_PREFACE + _EMPTY_SETTINGS)
             frame = b""
             if plain:
-                frame = line.makefile("rb").read(9)
+                frame = connection.makefile("rb").read(9)
     except OSError as error:
         raise EngineError(
-            f"Nobody answers at {address}: {error.strerror or error}. Start a head there with 'ray start --head'."
+            f"Nobody answers at {address}: {error.strerror or error}. "
+            "Start a head there with 'ray start --head'."
         ) from error
     if plain and frame[3:4] != b"\x04":
-        raise EngineError(
-            f"What answers at {address} is no Ray: look for another program on that port."
-        )
+        raise EngineError(f"The server at {address} is no Ray. Check the port.")
 
 
-def _telling_line(error: BaseException) -> str:
-    """Return the line of Ray's many that says most."""
+def _informative_line(error: BaseException) -> str:
+    """Return the most informative line of an error message of Ray."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and lines[0].startswith(
-        "Version mismatch"
-    ):  # the versions stand on lines of their own
-        return f"{' '.join(lines)}. Install the same Ray and the same Python here and there"[
-            :400
-        ]
-    telling = [
-        line
-        for line in lines
-        if "Error" in line.partition(":")[0] and " " not in line.partition(":")[0]
-    ]
-    return (telling[-1] if telling else lines[0] if lines else type(error).__name__)[
-        :300
-    ]
+    if not lines:
+        return type(error).__name__
+    if lines[0].startswith("Version mismatch"):
+        # The two versions are on the following lines.
+        text = f"{' '.join(lines)}. Install the same Ray and the same Python on both"
+        return text[:400]
+    line = lines[0]
+    for candidate in lines:
+        name = candidate.partition(":")[0]
+        if "Error" in name and " " not in name:
+            line = candidate
+    return line[:300]
 
 
 Runner = LocalRunner | RayRunner
-"""What runs tasks: the processes of this machine, or a cluster."""
+"""Runs the tasks of a job."""

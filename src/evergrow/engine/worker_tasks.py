@@ -1,7 +1,7 @@
-"""What workers do: one function per kind of task, from a shard to a file of results that any retry writes the same.
+"""Tasks of workers: one function per kind of task, from a shard to a result file.
 
-A result that is there, whole and of this very shard is not made again. A process opens
-source, backbone and models once and keeps them.
+Existing results of the same shard are not computed again. A process keeps the source,
+backbone and models that it opened.
 """
 
 from __future__ import annotations
@@ -49,73 +49,80 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.learning import LabelledRows
 from evergrow.learner.sharded_fit import learn_shard, merge_shards
 
-Kept = TypeVar("Kept")
+T = TypeVar("T")
 
 
 def perform(task: WorkerTask) -> ShardReport | None:
-    """Do a task, unless its result is there, and return the report of its shard; a sum has none.
+    """Run a task unless its result exists. Return the report of its shard.
 
     Parameters
     ----------
     task : WorkerTask
-        Its ``about`` names folder, key, device and versions of the job, and what this
-        kind of task needs beside.
+        The task. `about` holds the folder, key, device and versions of the job, and
+        settings of this kind of task.
+
+    Returns
+    -------
+    ShardReport or None
+        None for merges.
 
     Raises
     ------
     ShardError
         If the shard cannot be read.
     UnfitWorkerError
-        If this process has other versions or weights than the job, or does not reach
-        its folder.
+        If this process has other versions or weights than the job, or cannot reach its
+        folder.
     """
-    if task.work not in TASKS:
-        raise EngineError(
-            f"work must be one of {', '.join(sorted(TASKS))}, got {task.work!r}"
-        )
+    work = task.work
+    if work not in TASKS:
+        known = ", ".join(sorted(TASKS))
+        raise EngineError(f"work must be one of {known}, got {work!r}")
     check_versions(task.about["versions"])
-    job = _job(
+    job = _open_job(
         task.about["folder"],
         task.about["key"],
         task.about["device"],
         task.about.get("weights"),
     )
-    report = None
-    if task.work != "merge":
-        report = finished(job, task.work, task.number)
-    if report is None:
-        (job.folder / ("merged" if task.work == "merge" else task.work)).mkdir(
-            exist_ok=True
-        )
-        report = TASKS[task.work](job, task)
-    return report
+    if work == "merge":
+        folder = "merged"
+    else:
+        folder = work
+        report = finished_report(job, work, task.number)
+        if report is not None:
+            return report
+    (job.folder / folder).mkdir(exist_ok=True)
+    return TASKS[work](job, task)
 
 
-def finished(job: Job, stage: str, shard: int) -> ShardReport | None:
-    """Return the report in the result of a shard; None unless the file is there, whole, and that of this shard."""
+def finished_report(job: Job, stage: str, shard: int) -> ShardReport | None:
+    """Return the report of a shard's result, or None if the result has to be made."""
     if stage == "first":
-        found = first_features(job, shard)
-        return None if found is None else found.engine
+        features = first_features(job, shard)
+        if features is None:
+            return None
+        return features.engine
     path = job.result(stage, shard)
     if path.suffix == ".parquet":
         report = if_whole(read_report, path)
     else:
-        report = (if_whole(reports_of, path) or {}).get(str(shard))
+        report = (if_whole(read_part_reports, path) or {}).get(str(shard))
     if report is None or report.shard != job.fingerprint(shard):
         return None
     return report
 
 
 def first_features(job: Job, shard: int) -> ShardFeatures | None:
-    """Return the features of a shard's first samples; None unless their file is there, whole, and of this shard."""
+    """Return the features of a shard's first samples, or None if invalid."""
     found = if_whole(partial(read_record, ShardFeatures), job.result("first", shard))
     if found is None or found.engine.shard != job.fingerprint(shard):
         return None
     return found
 
 
-def if_whole(read: Callable[[Path], Kept], path: Path) -> Kept | None:
-    """Return what a file holds, checksum compared; None where it is not there or not whole."""
+def if_whole(read: Callable[[Path], T], path: Path) -> T | None:
+    """Return the content of a file, or None if it is missing or damaged."""
     try:
         return read(path)
     except (FileNotFoundError, FileFormatError):
@@ -136,19 +143,20 @@ def check_versions(expected: dict[str, str]) -> None:
     >>> check_versions({"evergrow": "0.0.1"})
     Traceback (most recent call last):
         ...
-    evergrow.engine.runners.UnfitWorkerError: versions must be {'evergrow': '0.0.1'} as where the job was begun, got ...
+    evergrow.engine.runners.UnfitWorkerError: versions must be {'evergrow': '0.0.1'} ...
     """
     if versions() != expected:
         raise UnfitWorkerError(
-            f"versions must be {expected} as where the job was begun, got {versions()}"
+            f"versions must be {expected} as where the job was begun, "
+            f"got {versions()}: install the same versions on every machine"
         )
 
 
-# -- learning --------------------------------------------------------------------------
+# -- learning
 
 
 def first(job: Job, task: WorkerTask) -> ShardReport:
-    """Write the features of those samples of a shard that the layer is grown on."""
+    """Write the features of the shard's samples that the layer is grown on."""
     found = shard_features(
         job, task, job.manifest.first_of(job.manifest.shards[task.number])
     )
@@ -157,20 +165,19 @@ def first(job: Job, task: WorkerTask) -> ShardReport:
 
 
 def statistics(job: Job, task: WorkerTask) -> ShardReport:
-    """Write what a shard teaches: a model of its samples alone. Their features stay here."""
+    """Write a model that learned this shard only."""
     rows = np.arange(job.manifest.shards[task.number].rows)
+    first_rows = job.manifest.first_of(job.manifest.shards[task.number])
     found = first_features(job, task.number)
     if found is None:
         found = shard_features(job, task, rows)
-    else:  # those of the first samples are only read
-        rest = np.setdiff1d(
-            rows, job.manifest.first_of(job.manifest.shards[task.number])
-        )
+    else:
+        rest = np.setdiff1d(rows, first_rows)
         if len(rest):
-            found = found.and_more(shard_features(job, task, rest))
+            found = found.extended_by(shard_features(job, task, rest))
     if not len(found):
         raise ShardError(f"shard {task.number} has no sample that can be read")
-    template = loaded_model(str(job.template), job.key, task.about["device"])
+    template = open_model(str(job.template), job.key, task.about["device"])
     part = learn_shard(template, LabelledRows(found.X, found.labels), task.number)
     write_part(
         job.result("statistics", task.number), part, {str(task.number): found.engine}
@@ -179,15 +186,15 @@ def statistics(job: Job, task: WorkerTask) -> ShardReport:
 
 
 def merge(job: Job, task: WorkerTask) -> None:
-    """Write the sum of some parts, added in their order, one at a time."""
+    """Write the sum of some parts. Parts are added one at a time, in order."""
     reports: dict[str, ShardReport] = {}
 
     def parts() -> Iterator[Learner]:
         for stage, name in task.about["inputs"]:
             path = job.folder / stage / Path(name).name
             archive = read_archive(path)
-            reports.update(reports_of(path, archive))
-            # On the CPU, where sums are added the same everywhere.
+            reports.update(_part_reports(path, archive))
+            # Sums are computed on the CPU, so that they are the same on every machine.
             yield Learner.load(archive, name=str(path), device="cpu", cache=False)
 
     total = merge_shards(parts())
@@ -199,50 +206,48 @@ class _PartReport:
     shards: dict[str, ShardReport]
 
 
-def reports_of(path: Path, archive: Archive | None = None) -> dict[str, ShardReport]:
-    """Return the reports of the shards in the file of a part or a sum, by number."""
-    if archive is None:
-        archive = read_archive(path)
-    else:
-        archive = archive
-    return from_values(
-        _PartReport, archive.meta.get("engine"), f"the report in {path}"
-    ).shards
+def read_part_reports(path: Path) -> dict[str, ShardReport]:
+    """Return the reports of all shards in a part or a sum, by shard number."""
+    return _part_reports(path, read_archive(path))
+
+
+def _part_reports(path: Path, archive: Archive) -> dict[str, ShardReport]:
+    values = archive.meta.get("engine")
+    return from_values(_PartReport, values, f"the report in {path}").shards
 
 
 def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> None:
-    """Write the model of a part, with the reports of the shards in it."""
+    """Write a part or a sum, with the reports of its shards."""
     archive = part.state_.to_archive()
     archive.meta["engine"] = to_values(_PartReport(reports))
     write_archive(path, archive)
 
 
-# -- asking a model, and features as tables --------------------------------------------
+# -- predictions and features
 
 
 def features(job: Job, task: WorkerTask) -> ShardReport:
-    """Write the features of a shard as one Parquet file."""
+    """Write the features of a shard as a Parquet file."""
     found = shard_features(job, task)
     path = job.result("features", task.number)
     widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
-    write_features(path, features=found.X, widths=widths, **found.described())
+    write_features(path, features=found.X, widths=widths, **found.table_columns())
     return found.engine
 
 
 def predict(job: Job, task: WorkerTask) -> ShardReport:
-    """Write the answers about a shard as one Parquet file; an evaluation calls nothing unknown."""
+    """Write predictions as a Parquet file. Evaluations reject nothing."""
     found = shard_features(job, task)
     path = job.result(job.work, task.number)
-    model = loaded_model(str(job.start), job.key, task.about["device"])
+    model = open_model(str(job.start), job.key, task.about["device"])
     answers = model.ask(
         Features(found.X, np.arange(len(found))),
         false_alarm=job.settings["false_alarm"],
     )
     if job.work == "evaluate":
         answers = replace(answers, unknown=None)
-    write_answers(
-        path, answers=answers, top=int(job.settings["top"]), **found.described()
-    )
+    top = int(job.settings["top"])
+    write_answers(path, answers=answers, top=top, **found.table_columns())
     return found.engine
 
 
@@ -254,27 +259,27 @@ TASKS: dict[str, Callable[[Job, WorkerTask], ShardReport | None]] = {
     "features": features,
     "predict": predict,
 }
-"""Every kind of task by name."""
+"""All kinds of tasks by name."""
 
 
-# -- from a shard to features ----------------------------------------------------------
+# -- features of a shard
 
 
 @record("engine-features")
 @dataclass(frozen=True, eq=False)
 class ShardFeatures:
-    """Features of the samples of a shard that could be read; what the files in ``first/`` hold.
+    """Features of the readable samples of a shard. Content of the files in ``first/``.
 
     Parameters
     ----------
     X : ndarray of shape (n, d)
-        The features.
+        Features.
     classes : tuple of str or None
-        Their classes.
+        Class of every row.
     engine : ShardReport
-        The shard, and what of it could not be read.
+        Report of the shard.
     names : tuple of str
-        Names of the samples; no part of the file.
+        Names of the samples. Not written to the file.
     """
 
     X: Annotated[NDArray[np.float32], Spec(("n", None), "float32")]
@@ -283,29 +288,27 @@ class ShardFeatures:
     names: tuple[str, ...] = field(default=(), metadata=UNWRITTEN)
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where a file has not one class for every row."""
-        counts = {
-            len(self),
-            self.engine.rows,
-            len(self if self.classes is None else self.classes),
-        }
-        require(len(counts) == 1, "its samples are not as many as their classes")
+        """Raise :class:`FileFormatError` unless rows, report and classes agree."""
+        counts = {len(self), self.engine.rows}
+        if self.classes is not None:
+            counts.add(len(self.classes))
+        require(len(counts) == 1, "it has not one class per sample")
 
     def __len__(self) -> int:
         return len(self.X)
 
     @property
     def labels(self) -> NDArray[np.str_]:
-        """Their classes as an array."""
+        """The classes as an array."""
         return np.array(self.classes or (), dtype=np.str_)
 
-    def described(self) -> dict[str, Any]:
-        """Return what a table says of the samples beside features or answers."""
+    def table_columns(self) -> dict[str, Any]:
+        """Return names, labels and report as arguments of the Parquet writers."""
         labels = None if self.classes is None else self.labels
         return {"names": self.names, "labels": labels, "report": self.engine}
 
-    def and_more(self, other: ShardFeatures) -> ShardFeatures:
-        """Return these labelled samples with others of the same shard after them."""
+    def extended_by(self, other: ShardFeatures) -> ShardFeatures:
+        """Return these labelled samples, followed by others of the same shard."""
         classes = (*(self.classes or ()), *(other.classes or ()))
         lost = tuple(
             sorted({*self.engine.lost, *other.engine.lost}.difference(classes))
@@ -318,31 +321,32 @@ class ShardFeatures:
 def shard_features(
     job: Job, task: WorkerTask, rows: NDArray[np.int64] | None = None
 ) -> ShardFeatures:
-    """Return the features of the shard of a task, or of some rows of it.
+    """Return the features of a task's shard, or of some of its rows.
 
     Parameters
     ----------
     job : Job
         Data, backbone and settings.
     task : WorkerTask
-        Which shard, where to compute, how many processes decode images, and where the
-        backbone's weights are.
+        The shard, the device, the number of image decoders and the path of the
+        backbone's weights.
     rows : ndarray of int, optional
-        Rows of it, ascending; all by default.
+        Ascending rows of the shard. By default all.
 
     Raises
     ------
     ShardError
-        If the shard cannot be read, or, unless the job skips such, an item of it.
+        If the shard cannot be read, or an item of it unless the job skips unreadable
+        items.
     """
     shard = job.manifest.shards[task.number]
     try:
-        data = _source(job).read(shard)
+        data = _open_source(job).read(shard)
         data = replace(data, row_names=tuple(data.names()))
         if rows is not None:
             data = data.take(rows)
         if data.features is None:
-            encoded = _encoded(job, data, task)
+            encoded = _encode(job, data, task)
         else:
             encoded = Features(data.features, np.arange(len(data)))
     except (InputError, FileFormatError, DatasetNotFoundError) as error:
@@ -366,28 +370,28 @@ def shard_features(
     return ShardFeatures(X, classes, report, names)
 
 
-def _encoded(job: Job, data: Samples, task: WorkerTask) -> Features:
+def _encode(job: Job, data: Samples, task: WorkerTask) -> Features:
+    """Return the features of images or texts."""
     from evergrow.features import encode
 
-    backbone = backbone_of(job, task.about["device"], task.about.get("weights"))
-    decoders = task.about.get(
-        "decoders", 0 if backbone.device.type == "cpu" else "auto"
-    )
+    backbone = open_backbone(job, task.about["device"], task.about.get("weights"))
+    decoders: int | str = "auto"
+    if backbone.device.type == "cpu":
+        decoders = 0
+    decoders = task.about.get("decoders", decoders)
     settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DataWarning
-            )  # the job names in the end what was left out
+            # The job's report lists the failures.
+            warnings.simplefilter("ignore", DataWarning)
             return encode(
                 backbone, data.raw_items(), cache=False, workers=decoders, **settings
             )
     except ImageError as error:
         if not job.skips:
             raise
-        failures = tuple(
-            (name, str(error)) for name in data.row_names
-        )  # none can be read
+        # No item of the shard can be read.
+        failures = tuple((name, str(error)) for name in data.row_names)
     return Features(
         np.empty((0, backbone.n_features), dtype=np.float32),
         np.empty(0, dtype=np.int64),
@@ -395,46 +399,55 @@ def _encoded(job: Job, data: Samples, task: WorkerTask) -> Features:
     )
 
 
-# -- what a process opens once ---------------------------------------------------------
+# -- objects that a process opens once
 
 
 @lru_cache(maxsize=4)
-def _job(folder: str, key: str, device: str, weights: str | None) -> Job:
-    """Return the job of a folder, or raise :class:`UnfitWorkerError` where this process cannot work on it."""
+def _open_job(folder: str, key: str, device: str, weights: str | None) -> Job:
+    """Return the job of a folder, and load its backbone for the tasks to come.
+
+    Raises
+    ------
+    UnfitWorkerError
+        If this process cannot work on the job.
+    """
     if not os.access(folder, os.R_OK | os.W_OK):
         raise UnfitWorkerError(
-            f"folder must be one that every worker can write to, got {folder}, which this cannot"
+            "folder must be one that every worker can write to, "
+            f"got {folder}, which this worker cannot"
         )
     try:
         job = read_job(folder)
         if job.key != key:
             raise EngineError(
-                f"folder must hold the job {key}, got {job.key}: another job was begun in {folder}"
+                f"folder must hold the job {key}, got {job.key}: "
+                f"another job was started in {folder}"
             )
-        if job.manifest.kind != "features":  # it is kept, for the tasks to come
-            backbone_of(job, device, weights)
+        if job.manifest.kind != "features":
+            open_backbone(job, device, weights)
     except EvergrowError as error:
         raise UnfitWorkerError(str(error)) from error
     return job
 
 
 @lru_cache(maxsize=2)
-def _source(job: Job) -> Source:
+def _open_source(job: Job) -> Source:
     from evergrow.data import source_from
 
     return source_from(job.manifest.source)
 
 
 @lru_cache(maxsize=2)
-def backbone_of(job: Job, device: str, weights: str | None = None) -> Backbone:
-    """Return the start model's backbone, or else the one described in job.json."""
+def open_backbone(job: Job, device: str, weights: str | None = None) -> Backbone:
+    """Return the backbone of the start model, or else the one of ``job.json``."""
     if job.start.is_file():
-        found = loaded_model(str(job.start), job.key, device, weights).backbone_()
+        found = open_model(str(job.start), job.key, device, weights).backbone_()
         if found is not None:
             return found  # type: ignore[no-any-return]
     if job.backbone is None:
         raise InputError(
-            "samples must be feature vectors, since the job has no backbone, got images or texts"
+            "samples must be feature vectors, because the job has no backbone, "
+            "got images or texts"
         )
     from evergrow.features.catalog import backbone_from_spec
 
@@ -444,16 +457,14 @@ def backbone_of(job: Job, device: str, weights: str | None = None) -> Backbone:
 
 
 @lru_cache(maxsize=4)
-def loaded_model(
-    path: str, key: str, device: str, weights: str | None = None
-) -> Learner:
-    """Return a model of a job; it is not to be changed."""
+def open_model(path: str, key: str, device: str, weights: str | None = None) -> Learner:
+    """Return a model of the job. Do not change it."""
     return Learner.load(
         path, weights=weights, device=None if device == "auto" else device, cache=False
     )
 
 
-def forget_opened() -> None:
-    """Let go of sources, backbones and models, for a process that goes on to something else."""
-    for opened in (_job, _source, backbone_of, loaded_model):
+def release_opened() -> None:
+    """Release sources, backbones and models that this process opened."""
+    for opened in (_open_job, _open_source, open_backbone, open_model):
         opened.cache_clear()

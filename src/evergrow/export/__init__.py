@@ -1,1 +1,1 @@
-"""A model as one ONNX graph, and bridges to other tools."""
+"""Export a learner: ONNX graphs, the Hugging Face Hub, MLflow and annotation tools."""

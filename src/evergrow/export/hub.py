@@ -54,7 +54,7 @@ _PIPELINE_TAGS = {
 
 
 class HubError(EvergrowError, ConnectionError):
-    """The Hub could not be reached, or refused the request. Nothing was changed here."""
+    """The Hub could not be reached, or refused. Nothing was changed here."""
 
 
 class HubModel(
@@ -138,13 +138,12 @@ def push_to_hub(
         pushed: Any = HubModel(learner, card).push_to_hub(
             repo, commit_message=message, **settings
         )
-    # Older clients return the address of the folder as text, with the commit's as
-    # field.
+    # In older clients the result is the folder's address, with the commit as a field.
     return str(pushed.commit_url)
 
 
 def load_from_hub(repo: str | os.PathLike[str], **settings: Any) -> Learner:
-    """Load a learner from the Hugging Face Hub, or from a folder with a published model.
+    """Load a learner from the Hugging Face Hub, or from a folder.
 
     Only ``model.evg`` is downloaded, and checked like every model file. Nothing in it
     is executed.
@@ -309,7 +308,7 @@ def _hub_errors(repo: str) -> Iterator[None]:
         raise ParameterError(
             f"repo must be 'OWNER/NAME' or a folder, got {repo!r}"
         ) from error
-    # The network, TLS and the client each raise errors of their own.
+    # The network, TLS and the client each raise different errors.
     except Exception as error:
         is_missing = isinstance(error, (RepositoryNotFoundError, EntryNotFoundError))
         # LocalEntryNotFoundError means that the Hub was not reached.

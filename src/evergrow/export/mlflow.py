@@ -1,8 +1,8 @@
-"""Learners as MLflow models: logged, registered, loaded and served like any other ``pyfunc`` model.
+"""Log, register, load and serve learners as MLflow models.
 
 The model is stored as code and one artifact, the model file that
-:meth:`evergrow.Learner.save` writes; nothing is pickled. Loading it runs
-:mod:`evergrow.export.mlflow_code`, which is copied beside the file.
+:meth:`evergrow.Learner.save` writes. Nothing is pickled. MLflow loads it by running
+:mod:`evergrow.export.mlflow_code`, which is copied next to the file.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ ARTIFACT = "model"
 """Name of the artifact that holds the model file."""
 
 CODE = Path(__file__).with_name("mlflow_code.py")
-"""The code that MLflow keeps with the model and runs to load it."""
+"""The code that MLflow stores with the model and runs to load it."""
 
 _EXTRAS = {"image": "", "text": "[text]", "features": ""}
 
 
 def save_model(learner: Learner, path: str | os.PathLike[str], **settings: Any) -> None:
-    """Write a learner as an MLflow model to a folder.
+    """Write a learner to a folder, as an MLflow model.
 
     Parameters
     ----------
     learner : Learner
-        Model of images, texts or feature vectors.
+        A fitted learner.
     path : path-like
-        Folder to make.
+        Folder to create.
     **settings
         Settings of ``mlflow.pyfunc.save_model``. By default ``pip_requirements`` lists
         this version of evergrow and the packages that the model needs.
     """
-    with _described(learner) as described:
+    with _pyfunc_arguments(learner) as arguments:
         _mlflow("mlflow.pyfunc").save_model(
-            path=os.fspath(path), **{**described, **settings}
+            path=os.fspath(path), **{**arguments, **settings}
         )
 
 
@@ -60,25 +60,26 @@ def log_model(learner: Learner, name: str = "model", **settings: Any) -> Any:
     Parameters
     ----------
     learner : Learner
-        Model of images, texts or feature vectors.
+        A fitted learner.
     name : str
         Name of the model.
     **settings
-        For ``mlflow.pyfunc.log_model``, for example ``registered_model_name``.
+        Settings of ``mlflow.pyfunc.log_model``, for example
+        ``registered_model_name``.
 
     Returns
     -------
     mlflow.models.model.ModelInfo
     """
-    with _described(learner) as described:
+    with _pyfunc_arguments(learner) as arguments:
         return _mlflow("mlflow.pyfunc").log_model(
-            name=name, **{**described, **settings}
+            name=name, **{**arguments, **settings}
         )
 
 
 @contextmanager
-def _described(learner: Learner) -> Iterator[dict[str, Any]]:
-    """Yield what MLflow is told of a learner; its file is there until the block ends."""
+def _pyfunc_arguments(learner: Learner) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of MLflow's functions. The model file is temporary."""
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "model.evg")
         learner.save(file)
@@ -99,10 +100,10 @@ def _described(learner: Learner) -> Iterator[dict[str, Any]]:
 
 
 def signature_of(learner: Learner) -> Any:
-    """Return the inputs of a learner as MLflow's signature: named columns, texts, or the bytes of images.
+    """Return the MLflow signature of a learner.
 
-    Features that were learned from a data frame are the columns of one; others are rows
-    of an array.
+    Texts and images are one column, of strings or bytes. Features learned from a data
+    frame are named columns, other features are rows of an array.
     """
     models = _mlflow("mlflow.models")
     types = _mlflow("mlflow.types")
@@ -126,24 +127,24 @@ def signature_of(learner: Learner) -> Any:
     return models.ModelSignature(inputs=types.Schema(columns), params=params)
 
 
-# -- what a served model does ----------------------------------------------------------
+# -- serving
 
 
-def answered(
+def predict_frame(
     learner: Learner, model_input: Any, params: dict[str, Any] | None = None
 ) -> Any:
-    """Return the answers to what MLflow hands over, as a pandas frame.
+    """Return predictions for an MLflow input, as a pandas frame.
 
     Parameters
     ----------
     learner : Learner
         The model.
     model_input : DataFrame or ndarray
-        Features; or a column ``text``; or a column ``image`` of the bytes of image
-        files, never of paths, since who asks a service must not choose what it reads.
+        Features, or a frame with a column ``text`` or ``image``. Images are the bytes
+        of image files, never paths, because clients must not read files of the server.
     params : dict, optional
-        ``top``: how many classes to give of each. ``false_alarm``: share of known
-        things that may be called unknown; 0 asks nothing about that.
+        ``top``: number of classes per sample. ``false_alarm``: fraction of known
+        samples that may be rejected as unknown; 0 rejects nothing.
     """
     wanted = {"top": 1, "false_alarm": 0.0, **(params or {})}
     items = model_input
@@ -152,7 +153,8 @@ def answered(
             items.columns
         ):
             raise InputError(
-                f"inputs must be a frame with a column {learner.state_.kind!r}, got {type(items).__name__}"
+                f"inputs must be a frame with a column {learner.state_.kind!r}, "
+                f"got {type(items).__name__}"
             )
         items = list(items[learner.state_.kind])
     if learner.state_.kind == "text":
@@ -164,14 +166,15 @@ def answered(
 
 
 def _bytes(cell: Any, row: int) -> bytes:
-    """Return the bytes of an image: MLflow decodes base64 for a column of bytes, and not everywhere."""
+    """Return the bytes of an image. MLflow does not decode base64 everywhere."""
     if isinstance(cell, (bytes, bytearray)):
         return bytes(cell)
     try:
         return base64.b64decode(cell, validate=True)
     except (TypeError, ValueError, binascii.Error):
         raise InputError(
-            f"image must be the bytes of an image file, in base64 over HTTP, got row {row}"
+            "image must be the bytes of an image file, in base64 over HTTP, "
+            f"got row {row}"
         ) from None
 
 

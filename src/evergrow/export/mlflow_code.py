@@ -1,4 +1,7 @@
-"""The code that MLflow keeps beside a learner's file and runs to load it; see :mod:`evergrow.export.mlflow`."""
+"""Code that MLflow stores with a model and runs to load it.
+
+See :mod:`evergrow.export.mlflow`.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,23 @@ from typing import Any
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
-from evergrow.export.mlflow import ARTIFACT, answered
+from evergrow.export.mlflow import ARTIFACT, predict_frame
 
 
 class LearnerModel(PythonModel):
-    """A learner as MLflow calls it."""
+    """Adapter of a learner to MLflow's interface."""
 
     def load_context(self, context: Any) -> None:
-        """Read the model file, checked as every model file is."""
+        """Load and check the model file."""
         from evergrow import Learner
 
         self.learner = Learner.load(context.artifacts[ARTIFACT])
 
-    # MLflow reads the hints of this method as a signature; the one that is stored with
-    # the model says more.
+    # Without type hints, because MLflow would derive a signature from them. The stored
+    # signature is more precise.
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """Return the answers as a pandas frame: class, probability, and more by ``params``."""
-        return answered(self.learner, model_input, params)
+        """Return predictions as a pandas frame."""
+        return predict_frame(self.learner, model_input, params)
 
 
 set_model(LearnerModel())

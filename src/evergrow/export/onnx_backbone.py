@@ -1,4 +1,4 @@
-"""From pixels or tokens to features as an ONNX graph, with samples to compare its answers on."""
+"""ONNX graphs of backbones, from pixels or tokens to features, with test samples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PURPOSE = "writing ONNX files"
 FEATURES = "features"
 PIXELS = "pixels"
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
-"""Inputs of a graph of texts, in their order; the last one only where the network has it."""
+"""Inputs of text graphs, in order. The last one is optional."""
 
 SENTENCES = (
     "transfer fifty dollars to my savings",
@@ -51,31 +51,35 @@ SENTENCES = (
     "what is the weather like",
     "a text that is far too long ",
 )
-"""Texts that tokenizer and graph are tried on; the last one is repeated until it has to be cut off."""
+"""Texts for testing tokenizer and graph. The last one is repeated until truncated."""
 
-_ROWS = 4  # of random samples
-_MANY = 2**16  # tokens beyond which a limit is none: tokenizers say 10**30 for that
-_HEAD_ALONE = "; head_only=True exports the head alone, for features"
+_ROWS = 4
+"""Number of random test samples."""
+
+_MAX_TOKENS = 2**16
+"""Longest text. Tokenizers without a limit report 10**30."""
+
+_HEAD_ONLY_HINT = "; head_only=True exports the head alone, for features"
 
 
 class ExportError(EvergrowError, RuntimeError):
-    """A model cannot be written in the wanted form; nothing was written."""
+    """A model cannot be exported in the requested form. Nothing was written."""
 
 
-# -- networks that can be traced -------------------------------------------------------
+# -- networks that can be traced
 
 
 class PixelModule(nn.Module):
-    """A backbone that takes bytes and gives the blocks of its recipe, joined at equal energy.
+    """Image backbone that takes uint8 pixels and returns the features of its recipe.
 
     Parameters
     ----------
     module : torch.nn.Module
-        From normalised images to its own vector.
+        Takes normalised images.
     transform : Preprocessing
-        Its last step, from bytes to normalised images, is part of the graph.
+        Its normalisation becomes part of the graph.
     blocks : sequence of FeatureBlock
-        What a feature vector is made of.
+        Feature blocks, joined at equal energy.
     """
 
     def __init__(
@@ -91,29 +95,29 @@ class PixelModule(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return float32 features (n, d) of uint8 images (n, 3, height, width)."""
-        return join_equally(
-            read_views(
-                self.module,
-                self._blocks,
-                self._transform,
-                self._transform.normalised(pixels),
-            )
-        )
+        images = self._transform.normalised(pixels)
+        views = read_views(self.module, self._blocks, self._transform, images)
+        return join_equally(views)
 
 
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
-    """Return blocks side by side at equal energy, as :func:`evergrow.data.items.join_blocks` joins them.
+    """Concatenate blocks at equal energy.
+
+    Computes the same as :func:`evergrow.data.items.join_blocks`, with operators that
+    can be traced.
 
     Parameters
     ----------
     blocks : sequence of Tensor of shape (n, width)
-        A single one is handed on as it is.
+        Feature blocks. A single block is returned unchanged.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.export.onnx_backbone import join_equally
-    >>> (join_equally([torch.tensor([[3.0, -4.0]]), torch.tensor([[9.0, 16.0]])]) * 2**0.5).round(decimals=6)
+    >>> first, second = torch.tensor([[3.0, -4.0]]), torch.tensor([[9.0, 16.0]])
+    >>> joined = join_equally([first, second])
+    >>> (joined * 2**0.5).round(decimals=6)
     tensor([[ 0.6000, -0.8000,  0.6000,  0.8000]])
     """
     if len(blocks) == 1:
@@ -122,28 +126,25 @@ def join_equally(blocks: Sequence[Tensor]) -> Tensor:
     for block in blocks:
         largest = block.abs().amax(dim=1, keepdim=True)
         block = block / torch.where(largest > 0, largest, torch.ones_like(largest))
-        # Rows without a negative value are replaced by their square roots; then all get
-        # length one.
-        block = torch.where(
-            block.amin(dim=1, keepdim=True) >= 0, block.abs().sqrt(), block
-        )
+        # Rows without negative values are replaced by their square roots. Then every
+        # row is scaled to unit length.
+        is_nonnegative = block.amin(dim=1, keepdim=True) >= 0
+        block = torch.where(is_nonnegative, block.abs().sqrt(), block)
         norms = block.square().sum(dim=1, keepdim=True).sqrt()
-        joined.append(
-            len(blocks) ** -0.5
-            * (block / torch.where(norms > 0, norms, torch.ones_like(norms)))
-        )
+        unit = block / torch.where(norms > 0, norms, torch.ones_like(norms))
+        joined.append(len(blocks) ** -0.5 * unit)
     return torch.cat(joined, dim=1)
 
 
 class TokenModule(nn.Module):
-    """A sentence encoder that takes tokens and gives the blocks of its recipe, joined at equal energy.
+    """Sentence encoder that takes tokens and returns the features of its recipe.
 
     Parameters
     ----------
     encoder : sentence_transformers.SentenceTransformer
-        The network and its pooling.
+        Network and pooling.
     blocks : sequence of FeatureBlock
-        What a feature vector is made of.
+        Feature blocks, joined at equal energy.
     """
 
     def __init__(self, encoder: nn.Module, blocks: Sequence[FeatureBlock]) -> None:
@@ -157,7 +158,7 @@ class TokenModule(nn.Module):
         attention_mask: Tensor,
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """Return float32 features (n, d) of tokens (n, length); those with a mask of 0 are padding."""
+        """Return float32 features (n, d) of tokens (n, length), with padding masked."""
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
             tokens["token_type_ids"] = token_type_ids
@@ -165,45 +166,43 @@ class TokenModule(nn.Module):
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, with the tuners on it."""
-    copied: nn.Module = copy.deepcopy(
-        module
-    )  # the tuners' hooks lead to the model, so that they are copied with it
+    """Return a copy on the CPU, including the tuners."""
+    # The tuners' hooks refer to the module, so they are copied with it.
+    copied: nn.Module = copy.deepcopy(module)
     copied.to("cpu").to(memory_format=torch.contiguous_format)
     for tuner in tuners_of(copied):
         tuner.to("cpu")
     return copied
 
 
-# -- what a graph takes ----------------------------------------------------------------
+# -- inputs of a graph
 
 
 @dataclass(frozen=True)
 class GraphInput:
-    """What a graph takes, and samples to try it on.
+    """Inputs of a graph, and samples to test it on.
 
     Parameters
     ----------
     inputs : list of dict
         Name, type and shape of every input.
     meaning : str
-        What is in them, in words.
+        Description of the inputs.
     features : callable
-        Returns the features of all samples, as evergrow computes them.
+        Returns the features of all test samples, computed by evergrow.
     samples : callable
-        Returns some of the samples, given a slice, as the graph takes them.
+        Takes a slice and returns the inputs of the selected test samples.
     tried_on : str
-        What the samples are, in words.
+        Description of the test samples.
     network : callable, optional
-        Returns a copy of the network up to the features, and an example of every input;
-        None for features.
+        Returns a copy of the network up to the features, and an example of every
+        input. None if the input is features.
     sizes : tuple of (str, int)
-        Name and largest value of the dimensions that stay open, which are the first
-        ones of every input.
+        Name and maximum of the dynamic dimensions, the leading ones of every input.
     metadata : dict
-        What else a runtime has to know.
+        Further metadata for runtimes.
     beside : dict of Path to bytes
-        Files that belong beside the graph.
+        Files to write next to the graph.
     """
 
     inputs: list[dict[str, Any]]
@@ -218,19 +217,25 @@ class GraphInput:
 
 
 def _pixel_input(backbone: ImageBackbone) -> GraphInput:
-    """Return the input of images as bytes, resized and cropped, that go through a backbone."""
-    transform, (height, width) = backbone.transform, backbone.transform.size
+    """Return the input of an image graph: resized and cropped images as bytes."""
+    transform = backbone.transform
+    height, width = transform.size
     cuts = transform.cuts()
-    views = [{"left": columns.start, **part.to_dict()} for part, columns in cuts]
-    # Noise of every scale: fine grain, and patches of colour.
+    if len(cuts) == 1:
+        metadata: dict[str, Any] = {"evergrow.preprocessing": cuts[0][0].to_dict()}
+    else:
+        views = [{"left": columns.start, **part.to_dict()} for part, columns in cuts]
+        metadata = {"evergrow.views": views}
+    # Test images mix fine grain and large patches of colour.
     stream = generator(0, "export", "images")
     coarse = torch.rand(_ROWS, 3, 6, 6, generator=stream)
     smooth = torch.nn.functional.interpolate(
         coarse, size=(height, width), mode="bilinear"
     )
     grain = torch.rand(_ROWS, 3, height, width, generator=stream)
-    share = torch.linspace(0.0, 1.0, _ROWS).view(-1, 1, 1, 1)
-    noise = (255 * (share * grain + (1 - share) * smooth)).round().to(torch.uint8)
+    fraction = torch.linspace(0.0, 1.0, _ROWS).view(-1, 1, 1, 1)
+    mixed = fraction * grain + (1 - fraction) * smooth
+    noise = (255 * mixed).round().to(torch.uint8)
 
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
         module = PixelModule(
@@ -239,61 +244,56 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
         return module.eval().requires_grad_(False), {PIXELS: noise[:2]}
 
     return GraphInput(
-        [{"name": PIXELS, "type": "uint8", "shape": ["n", 3, height, width]}],
-        "RGB images, 0 to 255, resized and cropped, several views side by side; normalisation with mean and std, and "
-        "mirror images, are part of the graph",
-        lambda: encode_batch(backbone, list(transform.normalised(noise))),
-        lambda part: {PIXELS: np.asarray(noise[part].numpy())},
+        inputs=[{"name": PIXELS, "type": "uint8", "shape": ["n", 3, height, width]}],
+        meaning=(
+            "RGB images, 0 to 255, resized and cropped, several views side by side; "
+            "normalisation with mean and std, and mirror images, are part of the graph"
+        ),
+        features=lambda: encode_batch(backbone, list(transform.normalised(noise))),
+        samples=lambda part: {PIXELS: np.asarray(noise[part].numpy())},
         network=network,
-        metadata={"evergrow.preprocessing": cuts[0][0].to_dict()}
-        if len(cuts) == 1
-        else {"evergrow.views": views},
+        metadata=metadata,
     )
 
 
 def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
-    """Return the input of tokens, made by the tokenizer in a file beside the graph, that go through a sentence encoder.
+    """Return the input of a text graph: tokens from a tokenizer file.
 
     Parameters
     ----------
     backbone : TextBackbone
-        The encoder; its tokenizer must be one of the tokenizers library.
+        The sentence encoder. Its tokenizer must be of the tokenizers library.
     path : Path
-        Where the tokenizer will lie.
+        Path of the tokenizer file, next to the graph.
 
     Raises
     ------
     ExportError
-        If tokenizer or network are of a kind that cannot be exported.
+        If this kind of tokenizer or network cannot be exported.
     """
-    name = backbone.spec.name
     limit = getattr(backbone.module, "max_seq_length", None)
-    if limit is not None and limit <= _MANY:
+    if limit is not None and limit <= _MAX_TOKENS:
         limit = int(limit)
     else:
         limit = None
     prompt = default_prompt(backbone.module)
     inputs = _token_inputs(backbone)
     tokenizer = _tokenizer_file(backbone, limit, prompt)
-    words = len(SENTENCES[-1].split())  # each of them is at least one token
-    texts = [
-        *SENTENCES[:-1],
-        SENTENCES[-1] * (8 if limit is None else limit // words + 1),
-    ]
+    repeats = 8
+    if limit is not None:
+        # Every word is at least one token.
+        repeats = limit // len(SENTENCES[-1].split()) + 1
+    texts = [*SENTENCES[:-1], SENTENCES[-1] * repeats]
 
     def samples(part: slice) -> dict[str, NDArray[Any]]:
-        """Return the tokens of some texts, padded to one length, by the tokenizers library alone."""
-        found = (
-            _tokenizers()
-            .Tokenizer.from_str(tokenizer)
-            .encode_batch([prompt + text for text in texts[part]])
-        )
-        rows = (
-            [row.ids for row in found],
-            [row.attention_mask for row in found],
-            [row.type_ids for row in found],
-        )
-        tokens = dict(zip(TOKENS, rows, strict=True))
+        """Tokenize some of the texts with the tokenizers library alone."""
+        encode_texts = _tokenizers().Tokenizer.from_str(tokenizer).encode_batch
+        encoded = encode_texts([prompt + text for text in texts[part]])
+        tokens = {
+            "input_ids": [row.ids for row in encoded],
+            "attention_mask": [row.attention_mask for row in encoded],
+            "token_type_ids": [row.type_ids for row in encoded],
+        }
         return {token: np.asarray(tokens[token], dtype=np.int64) for token in inputs}
 
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
@@ -302,40 +302,42 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
         module = TokenModule(encoder, backbone.spec.blocks.parsed).eval()
         return module, {token: tokens[token] for token in inputs}
 
-    theirs = _tokens(backbone, texts)
-    ours = samples(slice(None))
+    expected = _tokens(backbone, texts)
+    exported = samples(slice(None))
     for token in inputs:
-        if not np.array_equal(theirs[token].cpu().numpy(), ours[token]):
+        if not np.array_equal(expected[token].cpu().numpy(), exported[token]):
             raise ExportError(
-                f"the tokenizer of backbone must give the same tokens alone as in its library to be "
-                f"exported, got other {token} from that of {name}{_HEAD_ALONE}"
+                "the tokenizer of backbone must give the same tokens without its "
+                f"library to be exported, got other {token} for "
+                f"{backbone.spec.name}{_HEAD_ONLY_HINT}"
             )
-    digest = hashlib.sha256(tokenizer.encode()).hexdigest()
+    description = {
+        "file": path.name,
+        "sha256": hashlib.sha256(tokenizer.encode()).hexdigest(),
+        "max_length": limit,
+        "prompt": prompt,
+    }
     return GraphInput(
-        [
+        inputs=[
             {"name": token, "type": "int64", "shape": ["n", "length"]}
             for token in inputs
         ],
-        "tokens of texts by the tokenizer beside the graph, which cuts off and pads; a mask of 0 is padding",
-        lambda: encode_batch(backbone, texts),
-        samples,
-        "texts of mixed lengths",
-        network,
-        (("n", 2**20), ("length", limit or _MANY)),
-        {
-            "evergrow.tokenizer": {
-                "file": path.name,
-                "sha256": digest,
-                "max_length": limit,
-                "prompt": prompt,
-            }
-        },
-        {path: tokenizer.encode()},
+        meaning=(
+            "tokens of texts by the tokenizer beside the graph, which truncates and "
+            "pads; a mask of 0 is padding"
+        ),
+        features=lambda: encode_batch(backbone, texts),
+        samples=samples,
+        tried_on="texts of mixed lengths",
+        network=network,
+        sizes=(("n", 2**20), ("length", limit or _MAX_TOKENS)),
+        metadata={"evergrow.tokenizer": description},
+        beside={path: tokenizer.encode()},
     )
 
 
 def _token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
-    """Return the names of what the encoder's network takes, or raise :class:`ExportError`."""
+    """Return the names of the network's inputs, or raise :class:`ExportError`."""
     name = backbone.spec.name
     found = {
         token
@@ -343,39 +345,42 @@ def _token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
         if isinstance(value, Tensor)
     }
     if not set(TOKENS[:2]) <= found <= set(TOKENS):
+        listed = ", ".join(sorted(found)) or "no tokens"
         raise ExportError(
-            f"backbone must take {TOKENS[0]} and {TOKENS[1]} of texts to be exported, got {name}, which takes "
-            f"{', '.join(sorted(found)) or 'no tokens'}{_HEAD_ALONE}"
+            f"backbone must take {TOKENS[0]} and {TOKENS[1]} of texts to be exported, "
+            f"got {name}, which takes {listed}{_HEAD_ONLY_HINT}"
         )
     network = getattr(next(iter(backbone.module.children()), None), "auto_model", None)
     if not isinstance(network, nn.Module):
         raise ExportError(
-            f"backbone must begin with a transformer to be exported, got {name}{_HEAD_ALONE}"
+            "backbone must begin with a transformer to be exported, "
+            f"got {name}{_HEAD_ONLY_HINT}"
         )
-    known = inspect.signature(network.forward).parameters
-    return tuple(
-        token
-        for token in TOKENS
-        if token in found and (token in TOKENS[:2] or token in known)
-    )
+    accepted = inspect.signature(network.forward).parameters
+    names = list(TOKENS[:2])
+    if TOKENS[2] in found and TOKENS[2] in accepted:
+        names.append(TOKENS[2])
+    return tuple(names)
 
 
 def _tokenizer_file(backbone: TextBackbone, limit: int | None, prompt: str) -> str:
-    """Return the tokenizer as the text of a file, with truncation and padding as its wrapper does them."""
+    """Return a tokenizer file with the wrapper's truncation and padding."""
     encoder: Any = backbone.module
     tokenizer: Any = getattr(encoder, "tokenizer", None)
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "to_str"):
         raise ExportError(
-            f"the tokenizer of backbone must be one of the tokenizers library to be exported, got "
-            f"{type(tokenizer).__name__} of {backbone.spec.name}{_HEAD_ALONE}"
+            "the tokenizer of backbone must be of the tokenizers library to be "
+            f"exported, got {type(tokenizer).__name__} of {backbone.spec.name}"
+            f"{_HEAD_ONLY_HINT}"
         )
     if prompt and any(
         getattr(part, "include_prompt", True) is False for part in encoder.modules()
     ):
         raise ExportError(
-            f"the pooling of backbone must count all tokens to be exported, got {backbone.spec.name}, "
-            f"which leaves out those of its prompt{_HEAD_ALONE}"
+            "the pooling of backbone must count all tokens to be exported, "
+            f"got {backbone.spec.name}, which leaves out those of its prompt"
+            f"{_HEAD_ONLY_HINT}"
         )
     made = _tokenizers().Tokenizer.from_str(backend.to_str())
     made.no_truncation()
@@ -393,29 +398,30 @@ def _tokenizer_file(backbone: TextBackbone, limit: int | None, prompt: str) -> s
 def _tokens(backbone: TextBackbone, texts: list[str]) -> dict[str, Any]:
     try:
         return tokens_of(backbone.module, texts, torch.device("cpu"))
-    except Exception as error:  # encoders of other kinds fail in many ways
+    except Exception as error:
+        # Encoders of other kinds fail in many ways.
         raise ExportError(
-            f"backbone must have a tokenizer for texts to be exported, got {backbone.spec.name}: "
-            f"{first_line(error)}{_HEAD_ALONE}"
+            "backbone must have a tokenizer for texts to be exported, "
+            f"got {backbone.spec.name}: {first_line(error)}{_HEAD_ONLY_HINT}"
         ) from error
 
 
 def graph_input(backbone: Backbone | None, width: int, target: Path) -> GraphInput:
-    """Return what a graph takes.
+    """Return the inputs of the graph of a backbone, or of a head alone.
 
     Parameters
     ----------
     backbone : Backbone or None
         None for the head alone.
     width : int
-        Features that the head takes.
+        Number of features of the head.
     target : Path
-        Where the graph will lie.
+        Path of the graph.
 
     Raises
     ------
     ExportError
-        If the backbone is of a kind that cannot be exported.
+        If this kind of backbone cannot be exported.
     """
     if backbone is None:
         inputs = [{"name": FEATURES, "type": "float32", "shape": ["n", width]}]
@@ -428,14 +434,14 @@ def graph_input(backbone: Backbone | None, width: int, target: Path) -> GraphInp
         return _token_input(backbone, tokenizer_path(target))
     if not isinstance(backbone, ImageBackbone):
         raise ExportError(
-            "backbone must be one of images, or a sentence encoder, to be exported, got a "
-            f"{backbone.kind} backbone{_HEAD_ALONE}"
+            "backbone must be one of images, or a sentence encoder, to be exported, "
+            f"got a {backbone.kind} backbone{_HEAD_ONLY_HINT}"
         )
     return _pixel_input(backbone)
 
 
 def tokenizer_path(target: Path) -> Path:
-    """Return where the tokenizer of a graph lies.
+    """Return the path of the tokenizer file of a graph.
 
     Examples
     --------
@@ -458,32 +464,39 @@ def _tokenizers() -> Any:
     return require("tokenizers", extra="text", purpose="encoding texts")
 
 
-# -- export by torch -------------------------------------------------------------------
+# -- export with torch
 
 
 def exporters() -> list[str]:
-    """Return the exporters of this torch, the better one first."""
+    """Return the available exporters of torch, the preferred one first."""
     if importlib.util.find_spec("onnxscript") is None:
         return ["torchscript"]
     return ["dynamo", "torchscript"]
 
 
 def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str] | None:
-    """Return the ONNX model from a graph's inputs to ``features``, and which exporter made it; None for features.
+    """Export the network up to ``features`` with the first exporter that can.
 
     Parameters
     ----------
     name : str
-        Of the backbone, for messages.
+        Name of the backbone, for messages.
     source : GraphInput
-        Its inputs and its network.
+        The inputs and the network.
     opset : int
         Version of the operator set.
+
+    Returns
+    -------
+    model : onnx.ModelProto
+        The exported network.
+    exporter : str
+        ``"dynamo"`` or ``"torchscript"``. None is returned if the input is features.
 
     Raises
     ------
     ExportError
-        If neither exporter can.
+        If no exporter can export the network.
     """
     if source.network is None:
         return None
@@ -496,7 +509,7 @@ def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str]
                     *network, source.sizes, opset, dynamo=exporter == "dynamo"
                 )
             _check_model(model, list(network[1]), source.sizes, opset)
-        except Exception as error:  # noqa: PERF203  of many kinds, none documented; the other exporter may do
+        except Exception as error:  # noqa: PERF203  the other exporter may succeed
             failures.append(f"{exporter}: {type(error).__name__}: {first_line(error)}")
         else:
             return model, exporter
@@ -514,38 +527,36 @@ def _exported(
     dynamo: bool,
 ) -> Any:
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
-    buffer = io.BytesIO()
-    if dynamo:
-        dims = {
-            place: torch.export.Dim(name, min=1, max=most)
-            for place, (name, most) in enumerate(sizes)
-        }
-        how: dict[str, Any] = {
-            "dynamic_shapes": {name: dict(dims) for name in examples}
-        }
-    else:
-        axes: dict[str, Any] = {
-            name: {place: size for place, (size, _) in enumerate(sizes)}
-            for name in examples
-        }
-        how = {"f": buffer, "dynamic_axes": {**axes, FEATURES: {0: sizes[0][0]}}}
-    names: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "input_names": list(examples),
         "output_names": [FEATURES],
         "opset_version": opset,
+        "verbose": False,
     }
-    program: Any = torch.onnx.export(
-        module, tuple(examples.values()), verbose=False, dynamo=dynamo, **names, **how
-    )
+    inputs = tuple(examples.values())
     if dynamo:
+        dims = {
+            axis: torch.export.Dim(name, min=1, max=largest)
+            for axis, (name, largest) in enumerate(sizes)
+        }
+        shapes = {name: dict(dims) for name in examples}
+        program: Any = torch.onnx.export(
+            module, inputs, dynamo=True, dynamic_shapes=shapes, **settings
+        )
         return program.model_proto
+    buffer = io.BytesIO()
+    size_names = {axis: name for axis, (name, _) in enumerate(sizes)}
+    settings["f"] = buffer
+    settings["dynamic_axes"] = dict.fromkeys(examples, size_names)
+    settings["dynamic_axes"][FEATURES] = {0: sizes[0][0]}
+    torch.onnx.export(module, inputs, dynamo=False, **settings)
     return onnx.load_from_string(buffer.getvalue())
 
 
 def _check_model(
     model: Any, names: list[str], sizes: Sequence[tuple[str, int]], opset: int
 ) -> None:
-    """Raise if the exporter has fixed an open size, renamed what goes in and out or taken other operators."""
+    """Check that the exporter kept dynamic sizes, names and the operator set."""
     graph = model.graph
     versions = [
         entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")
@@ -555,13 +566,13 @@ def _check_model(
             f"the exporter has written operator set {versions} instead of {opset}"
         )
     found = [value.name for value in graph.input]
-    # The graph may do without token_type_ids, where the network does not look at them.
+    # Exporters drop token_type_ids if the network does not use them.
     kept = [name for name in names if name in found or name != TOKENS[2]]
     if found != kept or [value.name for value in graph.output] != [FEATURES]:
         raise ExportError("the exporter has not kept the names of inputs and output")
     for value in graph.input:
-        for place, (name, _) in enumerate(sizes):
-            if not value.type.tensor_type.shape.dim[place].dim_param:
+        for axis, (name, _) in enumerate(sizes):
+            if not value.type.tensor_type.shape.dim[axis].dim_param:
                 raise ExportError(
                     f"the exporter has fixed the size {name} of {value.name}"
                 )
@@ -569,7 +580,7 @@ def _check_model(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporters' progress and advice to developers off the user's screen."""
+    """Suppress progress and warnings of the exporters."""
     loggers = [
         logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")
     ]

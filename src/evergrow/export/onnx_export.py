@@ -1,4 +1,4 @@
-"""Export to ONNX: from pixels or tokens to labels in one graph that needs neither evergrow nor torch."""
+"""Export to ONNX: one graph from pixels or tokens to scores, for any ONNX runtime."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
 
 AGREEMENT = 1e-4
-"""Largest difference between onnxruntime's scores and ours, relative to the spread of the scores."""
+"""Largest accepted difference of scores, relative to their spread."""
 
 PREFIX = "evergrow"
-"""What all names of the head begin with, so that they cannot meet a backbone's."""
+"""Prefix of all names of the head, so that they differ from those of the backbone."""
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What running the graph showed.
+    """Result of testing a graph.
 
     Parameters
     ----------
     rows : int
-        Samples that went through it, in batches of one and of all.
+        Number of test samples, run one by one and as one batch.
     difference : float
         Largest difference between the graph's scores and ours, relative to the spread
         of the scores.
     samples : str
-        What the samples were, in words.
+        Description of the test samples.
     """
 
     rows: int
@@ -70,30 +70,31 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written.
+    """Description of an exported graph.
 
     Parameters
     ----------
     path : str
         The file.
     nbytes : int
-        Its size.
+        File size in bytes.
     opset : int
         Version of the operator set.
     exporter : str
-        ``"dynamo"`` or ``"torchscript"`` for the backbone; empty where there is none.
+        Exporter of the backbone: ``"dynamo"``, ``"torchscript"``, or empty without a
+        backbone.
     inputs : tuple of dict
         Name, type and shape of every input.
     outputs : tuple of str
         Names of the outputs.
     n_classes : int
-        Classes.
+        Number of classes.
     check : CheckReport or None
-        What running the graph showed, where it was.
+        Result of testing the graph, if it was tested.
     seconds : float
-        Time it took.
+        Duration of the export.
     beside : tuple of str
-        Files that were written beside it: the tokenizer of a model of texts.
+        Files written next to the graph: the tokenizer of a text model.
     """
 
     path: str
@@ -121,35 +122,33 @@ def export_onnx(
     check: bool = True,
     spec: BackboneSpec | None = None,
 ) -> ExportReport:
-    """Write backbone and head as one ONNX graph.
+    """Write a backbone and a head as one ONNX graph.
 
-    Its input is ``pixels``, uint8 (n, 3, height, width), RGB, resized and cropped;
-    everything from there on is inside. Of a sentence encoder the inputs are
-    ``input_ids``, ``attention_mask`` and, where it has them, ``token_type_ids``, int64
-    (n, length), and its tokenizer is written beside the graph, to
-    ``NAME.tokenizer.json``. Without a backbone the input is ``features``, float32 (n,
-    d). Outputs are ``scores`` (n, C), ``probabilities`` (n, C) where the head has them,
-    and ``label_index`` (n,), all for any n. Numbers are float32, but scores are float64
-    where float32 would blur them. Metadata hold labels, preprocessing or tokenizer, and
-    backbone.
+    The input of image models is ``pixels``, uint8 (n, 3, height, width), RGB, resized
+    and cropped. Normalisation is part of the graph. The inputs of sentence encoders are
+    ``input_ids``, ``attention_mask`` and optionally ``token_type_ids``, int64 (n,
+    length), and the tokenizer is written next to the graph as ``NAME.tokenizer.json``.
+    Without a backbone the input is ``features``, float32 (n, d).
+
+    The outputs are ``scores`` (n, C), ``probabilities`` (n, C) if the head has them,
+    and ``label_index`` (n,). The batch size n is dynamic. Numbers are float32; scores
+    are float64 if float32 is too coarse for them. Labels, preprocessing or tokenizer,
+    and backbone are stored in the metadata.
 
     Parameters
     ----------
     backbone : Backbone or None
-        Of images, or a sentence encoder; None for the head alone.
+        Image backbone or sentence encoder. None exports the head alone.
     head : IncrementalClassifier
         A fitted head.
     path : path-like
-        Where to. Replaced in one step, and only if everything went well, as is a
-        tokenizer beside it.
-    opset : int
-        Version of ONNX's operator set, from 17.
-    check : bool
-        Whether to run the graph with onnxruntime and compare before the file is put in
-        place.
+        The file to write. Graph and tokenizer are only replaced if the export succeeds.
+    opset : int, default=18
+        Version of the ONNX operator set, at least 17.
+    check : bool, default=True
+        Whether to run the graph with onnxruntime and compare scores before writing.
     spec : BackboneSpec, optional
-        Description of the backbone that features come from, for the metadata of a head
-        alone.
+        Description of the backbone, for the metadata of a head alone.
 
     Returns
     -------
@@ -158,10 +157,9 @@ def export_onnx(
     Raises
     ------
     ExportError
-        If backbone or head cannot be exported, or the graph does not compute what they
-        do.
+        If backbone or head cannot be exported, or the graph computes other scores.
     MissingExtraError
-        If onnx is not installed, or onnxruntime, which the check takes.
+        If onnx is not installed, or onnxruntime if `check` is true.
 
     Examples
     --------
@@ -186,34 +184,35 @@ def export_onnx(
         raise ParameterError(f"path must be a file in an existing folder, got {target}")
     if check:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
-    found = head.linear_map()
-    temperature = getattr(head, "temperature_", None)
+    layer_map = head.linear_map()
     source = graph_input(backbone, head.n_features_in_, target)
-    spec = spec if backbone is None else backbone.spec
-    if spec is not None and spec.n_features != head.n_features_in_:
-        raise ParameterError(
-            f"head must take {spec.n_features} features, got {head.n_features_in_}"
-        )
-    model, exporter = _assemble(
-        onnx, source, head, found, temperature, opset, "" if spec is None else spec.name
-    )
-    # Exporters leave out an input that a network does not look at.
+    if backbone is not None:
+        spec = backbone.spec
+    name = ""
+    if spec is not None:
+        name = spec.name
+        if spec.n_features != head.n_features_in_:
+            raise ParameterError(
+                f"head must take {spec.n_features} features, got {head.n_features_in_}"
+            )
+    model, exporter = _assemble(onnx, source, head, layer_map, opset, name)
+    # Exporters drop inputs that the network does not use.
     names = {value.name for value in model.graph.input}
     inputs = [entry for entry in source.inputs if entry["name"] in names]
     _describe(onnx, model, head, spec, source, inputs)
     try:
         data: bytes = model.SerializeToString()
         onnx.checker.check_model(data)
-    except Exception as error:  # protobuf and the checker have no common error
+    except Exception as error:
+        # protobuf and the checker have no common error.
         raise ExportError(
             f"the graph must be a valid ONNX model of less than 2 GiB, but {error}"
         ) from error
     checked = None
     if check:
         checked = check_graph(source, head, data)
-    with (
-        ExitStack() as stack
-    ):  # all files are whole before the first one is in place; the graph comes last
+    # All files are complete before the first one is put in place. The graph is last.
+    with ExitStack() as stack:
         for file, content in {target: data, **source.beside}.items():
             stack.enter_context(atomic_path(file)).write_bytes(content)
     return ExportReport(
@@ -242,42 +241,41 @@ def export_learner(
     Parameters
     ----------
     learner : Learner
-        Must have learned something.
+        A fitted learner.
     path : path-like
-        Where to.
-    head_only : bool
-        Whether to leave the backbone out, so that the input is its features.
+        The file to write.
+    head_only : bool, default=False
+        Whether to leave out the backbone, so that the input is its features.
     **settings
         ``opset`` and ``check`` of :func:`export_onnx`.
     """
-    known = learner.state_.spec
+    spec = learner.state_.spec
     backbone = None
-    if not (head_only or known is None):
+    if spec is not None and not head_only:
         backbone = learner.backbone_()
-    return export_onnx(backbone, learner.head_, path, spec=known, **settings)
+    return export_onnx(backbone, learner.head_, path, spec=spec, **settings)
 
 
-# -- parts -----------------------------------------------------------------------------
+# -- assembling the model
 
 
 def _assemble(
     onnx: Any,
     source: GraphInput,
     head: IncrementalClassifier,
-    found: LayerMap,
-    temperature: float | None,
+    layer_map: LayerMap,
     opset: int,
     name: str,
 ) -> tuple[Any, str]:
-    """Return the whole graph as a model, and the exporter of its backbone."""
+    """Return the complete model, and the exporter of its backbone."""
     helper = onnx.helper
     proto = onnx.TensorProto
-    graph = GraphBuilder(found.dtype)
-    wide = graph.cast(FEATURES, graph.onnx_dtype)
+    graph = GraphBuilder(layer_map.dtype)
+    features = graph.cast(FEATURES, graph.onnx_dtype)
     double = needs_double(head)
-    names = add_answers(
-        graph, add_scores(graph, found, wide), temperature, double=double
-    )
+    scores = add_scores(graph, layer_map, features)
+    temperature = getattr(head, "temperature_", None)
+    names = add_outputs(graph, scores, temperature, double=double)
     shape = ["n", len(head.classes_)]
     kinds = {
         "scores": (proto.DOUBLE if double else proto.FLOAT, shape),
@@ -287,15 +285,15 @@ def _assemble(
     outputs = [helper.make_tensor_value_info(name, *kinds[name]) for name in names]
     exported = export_network(name, source, opset)
     if exported is None:
-        features = helper.make_tensor_value_info(
+        feature_input = helper.make_tensor_value_info(
             FEATURES, proto.FLOAT, ["n", head.n_features_in_]
         )
         whole = helper.make_graph(
-            graph.nodes, "evergrow", [features], outputs, graph.constants
+            graph.nodes, "evergrow", [feature_input], outputs, graph.constants
         )
         versions = [helper.make_opsetid("", opset)]
         model = helper.make_model(whole, opset_imports=versions)
-        # The oldest form that has these operators, so that older runtimes read it too.
+        # The oldest file version that has these operators, for older runtimes.
         model.ir_version = helper.find_min_ir_version_for(versions)
         return model, ""
     model, exporter = exported
@@ -317,7 +315,7 @@ def _describe(
     source: GraphInput,
     inputs: list[dict[str, Any]],
 ) -> None:
-    """Put everything that a runtime has to know into the metadata; no path of this machine among it."""
+    """Write metadata for runtimes. Paths of this machine are not included."""
     model.producer_name = "evergrow"
     model.producer_version = __version__
     inputs = [entry | {"meaning": source.meaning} for entry in inputs]
@@ -331,7 +329,8 @@ def _describe(
     }
     if spec is not None:
         entries["evergrow.backbone"] = _public(spec)
-        if spec.preprocessing and not source.metadata:  # of a head alone
+        # The graph of a head alone has no preprocessing.
+        if spec.preprocessing and not source.metadata:
             entries["evergrow.preprocessing"] = spec.preprocessing
     texts = {
         key: value if isinstance(value, str) else json.dumps(value)
@@ -341,40 +340,34 @@ def _describe(
 
 
 def _public(spec: BackboneSpec) -> dict[str, Any]:
-    """Return the description of a backbone without where its files lie on this machine."""
+    """Return the description of a backbone without folders of this machine."""
     values = spec.to_dict()
-    source, colon, place = values["weights"].partition(":")
-    values["weights"] = (
-        f"{source}:{_base_name(place)}"
-        if colon and source == "file"
-        else values["weights"]
-    )
-    values["name"] = (
-        _base_name(spec.name)
-        if os.path.isabs(spec.name.removeprefix("sentence:"))
-        else spec.name
-    )
+    source, _, path = values["weights"].partition(":")
+    if source == "file" and path:
+        values["weights"] = f"file:{_base_name(path)}"
+    if os.path.isabs(spec.name.removeprefix("sentence:")):
+        values["name"] = _base_name(spec.name)
     return values
 
 
-def _base_name(place: str) -> str:
-    return place.replace("\\", "/").rstrip("/").rpartition("/")[2]
+def _base_name(path: str) -> str:
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
 
-# -- does the graph compute what the model computes? -----------------------------------
+# -- testing the graph
 
 
 def check_graph(
     source: GraphInput, head: IncrementalClassifier, data: bytes
 ) -> CheckReport:
-    """Run a graph on samples, one by one and together, and compare its scores with ours.
+    """Run a graph on samples, one by one and as one batch, and compare its scores.
 
     Parameters
     ----------
     source : GraphInput
-        What the graph takes.
+        Inputs of the graph.
     head : IncrementalClassifier
-        What answers.
+        The exported head.
     data : bytes
         The graph.
 
@@ -387,7 +380,8 @@ def check_graph(
     runtime = require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common parent but this
+    except Exception as error:
+        # onnxruntime's errors have no other common base class.
         raise ExportError(
             f"the graph must be one that onnxruntime can run, but {error}"
         ) from error
@@ -395,24 +389,23 @@ def check_graph(
     spread = score_spread(ours)
     taken = {value.name for value in session.get_inputs()}
     worst = 0.0
-    for rows in (
-        slice(0, len(ours)),
-        *(slice(row, row + 1) for row in range(len(ours))),
-    ):
-        inputs = {
-            name: value for name, value in source.samples(rows).items() if name in taken
-        }
+    batches = [slice(0, len(ours))]
+    batches += [slice(row, row + 1) for row in range(len(ours))]
+    for rows in batches:
+        samples = source.samples(rows)
+        inputs = {name: value for name, value in samples.items() if name in taken}
         (scores,) = session.run(["scores"], inputs)
         worst = max(worst, float(np.abs(scores - ours[rows]).max()) / spread)
     if not worst <= AGREEMENT:
         raise ExportError(
-            f"onnxruntime's scores must equal ours to {AGREEMENT:g} of their spread, got a difference of {worst:.2g}"
+            f"onnxruntime's scores must equal ours to {AGREEMENT:g} of their spread, "
+            f"got a difference of {worst:.2g}"
         )
     return CheckReport(len(ours), worst, source.tried_on)
 
 
 def score_spread(scores: NDArray[np.float64]) -> float:
-    """Return the largest distance between two scores of a row: what differences of scores are compared with."""
+    """Return the largest difference between two scores of a row, at least 1e-12."""
     spread = float((scores.max(axis=1) - scores.min(axis=1)).max())
     return max(spread, 1e-6 * float(np.abs(scores).max()), 1e-12)
 
@@ -420,23 +413,24 @@ def score_spread(scores: NDArray[np.float64]) -> float:
 def needs_double(head: IncrementalClassifier) -> bool:
     """Return whether float32 would round scores by more than 1e-5 of their spread.
 
-    Log-likelihoods of a discriminant share a part that is the same for all classes and
-    may be thousands of times larger than what tells classes apart.
+    All log-likelihoods of a discriminant share a term that may be thousands of times
+    larger than the differences between classes.
     """
     scores = head.class_scores(random_features(head.n_features_in_))
-    return float(np.abs(scores).max()) * float(
-        np.finfo(np.float32).eps
-    ) > 0.1 * AGREEMENT * score_spread(scores)
+    rounding = float(np.abs(scores).max()) * float(np.finfo(np.float32).eps)
+    return rounding > 0.1 * AGREEMENT * score_spread(scores)
 
 
-# -- from a head as matrices to ONNX nodes ---------------------------------------------
-# Node by node rather than traced: the head computes in the precision that its scores
-# need, and only with operators that onnxruntime has in that precision.
+# -- ONNX nodes of a head
+#
+# The nodes are written out rather than traced, so that the head computes in the
+# precision that its scores need, and only with operators that onnxruntime has in that
+# precision.
 
 
 @dataclass
 class GraphBuilder:
-    """Collects nodes and constants.
+    """Collects the nodes and constants of a graph.
 
     Parameters
     ----------
@@ -449,27 +443,33 @@ class GraphBuilder:
     constants: list[Any] = field(default_factory=list)
 
     @property
-    def _onnx(self) -> Any:
+    def onnx(self) -> Any:
+        """The onnx package."""
         return require("onnx", extra="onnx", purpose=PURPOSE)
 
     @property
+    def is_double(self) -> bool:
+        """Whether the head computes in float64."""
+        return self.dtype == torch.float64
+
+    @property
     def onnx_dtype(self) -> int:
-        """The type's number in ONNX."""
-        proto = self._onnx.TensorProto
-        return int(proto.DOUBLE if self.dtype == torch.float64 else proto.FLOAT)
+        """ONNX number of the type that the head computes in."""
+        proto = self.onnx.TensorProto
+        return int(proto.DOUBLE if self.is_double else proto.FLOAT)
 
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """Add a node and return the name of its output."""
         name = f"{PREFIX}/{operator.lower()}_{len(self.nodes)}"
         self.nodes.append(
-            self._onnx.helper.make_node(
+            self.onnx.helper.make_node(
                 operator, list(inputs), [name], name=name, **attributes
             )
         )
         return name
 
     def top(self, name: str, k: int, *, largest: bool = True) -> tuple[str, str]:
-        """Add the k largest (or smallest) entries of every row, in order, and return their name and that of where."""
+        """Add the k largest or smallest entries per row. Return values and indices."""
         values = self.node(
             "TopK",
             name,
@@ -477,47 +477,43 @@ class GraphBuilder:
             axis=1,
             largest=int(largest),
         )
-        places = f"{values}/places"
-        self.nodes[-1].output.append(places)
-        return values, places
+        indices = f"{values}/indices"
+        self.nodes[-1].output.append(indices)
+        return values, indices
 
     def rename(self, name: str) -> None:
-        """Give the output of the last node a name of its own."""
+        """Rename the output of the last node."""
         self.nodes[-1].output[0] = name
 
     def constant(self, tensor: Tensor) -> str:
         """Add a matrix or vector in the type that the head computes in.
 
-        Random weights are float32 numbers: they are stored as such and widened by the
-        graph, at half the size.
+        Large float32 tensors are stored as float32 and cast in the graph, at half the
+        size.
         """
-        keep = (
-            tensor.dtype == torch.float32
-            and self.dtype == torch.float64
-            and tensor.numel() > 1024
+        stays_single = (
+            tensor.dtype == torch.float32 and self.is_double and tensor.numel() > 1024
         )
-        stored = (
-            tensor.detach().cpu().to(torch.float32 if keep else self.dtype).contiguous()
-        )
-        name = self.array(stored.numpy())
-        if keep:
+        stored = tensor.detach().cpu()
+        if not stays_single:
+            stored = stored.to(self.dtype)
+        name = self.array(stored.contiguous().numpy())
+        if stays_single:
             return self.cast(name, self.onnx_dtype)
         return name
 
     def array(self, values: Any) -> str:
-        """Add a NumPy array as it is."""
+        """Add a NumPy array without conversion."""
         name = f"{PREFIX}/constant_{len(self.constants)}"
         self.constants.append(
-            self._onnx.numpy_helper.from_array(np.ascontiguousarray(values), name=name)
+            self.onnx.numpy_helper.from_array(np.ascontiguousarray(values), name=name)
         )
         return name
 
     def number(self, value: float) -> str:
-        """Add one number in the type that the head computes in."""
+        """Add a scalar in the type that the head computes in."""
         return self.array(
-            np.asarray(
-                value, dtype=np.float64 if self.dtype == torch.float64 else np.float32
-            )
+            np.asarray(value, dtype=np.float64 if self.is_double else np.float32)
         )
 
     def cast(self, name: str, to: int) -> str:
@@ -525,62 +521,60 @@ class GraphBuilder:
         return self.node("Cast", name, to=to)
 
 
-def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
-    """Add everything from features in the head's type (n, d) to scores (n, C); return the scores' name.
+def add_scores(graph: GraphBuilder, layer_map: LayerMap, features: str) -> str:
+    """Add the nodes from features (n, d) to scores (n, C). Return the scores' name.
 
     Parameters
     ----------
     graph : GraphBuilder
-        Where to.
-    found : LayerMap
-        The head.
+        Graph to extend.
+    layer_map : LayerMap
+        The head as matrices.
     features : str
-        Name of the features.
+        Name of the features, in the type that the head computes in.
     """
-    if found.normalization == "sqrt-l2":
-        root = graph.node("Sqrt", graph.node("Abs", features))
-        features = graph.node("Mul", graph.node("Sign", features), root)
-    if found.normalization in ("l2", "sqrt-l2"):
-        axes = graph.array(np.asarray([1], dtype=np.int64))
-        total = graph.node(
-            "ReduceSum", graph.node("Mul", features, features), axes, keepdims=1
-        )
-        features = graph.node(
-            "Div",
-            features,
-            graph.node("Max", graph.node("Sqrt", total), graph.number(1e-12)),
-        )
-    elif found.normalization != "none":
-        raise ExportError(
-            f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {found.normalization!r}"
-        )
-    if found.blocks is not None:
-        features = graph.node(
-            "Mul", features, graph.constant(found.blocks.column_weights())
-        )
-    if bool(found.constant.any()):
-        parts = [graph.constant(found.constant)]
-    else:
-        parts = []
-    if found.units is not None and found.readout is not None:
-        # The gain goes into the class weights, which spares the graph a pass over all
-        # activations.
-        weights = graph.constant(found.readout * found.units.gain)
-        parts.append(
-            graph.node("MatMul", _add_units(graph, found.units, features), weights)
-        )
-    if found.linear is not None:
-        parts.append(graph.node("MatMul", features, graph.constant(found.linear)))
+    features = _add_normalization(graph, layer_map.normalization, features)
+    if layer_map.blocks is not None:
+        weights = graph.constant(layer_map.blocks.column_weights())
+        features = graph.node("Mul", features, weights)
+    parts = []
+    if bool(layer_map.constant.any()):
+        parts.append(graph.constant(layer_map.constant))
+    if layer_map.units is not None and layer_map.readout is not None:
+        # The gain is multiplied into the class weights instead of all activations.
+        weights = graph.constant(layer_map.readout * layer_map.units.gain)
+        activations = _add_units(graph, layer_map.units, features)
+        parts.append(graph.node("MatMul", activations, weights))
+    if layer_map.linear is not None:
+        linear = graph.constant(layer_map.linear)
+        parts.append(graph.node("MatMul", features, linear))
     scores = parts.pop()
     while parts:
         scores = graph.node("Add", scores, parts.pop())
-    if found.shapes is None:
+    if layer_map.shapes is None:
         return scores
-    return _add_shapes(graph, found.shapes, features, scores)
+    return _add_shapes(graph, layer_map.shapes, features, scores)
+
+
+def _add_normalization(graph: GraphBuilder, normalization: str, features: str) -> str:
+    """Add the normalisation of features. Return the name of the result."""
+    if normalization == "none":
+        return features
+    if normalization not in ("l2", "sqrt-l2"):
+        raise ExportError(
+            f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {normalization!r}"
+        )
+    if normalization == "sqrt-l2":
+        root = graph.node("Sqrt", graph.node("Abs", features))
+        features = graph.node("Mul", graph.node("Sign", features), root)
+    axes = graph.array(np.asarray([1], dtype=np.int64))
+    squares = graph.node("Mul", features, features)
+    norms = graph.node("Sqrt", graph.node("ReduceSum", squares, axes, keepdims=1))
+    return graph.node("Div", features, graph.node("Max", norms, graph.number(1e-12)))
 
 
 def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
-    """Add the activations of random units without their gain: those of drawn signs as small products."""
+    """Add the activations of the random units, without their gain."""
     if isinstance(units, DenseMap):
         pre = graph.node("MatMul", features, graph.constant(units.weights))
         if bool(units.bias.any()):
@@ -588,56 +582,53 @@ def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
         return _add_activation(graph, units.activation, pre)
     if not isinstance(units, FourierMap):
         raise ExportError(
-            f"units must be of a layer that ONNX can compute, got {type(units).__name__}"
+            "units must be of a layer that ONNX can compute, "
+            f"got {type(units).__name__}"
         )
-    (signs, phases), (first, second) = units.drawn(), units.factors()
+    return _add_fourier_units(graph, units, features)
+
+
+def _add_fourier_units(graph: GraphBuilder, units: FourierMap, features: str) -> str:
+    """Add random Fourier features, computed by sign flips and small matrix products."""
+    signs, phases = units.drawn()
+    first, second = units.factors()
     blocks, order = signs.shape[1:]
 
-    def shaped(name: str, *shape: int) -> str:
-        return graph.node(
-            "Reshape", name, graph.array(np.asarray(shape, dtype=np.int64))
-        )
+    def reshape(name: str, *shape: int) -> str:
+        target = graph.array(np.asarray(shape, dtype=np.int64))
+        return graph.node("Reshape", name, target)
 
-    missing = np.asarray([0, 0, 0, order - units.features], dtype=np.int64)
-    turned = shaped(
-        graph.node("Pad", features, graph.array(missing), graph.number(0.0)),
-        -1,
-        1,
-        order,
-    )
-    for turn in signs:
-        turned = shaped(
-            graph.node("Mul", turned, graph.constant(turn)), -1, len(second), len(first)
-        )
-        turned = graph.node(
-            "Transpose",
-            graph.node("MatMul", turned, graph.constant(first)),
-            perm=[0, 2, 1],
-        )
-        # As rows of their own: older runtimes join a transposition and a product, and
-        # then lack it in double precision.
-        turned = graph.node(
-            "MatMul", shaped(turned, -1, len(second)), graph.constant(second)
-        )
-        turned = shaped(turned, -1, blocks, order)
-    turned = shaped(turned, -1, blocks * order)
-    ends = (
+    missing = graph.array(np.asarray([0, 0, 0, order - units.features], dtype=np.int64))
+    padded = graph.node("Pad", features, missing, graph.number(0.0))
+    rotated = reshape(padded, -1, 1, order)
+    for sign in signs:
+        flipped = graph.node("Mul", rotated, graph.constant(sign))
+        rotated = reshape(flipped, -1, len(second), len(first))
+        rotated = graph.node("MatMul", rotated, graph.constant(first))
+        rotated = graph.node("Transpose", rotated, perm=[0, 2, 1])
+        # Flattened, because older runtimes fuse a transposition and a product into an
+        # operator that they lack in double precision.
+        rotated = reshape(rotated, -1, len(second))
+        rotated = graph.node("MatMul", rotated, graph.constant(second))
+        rotated = reshape(rotated, -1, blocks, order)
+    rotated = reshape(rotated, -1, blocks * order)
+    start, stop, axis = (
         graph.array(np.asarray([end], dtype=np.int64)) for end in (0, units.width, 1)
     )
-    pre = graph.node(
-        "Mul", graph.node("Slice", turned, *ends), graph.number(units.bandwidth / order)
-    )
+    rotated = graph.node("Slice", rotated, start, stop, axis)
+    scale = graph.number(units.bandwidth / order)
+    pre = graph.node("Mul", rotated, scale)
     return _add_activation(graph, "cos", graph.node("Add", pre, graph.constant(phases)))
 
 
 def _add_shapes(
     graph: GraphBuilder, shapes: ShapeScores, features: str, scores: str
 ) -> str:
-    """Add what the shapes of classes add to linear scores: a quadratic in a few directions.
+    """Add the quadratic terms of class shapes to linear scores.
 
     With ``p = (z - centre) R`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c
-    + k_c, f_c)``. It is added to the scores of the likeliest classes of a row; the
-    others get the smallest term among these, or 0 if that is larger.
+    + k_c, f_c)``. It is added to the scores of the most likely classes of a row. All
+    other classes get the smallest term, but at most 0.
     """
     sums = shapes.shapes
     means = shapes.means
@@ -649,8 +640,8 @@ def _add_shapes(
     )
     inside = graph.node("MatMul", features, graph.constant(sums.basis))
     inside = graph.node("Sub", inside, graph.constant(sums.centre @ sums.basis))
-    # p p^T is symmetric: products of two entries are made once, and stand for both of
-    # their places.
+    # p p^T is symmetric. Only the upper triangle is computed, and off-diagonal entries
+    # count twice.
     rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
     twice = torch.where(rows == columns, 1.0, 2.0).to(matrices)
     first, second = (
@@ -664,8 +655,7 @@ def _add_shapes(
     )
     terms = graph.node("Add", terms, graph.constant(constant))
     terms = graph.node("Max", terms, graph.constant(shapes.floors))
-    # TopK finds the smallest too: ReduceMin takes its axes in another way from operator
-    # set 18 on.
+    # TopK instead of ReduceMin, whose axes argument changed in operator set 18.
     _, likeliest = graph.top(scores, min(LIKELIEST, len(means)))
     own = graph.node("GatherElements", terms, likeliest, axis=1)
     lowest = graph.node("Min", graph.top(own, 1, largest=False)[0], graph.number(0.0))
@@ -680,8 +670,7 @@ def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
     if operator:
         return graph.node(operator, pre)
     if activation == "cos":
-        # Older versions of onnxruntime have the sine in double precision, but not the
-        # cosine.
+        # Older versions of onnxruntime have sin in double precision, but not cos.
         return graph.node("Sin", graph.node("Add", pre, graph.number(math.pi / 2)))
     if activation == "identity":
         return pre
@@ -689,7 +678,7 @@ def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
         raise ExportError(f"activation must be one that ONNX has, got {activation!r}")
     # x (1 + erf(x / sqrt 2)) / 2. onnxruntime has erf in float32 only, which is exact
     # to 1e-7 of x here.
-    single = graph._onnx.TensorProto.FLOAT
+    single = graph.onnx.TensorProto.FLOAT
     inner = graph.cast(
         graph.node("Mul", pre, graph.number(1.0 / math.sqrt(2.0))), single
     )
@@ -698,40 +687,36 @@ def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
     return graph.node("Mul", half, graph.node("Add", erf, graph.number(1.0)))
 
 
-def add_answers(
+def add_outputs(
     graph: GraphBuilder, scores: str, temperature: float | None, *, double: bool
 ) -> list[str]:
-    """Add the outputs: scores, probabilities where there is a temperature, and the place of the best score.
+    """Add the outputs: scores, probabilities and the index of the best class.
 
     Parameters
     ----------
     graph : GraphBuilder
-        Where to.
+        Graph to extend.
     scores : str
         Name of the scores.
     temperature : float or None
-        Of the softmax that gives probabilities.
+        Temperature of the softmax. Without it there are no probabilities.
     double : bool
-        Whether scores are given in float64 rather than float32.
+        Whether scores are float64 rather than float32.
 
     Returns
     -------
     list of str
         Names of the outputs.
     """
-    outputs = []
+    proto = graph.onnx.TensorProto
+    outputs = ["scores"]
     if temperature is not None:
         divided = graph.node("Div", scores, graph.number(temperature))
-        graph.cast(
-            graph.node("Softmax", divided, axis=1), graph._onnx.TensorProto.FLOAT
-        )
+        graph.cast(graph.node("Softmax", divided, axis=1), proto.FLOAT)
         graph.rename("probabilities")
         outputs.append("probabilities")
     graph.node("ArgMax", scores, axis=1, keepdims=0)
     graph.rename("label_index")
-    graph.cast(
-        scores,
-        graph._onnx.TensorProto.DOUBLE if double else graph._onnx.TensorProto.FLOAT,
-    )
+    graph.cast(scores, proto.DOUBLE if double else proto.FLOAT)
     graph.rename("scores")
-    return ["scores", *outputs, "label_index"]
+    return [*outputs, "label_index"]

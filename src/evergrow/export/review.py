@@ -1,9 +1,8 @@
-"""Answers in the formats of annotation tools, so that people review them where they label: Label Studio and FiftyOne.
+"""Export predictions for review in annotation tools: Label Studio and FiftyOne.
 
-Label Studio imports a list of tasks with predictions in them
-(https://labelstud.io/guide/predictions); what was reviewed and exported there can be
-learned as it is. FiftyOne loads the labels file of a
-``FiftyOneImageClassificationDataset``.
+Label Studio imports a list of tasks with predictions
+(https://labelstud.io/guide/predictions). Its exports can be learned directly. FiftyOne
+loads the labels file of a ``FiftyOneImageClassificationDataset``.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from evergrow.core.errors import InputError
 from evergrow.learner.answers import Answers
 
 CONTROL = "choice"
-"""Name of the choices in a label config of Label Studio."""
+"""Name of the choices in a label config."""
 
 LOCAL_FILES = "/data/local-files/?d="
-"""Address of a file that Label Studio serves from its document root."""
+"""URL prefix of files that Label Studio serves from its document root."""
 
 
 def label_studio_config(classes: Sequence[str], kind: str) -> str:
-    """Return the label config of a project in which answers are reviewed: one choice for each class.
+    """Return the label config of a Label Studio project with one choice per class.
 
     Parameters
     ----------
     classes : sequence of str
-        Their names.
+        Class names.
     kind : {"image", "text"}
-        What is labelled.
+        Kind of the samples.
 
     Examples
     --------
@@ -49,7 +48,8 @@ def label_studio_config(classes: Sequence[str], kind: str) -> str:
     """
     _check_kind(kind)
     sample = f'  <{kind.capitalize()} name="{kind}" value="${kind}"/>'
-    opening = f'  <Choices name="{CONTROL}" toName="{kind}" choice="single" showInLine="true">'
+    control = f'name="{CONTROL}" toName="{kind}" choice="single" showInLine="true"'
+    opening = f"  <Choices {control}>"
     choices = [f"    <Choice value={quoteattr(name)}/>" for name in classes]
     return "\n".join(["<View>", sample, opening, *choices, "  </Choices>", "</View>"])
 
@@ -62,115 +62,118 @@ def label_studio_tasks(
     version: str,
     root: str | os.PathLike[str] = ".",
 ) -> list[dict[str, Any]]:
-    """Return answers as tasks that Label Studio imports, each with a prediction; unknown things have none.
+    """Return predictions as tasks for Label Studio. Unknown samples have no prediction.
 
     Parameters
     ----------
     answers : Answers
-        What a learner answered.
+        Predictions of a learner.
     samples : sequence of str
-        What it was asked about: texts, or paths of images.
+        The samples: texts, or paths of images.
     kind : {"image", "text"}
-        Which of the two.
+        Kind of the samples.
     version : str
-        What to call the model: reviewers see it, and tasks can be filtered by it.
+        Model version, shown to reviewers and usable as a filter.
     root : path-like
-        The folder that Label Studio serves files from
-        (``LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT``); images must be below it.
+        Folder that Label Studio serves files from
+        (``LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT``). Images must be below it.
 
     Raises
     ------
     InputError
-        If an image is no file below the folder.
+        If an image is not a file below the folder.
 
     Examples
     --------
     >>> import numpy as np
     >>> from evergrow.export.review import label_studio_tasks
     >>> from evergrow.learner.answers import Answers
-    >>> answers = Answers(np.array(["ham", "spam"]), np.array([[0.2, 0.8]]), "probability", np.array([0]))
+    >>> classes, values = np.array(["ham", "spam"]), np.array([[0.2, 0.8]])
+    >>> answers = Answers(classes, values, "probability", np.array([0]))
     >>> (task,) = label_studio_tasks(answers, ["buy now"], "text", version="mail 1")
-    >>> task["data"], task["predictions"][0]["result"][0]["value"], task["predictions"][0]["score"]
+    >>> [prediction] = task["predictions"]
+    >>> task["data"], prediction["result"][0]["value"], prediction["score"]
     ({'text': 'buy now'}, {'choices': ['spam']}, 0.8)
     """
     _check_kind(kind)
     tasks = []
-    for row, answer, novelty in _rows(answers):
+    for row, best, novelty in _best_classes(answers):
         if kind == "image":
-            sample = _served(samples[row], root)
+            sample = _label_studio_url(samples[row], root)
         else:
             sample = samples[row]
         task: dict[str, Any] = {"data": {kind: sample, **novelty}}
-        if answer is not None:
-            result: dict[str, Any] = {
+        if best is not None:
+            name, value = best
+            result = {
                 "id": f"answer-{row}",
                 "from_name": CONTROL,
                 "to_name": kind,
+                "type": "choices",
+                "value": {"choices": [name]},
             }
-            result |= {"type": "choices", "value": {"choices": [answer[0]]}}
             task["predictions"] = [
-                {"model_version": version, "score": answer[1], "result": [result]}
+                {"model_version": version, "score": value, "result": [result]}
             ]
         tasks.append(task)
     return tasks
 
 
 def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
-    """Return answers as the labels file of a ``FiftyOneImageClassificationDataset``; unknown things have no label.
+    """Return predictions as a FiftyOne labels file. Unknown samples have no label.
 
     Parameters
     ----------
     answers : Answers
-        What a learner answered.
+        Predictions of a learner.
     samples : sequence of str
-        Paths of the images. FiftyOne finds them wherever they are, so that no folder of
-        data is needed beside the file.
+        Paths of the images. They are written as absolute paths, so that FiftyOne needs
+        no data folder.
 
     Examples
     --------
     >>> import numpy as np, tempfile, pathlib
     >>> from evergrow.export.review import fiftyone_labels
     >>> from evergrow.learner.answers import Answers
-    >>> answers = Answers(np.array(["cat", "dog"]), np.array([[0.2, 0.8]]), "probability", np.array([0]))
+    >>> classes, values = np.array(["cat", "dog"]), np.array([[0.2, 0.8]])
+    >>> answers = Answers(classes, values, "probability", np.array([0]))
     >>> with tempfile.NamedTemporaryFile(suffix=".jpg") as image:
     ...     found = fiftyone_labels(answers, [image.name])
     >>> found["classes"], list(found["labels"].values())
     (['cat', 'dog'], [{'label': 'dog', 'confidence': 0.8}])
     """
     labels: dict[str, Any] = {}
-    for row, answer, novelty in _rows(answers):
+    for row, best, novelty in _best_classes(answers):
         label: dict[str, Any] | None = None
-        if answer is not None:
-            sure = answers.measure == "probability"
-            label = {"label": answer[0], **({"confidence": answer[1]} if sure else {})}
-            if sure:
-                attributes = novelty
+        if best is not None:
+            name, value = best
+            label = {"label": name}
+            attributes = novelty
+            if answers.measure == "probability":
+                label["confidence"] = value
             else:
-                attributes = {"score": answer[1], **novelty}
-            label |= {"attributes": attributes} if attributes else {}
-        labels[str(_file(samples[row]))] = label
+                attributes = {"score": value, **novelty}
+            if attributes:
+                label["attributes"] = attributes
+        labels[str(_existing_file(samples[row]))] = label
     return {"classes": [str(name) for name in answers.classes], "labels": labels}
 
 
-def _rows(
+def _best_classes(
     answers: Answers,
 ) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float]]]:
-    """Yield the row of every answer, its class and value (None for what is unknown), and how new it looks."""
-    for place, (row, top) in enumerate(
-        zip(answers.rows.tolist(), answers.ranked(1)[:, 0], strict=True)
-    ):
-        known = answers.unknown is None or not answers.unknown[place]
-        if answers.novelty is None:
-            novelty = {}
-        else:
-            novelty = {"novelty": float(answers.novelty[place])}
-        yield (
-            row,
-            (str(answers.classes[top]), float(answers.values[place, top]))
-            if known
-            else None,
-            novelty,
-        )
+    """Yield row, best class and its value (None if unknown), and novelty."""
+    best = answers.ranked(1)[:, 0]
+    for index, row in enumerate(answers.rows.tolist()):
+        novelty = {}
+        if answers.novelty is not None:
+            novelty = {"novelty": float(answers.novelty[index])}
+        if answers.unknown is not None and answers.unknown[index]:
+            yield row, None, novelty
+            continue
+        column = best[index]
+        name = str(answers.classes[column])
+        yield row, (name, float(answers.values[index, column])), novelty
 
 
 def _check_kind(kind: str) -> None:
@@ -180,20 +183,23 @@ def _check_kind(kind: str) -> None:
         )
 
 
-def _file(name: str) -> Path:
+def _existing_file(name: str) -> Path:
     path = Path(os.path.abspath(name))
     if not path.is_file():
         raise InputError(
-            f"images to be reviewed must be files, so that the tool can show them, got {name!r}"
+            "images to be reviewed must be files, so that the tool can show them, "
+            f"got {name!r}"
         )
     return path
 
 
-def _served(name: str, root: str | os.PathLike[str]) -> str:
-    """Return the address at which Label Studio serves a file below its document root."""
-    path, top = _file(name), Path(os.path.abspath(root))
+def _label_studio_url(name: str, root: str | os.PathLike[str]) -> str:
+    """Return the URL at which Label Studio serves a file below its document root."""
+    path = _existing_file(name)
+    top = Path(os.path.abspath(root))
     if not path.is_relative_to(top):
         raise InputError(
-            f"images must lie below root ({top}), which Label Studio serves, got {name!r}"
+            f"images must lie below root ({top}), which Label Studio serves, "
+            f"got {name!r}"
         )
     return LOCAL_FILES + quote(path.relative_to(top).as_posix())

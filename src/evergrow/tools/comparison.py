@@ -1,39 +1,46 @@
-"""Two models, or a model before and after a change, side by side: classes, counts, accuracy and changed answers."""
+"""Compare two models, or a model before and after a change."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError
+from evergrow.core.errors import InputError, NotFittedError
 from evergrow.data import DataOptions
 from evergrow.data.inputs import read_labelled
 from evergrow.data.items import Samples
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import Tested, changed_names
+from evergrow.learner.snapshot import Change, Tested, changed_names
+
+_SHOWN_RESULTS = (
+    "n_samples",
+    "n_known",
+    "accuracy",
+    "accuracy_all",
+    "balanced_accuracy",
+)
 
 
 @dataclass(frozen=True)
 class ChangedAnswer:
-    """A sample to which two models give different answers.
+    """A sample for which two models predict different classes.
 
     Parameters
     ----------
     item : str
-        Its name.
+        Name of the sample.
     label : str
         Its class.
     first, second : str
-        The answers.
+        The predictions.
     """
 
     item: str
@@ -44,21 +51,21 @@ class ChangedAnswer:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What differs between two models.
+    """Differences between two models.
 
     Parameters
     ----------
     first_only, second_only : tuple of str
-        Classes that only one of them knows.
+        Classes of only one model.
     counts : dict of str to (int, int)
-        Samples learned of classes that both know, where the number differs.
+        Numbers of learned samples of common classes, if they differ.
     names : dict of str to str
-        Names that classes of the first have in the second, where it came of the first
-        by renaming or merging.
+        New names of classes that were renamed or merged after the first model, if the
+        second one is a later version of it.
     results : pair of Evaluation or None
-        How both did on data; answers of the first are under the names of the second.
+        Results of both models on test data, with the class names of the second.
     changed : tuple of ChangedAnswer
-        Samples whose answer differs.
+        Samples with different predictions.
     """
 
     first_only: tuple[str, ...]
@@ -69,154 +76,188 @@ class Comparison:
     changed: tuple[ChangedAnswer, ...] = ()
 
     def recalls(self) -> dict[str, tuple[float | None, float | None]]:
-        """Return the share of every class in the data that each model recognises; None where it does not know it."""
+        """Return the recall of every class with both models, None if unknown."""
         if self.results is None:
             return {}
-        found = [result.recalls() for result in self.results]
-        return {
-            name: (found[0].get(name), found[1].get(name))
-            for name in sorted({*found[0], *found[1]})
-        }
+        first, second = (result.recalls() for result in self.results)
+        names = sorted({*first, *second})
+        return {name: (first.get(name), second.get(name)) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        figures: list[dict[str, Any] | None] = [None, None]
+        shown: list[dict[str, Any] | None] = [None, None]
         if self.results is not None:
-            shown = (
-                "n_samples",
-                "n_known",
-                "accuracy",
-                "accuracy_all",
-                "balanced_accuracy",
-            )
-            figures = [
-                {name: result.to_dict()[name] for name in shown}
-                for result in self.results
-            ]
+            values = [result.to_dict() for result in self.results]
+            shown = [{name: each[name] for name in _SHOWN_RESULTS} for each in values]
         return {
             "first_only": list(self.first_only),
             "second_only": list(self.second_only),
             "counts": {name: list(pair) for name, pair in self.counts.items()},
             "names": dict(self.names),
-            "first": figures[0],
-            "second": figures[1],
+            "first": shown[0],
+            "second": shown[1],
             "per_class": {name: list(pair) for name, pair in self.recalls().items()},
             "changed": [dict(vars(entry)) for entry in self.changed],
         }
 
 
 def compare_learners(first: Learner, second: Learner, data: Any = None) -> Comparison:
-    """Return what differs between two learners.
+    """Compare the classes of two learners, and their predictions on test data.
 
     Parameters
     ----------
     first, second : Learner
-        Of the same kind of samples.
+        Fitted learners.
     data : path-like, Dataset, FeatureSet or (items, labels), optional
-        Labelled data to ask both about; of sources with two parts the test part.
+        Labelled test data. If a source has train and test parts, the test part is used.
 
     Raises
     ------
     InputError
-        If one takes images and the other texts or features, and there are data to ask
-        about.
+        If test data is given and the learners take different kinds of samples.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.tools.comparison import compare_learners
-    >>> from evergrow.learner.learner import Learner
-    >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
-    >>> old, new = (Learner(options={"n_units": 20}).fit((X[:n], y[:n])) for n in (25, 40))
+    >>> from evergrow import Learner
+    >>> from evergrow.tools import compare_learners
+    >>> X = np.random.default_rng(0).normal(size=(40, 5))
+    >>> y = np.repeat(["crow", "jay", "owl", "rook"], 10)
+    >>> old = Learner(options={"n_units": 20}).fit((X[:25], y[:25]))
+    >>> new = Learner(options={"n_units": 20}).fit((X, y))
     >>> found = compare_learners(old, new)
     >>> found.second_only, found.counts
     (('rook',), {'owl': (5, 10)})
     """
-    known = first.state_.counts
-    theirs = second.state_.counts
-    names = {}
-    history = second.state_.history
-    before = first.state_.history
-    if [(change.what, change.when) for change in before] == [
-        (c.what, c.when) for c in history[: len(before)]
-    ]:
-        later = changed_names(history[len(before) :])
-        names = {old: new for old, new in later.items() if old in known and new != old}
-    mine: Counter[str] = Counter()
-    for name, n in known.items():
-        mine[names.get(name, name)] += n
-    found = Comparison(
-        tuple(sorted(mine.keys() - theirs.keys())),
-        tuple(sorted(theirs.keys() - mine.keys())),
-        {
-            name: (mine[name], theirs[name])
-            for name in sorted(mine.keys() & theirs)
-            if mine[name] != theirs[name]
-        },
-        names,
-    )
+    names = _renamed_classes(first, second)
+    comparison = _compare_classes(first, second, names)
     if data is None:
-        return found
+        return comparison
     if first.state_.kind != second.state_.kind:
         raise InputError(
-            f"models must take the same kind of samples, got {first.state_.kind} and {second.state_.kind}"
+            "models must take the same kind of samples, "
+            f"got {first.state_.kind} and {second.state_.kind}"
         )
+    return _compare_predictions(first, second, data, comparison)
+
+
+def _renamed_classes(first: Learner, second: Learner) -> dict[str, str]:
+    """Return new names of classes, if `second` is a later version of `first`."""
+    before = first.state_.history
+    history = second.state_.history
+    started_alike = [_identity(change) for change in history[: len(before)]]
+    if started_alike != [_identity(change) for change in before]:
+        return {}
+    known = first.state_.counts
+    later = changed_names(history[len(before) :])
+    return {old: new for old, new in later.items() if old in known and new != old}
+
+
+def _identity(change: Change) -> tuple[str, str]:
+    return change.what, change.when
+
+
+def _compare_classes(
+    first: Learner, second: Learner, names: Mapping[str, str]
+) -> Comparison:
+    """Compare classes and counts, with the first model's classes renamed."""
+    first_counts = _renamed_counts(first, names)
+    second_counts = second.state_.counts
+    counts = {}
+    for name in sorted(first_counts.keys() & second_counts):
+        if first_counts[name] != second_counts[name]:
+            counts[name] = (first_counts[name], second_counts[name])
+    return Comparison(
+        tuple(sorted(first_counts.keys() - second_counts.keys())),
+        tuple(sorted(second_counts.keys() - first_counts.keys())),
+        counts,
+        names,
+    )
+
+
+def _renamed_counts(learner: Learner, names: Mapping[str, str]) -> dict[str, int]:
+    """Return learned samples per class, by new name."""
+    counts: Counter[str] = Counter()
+    for name, n in learner.state_.counts.items():
+        counts[names.get(name, name)] += n
+    return counts
+
+
+def _compare_predictions(
+    first: Learner, second: Learner, data: Any, comparison: Comparison
+) -> Comparison:
+    """Add the results of both models on test data to a comparison."""
+    names = comparison.names
     samples = read_labelled(data, "test", first.state_.kind)
-    encoded = [first._encoded(samples)]  # once where both have the same backbone
-    encoded.append(
-        second._encoded(samples)
-        if backbone_differences(first.state_.spec, second.state_.spec)
-        else encoded[0]
+    encoded = first.encode(samples)
+    encoded_again = encoded
+    if backbone_differences(first.state_.spec, second.state_.spec):
+        encoded_again = second.encode(samples)
+    rows = np.intersect1d(encoded.rows, encoded_again.rows)
+    X = encoded.X[np.searchsorted(encoded.rows, rows)]
+    X_again = encoded_again.X[np.searchsorted(encoded_again.rows, rows)]
+    first_predictions = _rename(_predict(first, X), names)
+    second_predictions = _predict(second, X_again)
+
+    # The data may use class names from before the renaming.
+    known = second.state_.counts
+    former = {old: new for old, new in names.items() if old not in known}
+    labels = _rename(samples.required_labels()[rows], former)
+    results = (
+        evaluate_predictions(
+            labels, first_predictions, sorted(_renamed_counts(first, names))
+        ),
+        evaluate_predictions(labels, second_predictions, sorted(known)),
     )
-    both = np.intersect1d(encoded[0].rows, encoded[1].rows)
-    X = [part.X[np.searchsorted(part.rows, both)] for part in encoded]
-    # Data may still have the names that classes had in the first.
-    former = {old: new for old, new in names.items() if old not in theirs}
-    labels = _translated(samples.required_labels()[both], former)
     items = samples.names()
-    answers = _translated(first._answers_to(X[0]), names), second._answers_to(X[1])
-    results = tuple(
-        evaluate_predictions(labels, said, sorted(known))
-        for said, known in zip(answers, (mine, theirs), strict=True)
-    )
     changed = tuple(
-        ChangedAnswer(items[int(row)], str(label), str(a), str(b))
-        for row, label, a, b in zip(both, labels, *answers, strict=True)
-        if a != b
+        ChangedAnswer(items[int(row)], str(label), str(one), str(other))
+        for row, label, one, other in zip(
+            rows, labels, first_predictions, second_predictions, strict=True
+        )
+        if one != other
     )
-    return dataclasses.replace(found, results=results, changed=changed)
+    return replace(comparison, results=results, changed=changed)
 
 
-def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.str_]:
+def _predict(learner: Learner, X: NDArray[Any]) -> NDArray[np.str_]:
+    """Return predicted class names of features."""
+    return np.asarray(learner.head_.predict(X), dtype=np.str_)
+
+
+def _rename(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.str_]:
     return np.array([names.get(name, name) for name in labels.tolist()], dtype=np.str_)
 
 
-# -- before and after a change ---------------------------------------------------------
+# -- before and after a change
 
 
 @contextmanager
 def measured_change(
     learner: Learner, data: Any = None, options: DataOptions | None = None
 ) -> Iterator[None]:
-    """Test a learner before and after what the block does to it; ``state_.history[-1].tested`` has the outcome.
+    """Test a learner before and after a change in the block.
+
+    The result is stored in the change log, as ``history_[-1].tested``.
 
     Parameters
     ----------
     learner : Learner
-        To be changed in the block, by one change.
+        The learner. The block changes it once.
     data : path-like, Dataset, FeatureSet or (items, labels), optional
-        Labelled data, of sources with two parts the test part. Without them nothing is
-        tested.
+        Labelled test data. If a source has train and test parts, the test part is used.
+        Without data nothing is tested.
     options : DataOptions, optional
-        Columns of a table and depth of class folders in the data.
+        Table columns and folder depth of the data.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.learner.learner import Learner
+    >>> from evergrow import Learner
     >>> from evergrow.tools.comparison import measured_change
-    >>> y = np.repeat(["crow", "jay", "owl"], 20)
-    >>> X = np.random.default_rng(0).normal(size=(60, 4)) + 4 * np.eye(4)[np.repeat([0, 1, 2], 20)]
+    >>> classes = np.repeat([0, 1, 2], 20)
+    >>> X = np.random.default_rng(0).normal(size=(60, 4)) + 4 * np.eye(4)[classes]
+    >>> y = np.array(["crow", "jay", "owl"])[classes]
     >>> learner = Learner(options={"n_units": 20})
     >>> with measured_change(learner, (X[1::2], y[1::2])):
     ...     _ = learner.fit((X[::2], y[::2]))
@@ -224,59 +265,80 @@ def measured_change(
     >>> tested.before, tested.after > 0.9
     (None, True)
     """
-    start = learner._snapshot
-    rows = None
-    if data is not None:  # errors come before the work
-        samples = read_labelled(
-            data, "test", None if start is None else learner._encoder.kind, options
-        )
-        rows = None
-        if start is not None:
-            rows = _test_rows(learner, samples)
-    before = None
-    if not (rows is None or start is None or start.is_empty):
-        before = _measured(learner, rows)
-    yield
-    if data is None or learner._snapshot is start:
+    if data is None:
+        yield
         return
-    rows = rows or _test_rows(learner, samples)
-    after = _measured(learner, rows)
-    if before is None:
-        recalls = {}
-    else:
-        recalls = before.recalls()
-    fell = {
-        name: (recalls[name], now)
-        for name, now in after.recalls().items()
-        if now < recalls.get(name, 0.0)
-    }
-    tested = Tested(
-        0 if before is None else before.n_known,
-        None if before is None or not before.n_known else before.accuracy,
-        after.n_known,
-        after.accuracy if after.n_known else None,
-        dict(
-            sorted(
-                fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0])
-            )
-        ),
-    )
-    now = learner._state()
-    latest = dataclasses.replace(now.history[-1], tested=tested)
-    learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest))
+    history = _history(learner)
+    # Invalid data is found before the work.
+    kind = None
+    if history is not None:
+        kind = learner.state_.kind
+    samples = read_labelled(data, "test", kind, options)
+    rows = None
+    before = None
+    if history is not None:
+        rows = _encode_labelled(learner, samples)
+        if learner.__sklearn_is_fitted__():
+            before = _evaluate(learner, rows)
+    yield
+    if _history(learner) == history:
+        return
+    if rows is None:
+        rows = _encode_labelled(learner, samples)
+    state = learner.state_
+    tested = _tested(before, _evaluate(learner, rows))
+    latest = replace(state.history[-1], tested=tested)
+    learner.state_ = replace(state, history=(*state.history[:-1], latest))
 
 
-def _test_rows(
+def _history(learner: Learner) -> tuple[Change, ...] | None:
+    """Return the change log of a learner, None before its first use."""
+    try:
+        return learner.state_.history
+    except NotFittedError:
+        return None
+
+
+def _encode_labelled(
     learner: Learner, samples: Samples
 ) -> tuple[NDArray[Any], NDArray[np.str_]]:
-    """Return features and classes of test data."""
-    encoded = learner._encoded(samples)
+    """Return features and labels of test data."""
+    encoded = learner.encode(samples)
     return encoded.X, samples.required_labels()[encoded.rows]
 
 
-def _measured(
+def _evaluate(
     learner: Learner, rows: tuple[NDArray[Any], NDArray[np.str_]]
 ) -> Evaluation:
-    return evaluate_predictions(
-        rows[1], learner._answers_to(rows[0]), learner.state_.classes
+    X, labels = rows
+    return evaluate_predictions(labels, _predict(learner, X), learner.state_.classes)
+
+
+def _tested(before: Evaluation | None, after: Evaluation) -> Tested:
+    """Return the test record of a change. Classes with a lower recall are listed."""
+    n_before = 0
+    accuracy_before = None
+    recalls_before: Mapping[str, float] = {}
+    if before is not None:
+        recalls_before = before.recalls()
+        n_before = before.n_known
+        if n_before:
+            accuracy_before = before.accuracy
+    accuracy_after = None
+    if after.n_known:
+        accuracy_after = after.accuracy
+    fell = {
+        name: (recalls_before[name], recall)
+        for name, recall in after.recalls().items()
+        if recall < recalls_before.get(name, 0.0)
+    }
+    largest_fall_first = sorted(
+        fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0])
+    )
+    return Tested(
+        n_before,
+        accuracy_before,
+        after.n_known,
+        accuracy_after,
+        dict(largest_fall_first),
     )

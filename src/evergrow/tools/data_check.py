@@ -1,4 +1,8 @@
-"""Mistakes in labelled data: one sample under two labels, test samples that were trained on, misplaced samples."""
+"""Find mistakes in labelled data by comparing content and features.
+
+Three kinds of mistakes are found: one sample with two labels, a test sample that is
+also a training sample, and samples among samples of other classes.
+"""
 
 from __future__ import annotations
 
@@ -18,38 +22,45 @@ from evergrow.core.errors import ImageError, InputError
 from evergrow.data.items import Items, Samples
 
 SIMILAR = {"image": 0.88, "text": 0.95, "features": 0.99}
-"""Cosine of the features from which on two samples count as nearly the same. On the training images of 20 species of
-birds the most similar two have 0.86 under EfficientNet-Lite0; saved anew, halved,
-mirrored or cropped they keep 0.87 to 0.99 with themselves."""
+"""Minimum cosine of features of nearly identical samples.
 
-MOST_COMPARED = 50_000
-"""Training or test samples that are compared by features; of more, so many are taken at equal distances."""
+Under EfficientNet-Lite0 the most similar two of 20 bird species' training images have
+0.86. Images that are saved again, halved, mirrored or cropped have 0.87 to 0.99.
+"""
 
-NEIGHBOURS = 5
-# Neighbours of one other class, and none of its own, that make a sample look misplaced
-_AGREEING = 3
-_JUDGED = 4  # samples that a class must have for that
+MAX_COMPARED = 50_000
+"""Maximum training or test samples to compare by features, evenly spaced."""
+
+N_NEIGHBORS = 5
+"""Number of nearest training samples to compare with."""
+
+_MIN_AGREEING = 3
+"""Neighbours of one other class that make a sample look misplaced."""
+
+_MIN_CLASS_SIZE = 4
+"""Classes with fewer samples are not searched for misplaced samples."""
 
 FindingKind = Literal["two labels", "training and test", "misplaced"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Two samples that should not be the same, or of which one looks misplaced.
+    """Two samples that should not be the same, or one that looks misplaced.
 
     Parameters
     ----------
     kind : {"two labels", "training and test", "misplaced"}
-        What is wrong: one sample under two labels, one in training and test, or a
-        sample whose nearest neighbours all belong to other classes; then the second is
-        the nearest of the class that most of them have.
+        ``"two labels"``: one sample with two labels. ``"training and test"``: one
+        sample in both parts. ``"misplaced"``: all neighbours of the first sample have
+        other classes, and the second sample is the nearest of their most frequent
+        class.
     rows, names, labels, parts : tuple of two
-        Rows of both, training samples before test samples, and their names, classes and
-        parts.
+        Rows, names, classes and parts of both samples. Rows count training samples
+        first.
     similarity : float
-        Cosine of their features; 1 for the same content.
+        Cosine of their features; 1 for identical content.
     exact : bool
-        Whether their content is the same.
+        Whether the content is identical.
     """
 
     kind: FindingKind
@@ -63,23 +74,23 @@ class Finding:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """The findings of a check of labelled data.
+    """Result of checking labelled data.
 
     Parameters
     ----------
     findings : tuple of Finding
-        Exact ones first, then by similarity.
+        Identical samples first, then by descending similarity.
     n_samples, n_test : int
-        Samples that were checked, and how many of them are test samples.
+        Number of checked samples, and of test samples among them.
     repeated : int
-        Samples whose content comes again under the same label in the same part, which
-        only weighs double.
+        Samples that repeat another one with the same label and part. They only count
+        twice in training.
     backbone : str
-        What computed the features; empty where content alone was compared.
+        Name of the backbone. Empty if only content was compared.
     unread : tuple of str
-        Names of samples that could not be read.
+        Names of unreadable samples.
     notes : tuple of str
-        What was not compared.
+        Limits of the comparison.
     """
 
     findings: tuple[Finding, ...]
@@ -92,7 +103,7 @@ class DataCheck:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings and no unreadable samples."""
         return not (self.findings or self.unread)
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,7 +112,7 @@ class DataCheck:
 
 
 Encode = Callable[[Items], tuple[NDArray[Any], NDArray[np.int64]]]
-"""From items to features, and the rows that could be read."""
+"""Maps items to features and the rows of readable items."""
 
 
 def check_samples(
@@ -111,19 +122,19 @@ def check_samples(
     encode: Encode | None = None,
     backbone: str = "",
 ) -> DataCheck:
-    """Return what looks wrong about labelled samples.
+    """Find mistakes in labelled samples.
 
     Parameters
     ----------
     train : Samples
-        Training samples, or all.
+        Training samples, or all samples.
     test : Samples, optional
         Test samples.
     encode : callable, optional
-        From items to features and the rows that could be read; without it content alone
-        is compared, and feature vectors are compared as they are.
+        Maps items to features and the rows of readable items. Without it only content
+        is compared, and feature vectors directly.
     backbone : str
-        Name of what encodes, for the report.
+        Name of the backbone, for the report.
 
     Examples
     --------
@@ -143,105 +154,159 @@ def check_samples(
                 f"test must hold {train.kind} samples like the training part, got "
                 f"{test.kind}"
             )
-    labels = [label for part in parts for label in part.required_labels().tolist()]
-    names = [name for part in parts for name in part.names()]
-    found: dict[tuple[int, ...], Finding] = {}
+    findings = _Findings(parts)
+    groups, unread = _group_by_content(parts)
+    repeated = 0
+    for first, *others in groups:
+        for row in others:
+            if findings.is_mistake(first, row):
+                findings.add_pair(first, row, 1.0, exact=True)
+            else:
+                repeated += 1
     notes: list[str] = []
-
-    def see(
-        kind: FindingKind | None,
-        rows: tuple[int, int],
-        similarity: float,
-        *,
-        exact: bool = False,
-    ) -> bool:
-        """Keep two samples unless that is known, or nothing is wrong about them; return whether something is."""
-        first, second = sorted(rows) if kind is None else rows
-        where = ["training" if row < len(train) else "test" for row in (first, second)]
-        if kind is None and labels[first] == labels[second] and where[0] == where[1]:
-            return False
-        kind = kind or (
-            "two labels" if labels[first] != labels[second] else "training and test"
-        )
-        about = (
-            (names[first], names[second]),
-            (labels[first], labels[second]),
-            (where[0], where[1]),
-        )
-        key = (first, second, int(kind == "misplaced"))
-        found.setdefault(key, Finding(kind, (first, second), *about, similarity, exact))
-        return True
-
-    groups, unread = _contents(parts)
-    repeated = sum(
-        not see(None, (first, row), 1.0, exact=True)
-        for first, *rows in groups
-        for row in rows
-    )
     if encode is not None or train.kind == "features":
-        X, numbers, missing = _vectors(parts, encode, notes)
-        unread |= missing
-        n_train = int((numbers < len(train)).sum())
-        sizes = Counter(labels[row] for row in numbers[:n_train])
-        for row, near in _neighbours(X, numbers, n_train):
-            for other, similarity in near:
-                if similarity >= SIMILAR[train.kind]:
-                    see(None, (row, other), similarity)
-            around = Counter(labels[other] for other, _ in near)
-            vote, count = max(around.items(), key=lambda entry: (entry[1], entry[0]))
-            if (
-                sizes[labels[row]] >= _JUDGED
-                and not around[labels[row]]
-                and count >= _AGREEING
-            ):
-                see(
-                    "misplaced",
-                    *next(
-                        ((row, other), value)
-                        for other, value in near
-                        if labels[other] == vote
-                    ),
-                )
-    ordered = sorted(
-        found.values(),
-        key=lambda finding: (not finding.exact, -finding.similarity, finding.rows),
-    )
-    counts = (len(labels), 0 if test is None else len(test), repeated)
+        X, rows, unencoded, notes = _features(parts, encode)
+        unread |= unencoded
+        n_train = int((rows < len(train)).sum())
+        neighbors = dict(_neighbors(X, rows, n_train))
+        _compare_neighbors(findings, neighbors, SIMILAR[train.kind])
+        _find_misplaced(findings, neighbors, rows[:n_train])
     return DataCheck(
-        tuple(ordered),
-        *counts,
+        findings.ordered(),
+        len(findings.labels),
+        0 if test is None else len(test),
+        repeated,
         backbone,
-        tuple(names[row] for row in sorted(unread)),
+        tuple(findings.names[row] for row in sorted(unread)),
         tuple(notes),
     )
 
 
-def _contents(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[int]]:
-    """Return the rows of every content, and those that could not be read."""
+class _Findings:
+    """Collects findings about samples. The first finding about two samples counts.
+
+    Parameters
+    ----------
+    parts : tuple of Samples
+        Training samples, and test samples if there are any.
+    """
+
+    def __init__(self, parts: tuple[Samples, ...]) -> None:
+        self.labels = [
+            label for part in parts for label in part.required_labels().tolist()
+        ]
+        self.names = [name for part in parts for name in part.names()]
+        self._n_train = len(parts[0])
+        self._found: dict[tuple[int, int, bool], Finding] = {}
+
+    def part(self, row: int) -> str:
+        """Return the part of a sample."""
+        return "training" if row < self._n_train else "test"
+
+    def is_mistake(self, first: int, second: int) -> bool:
+        """Return whether two samples must not be the same."""
+        if self.labels[first] != self.labels[second]:
+            return True
+        return self.part(first) != self.part(second)
+
+    def add_pair(
+        self, first: int, second: int, similarity: float, *, exact: bool
+    ) -> None:
+        """Add two samples that are the same but must not be."""
+        first, second = sorted((first, second))
+        kind: FindingKind = "training and test"
+        if self.labels[first] != self.labels[second]:
+            kind = "two labels"
+        self._add(kind, first, second, similarity, exact=exact)
+
+    def add_misplaced(self, row: int, neighbor: int, similarity: float) -> None:
+        """Add a misplaced sample and a neighbour."""
+        self._add("misplaced", row, neighbor, similarity, exact=False)
+
+    def _add(
+        self,
+        kind: FindingKind,
+        first: int,
+        second: int,
+        similarity: float,
+        *,
+        exact: bool,
+    ) -> None:
+        finding = Finding(
+            kind,
+            (first, second),
+            (self.names[first], self.names[second]),
+            (self.labels[first], self.labels[second]),
+            (self.part(first), self.part(second)),
+            similarity,
+            exact,
+        )
+        self._found.setdefault((first, second, kind == "misplaced"), finding)
+
+    def ordered(self) -> tuple[Finding, ...]:
+        """Return identical samples first, then by descending similarity."""
+        found = sorted(
+            self._found.values(),
+            key=lambda finding: (not finding.exact, -finding.similarity, finding.rows),
+        )
+        return tuple(found)
+
+
+def _compare_neighbors(
+    findings: _Findings,
+    neighbors: dict[int, list[tuple[int, float]]],
+    min_similarity: float,
+) -> None:
+    """Add pairs of nearly identical samples."""
+    for row, near in neighbors.items():
+        for other, similarity in near:
+            if similarity >= min_similarity and findings.is_mistake(row, other):
+                findings.add_pair(row, other, similarity, exact=False)
+
+
+def _find_misplaced(
+    findings: _Findings,
+    neighbors: dict[int, list[tuple[int, float]]],
+    train_rows: NDArray[np.int64],
+) -> None:
+    """Add samples whose neighbours all have other classes and mostly agree."""
+    labels = findings.labels
+    class_sizes = Counter(labels[row] for row in train_rows)
+    for row, near in neighbors.items():
+        votes = Counter(labels[other] for other, _ in near)
+        if votes[labels[row]] or class_sizes[labels[row]] < _MIN_CLASS_SIZE:
+            continue
+        winner, n_votes = max(votes.items(), key=lambda entry: (entry[1], entry[0]))
+        if n_votes < _MIN_AGREEING:
+            continue
+        nearest = [(other, value) for other, value in near if labels[other] == winner]
+        findings.add_misplaced(row, *nearest[0])
+
+
+def _group_by_content(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[int]]:
+    """Return the rows of every distinct content, and the unreadable rows."""
     groups: dict[str, list[int]] = defaultdict(list)
     unread: set[int] = set()
-    every = ((part, row) for part in parts for row in range(len(part)))
-    for number, (part, row) in enumerate(every):
+    samples = ((part, row) for part in parts for row in range(len(part)))
+    for number, (part, row) in enumerate(samples):
         unread.add(number)
         with suppress(ImageError, OSError):
-            groups[_content(part, row)].append(number)
+            groups[_content_hash(part, row)].append(number)
             unread.remove(number)
     return list(groups.values()), unread
 
 
-def _content(samples: Samples, row: int) -> str:
-    """Return a hash of the content of a sample; texts are compared without case, blanks and forms of letters."""
+def _content_hash(samples: Samples, row: int) -> str:
+    """Return a hash of a sample. Texts are compared without case and extra blanks."""
     digest = hashlib.blake2b(digest_size=16)
     if samples.features is not None:
         raw = samples.features[row]
     else:
         raw = samples.raw_items().raw(row)
     if isinstance(raw, str) and samples.kind == "text":
-        digest.update(
-            " ".join(unicodedata.normalize("NFKC", raw).casefold().split()).encode(
-                "utf-8", "surrogatepass"
-            )
-        )
+        folded = unicodedata.normalize("NFKC", raw).casefold()
+        text = " ".join(folded.split())
+        digest.update(text.encode("utf-8", "surrogatepass"))
     elif isinstance(raw, (str, os.PathLike)):
         with open(raw, "rb") as file:
             while block := file.read(2**20):
@@ -255,63 +320,54 @@ def _content(samples: Samples, row: int) -> str:
     return digest.hexdigest()
 
 
-def _vectors(
-    parts: tuple[Samples, ...], encode: Encode | None, notes: list[str]
-) -> tuple[NDArray[Any], NDArray[np.int64], set[int]]:
-    """Return features, the rows that they belong to, and the rows that could not be read."""
+def _features(
+    parts: tuple[Samples, ...], encode: Encode | None
+) -> tuple[NDArray[Any], NDArray[np.int64], set[int], list[str]]:
+    """Return features, their rows, the unreadable rows, and notes."""
     blocks = []
     rows = []
+    notes = []
+    wanted: set[int] = set()
     start = 0
-    asked = set()
     for part in parts:
         chosen: NDArray[np.int64] = np.arange(len(part))
-        if len(part) > MOST_COMPARED:
-            chosen = np.linspace(0, len(part) - 1, MOST_COMPARED).astype(np.int64)
+        if len(part) > MAX_COMPARED:
+            chosen = np.linspace(0, len(part) - 1, MAX_COMPARED).astype(np.int64)
             notes.append(
-                f"{MOST_COMPARED:,} of {len(part):,} samples were compared by features"
+                f"{MAX_COMPARED:,} of {len(part):,} samples were compared by features"
             )
-        some = part.take(chosen)
-        X, read = (
-            (some.features, np.arange(len(some)))
-            if encode is None
-            else encode(some.raw_items())
-        )
+        subset = part.take(chosen)
+        if encode is None:
+            X: Any = subset.features
+            readable: NDArray[np.int64] = np.arange(len(subset))
+        else:
+            X, readable = encode(subset.raw_items())
         blocks.append(np.asarray(X, dtype=np.float32))
-        rows.append(start + chosen[read])
-        asked |= set((start + chosen).tolist())
+        rows.append(start + chosen[readable])
+        wanted.update((start + chosen).tolist())
         start += len(part)
     found = np.concatenate(rows)
-    return np.concatenate(blocks), found, asked - set(found.tolist())
+    return np.concatenate(blocks), found, wanted - set(found.tolist()), notes
 
 
-def _neighbours(
+def _neighbors(
     X: NDArray[Any], rows: NDArray[np.int64], n_train: int
 ) -> Iterator[tuple[int, list[tuple[int, float]]]]:
-    """Yield every row with its nearest training rows and their cosines, itself excepted, the nearest first."""
+    """Yield every row with its nearest training rows and their cosines."""
     from sklearn.neighbors import NearestNeighbors
 
-    k = min(NEIGHBOURS, n_train - 1)
+    k = min(N_NEIGHBORS, n_train - 1)
     if k < 1:
         return
-    search = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(
-        X[:n_train]
-    )
-    for start, asked in (
-        (0, None),
-        (n_train, X[n_train:]),
-    ):  # without rows, the training rows except each itself
-        if asked is None or len(asked):
-            distances, places = search.kneighbors(asked)
-            for row, near, far in zip(
-                rows[start:].tolist(),
-                rows[places].tolist(),
-                distances.tolist(),
-                strict=False,
-            ):
-                yield (
-                    row,
-                    [
-                        (other, 1.0 - distance)
-                        for other, distance in zip(near, far, strict=True)
-                    ],
-                )
+    search = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute")
+    search.fit(X[:n_train])
+    # Without an argument the training rows are searched, each without itself.
+    queries = [(rows[:n_train], search.kneighbors())]
+    if n_train < len(X):
+        queries.append((rows[n_train:], search.kneighbors(X[n_train:])))
+    for asked, (distances, indices) in queries:
+        for row, near, far in zip(
+            asked.tolist(), rows[indices], distances, strict=True
+        ):
+            cosines = (1.0 - distance for distance in far.tolist())
+            yield row, list(zip(near.tolist(), cosines, strict=True))

@@ -1,4 +1,4 @@
-"""Which level of features to take: ``fast``, ``rich`` and ``best`` tried on a sample of labelled data."""
+"""Compare the feature levels ``fast``, ``rich`` and ``best`` on some of the data."""
 
 from __future__ import annotations
 
@@ -12,42 +12,46 @@ from sklearn.model_selection import cross_val_predict
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.seeding import generator
-from evergrow.data.items import Samples
+from evergrow.data.items import Items, Samples
 from evergrow.features import Backbone, best_backbone, create_backbone, encode
 from evergrow.features.images import median_side
 from evergrow.head import Classifier
 
 LEVELS = ("fast", "rich", "best")
-"""Levels of features, the cheapest first."""
+"""Feature levels, the cheapest first."""
 
 BUDGET = 60.0
-"""Seconds that the passes of all levels may take; what comes before and after fits into two minutes with them."""
+"""Default seconds for encoding with all levels. A trial takes about twice as long."""
 
-_PASSES = 10.0  # of the network at its own size, for all levels together
-_FOLDS = 3
-_MOST = 1000  # samples
-_FIRST = 16  # samples that tell how fast the machine is
-_UNITS = 500
+_RELATIVE_COST = 10.0
+"""Cost of encoding with all levels, relative to the level ``fast``."""
+
+_N_FOLDS = 3
+_MAX_SAMPLES = 1000
+_N_TIMED = 16
+"""Samples for measuring the speed of the machine."""
+
+_N_UNITS = 500
 
 
 @dataclass(frozen=True)
 class LevelTrial:
-    """How a level did on a sample.
+    """Accuracy and cost of a feature level.
 
     Parameters
     ----------
     level : str
-        Its name, one of :data:`LEVELS`.
+        One of :data:`LEVELS`.
     accuracy : float
-        Share of held-out samples that were recognised; every sample was held out once.
+        Cross-validated accuracy.
     error : float
         Standard error of the accuracy.
     seconds : float
-        Time for one sample on this machine.
+        Time per sample on this machine.
     samples, classes : int
-        What it was tried on.
+        Number of samples and classes of the trial.
     blocks : tuple of str
-        What the features were made of.
+        Feature blocks of the level.
     """
 
     level: str
@@ -67,63 +71,58 @@ def try_levels(
     budget: float = BUDGET,
     seed: int = 0,
 ) -> list[LevelTrial]:
-    """Return how each level of features does on some of the samples, a third of them held out at a time.
+    """Cross-validate each feature level on some of the samples.
 
     Parameters
     ----------
     samples : Samples
         Labelled images or texts.
-    backbone : str or Backbone
-        A name, or the best one at hand.
-    device : str or torch.device
-        Where to compute.
-    budget : float
-        Seconds for all passes; as many samples are taken as fit, at most 1,000.
-    seed : int
-        Of the draw of samples.
+    backbone : str or Backbone, default="auto"
+        The backbone, or its name. By default the best available one.
+    device : str or torch.device, default="auto"
+        Device to compute on.
+    budget : float, default=60
+        Seconds for encoding with all levels. It limits the number of samples, which is
+        at most 1,000.
+    seed : int, default=0
+        Seed of the draw of samples.
 
     Returns
     -------
     list of LevelTrial
-        The cheapest first; a level that is the same as the one before it is left out,
-        as for texts.
+        The cheapest level first. Levels with the same features as the level before are
+        left out, for example for texts.
 
     Raises
     ------
     InputError
-        If samples are feature vectors, or fewer than two classes have three samples.
+        If the samples are feature vectors, or fewer than two classes have three
+        samples.
     """
     if samples.kind == "features":
         raise InputError(
-            "Levels are of features of images and texts; these are feature vectors already."
+            "Feature levels need images or texts; these are feature vectors already."
         )
     labels = samples.required_labels()
     items = samples.raw_items()
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    usable = np.flatnonzero(counts[codes] >= _FOLDS)
+    usable = np.flatnonzero(counts[codes] >= _N_FOLDS)
     if len(np.unique(codes[usable])) < 2:
         raise InputError(
-            f"Two classes with {_FOLDS} samples each are needed to try levels; there are fewer."
+            f"Trying levels needs two classes with {_N_FOLDS} samples each. "
+            "Label more samples."
         )
     if isinstance(backbone, str):
+        name = backbone
         if backbone == "auto":
             name = best_backbone(items.kind).name
-        else:
-            name = backbone
         backbone = create_backbone(name, device=device)
-    shuffled = usable[
-        torch.randperm(len(usable), generator=generator(seed, "levels")).numpy()
-    ]
-    fast = backbone.with_recipe("fast")
-    encode(
-        fast, items.take(shuffled[:2]), cache=False, on_error="skip"
-    )  # what is set up once is not timed
-    started = time.perf_counter()
-    encode(fast, items.take(shuffled[:_FIRST]), cache=False, on_error="skip")
-    each = (time.perf_counter() - started) / min(_FIRST, len(shuffled))
-    rows = _drawn(
-        shuffled, codes, max(_FOLDS * 2, min(_MOST, int(budget / (_PASSES * each))))
-    )
+    order = torch.randperm(len(usable), generator=generator(seed, "levels"))
+    shuffled = usable[order.numpy()]
+    seconds = _seconds_per_sample(backbone.with_recipe("fast"), items, shuffled)
+    n_affordable = int(budget / (_RELATIVE_COST * seconds))
+    n_samples = max(_N_FOLDS * 2, min(_MAX_SAMPLES, n_affordable))
+    rows = _draw_balanced(shuffled, codes, n_samples)
     side = None
     if items.kind == "image":
         side = median_side(items)
@@ -131,39 +130,51 @@ def try_levels(
     for level in LEVELS:
         try:
             network = backbone.with_recipe("auto" if level == "rich" else level, side)
-        except ParameterError:  # a network without depths has its own vector only
+        except ParameterError:
+            # The network has no hidden states, so only the level "fast" exists.
             continue
-        blocks = network.spec.blocks
-        if trials and trials[-1].blocks == blocks.blocks:
-            continue
-        found = encode(network, items.take(rows), cache=False, on_error="skip")
-        right = _held_out(found.X, codes[rows][found.rows], blocks.widths)
-        share = float(right.mean())
-        n = len(right)
-        error = float(np.sqrt(max(share * (1 - share), 1 / n / 4) / n))
-        kinds = len(np.unique(codes[rows]))
-        trials.append(
-            LevelTrial(
-                level, share, error, found.seconds / len(rows), n, kinds, blocks.blocks
-            )
-        )
+        if not trials or trials[-1].blocks != network.spec.blocks.blocks:
+            trials.append(_try_level(level, network, items.take(rows), codes[rows]))
     return trials
 
 
-def _drawn(shuffled: Any, codes: Any, most: int) -> Any:
-    """Return rows of as many classes as have three samples among so many, as many of each class."""
-    chosen = np.unique(codes[shuffled])[: max(2, most // _FOLDS)]
+def _seconds_per_sample(backbone: Backbone, items: Items, rows: Any) -> float:
+    """Return the time to encode one sample. Lazy initialisation is not included."""
+    encode(backbone, items.take(rows[:2]), cache=False, on_error="skip")
+    started = time.perf_counter()
+    encode(backbone, items.take(rows[:_N_TIMED]), cache=False, on_error="skip")
+    return (time.perf_counter() - started) / min(_N_TIMED, len(rows))
+
+
+def _draw_balanced(shuffled: Any, codes: Any, n: int) -> Any:
+    """Draw at most `n` rows, balanced over classes with at least three samples."""
+    chosen = np.unique(codes[shuffled])[: max(2, n // _N_FOLDS)]
+    n_per_class = max(_N_FOLDS, n // len(chosen))
     return np.concatenate(
-        [
-            shuffled[codes[shuffled] == code][: max(_FOLDS, most // len(chosen))]
-            for code in chosen
-        ]
+        [shuffled[codes[shuffled] == code][:n_per_class] for code in chosen]
     )
 
 
-def _held_out(X: Any, y: Any, widths: tuple[int, ...]) -> Any:
-    """Return which rows were recognised by a classifier that had learned the other folds."""
+def _try_level(level: str, network: Backbone, items: Items, codes: Any) -> LevelTrial:
+    """Cross-validate a classifier on the features of one level."""
+    blocks = network.spec.blocks
+    found = encode(network, items, cache=False, on_error="skip")
     head = Classifier(
-        n_units=_UNITS, random_state=0, blocks=widths if len(widths) > 1 else None
+        n_units=_N_UNITS,
+        random_state=0,
+        blocks=blocks.widths if len(blocks.widths) > 1 else None,
     )
-    return cross_val_predict(head, X, y, cv=_FOLDS) == y
+    y = codes[found.rows]
+    is_right = cross_val_predict(head, found.X, y, cv=_N_FOLDS) == y
+    n = len(is_right)
+    accuracy = float(is_right.mean())
+    variance = max(accuracy * (1 - accuracy), 1 / n / 4)
+    return LevelTrial(
+        level,
+        accuracy,
+        float(np.sqrt(variance / n)),
+        found.seconds / len(items),
+        n,
+        len(np.unique(codes)),
+        blocks.blocks,
+    )

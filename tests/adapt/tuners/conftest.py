@@ -27,7 +27,7 @@ MakeModel = Callable[..., nn.Module]
 
 @pytest.fixture
 def make_model() -> MakeModel:
-    """Return a function that makes a timm model, the same weights for the same arguments."""
+    """Return a function that creates a timm model with reproducible weights."""
 
     def make(
         name: str = "vit_tiny_patch16_224", small: bool = True, **options: Any

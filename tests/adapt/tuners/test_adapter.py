@@ -31,7 +31,7 @@ def tokens(model, images: Tensor) -> Tensor:
         ("vit_tiny_patch16_224", {"dynamic_img_size": True}),
     ],
 )
-def test_adaptformer_adds_a_scaled_branch_of_the_stream(
+def test_adapter_adds_a_scaled_branch_of_the_stream(
     make_model, images, shaken, name, options
 ) -> None:
     model = make_model(name, **options)
@@ -60,7 +60,7 @@ def test_starts_as_the_base_model(make_model, images) -> None:
     assert not up_bias.any()
 
 
-def test_dropout_works_only_when_model_and_tuner_train(
+def test_dropout_needs_model_and_tuner_in_training_mode(
     make_model, images, shaken
 ) -> None:
     model = make_model()
@@ -75,8 +75,8 @@ def test_dropout_works_only_when_model_and_tuner_train(
     torch.testing.assert_close(model(images), evaluated, rtol=0, atol=0)
 
 
-def test_a_block_that_fails_leaves_nothing_behind(make_model, images, shaken) -> None:
-    """An aborted pass, as after running out of memory, must not leave its stream for the next one."""
+def test_failed_block_leaves_no_stored_stream(make_model, images, shaken) -> None:
+    """An aborted pass must not leave its stream for the next one."""
     model = make_model()
     tuner = shaken(create_tuner("adapter", model))
     expected = model(images)
@@ -93,7 +93,7 @@ def test_a_block_that_fails_leaves_nothing_behind(make_model, images, shaken) ->
     torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
 
 
-def test_threads_do_not_mix_their_streams(make_model, shaken) -> None:
+def test_threads_have_separate_streams(make_model, shaken) -> None:
     model = make_model()
     shaken(create_tuner("adapter", model))
     batches = [
@@ -112,7 +112,7 @@ def test_threads_do_not_mix_their_streams(make_model, shaken) -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_without_an_mlp_of_their_own_are_refused(make_model) -> None:
+def test_adapter_rejects_blocks_without_norm2(make_model) -> None:
     from timm.models.vision_transformer import ParallelScalingBlock
 
     model = make_model(block_fn=ParallelScalingBlock)

@@ -1,4 +1,4 @@
-"""Tuners in files: old ones are read, wrong ones change nothing, and none takes more memory than its file."""
+"""Saved tuners: old files are read, and damaged files change nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def made(name: str, model: torch.nn.Module) -> Tuner:
 
 
 @pytest.mark.parametrize("name", TUNERS.names())
-def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(
+def test_restore_tuner_rejects_invalid_files_and_keeps_the_model(
     name: str,
 ) -> None:
     model = vit()
@@ -80,14 +80,14 @@ def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(
         ("vpt-deep", "tokens"),
     ],
 )
-def test_a_setting_in_a_file_asks_for_no_memory(name: str, setting: str) -> None:
+def test_settings_in_a_file_cannot_allocate_memory(name: str, setting: str) -> None:
     saved = made(name, vit()).saved()
     huge = replace(saved, settings={**saved.settings, setting: 10**8})
     with pytest.raises(FileFormatError, match="must fit a state of"):
         restore_tuner(huge, vit())
 
 
-def test_a_field_of_a_later_version_is_written_again(tmp_path: Path) -> None:
+def test_tuner_keeps_unknown_fields(tmp_path: Path) -> None:
     archive = to_archive(made("ssf", vit()).saved())
     write_archive(
         tmp_path / "tuner", replace(archive, meta={**archive.meta, "later": [1, 2]})
@@ -97,7 +97,7 @@ def test_a_field_of_a_later_version_is_written_again(tmp_path: Path) -> None:
     assert read_archive(tmp_path / "again").meta["later"] == [1, 2]
 
 
-def test_a_tuner_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
+def test_missing_settings_get_their_default(tmp_path: Path) -> None:
     tuner = made("lora", vit())
     archive = to_archive(tuner.saved())
     settings = {
@@ -115,7 +115,7 @@ def test_a_tuner_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
     )
 
 
-def test_parameters_that_overflow_are_a_file_error() -> None:
+def test_restore_tuner_rejects_overflowing_parameters() -> None:
     archive = to_archive(made("lora", vit()).saved())
     key = next(iter(archive.tensors))
     huge = replace(

@@ -9,7 +9,7 @@ from torch.nn import functional
 from evergrow.adapt.tuners import UnsupportedModelError, create_tuner
 
 
-def test_vit_is_scaled_after_eight_kinds_of_layers(make_model, images, shaken) -> None:
+def test_ssf_scales_eight_kinds_of_layers_of_a_vit(make_model, images, shaken) -> None:
     model = make_model("vit_small_patch14_reg4_dinov2", init_values=0.3)
     tuner = shaken(create_tuner("ssf", model))
     state = tuner.state_dict()
@@ -64,7 +64,7 @@ def test_starts_near_the_base_model() -> None:
     assert torch.corrcoef(torch.stack([gamma, beta]))[0, 1].abs() < 0.03
 
 
-def test_norms_with_an_activation_are_scaled_before_it(shaken) -> None:
+def test_ssf_scales_norms_before_their_activation(shaken) -> None:
     layers = pytest.importorskip("timm.layers")
     model = torch.nn.Sequential(layers.BatchNormAct2d(4)).eval()
     x = torch.randn(2, 4, 3, 3)
@@ -77,7 +77,7 @@ def test_norms_with_an_activation_are_scaled_before_it(shaken) -> None:
     )
 
 
-def test_weights_that_are_read_from_elsewhere_are_refused(make_model) -> None:
+def test_ssf_rejects_layers_that_are_not_called(make_model) -> None:
     attention = torch.nn.TransformerEncoderLayer(8, 2)
     with pytest.raises(
         UnsupportedModelError, match=r"self_attn.out_proj must be called by itself"

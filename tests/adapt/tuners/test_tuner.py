@@ -1,4 +1,4 @@
-"""What all tuners share: names, settings, switching, files and the model they sit on."""
+"""Names, settings, switching and files of all tuners."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:
         ("additive", {"std": None}, "std must be a number >= 0, got None"),
     ],
 )
-def test_settings_out_of_range(make_model, name, settings, message) -> None:
+def test_create_tuner_rejects_settings_out_of_range(
+    make_model, name, settings, message
+) -> None:
     model = make_model()
     with pytest.raises(ParameterError, match=message):
         create_tuner(name, model, **settings)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_bad_model_and_seed(make_model) -> None:
+def test_create_tuner_rejects_invalid_models_and_seeds(make_model) -> None:
     with pytest.raises(
         ParameterError, match=r"model must be a torch.nn.Module, got str"
     ):
@@ -63,7 +65,7 @@ def test_bad_model_and_seed(make_model) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TUNERS.names() if name != "ssf"])
-def test_models_without_blocks_are_refused(make_model, name) -> None:
+def test_create_tuner_rejects_models_without_blocks(make_model, name) -> None:
     model = make_model("test_resnet", small=False)
     with pytest.raises(
         UnsupportedModelError, match=r"must be a vision transformer .* got ResNet"
@@ -74,7 +76,7 @@ def test_models_without_blocks_are_refused(make_model, name) -> None:
     assert issubclass(UnsupportedModelError, TypeError)
 
 
-def test_a_removed_tuner_keeps_its_parameters_only(make_model, tmp_path) -> None:
+def test_removed_tuner_keeps_its_parameters(make_model, tmp_path) -> None:
     tuner = create_tuner("lora", make_model())
     tuner.remove()
     tuner.remove()
@@ -85,7 +87,7 @@ def test_a_removed_tuner_keeps_its_parameters_only(make_model, tmp_path) -> None
         tuner.enable()
 
 
-def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> None:
+def test_copied_model_has_its_own_tuners(make_model, images, shaken) -> None:
     for name in TUNERS.names():
         model = make_model()
         tuner = shaken(create_tuner(name, model))

@@ -1,8 +1,8 @@
-"""Tuners: a few parameters that change what a frozen backbone computes.
+"""Tuners: a few trainable parameters that change the output of a frozen backbone.
 
-``create_tuner("adapter", model)`` puts one on an unmodified timm model by hooks; the
-model keeps its modules, its weights and its ``state_dict``. A disabled or removed tuner
-leaves the outputs of the base model unchanged, bit for bit.
+``create_tuner("adapter", model)`` attaches a tuner to a timm model by hooks. The model
+keeps its modules, weights and ``state_dict``. A disabled or removed tuner leaves the
+outputs of the model unchanged, bit for bit.
 """
 
 from evergrow.adapt.tuners.adapter import AdapterConfig

@@ -30,13 +30,13 @@ class AdapterConfig(TunerConfig):
 
     Parameters
     ----------
-    bottleneck : int
-        Width of the branch, which takes the residual stream after attention, not
-        normalised, and adds to the block's output, past layer scale.
-    scale : float
+    bottleneck : int, default=64
+        Width of the branch. Its input is the residual stream after attention, before
+        normalisation. Its output is added to the block's output, after layer scale.
+    scale : float, default=0.1
         Factor on the branch's output.
-    dropout : float
-        Dropout inside the branch, in training mode only.
+    dropout : float, default=0.1
+        Dropout inside the branch during training.
 
     Examples
     --------
@@ -50,14 +50,14 @@ class AdapterConfig(TunerConfig):
     dropout: float = 0.1
 
     def check(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if out of range."""
         check_number("bottleneck", self.bottleneck, low=1, integer=True)
         check_number("scale", self.scale)
         check_number("dropout", self.dropout, low=0, high=1, high_open=True)
 
 
 class AdapterLayer(nn.Module):
-    """The branch of one block, scale * up(dropout(relu(down(x)))), and the hooks that put it there.
+    """Branch of one block, scale * up(dropout(relu(down(x)))), and its hooks.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ class AdapterLayer(nn.Module):
     config : AdapterConfig
         Settings.
     drawer : Drawer
-        Source of the initial ``down``; ``up`` and the biases start at zero, so that the
-        branch starts at nothing.
+        Draws the initial ``down``. ``up`` and the biases start at zero, so that the
+        branch has no effect at first.
     """
 
     def __init__(
@@ -85,48 +85,51 @@ class AdapterLayer(nn.Module):
         self._streams: dict[int, Tensor] = {}
 
     def branch(self, x: Tensor, training: bool) -> Tensor:
-        """Return the branch's output for tokens (B, N, d)."""
+        """Return the branch's output for tokens (n, length, d)."""
         h = torch.relu(linear(x, self.down_weight, self.down_bias))
-        # Masks come from torch's own generator, as those of every dropout in the
-        # backbone do.
+        # Drawn from torch's global generator, as all dropout of the backbone.
         h = dropout(h, self.config.dropout, training and self.training)
         return linear(h, self.up_weight, self.up_bias) * self.config.scale
 
     def keep_stream(self, part: nn.Module, args: tuple[Any, ...]) -> None:
-        """Remember the residual stream: the first input of ``norm2`` or ``mlp``, whichever the block calls first."""
+        """Store the residual stream, the first input of ``norm2`` or ``mlp``."""
         self._streams.setdefault(get_ident(), args[0])
 
     def add_to_block(
         self, block: nn.Module, args: Any, output: Tensor | None
     ) -> Tensor | None:
-        """Add the branch to the block's output; after a failed block, only forget the stream."""
+        """Add the branch to the block's output. A failed block has no output."""
         stream = self._streams.pop(get_ident(), None)
         if output is None:
             return None
         if stream is None:
             raise TunerError(
-                f"block must call its norm2 or mlp for an adapter, got a {type(block).__name__} that did not"
+                "block must call its norm2 or mlp for an adapter, "
+                f"got a {type(block).__name__} that did not"
             )
-        # Some blocks flatten a grid of tokens before the MLP and restore it after.
+        # Some blocks flatten a grid of tokens for the MLP only.
         return output + self.branch(stream, block.training).reshape(output.shape)
 
 
 @TUNERS.register("adapter")
 class AdapterTuner(Tuner):
-    """Adapters: in every block, beside the MLP, scale * up(dropout(relu(down(x)))).
+    """Adapter branches scale * up(dropout(relu(down(x)))) parallel to the MLPs.
 
-    Serves vision transformers whose blocks have ``norm2`` and ``mlp``. Post-norm blocks
-    have the stream itself as the MLP's input. See :class:`AdapterConfig` for the
-    settings.
+    Supports vision transformers whose blocks have ``norm2`` and ``mlp``. In post-norm
+    blocks the stream is the input of the MLP. See :class:`AdapterConfig`.
 
     Examples
     --------
-    One adapter per task, switched for every pass:
+    One adapter per task, enabled in turn:
 
     >>> import timm, torch
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=0).eval()
-    >>> adapters = [create_tuner("adapter", model, bottleneck=4, seed=task) for task in range(3)]
+    >>> model = timm.create_model(
+    ...     "vit_tiny_patch16_224", img_size=32, depth=2, num_classes=0
+    ... ).eval()
+    >>> adapters = [
+    ...     create_tuner("adapter", model, bottleneck=4, seed=task) for task in range(3)
+    ... ]
     >>> for adapter in adapters:
     ...     _ = adapter.requires_grad_(False).disable()
     >>> features = []
@@ -152,8 +155,7 @@ class AdapterTuner(Tuner):
         for block, layer in self._pairs:
             yield block.part("norm2").register_forward_pre_hook(layer.keep_stream)
             yield block.part("mlp").register_forward_pre_hook(layer.keep_stream)
-            # First in line: prompts that another tuner appended are dropped by a later
-            # hook of the block.
+            # First, because another tuner's hook of the block drops appended prompts.
             yield block.module.register_forward_hook(
                 layer.add_to_block, prepend=True, always_call=True
             )

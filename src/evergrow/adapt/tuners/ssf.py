@@ -1,4 +1,4 @@
-"""Scale and shift: y = x * gamma + beta, by channel, after the layers of a backbone."""
+"""Scale and shift: y = x * gamma + beta per channel, after the layers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SSFConfig(TunerConfig):
 
     Parameters
     ----------
-    std : float
-        Standard deviation of the initial scales around 1 and shifts around 0.
+    std : float, default=0.02
+        Standard deviation of the initial scales around 1 and of the shifts around 0.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class SSFConfig(TunerConfig):
     std: float = 0.02
 
     def check(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if out of range."""
         check_number("std", self.std, low=0)
 
 
@@ -50,7 +50,7 @@ _RMS = ("RMSNorm", "RmsNorm", "RmsNormFp32", "RmsNorm2d", "RmsNorm2dFp32")
 
 @dataclass(frozen=True)
 class ScalePoint:
-    """The output of one layer.
+    """A layer whose output is scaled.
 
     Parameters
     ----------
@@ -59,11 +59,11 @@ class ScalePoint:
     layer : torch.nn.Module
         The layer.
     width : int
-        Its channels.
+        Number of channels.
     dim : int
-        Where they lie in its output.
+        Dimension of the channels in the output.
     attention : torch.nn.Module or None
-        The attention that adds the layer's bias itself, after the layer.
+        The attention layer, if it adds the layer's bias after the layer.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ScalePoint:
 
     @property
     def outlet(self) -> nn.Module:
-        """The module whose output is scaled: timm's norms with an activation have an empty one before that."""
+        """Module whose output is scaled, before a norm's built-in activation."""
         inner = getattr(self.layer, "drop", None)
         if isinstance(inner, nn.Module) and hasattr(self.layer, "act"):
             return inner
@@ -82,7 +82,13 @@ class ScalePoint:
 
 
 def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
-    """Yield the layers of a model that are scaled, in the model's order, or raise :class:`UnsupportedModelError`."""
+    """Yield the layers to scale, in the model's order.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If no layer can be scaled, or weights are read without calling their layer.
+    """
     heads = classifier_modules(model)
     found = False
     for path, layer in model.named_modules():
@@ -95,19 +101,21 @@ def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
         parent = model.get_submodule(parent_path)
         if isinstance(parent, nn.MultiheadAttention):
             raise UnsupportedModelError(
-                f"{path} must be called by itself to be scaled, but {type(parent).__name__} reads its weights"
+                f"{path} must be called by itself to be scaled, "
+                f"but {type(parent).__name__} reads its weights"
             )
         found = True
         outside = name == "qkv" and getattr(parent, "q_bias", None) is not None
         yield ScalePoint(path, layer, *shape, parent if outside else None)
     if not found:
         raise UnsupportedModelError(
-            f"model must have linear, convolution or normalisation layers, got {type(model).__name__}"
+            "model must have linear, convolution or normalisation layers, "
+            f"got {type(model).__name__}"
         )
 
 
 def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
-    """Return how many channels a layer gives and in which dimension, None for layers that are not scaled."""
+    """Return number and dimension of a layer's channels, None if it is not scaled."""
     kind = type(layer).__name__
     if isinstance(layer, nn.Linear):
         return layer.out_features, -1
@@ -128,18 +136,19 @@ def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
 
 
 class ScaleShift(nn.Module):
-    """The scale and shift of one point, also of a fused projection whose bias the attention adds."""
+    """Scale and shift of one layer."""
 
     def __init__(self, point: ScalePoint, std: float, drawer: Drawer) -> None:
         super().__init__()
         like = next((p for p in point.layer.parameters(recurse=False)), torch.empty(0))
         self.gamma = drawer.normal((point.width,), like, 1.0, std, point.name, "gamma")
         self.beta = drawer.normal((point.width,), like, 0.0, std, point.name, "beta")
-        self.dim = point.dim  # in a tuple, or it would be a part of the tuner
+        self.dim = point.dim
+        # In a tuple, so that it is not registered as a submodule.
         self._attention = (point.attention,)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Return x * gamma + beta in the type of x; the arithmetic is in the wider of both types."""
+        """Return x * gamma + beta in the dtype of x, computed in the wider dtype."""
         trailing = 0 if self.dim == -1 else x.ndim - 1 - self.dim
         gamma, beta = (
             value.reshape(-1, *[1] * trailing) for value in (self.gamma, self.beta)
@@ -147,7 +156,7 @@ class ScaleShift(nn.Module):
         return torch.addcmul(beta, x, gamma).to(x.dtype)
 
     def scale_output(self, layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Scale what a layer gives; a bias that its attention adds after it is scaled too."""
+        """Scale the output of a layer, including a bias that its attention adds."""
         attention: Any = self._attention[0]
         if attention is None:
             return self.scaled(output)
@@ -159,23 +168,26 @@ class ScaleShift(nn.Module):
 
 @TUNERS.register("ssf")
 class SSFTuner(Tuner):
-    """Scale and shift: y = x * gamma + beta, by channel, after every layer that has weights to mix or normalise.
+    """Scale and shift every channel after the layers of a backbone.
 
-    That is the output of every linear, convolution and normalisation layer except the
-    classifier's. In a vision transformer: patch embedding, ``norm1``, ``qkv``,
-    ``attn.proj``, ``norm2``, ``fc1``, ``fc2`` and the final norm. In a ResNet: every
-    convolution and every batch norm, on shortcuts too; of norms with a built-in
-    activation, what goes into the activation. See :class:`SSFConfig`.
+    y = x * gamma + beta applies to the output of every linear, convolution and
+    normalisation layer except the classifier's. In a vision transformer: patch
+    embedding, ``norm1``, ``qkv``, ``attn.proj``, ``norm2``, ``fc1``, ``fc2`` and the
+    final norm. In a ResNet: every convolution and every batch norm, on shortcuts too.
+    For norms with a built-in activation, the input of the activation is scaled. See
+    :class:`SSFConfig`.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     >>> names = create_tuner("ssf", model).state_dict()
-    >>> [name.removeprefix("layers.") for name in names if name.endswith("gamma")]  # doctest: +NORMALIZE_WHITESPACE
-    ['patch_embed.proj.gamma', 'blocks.0.norm1.gamma', 'blocks.0.attn.qkv.gamma', 'blocks.0.attn.proj.gamma',
-     'blocks.0.norm2.gamma', 'blocks.0.mlp.fc1.gamma', 'blocks.0.mlp.fc2.gamma', 'norm.gamma']
+    >>> [name.removeprefix("layers.") for name in names if name.endswith("gamma")]
+    ['patch_embed.proj.gamma', 'blocks.0.norm1.gamma', 'blocks.0.attn.qkv.gamma',
+     'blocks.0.attn.proj.gamma', 'blocks.0.norm2.gamma', 'blocks.0.mlp.fc1.gamma',
+     'blocks.0.mlp.fc2.gamma', 'norm.gamma']
+
     """
 
     name = "ssf"

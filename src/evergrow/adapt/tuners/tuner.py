@@ -1,4 +1,4 @@
-"""Tuners: a few parameters on a frozen backbone; the kinds by name, and their files.
+"""Base classes and registry of tuners, and saved tuners.
 
 :class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings.
 :class:`Drawer` draws initial values.
@@ -33,23 +33,23 @@ from evergrow.core.validation import (
 )
 
 _LARGEST = 1e6
-"""Trained parameters stay far below this; beyond it, features overflow in float32."""
+"""Bound on stored parameters. Larger ones overflow features in float32."""
 
 
 class TunerError(EvergrowError, RuntimeError):
-    """A tuner was asked for something that its state does not allow."""
+    """An operation is not allowed in the tuner's state."""
 
 
 class UnsupportedModelError(TunerError, TypeError):
-    """A tuner cannot serve this architecture; the message says which part is missing or unknown."""
+    """A tuner does not support this architecture. The message names the part."""
 
 
 @dataclass(frozen=True)
 class TunerConfig:
-    """The base of all settings of tuners.
+    """Base class of tuner settings.
 
     Subclasses declare fields and override :meth:`check`. Lists become tuples, so that
-    settings read from JSON equal the ones that were written.
+    settings read from JSON compare equal.
 
     Examples
     --------
@@ -63,10 +63,10 @@ class TunerConfig:
         self.check()
 
     def check(self) -> None:
-        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+        """Raise :class:`~evergrow.core.errors.ParameterError` if out of range."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings in a form that JSON holds."""
+        """Return the settings as plain JSON values."""
         return to_plain(self)
 
     @classmethod
@@ -76,14 +76,14 @@ class TunerConfig:
         Parameters
         ----------
         settings : mapping
-            Values by name; the rest are defaults.
+            Values by name. Missing settings get their default.
         owner : str
             Name of the tuner, for messages.
 
         Raises
         ------
         UnknownNameError
-            For a setting that the tuner does not have; the message names the nearest.
+            For an unknown setting.
 
         Examples
         --------
@@ -91,7 +91,7 @@ class TunerConfig:
         >>> AdapterConfig.from_settings({"botleneck": 8}, "adapter")
         Traceback (most recent call last):
             ...
-        evergrow.core.errors.UnknownNameError: setting of tuner 'adapter' must be known, got 'botleneck'; nearest: ...
+        evergrow.core.errors.UnknownNameError: setting of tuner 'adapter' must be ...
         """
         return from_mapping(cls, settings, f"setting of tuner {owner!r}")
 
@@ -99,19 +99,18 @@ class TunerConfig:
 class Drawer:
     """Draws the initial parameters of one tuner.
 
-    Every parameter has a stream of its own, so what one block starts with depends
-    neither on which other blocks are tuned nor on the device; nothing touches the
-    global generator.
+    Every parameter has its own random stream, so that initial values depend neither on
+    the other tuned blocks nor on the device. The global generator is not used.
 
     Parameters
     ----------
     seed : int
-        The user's seed.
+        Seed.
     name : str
         Name of the tuner.
     limit : int, optional
-        How many numbers may be made. A tuner out of a file gets as many as the file
-        holds, so that settings in it cannot ask for more memory than it takes itself.
+        Maximum number of values to draw. For a tuner from a file it is the number of
+        stored values, so that settings in a file cannot allocate more memory.
 
     Examples
     --------
@@ -131,11 +130,12 @@ class Drawer:
         self._made = 0
 
     def stream(self, shape: tuple[int, ...], *purpose: str | int) -> torch.Generator:
-        """Count the numbers of a parameter, and return where they come from."""
+        """Return the generator of a parameter, and count the parameter's size."""
         self._made += math.prod(shape)
         if self._limit is not None and self._made > self._limit:
             raise InputError(
-                f"settings of tuner {self.name!r} must fit a state of {self._limit} numbers, got some for more"
+                f"settings of tuner {self.name!r} must fit a state of {self._limit} "
+                f"numbers, got {self._made}"
             )
         return generator(self.seed, "tuner", self.name, *purpose)
 
@@ -147,13 +147,10 @@ class Drawer:
     def kaiming(
         self, shape: tuple[int, int], like: Tensor, *purpose: str | int
     ) -> nn.Parameter:
-        """Return a (fan_out, fan_in) matrix from U(-b, b), b = 1/sqrt(fan_in): Kaiming's with a = sqrt(5)."""
+        """Return a (fan_out, fan_in) matrix from U(-b, b) with b = 1/sqrt(fan_in)."""
         stream = self.stream(shape, *purpose)
-        return layer_parameter(
-            nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=stream).to(
-                like
-            )
-        )
+        drawn = nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=stream)
+        return layer_parameter(drawn.to(like))
 
     def normal(
         self,
@@ -165,9 +162,8 @@ class Drawer:
     ) -> nn.Parameter:
         """Return a parameter from N(mean, std)."""
         stream = self.stream(shape, *purpose)
-        return layer_parameter(
-            (torch.randn(shape, generator=stream) * std + mean).to(like)
-        )
+        drawn = torch.randn(shape, generator=stream)
+        return layer_parameter((drawn * std + mean).to(like))
 
 
 _ATTRIBUTE = "_evergrow_tuners"
@@ -175,14 +171,14 @@ _HEADS = ("head", "head_dist", "fc", "classifier")
 
 
 class Handle(Protocol):
-    """Something that was put into a model and can be taken out."""
+    """Removable addition to a model, for example a hook."""
 
     def remove(self) -> None:
-        """Take it out; doing so twice does nothing."""
+        """Remove it. Removing twice does nothing."""
 
 
 def classifier_modules(model: nn.Module) -> set[nn.Module]:
-    """Return the modules that turn features into logits; tuners leave them alone."""
+    """Return the classifier modules of a model, which tuners do not change."""
     getter = getattr(model, "get_classifier", None)
     if callable(getter):
         found = getter()
@@ -195,7 +191,7 @@ def classifier_modules(model: nn.Module) -> set[nn.Module]:
 
 
 def adds_bias_outside(part: nn.Module) -> bool:
-    """Return whether an attention layer reads the weight of its fused projection instead of calling it."""
+    """Return whether an attention layer reads its projection's weight directly."""
     return (
         getattr(part, "qkv_bias_separate", None) is False
         and getattr(part, "q_bias", None) is not None
@@ -222,9 +218,9 @@ class TransformerBlock:
     Parameters
     ----------
     index : int
-        Its number, from 0.
+        Index of the block.
     name : str
-        Its path in the model, for example ``"blocks.3"``.
+        Path in the model, for example ``"blocks.3"``.
     module : torch.nn.Module
         The block.
     """
@@ -234,17 +230,18 @@ class TransformerBlock:
     module: nn.Module
 
     def part(self, name: str) -> nn.Module:
-        """Return a direct part of the block, or raise :class:`UnsupportedModelError`."""
+        """Return a direct submodule, or raise :class:`UnsupportedModelError`."""
         found = getattr(self.module, name, None)
         if not isinstance(found, nn.Module):
             raise UnsupportedModelError(
-                f"{self.name} must have a part {name!r}, got a {type(self.module).__name__} without one"
+                f"{self.name} must have a part {name!r}, "
+                f"got a {type(self.module).__name__} without one"
             )
         return found
 
     @property
     def mlp_input(self) -> nn.Linear:
-        """The first linear map of the MLP; it gives the tuner its width, type and device."""
+        """First linear layer of the MLP, with the tuner's width, dtype and device."""
         first = next(
             (
                 part
@@ -255,7 +252,8 @@ class TransformerBlock:
         )
         if not isinstance(first, nn.Linear):
             raise UnsupportedModelError(
-                f"{self.name}.mlp must begin with a linear map of tokens, got {type(first).__name__}"
+                f"{self.name}.mlp must begin with a linear map of tokens, "
+                f"got {type(first).__name__}"
             )
         return first
 
@@ -266,7 +264,7 @@ def find_blocks(model: nn.Module) -> list[TransformerBlock]:
     Parameters
     ----------
     model : torch.nn.Module
-        A timm model whose blocks lie one after another in ``model.blocks``.
+        A timm model with a sequence ``model.blocks``.
 
     Raises
     ------
@@ -280,13 +278,13 @@ def find_blocks(model: nn.Module) -> list[TransformerBlock]:
     >>> find_blocks(nn.Linear(2, 2))
     Traceback (most recent call last):
         ...
-    evergrow.adapt.tuners.tuner.UnsupportedModelError: model must be a vision transformer with its blocks in ...
+    evergrow.adapt.tuners.tuner.UnsupportedModelError: model must be a vision ...
     """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or len(blocks) == 0:
         raise UnsupportedModelError(
-            f"model must be a vision transformer with its blocks in model.blocks, got {type(model).__name__}; "
-            "'ssf' serves convolutional networks too"
+            "model must be a vision transformer with its blocks in model.blocks, "
+            f"got {type(model).__name__}; 'ssf' supports convolutional networks too"
         )
     return [
         TransformerBlock(index, f"blocks.{index}", module)
@@ -297,20 +295,20 @@ def find_blocks(model: nn.Module) -> list[TransformerBlock]:
 @record("tuner")
 @dataclass(frozen=True, eq=False)
 class SavedTuner:
-    """A tuner apart from any model.
+    """Parameters and settings of a tuner, without a model.
 
     Parameters
     ----------
     name : str
         Kind of tuner.
     settings : dict
-        Its configuration.
+        Configuration.
     seed : int
-        Seed of its initial parameters.
+        Seed of the initial parameters.
     tensors : dict of str to torch.Tensor
-        The state.
+        Parameters.
     extra : Extra
-        Fields of a later evergrow, to be written again.
+        Fields of newer versions, kept when the file is written again.
     """
 
     name: str
@@ -321,37 +319,36 @@ class SavedTuner:
 
 
 class Tuner(nn.Module):
-    """Parameters beside a frozen backbone; made by :func:`create_tuner`, already enabled.
+    """Trainable parameters attached to a frozen backbone; see :func:`create_tuner`.
 
-    A tuner is a module of its own: ``parameters()``, ``state_dict()``, ``to()``,
-    ``train()`` and ``eval()`` concern its few parameters only, and the backbone's
-    ``state_dict()`` keeps its keys and values while it is tuned. Move the backbone
-    before a tuner is made, or move both. Several tuners may sit on one model; each is
-    switched and removed by itself, in any order, and a disabled one costs nothing.
-    Changes in one place apply in the order of enabling.
+    A tuner is a separate module: ``parameters()``, ``state_dict()``, ``to()``,
+    ``train()`` and ``eval()`` affect only its own parameters, and the backbone's
+    ``state_dict()`` is unchanged. Move the backbone before creating a tuner, or move
+    both. A model may have several tuners, which can be switched and removed
+    independently. Disabled tuners cost nothing. Tuners of the same layer apply in the
+    order in which they were enabled.
 
-    Subclasses set ``name`` and ``config_class``, make their layers in :meth:`_layers`
-    and put them to work in :meth:`_attach`.
+    Subclasses set ``name`` and ``config_class``, create their layers in :meth:`_layers`
+    and attach them in :meth:`_attach`.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The backbone. Its parameters stop requiring gradients until the last tuner is
+        The backbone. Its parameters do not require gradients until the last tuner is
         removed.
     config : TunerConfig
-        Settings of the kind.
+        Settings.
     seed : int
         Seed of the initial parameters.
     limit : int, optional
-        How many initial numbers may be made; see
+        Maximum number of initial values; see
         :class:`~evergrow.adapt.tuners.tuner.Drawer`.
     """
 
     name: ClassVar[str]
     config_class: ClassVar[type[TunerConfig]]
     adapts: ClassVar[bool] = False
-    """Whether it can be trained on a first task beside a classifier and kept after that; such kinds go by their name
-    wherever a backbone is adapted."""
+    """Whether the tuner can be used for first-session adaptation."""
     model: nn.Module
     config: Any
     seed: int
@@ -366,7 +363,7 @@ class Tuner(nn.Module):
         limit: int | None = None,
     ) -> None:
         super().__init__()
-        # A registered module would make the backbone's parameters the tuner's own.
+        # Not registered as a submodule, which would add the backbone's parameters.
         self.__dict__["model"] = model
         self.config = config
         self.seed = seed
@@ -392,30 +389,31 @@ class Tuner(nn.Module):
         except BaseException:
             self.remove()
             raise
-        self._limit = None  # a tuner may grow later, and then no file asks for it
+        # The limit only concerns parameters from a file, not later growth.
+        self._limit = None
 
-    # -- for subclasses ----------------------------------------------------------------
+    # -- for subclasses
 
     def _drawer(self) -> Drawer:
-        """Return the source of initial values."""
+        """Return the drawer of initial values."""
         return Drawer(self.seed, self.name, self._limit)
 
     def _build(self, model: nn.Module) -> None:
-        """Plant the layers, or raise :class:`UnsupportedModelError` with the model untouched."""
+        """Create the layers, or raise :class:`UnsupportedModelError`."""
         self._pairs = list(self._layers(model, self._drawer()))
         for place, layer in self._pairs:
             self._plant(place.name, layer)
 
     def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Any, Any]]:
-        """Yield every place that is tuned, which has a name, with the layer that tunes it."""
+        """Yield every tuned place, which has a name, and the layer that tunes it."""
         yield from ()
 
     def _attach(self) -> Iterator[Handle]:
-        """Attach every layer to the model, and yield the handles that detach it."""
+        """Attach every layer to the model and yield the handles that detach it."""
         yield from ()
 
     def _plant(self, path: str, layer: nn.Module) -> None:
-        """Register a layer under the path of the place that it tunes, so that saved names explain themselves."""
+        """Register a layer under the path of the place that it tunes."""
         *parents, last = path.split(".")
         node: nn.Module = self.layers
         for parent in parents:
@@ -424,21 +422,22 @@ class Tuner(nn.Module):
             node = node._modules[parent]  # type: ignore[assignment]
         node.add_module(last, layer)
 
-    # -- switching ---------------------------------------------------------------------
+    # -- switching
 
     @property
     def enabled(self) -> bool:
-        """Whether the model computes with this tuner."""
+        """Whether the tuner affects the model's output."""
         return bool(self._handles)
 
     def enable(self) -> ExitStack:
-        """Let the model compute with this tuner; in a ``with`` statement, until its end.
+        """Enable the tuner; in a ``with`` statement until the end of the block.
 
         Examples
         --------
         >>> import timm, torch
         >>> from evergrow.adapt.tuners import create_tuner
-        >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2).eval()
+        >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
+        >>> model = model.eval()
         >>> x = torch.zeros(1, 3, 32, 32)
         >>> before = model(x)
         >>> tuner = create_tuner("ssf", model)
@@ -450,7 +449,8 @@ class Tuner(nn.Module):
         """
         if self.removed:
             raise TunerError(
-                f"tuner {self.name!r} must be on a model, but it was removed: create a new one"
+                f"tuner {self.name!r} must be on a model, but it was removed: "
+                "create a new one"
             )
         switch = self._switch()
         if not self.enabled:
@@ -464,7 +464,7 @@ class Tuner(nn.Module):
         return switch
 
     def disable(self) -> ExitStack:
-        """Let the model compute, to the bit, as if there were no such tuner; in a ``with``, until its end."""
+        """Disable the tuner; in a ``with`` statement until the end of the block."""
         switch = self._switch()
         for handle in self._handles:
             handle.remove()
@@ -473,21 +473,23 @@ class Tuner(nn.Module):
         return switch
 
     def _switch(self) -> ExitStack:
-        """Return a context that restores the tuner's present state at its end."""
+        """Return a context that restores the present state at its end."""
         back = self.enable if self.enabled else self.disable
         switch = ExitStack()
         switch.callback(lambda: None if self.removed else back())
         return switch
 
     def _call_projections(self) -> None:
-        """Let attention that adds a bias outside of its projection call that, while hooks of a tuner must see it."""
+        """Make attention layers call their fused projections while a tuner is enabled.
+
+        Otherwise they read the projection's weight, and hooks would have no effect.
+        """
+        is_tuned = any(tuner.enabled for tuner in tuners_of(self.model))
         for attention in self._fused:
-            attention.qkv_bias_separate = any(
-                tuner.enabled for tuner in tuners_of(self.model)
-            )
+            attention.qkv_bias_separate = is_tuned
 
     def remove(self) -> None:
-        """Take the tuner off the model for good; the last one leaves the model exactly as it came.
+        """Detach the tuner from the model for good.
 
         The parameters stay readable and can be saved. Removing twice does nothing.
         """
@@ -504,21 +506,21 @@ class Tuner(nn.Module):
         for parameter in self._frozen:
             parameter.requires_grad_(True)
 
-    # -- training ----------------------------------------------------------------------
+    # -- training
 
     @property
     def n_trainable(self) -> int:
-        """How many numbers are trained."""
+        """Number of trainable values."""
         return sum(
             parameter.numel()
             for parameter in self.parameters()
             if parameter.requires_grad
         )
 
-    # -- state -------------------------------------------------------------------------
+    # -- state
 
     def saved(self) -> SavedTuner:
-        """Return a copy of parameters and settings on the CPU, apart from the model."""
+        """Return a copy of parameters and settings on the CPU."""
         state = {
             name: value.detach().cpu().clone().contiguous()
             for name, value in self.state_dict().items()
@@ -529,16 +531,16 @@ class Tuner(nn.Module):
 
 
 TUNERS: Registry[type[Tuner]] = Registry("tuner", plugins=True)
-"""Every kind of tuner by name: ``adapter`` and ``ssf``, and those of the laboratory and of other packages."""
+"""All kinds of tuners by name, including those of plugins."""
 
 
 def layer_parameter(value: Tensor) -> nn.Parameter:
-    """Return a trainable parameter with this value, contiguous and owned by nobody else."""
+    """Return a trainable, contiguous parameter with a copy of this value."""
     return nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
 
 
 def adapting_tuners() -> list[str]:
-    """Return the names of the tuners that a backbone can be adapted to a first task with, sorted.
+    """Return the sorted names of tuners that support first-session adaptation.
 
     Examples
     --------
@@ -552,18 +554,18 @@ def adapting_tuners() -> list[str]:
 def create_tuner(
     name: str, model: nn.Module, *, seed: int = 0, **settings: Any
 ) -> Tuner:
-    """Put a tuner on a model and return it, enabled.
+    """Attach a tuner to a model and return it, enabled.
 
     Parameters
     ----------
     name : str
         One of :data:`TUNERS`.
     model : torch.nn.Module
-        An unmodified timm model, on the device where it will run.
-    seed : int
+        An unmodified timm model, on the device of later computations.
+    seed : int, default=0
         Seed of the initial parameters.
     **settings
-        Fields of the kind's configuration.
+        Settings of this kind of tuner.
 
     Returns
     -------
@@ -572,17 +574,17 @@ def create_tuner(
     Raises
     ------
     UnknownNameError
-        If there is no such tuner or setting; the message names the nearest.
+        If there is no such tuner or setting.
     ParameterError
         If a setting is out of range.
     UnsupportedModelError
-        If the tuner cannot serve this architecture; the model is then untouched.
+        If the tuner does not support this architecture. The model is unchanged.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
     >>> tuner = create_tuner("lora", model, rank=4, seed=0)
     >>> tuner.n_trainable
     6144
@@ -602,29 +604,28 @@ def create_tuner(
 
 
 def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
-    """Put a tuner on a model again; one that does not fit leaves the model as it was.
+    """Attach a saved tuner to a model. On errors the model is unchanged.
 
     Parameters
     ----------
     saved : SavedTuner
-        Parameters and settings. No more memory is used than the parameters take.
+        Parameters and settings. Allocates no more memory than the parameters.
     model : torch.nn.Module
-        The backbone, on the device where it will run.
+        The backbone, on the device of later computations.
 
     Raises
     ------
     FileFormatError
-        If its kind or a setting is not known, or settings, parameters and model do not
-        fit each other.
+        If kind or settings are unknown, or settings, parameters and model do not match.
     UnsupportedModelError
-        If a tuner of the kind cannot serve this architecture.
+        If the tuner does not support this architecture.
 
     Examples
     --------
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
     >>> from evergrow.adapt.tuners.tuner import restore_tuner
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
     >>> saved = create_tuner("lora", model, rank=4).saved()
     >>> restore_tuner(saved, model).config.rank
     4
@@ -640,7 +641,8 @@ def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
         ) from error
     try:
         tuner.load_state_dict(saved.tensors)
-    except (InputError, RuntimeError) as error:  # PyTorch's message has many lines
+    except (InputError, RuntimeError) as error:
+        # PyTorch's message has many lines.
         tuner.remove()
         why = " ".join(str(error).split())[:300]
         raise FileFormatError(

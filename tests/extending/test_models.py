@@ -1,11 +1,11 @@
-"""A tuner, a head, an image method, a layer and an activation from outside the package, used by name."""
+"""A tuner, a head, a layer and an activation from outside, used by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import torch
 from tests.adapt.tiny import stripes, tiny_vit
 from tests.commands import evergrow
 from tests.extending.conftest import registered
+from tests.extending.last_row import LastRow
 from tests.learner.toys import write_folder
 from torch import Tensor, nn
 
@@ -28,25 +29,11 @@ from evergrow.adapt.tuners import (
 )
 from evergrow.adapt.tuners.tuner import SavedTuner, layer_parameter
 from evergrow.core.errors import ParameterError
-from evergrow.core.record import Spec, read_record, require, write_record
-from evergrow.core.validation import check_number
-from evergrow.data.items import Items
+from evergrow.core.record import read_record, write_record
 from evergrow.head import HEADS
-from evergrow.head.base import IncrementalClassifier
-from evergrow.head.label_set import LabelUpdate
 from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, DenseMap, Layer
-from evergrow.lab.methods import (
-    IMAGE_METHODS,
-    ImageClassifier,
-    create_method,
-    list_methods,
-    method_needs,
-    method_options,
-)
-from evergrow.lab.methods.cost import Cost
-from evergrow.lab.methods.image_classifier import TaskLabels
 
-# -- a tuner ---------------------------------------------------------------------------
+# -- a tuner
 
 
 @dataclass(frozen=True)
@@ -57,7 +44,7 @@ class GainConfig(TunerConfig):
 
 
 class GainTuner(Tuner):
-    """Multiplies what the last block gives by a learned vector."""
+    """Multiplies the output of the last block by a learned vector."""
 
     name = "gain"
     config_class = GainConfig
@@ -82,7 +69,7 @@ gain = registered(TUNERS, "gain", GainTuner)
 
 @pytest.mark.usefixtures("gain")
 class TestTuner:
-    def test_it_is_listed_made_saved_and_read(self, tmp_path: Path) -> None:
+    def test_it_is_listed_created_saved_and_restored(self, tmp_path: Path) -> None:
         assert "gain" in {*TUNERS} & {*adapting_tuners()}
         module = tiny_vit().module
         write_record(
@@ -91,9 +78,7 @@ class TestTuner:
         saved = read_record(SavedTuner, tmp_path / "tuner")
         assert restore_tuner(saved, tiny_vit().module).config == GainConfig(2.0)
 
-    def test_the_product_adapts_with_it(
-        self, read_back: Callable[..., Learner]
-    ) -> None:
+    def test_learner_adapts_with_it(self, read_back: Callable[..., Learner]) -> None:
         items, y = stripes(3, 4)
         config = FsaConfig.recipe(tuner="gain", epochs=1)
         learner = Learner(
@@ -103,7 +88,7 @@ class TestTuner:
         again = read_back(learner, items, backbone=tiny_vit(), cache=False)
         assert again.state_.describe()["adaptation"]["tuner"] == "gain"
 
-    def test_the_command_knows_it(
+    def test_command_adapts_with_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -136,48 +121,7 @@ class TestTuner:
         assert "nearest: 'gain'" in refused.stderr
 
 
-# -- a head ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Rows:
-    rows: Annotated[Tensor, Spec(("C", "d"))]
-
-
-class LastRow(IncrementalClassifier):
-    """Scores a class by the distance to the last row that came of it."""
-
-    learned_as: ClassVar[type] = Rows
-
-    def __init__(self, power: float = 2.0, *, device: str = "auto") -> None:
-        self.power = power
-        self.device = device
-
-    def _check_params(self) -> None:
-        check_number("power", self.power, low=0)
-
-    def _reset(self) -> None:
-        self._rows: dict[Any, Tensor] = {}
-
-    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        names = labels.classes[labels.codes].tolist()
-        self._rows = {**self._rows, **dict(zip(names, Z, strict=True))}
-
-    def _scores(self, Z: Tensor) -> Tensor:
-        rows = torch.stack([self._rows[label] for label in self.classes_.tolist()])
-        return -(torch.cdist(Z, rows) ** self.power)
-
-    def _contents(self) -> Rows:
-        return Rows(
-            torch.stack([self._rows[label] for label in self.classes_.tolist()])
-        )
-
-    def _restore(self, learned: Rows) -> None:
-        require(
-            len(learned.rows) == len(self.classes_),
-            "its rows are not those of its classes",
-        )
-        self._rows = dict(zip(self.classes_.tolist(), learned.rows, strict=True))
+# -- a head
 
 
 last_row = registered(HEADS, "last-row", LastRow)
@@ -188,90 +132,21 @@ class TestHead:
     X = np.eye(4)
     y = np.array(["a", "b", "c", "d"])
 
-    def test_it_is_a_method_like_any_other(self, tmp_path: Path) -> None:
-        for names in (list_methods(), evergrow("lab", "methods").stdout.split()):
-            assert {"last-row", "last-row+fsa"} <= set(names)
-        assert (method_needs("last-row"), method_needs("last-row+fsa")) == (
-            "features",
-            "images",
-        )
-        assert method_options("last-row") == {"power": 2.0, "device": "auto"}
-        model = create_method("last-row", power=1.0).fit(self.X, self.y)
+    def test_it_is_saved_and_loaded(self, tmp_path: Path) -> None:
+        model = HEADS["last-row"](power=1.0).fit(self.X, self.y)
         model.save(tmp_path / "m")
         again = LastRow.load(tmp_path / "m")
         assert again.get_params() == model.get_params()
         assert again.predict(self.X).tolist() == self.y.tolist()
 
-    def test_the_product_takes_it_by_name(
-        self, read_back: Callable[..., Learner]
-    ) -> None:
+    def test_learner_uses_it_by_name(self, read_back: Callable[..., Learner]) -> None:
         learner = Learner(None, method="last-row", options={"power": 1.0}).fit(
             (self.X, self.y)
         )
         assert read_back(learner, self.X).predict(self.X).tolist() == self.y.tolist()
 
 
-# -- an image method -------------------------------------------------------------------
-
-
-@dataclass(eq=False, repr=False)
-class MeanColour(ImageClassifier):
-    """Scores a class by the distance of mean colours; trains nothing."""
-
-    backbone: Any = None
-    scale: float = 1.0
-    random_state: Any = 0
-    device: str = "auto"
-
-    def _check_params(self) -> None:
-        check_number("scale", self.scale, low=0, low_open=True)
-
-    def _reset(self) -> None:
-        self._colours = torch.zeros(0, 3)
-
-    def _mean(self, items: Items) -> Tensor:
-        return torch.stack(
-            [
-                torch.from_numpy(items.raw(row)).float().mean(dim=(0, 1))
-                for row in range(len(items))
-            ]
-        )
-
-    def _learn(self, items: Items, labels: TaskLabels) -> Cost:
-        colours = self._mean(items)
-        codes = torch.from_numpy(labels.codes)
-        new = [
-            colours[codes == code].mean(dim=0)
-            for code in range(labels.n_old, labels.n_classes)
-        ]
-        self._colours = torch.cat([self._colours, torch.stack(new)])
-        return Cost()
-
-    def _scores(self, items: Items) -> Tensor:
-        return -self.scale * torch.cdist(self._mean(items), self._colours)
-
-
-mean_colour = registered(IMAGE_METHODS, "mean-colour", MeanColour)
-
-
-@pytest.mark.usefixtures("mean_colour")
-def test_an_image_method_is_made_and_trained_by_name() -> None:
-    assert "mean-colour" in evergrow("lab", "methods").stdout.split()
-    assert method_needs("mean-colour") == "images"
-    assert method_options("mean-colour") == {
-        "scale": 1.0,
-        "random_state": 0,
-        "device": "auto",
-    }
-    items, y = stripes(4, 3)
-    model = create_method("mean-colour", backbone=tiny_vit(), scale=2.0)
-    model.fit(items.take(np.flatnonzero(y < 2)), y[y < 2]).partial_fit(
-        items.take(np.flatnonzero(y > 1)), y[y > 1]
-    )
-    assert model.score(items, y) == 1.0
-
-
-# -- a layer and an activation ---------------------------------------------------------
+# -- a layer and an activation
 
 
 @dataclass(frozen=True)
@@ -323,7 +198,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_heads_and_learners_take_them_by_name_and_keep_them_in_a_file(
+def test_heads_and_learners_use_and_save_layers_by_name(
     options: dict[str, Any], tmp_path: Path, read_back: Callable[..., Learner]
 ) -> None:
     X, y = data()
@@ -342,7 +217,7 @@ def test_heads_and_learners_take_them_by_name_and_keep_them_in_a_file(
     )
 
 
-def test_they_are_offered_where_a_name_is_wrong() -> None:
+def test_unknown_names_list_the_added_ones() -> None:
     X, y = data()
     with pytest.raises(ParameterError, match=r"activation must be one of .*test-"):
         SCLClassifier(activation="softplu").fit(X, y)
@@ -350,7 +225,7 @@ def test_they_are_offered_where_a_name_is_wrong() -> None:
         Classifier(layer="test-sign").fit(X, y)
 
 
-def test_the_new_activation_is_exported(tmp_path: Path) -> None:
+def test_added_activation_is_exported(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     from evergrow.export.onnx_export import export_onnx
