@@ -100,7 +100,7 @@ class PixelModule(nn.Module):
 
 
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
-    """Return blocks side by side at equal energy, as :func:`evergrow.data.items.join_blocks` joins them.
+    """Return blocks side by side at equal energy, as :func:`evergrow.data.feature_blocks.join_blocks` joins them.
 
     Parameters
     ----------

@@ -29,7 +29,8 @@ from torch.utils.data import DataLoader, Dataset
 from evergrow.core.errors import ImageError, InputError
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
-from evergrow.data.items import Items, has_plugin, plugin_of, unread_format
+from evergrow.data.image_suffixes import has_plugin, plugin_of, unread_format
+from evergrow.data.items import Items
 from evergrow.features.image_formats import (
     WORK_PER_PIXEL,
     decoding_work,

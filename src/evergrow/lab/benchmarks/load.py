@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import DataWarning, FileFormatError, UnknownNameError
+from evergrow.core.escaping import quote_names
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
@@ -22,10 +23,11 @@ from evergrow.data import (
     search_path,
 )
 from evergrow.data.arrays import SUFFIX
-from evergrow.data.items import is_image, listed
-from evergrow.data.load import finish
+from evergrow.data.image_suffixes import is_image
+from evergrow.data.items import Samples
+from evergrow.data.load import complete_dataset
 from evergrow.data.storage import Tree
-from evergrow.data.tables import SampleList, listed_data
+from evergrow.data.tables import ListedPart, listed_dataset, listed_samples
 from evergrow.lab.benchmarks.catalogue import (
     BENCHMARKS,
     Benchmark,
@@ -86,7 +88,7 @@ def load_benchmark(
             _warn(data, check_benchmark(data))
         return data
     labelled, name = found
-    data = dataclasses.replace(finish(labelled, text, chosen), name=name)
+    data = dataclasses.replace(complete_dataset(labelled, text, chosen), name=name)
     benchmark = _benchmark_of(data)
     if benchmark is not None and labelled.test is None:
         note = "no published split was found, so that results compare with no other"
@@ -158,7 +160,7 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     place = locate(benchmark, None if options.root is None else Path(options.root))
     if place.train_list is not None:
         lists = [
-            _read_list(path)
+            ListedPart(path.name, _read_list(path))
             for path in (place.train_list, place.test_list)
             if path is not None
         ]
@@ -169,7 +171,7 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
         settings = dataclasses.replace(options, root=str(place.folder))
         tree = Tree(place.train_list.parent)
         named = _folder_names(lists)
-        found = listed_data(
+        found = listed_dataset(
             tree, lists, settings, names=named, layout="lists", notes=notes
         )
         return found, benchmark.key
@@ -179,13 +181,13 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     return None
 
 
-def _folder_names(lists: list[SampleList]) -> dict[int, str]:
+def _folder_names(lists: list[ListedPart]) -> dict[int, str]:
     """Return the folders that integer labels can be named after, where the two go together one to one."""
-    pairs = {
-        (label, Path(name).parent.name)
-        for part in lists
-        for name, label in zip(part.samples, part.labels)
-    }
+    pairs = set()
+    for part in lists:
+        items = part.samples.raw_items()
+        for row, label in enumerate(part.samples.required_labels().tolist()):
+            pairs.add((label, Path(items.raw(row)).parent.name))
     names = {
         int(label): folder for label, folder in pairs if label.isdecimal() and folder
     }
@@ -194,14 +196,14 @@ def _folder_names(lists: list[SampleList]) -> dict[int, str]:
     return {}
 
 
-def _read_list(path: Path) -> SampleList:
+def _read_list(path: Path) -> Samples:
     """Return a list of images: lines of a text file, or ``data`` and ``targets`` of a YAML file."""
     if path.suffix == ".txt":
         return read_text_list(path)
     return read_yaml_list(path)
 
 
-def read_text_list(path: Path) -> SampleList:
+def read_text_list(path: Path) -> Samples:
     """Return the images and labels of a text file, each line a path and a label, or a path in the folder of its class.
 
     Raises
@@ -228,10 +230,10 @@ def read_text_list(path: Path) -> SampleList:
         labels.append(label.strip())
     if not names:
         raise FileFormatError(f"{path} must name at least one image, got none")
-    return SampleList(path.name, names, labels)
+    return listed_samples("image", names, labels)
 
 
-def read_yaml_list(path: Path) -> SampleList:
+def read_yaml_list(path: Path) -> Samples:
     """Return the images and labels under ``data`` and ``targets`` of a YAML file of plain values.
 
     Raises
@@ -280,7 +282,7 @@ def read_yaml_list(path: Path) -> SampleList:
             raise FileFormatError(
                 f"{path} entry {row} must be a path and a label, got {name!r} and {label!r}"
             )
-    return SampleList(path.name, names, [str(label) for label in labels])
+    return listed_samples("image", names, [str(label) for label in labels])
 
 
 def _is_feature_file(name: str) -> bool:
@@ -320,11 +322,11 @@ def _check_names(data: Dataset, benchmark: Benchmark) -> list[str]:
         return []
     unknown = [name for name in data.class_names if name not in set(expected)]
     if missing:
-        differences = [f"class names missing: {len(missing)} ({listed(missing)})"]
+        differences = [f"class names missing: {len(missing)} ({quote_names(missing)})"]
     else:
         differences = []
     return differences + (
-        [f"class names not expected: {len(unknown)} ({listed(unknown)})"]
+        [f"class names not expected: {len(unknown)} ({quote_names(unknown)})"]
         if unknown
         else []
     )

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
+from evergrow.core.escaping import quote_names
 from evergrow.data import Dataset
-from evergrow.data.items import Images, listed
+from evergrow.data.items import Images
 from evergrow.data.storage import Tree
 
 _CUB_FILES = (
@@ -73,7 +74,7 @@ def read_cub(folder: Path) -> Dataset:
     unknown = sorted(set(labels.values()) - {str(number) for number in classes})
     if unknown:
         raise FileFormatError(
-            f"{folder / 'classes.txt'} must name all classes, but it lacks {listed(unknown)}"
+            f"{folder / 'classes.txt'} must name all classes, but it lacks {quote_names(unknown)}"
         )
     files: dict[str, list[str]] = {"1": [], "0": []}
     codes: dict[str, list[int]] = {"1": [], "0": []}
@@ -109,7 +110,7 @@ def _existing(root: Path, names: list[str]) -> Images:
     missing = [name for name in names if not (root / name).is_file()]
     if missing:
         raise DatasetNotFoundError(
-            f"the images must be in {root}, but {len(missing)} of {len(names)} are not: {listed(missing)}"
+            f"the images must be in {root}, but {len(missing)} of {len(names)} are not: {quote_names(missing)}"
         )
     return Images(tuple(names), root=root)
 
