@@ -166,7 +166,7 @@ def test_against_the_whole_grid(make_classes, classes, width, rows, start, monke
         step,
     )  # from where it ended little is needed
     assert len(factored) <= 6
-    monkeypatch.setattr(module, "SINGLE_ABOVE", 0)
+    monkeypatch.setattr(module, "SINGLE_PRECISION_ABOVE", 0)
     factored.clear()
     assert choose_ridge(geometry, energy, start)[1] == step
     assert not factored  # in single precision alone
