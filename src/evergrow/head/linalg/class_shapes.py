@@ -25,8 +25,8 @@ it is stored as a factor F of r rows with F^T F = X^T X, for more rows as a tria
 which is then smaller. F is computed from entries of the sum alone, by a Cholesky
 factorisation with pivots. All X with the same sum (equal up to an orthogonal matrix)
 therefore give the same F, so F reveals no more about the rows than the sum does. Sums
-and differences of factors are factored again. They are as exact as those of triangles:
-to rounding of the largest variance involved.
+and differences of factors are factored again, and are exact to rounding of the largest
+variance involved, like sums of triangles.
 
 In coordinates in which C_0 is the identity and ``S_c = B^T B``, terms of classes with
 few rows need B only:
@@ -705,7 +705,7 @@ def _factor_small_sums(
 
 
 def _has_few_rows(terms: _Terms, k: int) -> bool:
-    """Return whether the rank of a sum is known to be at most k / 2.
+    """Return whether the number of rows bounds the rank of a sum by k / 2.
 
     Terms with negative weights do not increase the rank.
     """

@@ -228,8 +228,8 @@ def choose_ridge(
     start : int, optional
         Step returned by an earlier search.
     known : SolvedScatter, optional
-        Current solution at the ridge of that search. The ridge is kept if it is within
-        a quarter of a decade of the best one.
+        Current solution, at the ridge chosen then. The ridge is kept if it is within a
+        quarter of a decade of the best one.
 
     Returns
     -------

@@ -34,9 +34,9 @@ Gamma of the true means, the best linear estimate of the true means is ``D F^T``
     r_c        = t / (t + v_c)
 
 Gamma is the average of two priors. The first is K with the noise removed from its
-eigenvalues: what a mean shares with other means is signal, so a class of few rows
-borrows their directions. The second is t times the identity, which shrinks each mean
-independently by r_c.
+eigenvalues. It treats directions shared by several means as signal, so a class of few
+rows benefits from the others. The second is t times the identity, which shrinks each
+mean independently by r_c.
 """
 
 from __future__ import annotations
