@@ -28,7 +28,7 @@ from typing_extensions import Self
 from evergrow.core.record import Between, record
 from evergrow.core.seeding import generator
 from evergrow.head.block_weights import (
-    ENOUGH_ROWS,
+    MIN_CV_ROWS,
     cautious_weights,
     choose_block_weights,
 )
@@ -155,7 +155,7 @@ def choose_weights(model: RidgeModel, choice: Choice | None) -> tuple[float, ...
     blocks = model.blocks
     if blocks is None or link is None or len(blocks.sizes) < 2:
         return ()
-    if float(model.masses.sum()) < ENOUGH_ROWS:
+    if float(model.masses.sum()) < MIN_CV_ROWS:
         return tuple(
             w / g
             for w, g in zip(
