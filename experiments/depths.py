@@ -35,7 +35,7 @@ import numpy as np
 from evergrow import Classifier
 from evergrow.core.validation import resolve_device
 from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_path
-from evergrow.data.items import block_slices, join_blocks
+from evergrow.data.feature_blocks import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.features.encoding import describe_features, featurize
 from evergrow.lab.bench.execute import record_outcome

@@ -16,7 +16,7 @@ from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import (
     resolve_device,
 )
-from evergrow.data.inputs import _is_pil_image, is_pandas, is_stream
+from evergrow.data.in_memory import is_pandas, is_pil_image, is_stream
 
 
 def test_registry_rejects_duplicate_names():
@@ -99,5 +99,5 @@ def test_is_instance_of_accepts_a_partially_imported_module(
     for name in ("pandas", "PIL.Image", "torch.utils.data"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert not is_pandas([1])
-    assert not _is_pil_image([1])
+    assert not is_pil_image([1])
     assert not is_stream([1])

@@ -16,7 +16,8 @@ from evergrow.core.errors import (
     LabelError,
 )
 from evergrow.data import Dataset, FeatureSet, load_data
-from evergrow.data.inputs import as_names, read_items, read_labelled, read_unknown
+from evergrow.data.class_labels import as_names
+from evergrow.data.inputs import read_items, read_labelled, read_unknown
 from evergrow.data.items import Images, Texts
 
 PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)
@@ -185,7 +186,7 @@ def test_files_of_no_texts(tmp_path: Path, name: str, body: str, message: str) -
             ["one", "more"],
             "image",
             DatasetNotFoundError,
-            "got 'one' and 1 more; texts need a backbone of texts",
+            "got 'one' and 1 more; texts need a text backbone",
         ),
         (["a/b.jpg"], "image", DatasetNotFoundError, r"got 'a/b\.jpg'$"),
         ([Path("a.png"), "b"], "text", DatasetNotFoundError, "a.png"),
@@ -208,7 +209,7 @@ def test_bad_items(
         ((np.eye(2), None), LabelError, "NoneType"),
         ((np.eye(2), [None, "a"]), LabelError, "None"),
         ((np.eye(2), [float("nan"), 1.0]), LabelError, "nan"),
-        ((np.eye(2), ["", "a"]), LabelError, "can be seen"),
+        ((np.eye(2), ["", "a"]), LabelError, "visible names"),
         ((np.eye(2), [True, "a"]), LabelError, "mix of bool, str"),
         ((np.eye(2), [1, True]), LabelError, "mix of bool, int"),
         ((np.eye(2), ["x", 5]), LabelError, "mix of int, str"),

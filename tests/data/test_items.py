@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from evergrow.core.errors import InputError
-from evergrow.data.items import Images, Texts, check_widths, concat_items, join_blocks
+from evergrow.data.feature_blocks import check_widths, join_blocks
+from evergrow.data.items import Images, Texts, concat_items
 
 
 def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(

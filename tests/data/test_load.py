@@ -49,7 +49,7 @@ def test_bytes_are_images_and_floats_are_features(tmp_path: Path) -> None:
     assert isinstance(data.train.items, Images)
     assert data.class_names == ("cat", "dog")
     np.testing.assert_array_equal(data.test.items.raw(3), PIXELS[3])
-    with pytest.raises(FileFormatError, match="which are read by load_data"):
+    with pytest.raises(FileFormatError, match="load other data with load_data"):
         load_features(tmp_path / "images.npz")
     flat = {
         key: value.reshape(len(value), -1).astype(np.float32)
@@ -89,7 +89,7 @@ def test_grey_images_and_labels_without_names(tmp_path: Path) -> None:
         ({"y_train": LABELS + 0.5}, "integers or strings"),
         (
             {"y_train": LABELS * 9, "classes": np.array(["a", "b"])},
-            "labels must be among the 2 that it names, got 9",
+            "labels must be among the 2 named classes, got 9",
         ),
         ({"X_test": PIXELS[:4].astype(np.float32)}, "bytes of images"),
         ({"X_train": PIXELS[..., :2]}, "must be uint8 of shape"),

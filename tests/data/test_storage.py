@@ -56,7 +56,7 @@ def test_an_address_with_a_password_is_refused_without_repeating_it() -> None:
         "s3://me:hunter2@bucket/x",
         "https://host/x.npz?X-Amz-Signature=hunter2",
     ):
-        with pytest.raises(ParameterError, match="address must hold no") as caught:
+        with pytest.raises(ParameterError, match="address must not hold") as caught:
             read(address)
         assert "hunter2" not in str(caught.value)
 

@@ -378,8 +378,8 @@ def test_texts_and_the_small_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "match"),
     [
-        ({"images": []}, FileFormatError, "no export of Label Studio"),
-        ([1, 2], FileFormatError, "no export of Label Studio"),
+        ({"images": []}, FileFormatError, "not an export of Label Studio"),
+        ([1, 2], FileFormatError, "not an export of Label Studio"),
         ([], FileFormatError, "no sample of one class"),
         (
             [task("a.png", [])],
@@ -405,7 +405,7 @@ def test_exports_that_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("raw", "match"), [(b"[" * 200_000, "no JSON"), (b"\xff\xfe[]", "UTF-8")]
+    ("raw", "match"), [(b"[" * 200_000, "not JSON"), (b"\xff\xfe[]", "UTF-8")]
 )
 def test_damaged_exports_are_refused(raw: bytes, match: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(raw)

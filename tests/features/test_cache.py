@@ -24,7 +24,8 @@ from tests.features.extraction_toys import (
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning
-from evergrow.data.items import Images, Texts, join_blocks
+from evergrow.data.feature_blocks import join_blocks
+from evergrow.data.items import Images, Texts
 from evergrow.features import Features, batches, create_backbone, encode
 from evergrow.features import cache as cache_module
 from evergrow.features.cache import FeatureCache, default_root

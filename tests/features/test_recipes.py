@@ -17,7 +17,7 @@ from evergrow.core.errors import (
     ParameterError,
     WeightsError,
 )
-from evergrow.data.items import block_slices
+from evergrow.data.feature_blocks import block_slices
 from evergrow.features import (
     BackboneSpec,
     FeatureRecipe,

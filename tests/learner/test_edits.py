@@ -194,7 +194,7 @@ def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(
             [{"crow": "crow"}],
             "another than the old one, got 'crow' for both",
         ),
-        ("rename_classes", [{"crow": " "}], "names that can be seen"),
+        ("rename_classes", [{"crow": " "}], "visible names"),
         ("rename_classes", [{}], "at least one class, got none"),
         (
             "merge_classes",
@@ -204,7 +204,7 @@ def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(
         ("merge_classes", [["crow"], "corvid"], "at least two different classes"),
         ("merge_classes", [["crow", "crow"], "crow"], "at least two different classes"),
         ("merge_classes", [[], "corvid"], "at least two"),
-        ("merge_classes", [["crow", "rook"], ""], "names that can be seen"),
+        ("merge_classes", [["crow", "rook"], ""], "visible names"),
     ],
 )
 @pytest.mark.parametrize("lazy", [False, True], ids=["read", "still in its file"])

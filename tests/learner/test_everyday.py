@@ -292,7 +292,7 @@ def test_odd_streams(data: Any) -> None:
         learner.predict(iter([]))
     with pytest.raises(InputError, match="must come as pairs"):
         learner.partial_fit(iter(X), y)
-    with pytest.raises(InputError, match="seen many times"):
+    with pytest.raises(InputError, match="read several times"):
         Learner(Colours(), adapt="ssf", cache=False).fit(
             iter([(image(0, 0), "a"), (image(1, 0), "b")])
         )

@@ -14,7 +14,7 @@ from tests.learner.toys import Colours, Letters
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.data import Dataset, FeatureSet, save_features
-from evergrow.data.items import join_blocks
+from evergrow.data.feature_blocks import join_blocks
 from evergrow.features import create_backbone, encode
 from evergrow.features.encoding import featurize
 from evergrow.head import Classifier

@@ -221,7 +221,7 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataC
     data = read_parts(source, how)
     train = data.part("train")
     test = None
-    if not data.whole:
+    if data.has_test:
         test = data.part("test")
     if backbone == "none" or train.kind == "features":
         return check_samples(train, test)

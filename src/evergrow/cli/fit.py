@@ -116,8 +116,8 @@ def fit_command(
     else:  # before anything heavy is imported: most mistakes show here
         import numpy as np
 
+        from evergrow.data.class_labels import stratified_split
         from evergrow.data.inputs import read_labelled
-        from evergrow.data.items import stratified_split
 
         samples = read_labelled(data, "train", options=reading.options())
         if holdout:

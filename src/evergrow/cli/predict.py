@@ -405,8 +405,9 @@ def read_question(
 
 def _images(items: list[str], reading: options.Reading) -> Question:
     """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
+    from evergrow.data.image_suffixes import is_image
     from evergrow.data.inputs import read_items
-    from evergrow.data.items import concat_items, is_image
+    from evergrow.data.items import concat_items
     from evergrow.data.readers import reader_of_file
 
     names: list[str] = []

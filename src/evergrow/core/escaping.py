@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet interpret a cell as a formula."""
@@ -135,3 +136,19 @@ def markdown_text(text: str) -> str:
     ('&lt;b&gt;a\\|b&lt;/b&gt;', 'n_units=5')
     """
     return one_line(text).translate(_MARKDOWN)
+
+
+def quote_names(names: Iterable[str], most: int = 5) -> str:
+    """Return the first names in quotes, and the number of the others.
+
+    Examples
+    --------
+    >>> from evergrow.core.escaping import quote_names
+    >>> quote_names(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    quoted = [repr(name) for name in names]
+    shown = ", ".join(quoted[:most])
+    if len(quoted) > most:
+        return f"{shown} and {len(quoted) - most} more"
+    return shown

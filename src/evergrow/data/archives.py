@@ -17,12 +17,22 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from evergrow.core.errors import EvergrowError, FileFormatError
+from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import one_line, printable
+from evergrow.data.folders import Walk, images_below, is_hidden
+from evergrow.data.items import Dataset
+from evergrow.data.readers import (
+    DataOptions,
+    read_folder,
+    reader_of_folder,
+    register_reader,
+)
 from evergrow.data.storage import RATIO, ROOM, Tree
+from evergrow.data.tables import TABLE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (
     ".zip",
@@ -253,7 +263,7 @@ class DataArchive:
     def __init__(self, tree: Tree, name: str, most: int | None = None) -> None:
         self._tree = tree
         self._name = name
-        self.title = tree.place(name)
+        self.title = tree.display_name(name)
         self._most = MOST_FILES if most is None else most
         self.skipped: Counter[str] = Counter()
         self._opened: tuple[int, Any, threading.Lock] | None = None
@@ -377,3 +387,49 @@ class DataArchive:
 def _remove(path: str, owner: int) -> None:
     if os.getpid() == owner:
         Path(path).unlink(missing_ok=True)
+
+
+# -- the reader ------------------------------------------------------------------------
+
+
+@register_reader("archive", suffixes=ARCHIVE_SUFFIXES)
+def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read an archive like the folder that it would unpack to; nothing is unpacked.
+
+    Raises
+    ------
+    InputError
+        If its layout cannot be read from an archive.
+    """
+    archive = DataArchive(tree, name)
+    inside = Tree(tree.display_name(name), archive=archive)
+    while (inner := _wrapper_folder(inside)) is not None:
+        inside = inside.below(inner)
+    if not options.labelled:
+        return images_below(inside)
+    layout = options.layout
+    if layout in ("auto", "archive"):
+        layout = reader_of_folder(inside)
+    found = read_folder(layout, inside, options)
+    if not isinstance(found, Dataset):
+        raise InputError(
+            f"{inside.display_name()} must be unpacked to be read as {layout!r}"
+        )
+    if not archive.skipped:
+        return found
+    counts = ", ".join(
+        f"{reason}: {count}" for reason, count in sorted(archive.skipped.items())
+    )
+    caution = f"entries of the archive left out: {counts}"
+    return replace(found, cautions=(*found.cautions, caution))
+
+
+def _wrapper_folder(tree: Tree) -> str | None:
+    """Return the only folder of a tree if it holds the data set, not images of a class."""
+    visible = [(name, kind) for name, kind in tree.entries() if not is_hidden(name)]
+    if len(visible) != 1 or visible[0][1] != "folder":
+        return None
+    name = visible[0][0]
+    below = tree.below(name)
+    has_table = any(file.lower().endswith(TABLE_SUFFIXES) for file in below.files())
+    return name if has_table or Walk(below).subfolders() else None

@@ -1,7 +1,6 @@
-"""Labelled features, or images as pixels, in NPZ files: whole or by ranges of rows.
+"""Labelled features, or images as pixels, in NPZ files; read by ranges of rows.
 
-Nothing is unpickled, and no claim of a header is believed that the bytes of the file do
-not bear out.
+Nothing is unpickled. Sizes stated in headers are checked against the bytes of the file.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, InputError, LabelError, ParameterError
-from evergrow.core.escaping import one_line
+from evergrow.core.escaping import one_line, quote_names
 from evergrow.core.files import atomic_path
 from evergrow.core.record import (
     NOTHING,
@@ -33,25 +32,16 @@ from evergrow.core.record import (
     to_document,
 )
 from evergrow.data.archives import open_zip, wrap_format_errors
-from evergrow.data.items import (
-    Dataset,
-    Images,
-    Samples,
-    check_widths,
-    concat_samples,
-    join_blocks,
-    listed,
-)
-from evergrow.data.readers import has_files, register_reader
-from evergrow.data.shards import (
-    Shard,
-    Source,
+from evergrow.data.class_labels import class_labels
+from evergrow.data.feature_blocks import (
     as_features,
-    check_alike,
     check_finite,
-    class_labels,
-    where_of,
+    check_widths,
+    join_blocks,
 )
+from evergrow.data.items import Dataset, Images, Samples, concat_samples
+from evergrow.data.readers import has_files, register_reader
+from evergrow.data.shards import Shard, Source, check_same_form, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree
 
 SUFFIX = ".npz"
@@ -66,46 +56,44 @@ _KEYS = {
     ),
 }
 STAMP = "evergrow"
-"""Name of the array that states kind, version and writer; files of others have none."""
+"""Name of the array with kind, version and writer in files written by evergrow."""
 
 _TEXTS = ("classes", "backbone", STAMP)
-_FORMAT: Any = (
-    np.lib.format
-)  # which has no types for some of the Pythons that this runs on
-_BLOCK = 8192
-_LOCAL_HEADER = 30
-_MOST_ARRAYS = 1000
+# numpy.lib.format has no type annotations in some of the supported versions.
+_FORMAT: Any = np.lib.format
+_READ_BYTES = 8192
+_LOCAL_HEADER_BYTES = 30
+_MAX_ARRAYS = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSet:
-    """Features and labels of a training and a test set, in the type they were stored in.
+    """Features and labels of a training and a test set, in their stored types.
 
     Parameters
     ----------
     name : str
-        Name for people and records; never a path.
+        Name of the data set; never a path.
     X_train, X_test : ndarray of shape (n, d), (m, d)
         Finite features.
     y_train, y_test : ndarray of shape (n,), (m,)
-        Labels; test labels occur in training.
+        Labels. Every test label occurs in training.
     class_names : tuple of str
-        Names of integer labels 0, 1, ...; may be empty.
+        Names of integer labels 0, 1, ...; can be empty.
     backbone : mapping
-        What computed the features, as plain values for records and files; may be empty.
+        Backbone of the features as plain values for records and files; can be empty.
     origin : str
-        Fingerprint of the raw data that the features were computed from, where whoever
-        computed them knows it.
+        Fingerprint of the images or texts that the features were computed from, if
+        known.
     unknown : mapping
-        Optional fields that a later evergrow wrote into the file, kept to be written
-        again.
-    whole : bool
-        Whether there is no test set on purpose, because the data have none; only then
-        ``X_test`` is empty.
+        Fields of the file that a later evergrow wrote; they are written again.
+    has_test : bool
+        Whether there is a test set. ``X_test`` must be empty without one, and only
+        then.
     widths : tuple of int
-        Columns of each block, where a row holds several side by side as a network gave
-        them; :meth:`part` hands them on joined, at equal energy. Empty where rows are
-        to be taken as they are.
+        Columns of each block, if a row holds several blocks side by side as a network
+        computed them. :meth:`part` returns them joined, at equal energy. Empty if rows
+        are used as they are.
 
     Examples
     --------
@@ -126,7 +114,7 @@ class FeatureSet:
     backbone: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     unknown: Mapping[str, Any] = field(default_factory=dict)
-    whole: bool = False
+    has_test: bool = True
     widths: tuple[int, ...] = ()
     kind: ClassVar[str] = "features"
     layout: ClassVar[str] = "arrays"
@@ -135,31 +123,8 @@ class FeatureSet:
     cautions: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for part, empty in (("train", False), ("test", self.whole)):
-            X = getattr(self, f"X_{part}")
-            y = getattr(self, f"y_{part}")
-            numbers = (
-                isinstance(X, np.ndarray)
-                and X.ndim == 2
-                and X.dtype.kind == "f"
-                and X.shape[1] > 0
-            )
-            if not numbers or (len(X) == 0) != empty:
-                rows = "a non-empty"
-                if empty:
-                    rows = "empty where whole is true,"
-                raise InputError(
-                    f"X_{part} must be {rows} 2-D floating-point array, got {_described(X)}"
-                )
-            if (
-                not isinstance(y, np.ndarray)
-                or y.shape != X.shape[:1]
-                or y.dtype.kind not in "biuU"
-            ):
-                raise LabelError(
-                    f"y_{part} must hold {len(X)} integers or strings, got {_described(y)}"
-                )
-            check_finite(X, f"X_{part}")
+        _check_part("train", self.X_train, self.y_train, empty=False)
+        _check_part("test", self.X_test, self.y_test, empty=not self.has_test)
         if self.X_train.shape[1] != self.X_test.shape[1]:
             raise InputError(
                 f"X_test must have columns like X_train, got {_described(self.X_test)}"
@@ -168,65 +133,92 @@ class FeatureSet:
         unknown = np.setdiff1d(self.y_test, self.y_train)
         if len(unknown):
             raise LabelError(
-                f"y_test must only hold labels of y_train, got {unknown[:5].tolist()} besides"
+                "y_test must only hold labels of y_train, "
+                f"got {unknown[:5].tolist()} besides"
             )
 
     @property
     def n_classes(self) -> int:
-        """Classes in the training set."""
+        """Number of classes in the training set."""
         return len(np.unique(self.y_train))
 
     def part(self, part: str) -> Samples:
-        """Return the samples of ``"train"``, ``"test"`` or ``"all"``; features without a test part are always whole."""
-        if self.whole:
-            wanted = ["train"]
-        else:
-            wanted = [name for name in ("train", "test") if part in (name, "all")]
-        X = np.concatenate([getattr(self, f"X_{name}") for name in wanted])
-        values = np.concatenate([getattr(self, f"y_{name}") for name in wanted])
-        labels = np.array(
-            [self.class_name(value) for value in values.tolist()], dtype=np.str_
-        )
-        features = join_blocks(as_features(X, self.name), self.widths)
+        """Return the samples of the part ``"train"``, ``"test"`` or ``"all"``.
+
+        Without a test part, every name stands for all samples.
+        """
+        X: NDArray[Any] = self.X_train
+        y: NDArray[Any] = self.y_train
+        if self.has_test and part == "test":
+            X, y = self.X_test, self.y_test
+        elif self.has_test and part == "all":
+            X = np.concatenate([self.X_train, self.X_test])
+            y = np.concatenate([self.y_train, self.y_test])
+        names = [self.class_name(label) for label in y.tolist()]
         return Samples(
             "features",
-            features=features,
-            labels=labels,
+            features=join_blocks(as_features(X, self.name), self.widths),
+            labels=np.array(names, dtype=np.str_),
             origin=self.backbone,
             widths=self.widths,
         )
 
     def class_name(self, label: Any) -> str:
         """Return the name of a label."""
-        named = isinstance(label, int) and 0 <= label < len(self.class_names)
-        if named:
+        if isinstance(label, int) and 0 <= label < len(self.class_names):
             return self.class_names[label]
         return str(label)
 
     def describe(self) -> dict[str, Any]:
-        """Return what a record says about the data."""
-        if self.backbone:
-            backbone = {"backbone": dict(self.backbone)}
-        else:
-            backbone = {}
-        return {
+        """Return a description of the data for a record, as plain values."""
+        described: dict[str, Any] = {
             "name": self.name,
             "n_train": len(self.y_train),
             "n_test": len(self.y_test),
             "n_features": int(self.X_train.shape[1]),
             "n_classes": self.n_classes,
-            **backbone,
         }
+        if self.backbone:
+            described["backbone"] = dict(self.backbone)
+        return described
+
+
+def _check_part(part: str, X: Any, y: Any, *, empty: bool) -> None:
+    """Check features and labels of the training or the test part."""
+    is_matrix = (
+        isinstance(X, np.ndarray)
+        and X.ndim == 2
+        and X.dtype.kind == "f"
+        and X.shape[1] > 0
+    )
+    if not is_matrix or (len(X) == 0) != empty:
+        size = "an empty" if empty else "a non-empty"
+        reason = " because has_test is false" if empty else ""
+        raise InputError(
+            f"X_{part} must be {size} 2-D floating-point array{reason}, "
+            f"got {_described(X)}"
+        )
+    if (
+        not isinstance(y, np.ndarray)
+        or y.shape != X.shape[:1]
+        or y.dtype.kind not in "biuU"
+    ):
+        raise LabelError(
+            f"y_{part} must hold {len(X)} integers or strings, got {_described(y)}"
+        )
+    check_finite(X, f"X_{part}")
 
 
 def _described(array: Any) -> str:
-    return f"shape {getattr(array, 'shape', ())} of {getattr(array, 'dtype', type(array).__name__)}"
+    shape = getattr(array, "shape", ())
+    dtype = getattr(array, "dtype", type(array).__name__)
+    return f"shape {shape} of {dtype}"
 
 
 @record("feature-set")
 @dataclass(frozen=True)
 class Stamp:
-    """What a feature file states of itself: the widths of its blocks, and fields of a later evergrow."""
+    """Metadata of a feature file: block widths, and fields of a later evergrow."""
 
     widths: tuple[Annotated[int, Between(1)], ...] = ()
     extra: Extra = NOTHING
@@ -236,21 +228,22 @@ class Stamp:
 
 
 def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
-    """Write a feature set to a file that :func:`load_features` reads, in one step.
+    """Write a feature set to a file for :func:`load_features`, atomically.
 
     Parameters
     ----------
     path : path-like
         A ``.npz`` file.
     data : FeatureSet
-        What to write; its backbone is written beside the arrays, for people.
+        The features. Their backbone is written as a separate JSON text.
 
     Examples
     --------
     >>> import tempfile
     >>> import numpy as np
     >>> from evergrow.data import FeatureSet, load_features, save_features
-    >>> data = FeatureSet("toy", np.eye(2), np.array([0, 1]), np.eye(2), np.array([0, 1]), ("cat", "dog"))
+    >>> X, y = np.eye(2), np.array([0, 1])
+    >>> data = FeatureSet("toy", X, y, X, y, ("cat", "dog"))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_features(f"{folder}/toy.npz", data)
     ...     load_features(f"{folder}/toy.npz").class_names
@@ -259,33 +252,32 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     target = Path(path)
     if target.suffix != SUFFIX:
         raise ParameterError(f"feature file must end in {SUFFIX}, got {target.name!r}")
+    stamp = to_document(Stamp(data.widths, Extra(data.unknown)))
     arrays: dict[str, Any] = {
         "classes": np.array(data.class_names, dtype=np.str_),
         "backbone": np.array(json.dumps(dict(data.backbone))),
-        STAMP: np.array(
-            json.dumps(to_document(Stamp(data.widths, Extra(data.unknown))))
-        ),
+        STAMP: np.array(json.dumps(stamp)),
         **{name: getattr(data, name) for name in REQUIRED},
     }
     with atomic_path(target) as temporary, open(temporary, "wb") as file:
         np.savez(file, **arrays)
 
 
-# -- where arrays lie ------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------
 
 
 class StoredArray(NamedTuple):
-    """Where an array lies in a file.
+    """Position of an array in a file.
 
     Parameters
     ----------
     shape : tuple of int
-        Its shape.
+        Shape of the array.
     dtype : numpy.dtype
-        Type of its values.
+        Type of the values.
     offset : int
-        First byte of its values, or -1 where they are not rows one after another and
-        must be read whole.
+        First byte of the values, or -1 if rows are not contiguous in the file, so that
+        the array must be read completely.
     """
 
     shape: tuple[int, ...]
@@ -294,7 +286,7 @@ class StoredArray(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Number of bytes of one row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
@@ -304,75 +296,76 @@ class StoredArray(NamedTuple):
 
 
 class ArrayFile:
-    """The arrays of an NPZ file, and the texts beside them; only headers are read at first.
+    """Arrays and texts of an NPZ file. Opening it reads only headers and texts.
 
     Parameters
     ----------
     tree : Tree
-        Where the file is.
+        Folder of the file.
     name : str
-        Its name there.
+        Name of the file in the folder.
 
     Raises
     ------
     FileFormatError
-        If the file is damaged, holds pickled objects, or claims more than it holds.
+        If the file is damaged, holds pickled objects, or states a wrong size.
     """
 
     def __init__(self, tree: Tree, name: str) -> None:
         self._tree = tree
         self._name = name
-        self.title = tree.place(name)
+        self.title = tree.display_name(name)
         self._size = tree.size(name)
         self.arrays: dict[str, StoredArray] = {}
         self.texts: dict[str, str] = {}
         self.others: list[str] = []
-        self.classes: tuple[str, ...] = ()  # names of labels 0, 1, ...
+        self.class_names: tuple[str, ...] = ()
         with wrap_format_errors(self.title, "NPZ file of plain arrays"):
             self._index()
 
     def rows(self, key: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Return rows of an array, and nothing else of the file where they can be had alone."""
+        """Return rows of an array, and read only these if they are contiguous."""
         array = self.arrays[key]
         stop = array.shape[0] if stop is None else stop
         if array.offset < 0 or not array.shape:
             return _unpacked(self._tree, self._name, key)[start:stop]
-        n_bytes = array.row_bytes
-        first = array.offset + start * n_bytes
-        count = (stop - start) * n_bytes
-        if (
-            self._tree.on_disk
-        ):  # without a copy in between: files may be as large as memory
-            body = np.fromfile(
-                self._tree.root / self._name, np.uint8, count, offset=first
-            )
+        first = array.offset + start * array.row_bytes
+        n_bytes = (stop - start) * array.row_bytes
+        if self._tree.on_disk:
+            # Read without an intermediate copy: files can be as large as memory.
+            path = self._tree.root / self._name
+            body = np.fromfile(path, np.uint8, n_bytes, offset=first)
         else:
-            body = np.frombuffer(
-                bytearray(self._tree.read(self._name, first, first + count)), np.uint8
-            )
-        if len(body) != count:
+            fetched = self._tree.read(self._name, first, first + n_bytes)
+            body = np.frombuffer(bytearray(fetched), np.uint8)
+        if len(body) != n_bytes:
             raise FileFormatError(
-                f"{self.title} must hold {array.shape[0]} rows of {key}, but it ends early"
+                f"{self.title} must hold {array.shape[0]} rows of {key}, "
+                "but it ends early"
             )
         return body.view(array.dtype).reshape((stop - start, *array.shape[1:]))
 
-    def stated(
+    def metadata(
         self, width: int
     ) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
-        """Return the backbone that the file states, the widths of its blocks, and fields of a later evergrow.
+        """Return the backbone, the block widths and unknown fields that the file states.
+
+        Parameters
+        ----------
+        width : int
+            Number of feature columns.
 
         Raises
         ------
         NewerSchemaError
-            If a newer evergrow wrote it.
+            If a newer evergrow wrote the file.
         """
         stamp = Stamp()
         title = f"{self.title}: {STAMP}"
         if STAMP in self.texts:
             stamp = from_document(Stamp, parse_json(self.texts[STAMP], title), title)
-        backbone = parse_json(
-            self.texts.get("backbone", "{}"), f"{self.title}: backbone"
-        )
+        backbone_json = self.texts.get("backbone", "{}")
+        backbone = parse_json(backbone_json, f"{self.title}: backbone")
         try:
             check_widths("widths", stamp.widths, width)
             if not isinstance(backbone, dict):
@@ -381,83 +374,93 @@ class ArrayFile:
                 )
         except InputError as error:
             raise FileFormatError(
-                f"{self.title}: the stamp must fit the features: {error}"
+                f"{self.title}: the metadata must match the features: {error}"
             ) from error
         return backbone, stamp.widths, dict(stamp.extra.values)
 
     def _index(self) -> None:
-        """Find out where the arrays lie, and read the texts."""
-        known = {
-            name for pairs in _KEYS.values() for pair in pairs for name in pair
-        } | set(_TEXTS)
+        """Find the arrays in the file, and read the texts."""
+        pairs = [pair for pairs in _KEYS.values() for pair in pairs]
+        known = {name for pair in pairs for name in pair} | set(_TEXTS)
         with (
-            self._tree.open(self._name, _BLOCK) as file,
-            open_zip(file, self.title, _MOST_ARRAYS) as archive,
+            self._tree.open(self._name, _READ_BYTES) as file,
+            open_zip(file, self.title, _MAX_ARRAYS) as archive,
         ):
-            found = {
-                info.filename.removesuffix(".npy"): info for info in archive.infolist()
-            }
-            entries = {key: info for key, info in found.items() if key in known}
-            self.others = [key for key in found if key not in known]
-            if any(
-                info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-                for info in entries.values()
-            ):
-                raise ValueError(
-                    "its arrays must be stored or deflated, as numpy does it"
-                )
-            limit = RATIO * self._size + ROOM
-            if sum(info.file_size for info in entries.values()) > limit:
-                raise ValueError(
-                    f"its arrays must unpack to at most {limit} bytes, which is {RATIO} times the file"
-                )
+            entries = {}
+            for info in archive.infolist():
+                key = info.filename.removesuffix(".npy")
+                if key in known:
+                    entries[key] = info
+                elif key not in self.others:
+                    self.others.append(key)
+            self._check_entries(entries.values())
             for key, info in entries.items():
-                with archive.open(info) as entry:
-                    shape, columns_first, dtype, length = _header(
-                        cast(BinaryIO, entry), info.filename, info.file_size
-                    )
                 if key in _TEXTS:
-                    with archive.open(info) as entry:
-                        value = np.asarray(
-                            _FORMAT.read_array(
-                                cast(BinaryIO, entry), allow_pickle=False
-                            )
-                        )
-                    if key == "classes":
-                        self.classes = tuple(str(item) for item in value.reshape(-1))
-                    else:
-                        self.texts[key] = str(value)
-                    continue
-                offset = -1
-                if info.compress_type == zipfile.ZIP_STORED and not (
-                    columns_first and len(shape) > 1
-                ):
-                    # The local header may have other extra fields than the directory.
-                    local = self._tree.read(
-                        self._name,
-                        info.header_offset,
-                        info.header_offset + _LOCAL_HEADER,
-                    )
-                    offset = (
-                        info.header_offset
-                        + _LOCAL_HEADER
-                        + sum(struct.unpack("<HH", local[26:30]))
-                        + length
-                    )
-                    if offset + math.prod(shape) * dtype.itemsize > self._size:
-                        raise EOFError(f"{key} goes beyond the end of it")
-                self.arrays[key] = StoredArray(shape, dtype, offset)
+                    self._read_text(archive, key, info)
+                else:
+                    self.arrays[key] = self._locate(archive, key, info)
+
+    def _check_entries(self, entries: Collection[zipfile.ZipInfo]) -> None:
+        """Refuse unusual compression, and entries that would unpack to far too much."""
+        usual = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        if any(info.compress_type not in usual for info in entries):
+            raise ValueError("its arrays must be stored or deflated, as numpy does it")
+        limit = RATIO * self._size + ROOM
+        if sum(info.file_size for info in entries) > limit:
+            raise ValueError(
+                f"its arrays must unpack to at most {limit} bytes, which is {RATIO} "
+                "times the file"
+            )
+
+    def _read_text(
+        self, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo
+    ) -> None:
+        """Read an array of texts."""
+        with archive.open(info) as entry:
+            _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
+        with archive.open(info) as entry:
+            array = _FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False)
+        value = np.asarray(array)
+        if key == "classes":
+            self.class_names = tuple(str(name) for name in value.reshape(-1))
+        else:
+            self.texts[key] = str(value)
+
+    def _locate(
+        self, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo
+    ) -> StoredArray:
+        """Return type, shape and position of an array."""
+        with archive.open(info) as entry:
+            header = _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
+        by_columns = header.is_fortran and len(header.shape) > 1
+        if info.compress_type != zipfile.ZIP_STORED or by_columns:
+            return StoredArray(header.shape, header.dtype, -1)
+        # The extra fields of the local header can differ from those of the directory.
+        start = info.header_offset
+        local = self._tree.read(self._name, start, start + _LOCAL_HEADER_BYTES)
+        name_and_extra = sum(struct.unpack("<HH", local[26:30]))
+        offset = start + _LOCAL_HEADER_BYTES + name_and_extra + header.length
+        if offset + math.prod(header.shape) * header.dtype.itemsize > self._size:
+            raise EOFError(f"{key} goes beyond the end of it")
+        return StoredArray(header.shape, header.dtype, offset)
 
 
-def _header(
-    file: BinaryIO, name: str, size: int
-) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return shape, order, type and length of the header of an array, which claims what the file has for it.
+class _Header(NamedTuple):
+    """Header of an NPY file: shape, order and type of the array, and its own length."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype[Any]
+    length: int
+
+
+def _read_header(file: BinaryIO, name: str, size: int) -> _Header:
+    """Read the header of an NPY file of ``size`` bytes.
 
     Raises
     ------
     ValueError
-        If it is no array of plain values, or claims another number of bytes.
+        If the array does not hold plain values, or the header states another size.
     """
     version = _FORMAT.read_magic(file)
     readers = {
@@ -465,10 +468,8 @@ def _header(
         (2, 0): _FORMAT.read_array_header_2_0,
     }
     try:
-        shape, columns_first, dtype = readers[version](file)
-    except (
-        Exception
-    ) as error:  # numpy lets Python parse it, whose errors are of many kinds
+        shape, is_fortran, dtype = readers[version](file)
+    except Exception as error:  # numpy evaluates the header, which can raise anything
         raise ValueError(
             f"{name} must begin with the header of an array: {one_line(str(error))}"
         ) from error
@@ -478,18 +479,16 @@ def _header(
         raise ValueError(
             f"{name} must hold {shape} values of {dtype}, got another number of bytes"
         )
-    return shape, columns_first, dtype, file.tell()
+    return _Header(shape, is_fortran, dtype, file.tell())
 
 
 @lru_cache(maxsize=4)
 def _unpacked(tree: Tree, name: str, key: str) -> NDArray[Any]:
-    """Return an array that can only be had whole; the last ones are kept."""
+    """Return an array that must be read completely; the last ones are cached."""
     with (
-        wrap_format_errors(tree.place(name), "NPZ file of plain arrays"),
+        wrap_format_errors(tree.display_name(name), "NPZ file of plain arrays"),
         tree.open(name, 1 << 20) as file,
-        np.load(
-            file, allow_pickle=False
-        ) as arrays,  # whose entries were counted when it was indexed
+        np.load(file, allow_pickle=False) as arrays,
     ):
         return np.asarray(arrays[key])
 
@@ -500,7 +499,7 @@ def read_npy(path: Path) -> NDArray[Any]:
     Raises
     ------
     FileFormatError
-        If it is damaged, holds pickled objects, or claims more than it holds.
+        If it is damaged, holds pickled objects, or states a wrong size.
 
     Examples
     --------
@@ -518,7 +517,7 @@ def read_npy(path: Path) -> NDArray[Any]:
         wrap_format_errors(str(path), "NPY file of plain values"),
         open(path, "rb") as file,
     ):
-        _header(file, path.name, os.fstat(file.fileno()).st_size)
+        _read_header(file, path.name, os.fstat(file.fileno()).st_size)
         file.seek(0)
         return np.asarray(_FORMAT.read_array(file, allow_pickle=False))
 
@@ -527,10 +526,10 @@ def read_npy(path: Path) -> NDArray[Any]:
 
 
 class ArraySource(Source):
-    """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of one file or many.
+    """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of NPZ files.
 
-    Labels are integers or strings; ``classes`` names integers. Rows of bytes with two
-    or three dimensions are images.
+    Labels are integers or strings; the array ``classes`` holds names of integers.
+    Arrays of bytes with three or four dimensions are images.
     """
 
     format = "arrays"
@@ -541,41 +540,39 @@ class ArraySource(Source):
 
     @cached_property
     def kind(self) -> str:
-        """Images where rows are bytes of two or three dimensions, and features elsewhere."""
+        """Kind of the samples in the first file: ``"image"`` or ``"features"``."""
         name = next(iter(self.files))
-        if self._open(name).arrays[self._keys(name)[0][0]].is_pixels:
-            return "image"
-        return "features"
+        is_pixels = self._open(name).arrays[self._keys(name)[0][0]].is_pixels
+        return "image" if is_pixels else "features"
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Columns of each block of features, as the first file states them; none where rows are one block."""
+        """Columns of each block in the first file; empty for a single block."""
         return self._widths(next(iter(self.files)))
 
     def _widths(self, name: str) -> tuple[int, ...]:
-        file = self._open(name)
+        file: ArrayFile = self._open(name)
         array = file.arrays[self._keys(name)[0][0]]
         if array.is_pixels or STAMP not in file.texts:
             return ()
-        return file.stated(array.shape[1])[1]
+        return file.metadata(array.shape[1])[1]
 
     def _keys(self, name: str) -> list[tuple[str, str]]:
-        """Return the arrays of samples and of labels that the part is in; a label array may be missing."""
+        """Return the arrays of samples and labels that hold the selected part.
+
+        The label array of a pair can be missing from the file.
+        """
         file = self._open(name)
-        if self.options.part == "all":
-            wanted = ("train", "test")
-        else:
-            wanted = (self.options.part,)
+        part = self.options.part
         chosen: list[tuple[str, str]] = []
-        for part in wanted:
-            there = [
-                pair
-                for pair in _KEYS[part]
-                if pair[0] in file.arrays and 0 not in file.arrays[pair[0]].shape[:1]
-            ]
-            chosen += [pair for pair in there[:1] if pair not in chosen]
+        for wanted in ("train", "test") if part == "all" else (part,):
+            for pair in _KEYS[wanted]:
+                if pair[0] in file.arrays and 0 not in file.arrays[pair[0]].shape[:1]:
+                    if pair not in chosen:
+                        chosen.append(pair)
+                    break
         if not chosen:
-            held = listed([*file.arrays, *file.others], most=8)
+            held = quote_names([*file.arrays, *file.others], most=8)
             raise FileFormatError(
                 f"{file.title} must hold an array X_train, X or features, got {held}"
             )
@@ -587,16 +584,19 @@ class ArraySource(Source):
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
         arrays = self._open(name).arrays
+        form: dict[str, Any] = {}
         first = None
         shards = []
         for x, y in self._keys(name):
             array = arrays[x]
             form = {"width": array.shape[1:], "pixels": array.is_pixels}
-            form |= {"labels": y in arrays} if self.options.labelled else {}
-            first = check_alike(self.tree, first, f"{name}: {x}", form)
+            if self.options.labelled:
+                form["labels"] = y in arrays
+            first = check_same_form(self.tree, first, f"{name}: {x}", form)
             step = max(min(rows, size // max(array.row_bytes, 1)), 1)
             for start in range(0, array.shape[0], step):
                 stop = min(start + step, array.shape[0])
+                n_rows = stop - start
                 where = {
                     "file": name,
                     "array": x,
@@ -604,9 +604,7 @@ class ArraySource(Source):
                     "start": start,
                     "stop": stop,
                 }
-                shards.append(
-                    Shard(0, stop - start, (stop - start) * array.row_bytes, where)
-                )
+                shards.append(Shard(0, n_rows, n_rows * array.row_bytes, where))
         return form, shards
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
@@ -621,91 +619,89 @@ class ArraySource(Source):
             or stop - start != shard.rows
         ):
             raise FileFormatError(
-                f"{file.title} must hold {stop} rows of {key}, as when the shards were made"
+                f"{file.title} must hold {stop} rows of {key}, as when the shards were "
+                "made"
             )
         values = file.rows(key, start, stop)
         names = tuple(f"{name}[{row}]" for row in range(start, stop))
         labels = None
         if self.options.labelled and labels_key in file.arrays:
-            known = dict(enumerate(file.classes))
-            labels = class_labels(
-                file.rows(labels_key, start, stop).tolist(), known, file.title
-            )
+            known = dict(enumerate(file.class_names))
+            stored = file.rows(labels_key, start, stop).tolist()
+            labels = class_labels(stored, known, file.title)
         if file.arrays[key].is_pixels:
-            return Samples(
-                "image",
-                Images(np.ascontiguousarray(values)),
-                labels=labels,
-                row_names=names,
-            )
+            images = Images(np.ascontiguousarray(values))
+            return Samples("image", images, labels=labels, row_names=names)
         widths = self._widths(name)
         features = join_blocks(as_features(values, file.title, start), widths)
+        backbone: dict[str, Any] = {}
         if STAMP in file.texts:
-            origin = file.stated(features.shape[1])[0]
-        else:
-            origin = {}
+            backbone = file.metadata(features.shape[1])[0]
         return Samples(
             "features",
             features=features,
             labels=labels,
             row_names=names,
             widths=widths,
-            origin=origin,
+            origin=backbone,
         )
 
     def samples(self) -> Samples:
-        """Return all samples of the part."""
+        """Return all samples of the selected part."""
         return replace(concat_samples(list(self.chunks(2**62))), row_names=())
 
     def dataset(self) -> Dataset | FeatureSet:
-        """Return features as they are stored, or labelled images."""
+        """Return features in their stored types, or labelled images."""
         if len(self._every_file) > 1:
             return super().dataset()
         name = next(iter(self._every_file))
         file = self._open(name)
-        train = next(
-            (pair for pair in _KEYS["train"] if set(pair) <= file.arrays.keys()),
-            REQUIRED[:2],
-        )
+        present = (pair for pair in _KEYS["train"] if set(pair) <= file.arrays.keys())
+        train = next(present, ("X_train", "y_train"))
+        pairs = [train]
         if {"X_test", "y_test"} & file.arrays.keys():
-            pairs = [train, REQUIRED[2:]]
-        else:
-            pairs = [train]
+            pairs.append(("X_test", "y_test"))
         missing = [key for pair in pairs for key in pair if key not in file.arrays]
         if missing:
             raise FileFormatError(
-                f"{file.title} must hold X_train, y_train or X, y, but it lacks {', '.join(missing)}"
+                f"{file.title} must hold X_train, y_train or X, y, "
+                f"but it lacks {', '.join(missing)}"
             )
-        parts = [(file.rows(x), file.rows(y)) for x, y in pairs]
-        (X, y), (X_test, y_test) = (
-            parts[0],
-            parts[1] if len(parts) > 1 else (parts[0][0][:0], parts[0][1][:0]),
-        )
+        X = file.rows(train[0])
+        y = file.rows(train[1])
+        X_test = X[:0]
+        y_test = y[:0]
+        if len(pairs) > 1:
+            X_test = file.rows("X_test")
+            y_test = file.rows("y_test")
         try:
-            names = file.classes
             if file.arrays[train[0]].is_pixels:
-                for (x_key, y_key), (_, labels) in zip(pairs, parts, strict=True):
+                known = dict(enumerate(file.class_names))
+                for (x_key, y_key), labels in zip(pairs, (y, y_test), strict=False):
                     _check_arrays(file, x_key, y_key)
-                    class_labels(labels.tolist(), dict(enumerate(names)), file.title)
-                if len(X_test):
-                    test = (Images(X_test), y_test)
-                else:
-                    test = (None, ())
-                return Dataset.of(Images(X), y, *test, names=names, layout="arrays")
-            backbone, widths, unknown = file.stated(X.shape[1] if X.ndim == 2 else 0)
-            whole = len(X_test) == 0 == len(y_test)
+                    class_labels(labels.tolist(), known, file.title)
+                test_images = Images(X_test) if len(X_test) else None
+                return Dataset.of(
+                    Images(X),
+                    y,
+                    test_images,
+                    y_test,
+                    names=file.class_names,
+                    layout="arrays",
+                )
+            width = X.shape[1] if X.ndim == 2 else 0
+            backbone, widths, unknown = file.metadata(width)
             return FeatureSet(
                 Path(name).stem,
                 X,
                 y,
                 X_test,
                 y_test,
-                names,
-                backbone,
-                "",
-                unknown,
-                whole,
-                widths,
+                class_names=file.class_names,
+                backbone=backbone,
+                unknown=unknown,
+                has_test=len(X_test) > 0 or len(y_test) > 0,
+                widths=widths,
             )
         except (InputError, LabelError) as error:
             raise FileFormatError(
@@ -722,19 +718,21 @@ register_reader(
 
 
 def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
+    """Raise unless an array holds features or images, and its labels match it."""
     samples = file.arrays[x]
     labels = file.arrays.get(y)
-    vectors = (
+    is_matrix = (
         len(samples.shape) == 2 and samples.shape[1] > 0 and samples.dtype.kind in "fiu"
     )
-    if not vectors and not samples.is_pixels:
+    if not is_matrix and not samples.is_pixels:
         raise FileFormatError(
-            f"{file.title}: {x} must be feature vectors or bytes of images, got {_described(samples)}"
+            f"{file.title}: {x} must be feature vectors or bytes of images, "
+            f"got {_described(samples)}"
         )
     if labels is not None and (
         labels.shape != samples.shape[:1] or labels.dtype.kind not in "biuU"
     ):
-        n = samples.shape[0]
         raise FileFormatError(
-            f"{file.title}: {y} must hold {n} integers or strings, got {_described(labels)}"
+            f"{file.title}: {y} must hold {samples.shape[0]} integers or strings, "
+            f"got {_described(labels)}"
         )

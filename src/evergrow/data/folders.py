@@ -1,4 +1,4 @@
-"""Images in folders: ``train/<class>/*`` and ``test/<class>/*``, and one folder per class."""
+"""Images in folders: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from evergrow.core.errors import InputError
-from evergrow.core.escaping import printable
-from evergrow.data.items import (
-    Dataset,
-    check_test_classes,
-    is_image,
-    listed,
-    unread_format,
-)
+from evergrow.core.escaping import printable, quote_names
+from evergrow.data.class_labels import check_test_classes
+from evergrow.data.image_suffixes import is_image, unread_format
+from evergrow.data.items import Dataset
 from evergrow.data.readers import (
     TEST_WORDS,
     TRAIN_WORDS,
@@ -27,19 +23,20 @@ from evergrow.data.readers import (
 )
 from evergrow.data.storage import Tree
 
-_SYSTEM = frozenset(
+_SYSTEM_FOLDERS = frozenset(
     {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
 )
+_OUTSIDE = "images outside class folders"
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is one that people do not see: hidden, or of the system."""
-    return name.startswith(".") or name.lower() in _SYSTEM
+    """Return whether a file or folder is hidden or belongs to the operating system."""
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
 @dataclass
 class Walk:
-    """Listing of images below a root, with a count of what was left out.
+    """A listing of images below a folder, with counts of the files left out.
 
     Parameters
     ----------
@@ -48,8 +45,7 @@ class Walk:
     ignored : Counter
         Files left out, by reason.
     unread : Counter
-        Images left out because a plugin that reads them is not installed, or none is
-        known.
+        Images in formats that cannot be read, by format and remedy.
     """
 
     tree: Tree
@@ -57,72 +53,74 @@ class Walk:
     unread: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def subfolders(self, folder: str = "") -> list[str]:
-        """Return the names of the folders in a folder, sorted; images beside them are counted as left out."""
+        """Return the sorted names of the folders in a folder; count files beside them."""
         names = []
         for name, kind in self._entries(folder):
             if kind == "folder":
                 names.append(name)
             elif is_image(name):
-                self.ignored["images outside class folders"] += 1
+                self.ignored[_OUTSIDE] += 1
             else:
-                self.count_other(name)
+                self._count_other(name)
         return sorted(names)
 
     def images(self, folder: str = "") -> list[str]:
-        """Return the images in a folder and the folders below it, relative to the root, sorted by name.
+        """Return the sorted paths of all images below a folder, relative to the root.
 
-        Links to folders are followed once; those to a folder above would bring in other
-        classes, or the whole disk. Only folders are asked for their status, so that a
-        hundred thousand files cost little more than their names.
+        Links to folders are followed once. Links to a folder above are not followed,
+        because they would add images of other classes. Only folders are checked for
+        links, so listing 100,000 files costs little more than reading their names.
         """
-        names: list[str] = []
-        followed = {os.path.realpath(self.tree.root / folder)}
+        paths: list[str] = []
+        visited = {os.path.realpath(self.tree.root / folder)}
         pending = [folder]
         while pending:
             current = pending.pop()
             for name, kind in self._entries(current):
                 path = posixpath.join(current, name)
                 if kind == "folder":
-                    link = self.tree.on_disk and os.path.islink(self.tree.root / path)
-                    target = ""
-                    if link:
-                        target = os.path.realpath(self.tree.root / path)
-                    above = (
-                        (self.tree.root / place).resolve()
-                        for place in (current, "")
-                        if target
-                    )
-                    if target in followed or any(
-                        place.is_relative_to(target) for place in above
-                    ):
+                    if self._is_loop(path, current, visited):
                         self.ignored["links back to a folder above"] += 1
-                        continue
-                    followed |= {target} - {""}
-                    pending.append(path)
+                    else:
+                        pending.append(path)
                 elif not is_image(name):
-                    self.count_other(name)
+                    self._count_other(name)
                 elif kind == "file":
-                    names.append(path)
+                    paths.append(path)
                 else:
                     self.ignored["broken links"] += 1
-        names.sort()
-        return names
+        paths.sort()
+        return paths
 
-    def note(self) -> list[str]:
-        """Return a sentence about what was left out, if anything was."""
+    def _is_loop(self, path: str, parent: str, visited: set[str]) -> bool:
+        """Return whether a folder is a link to a visited folder or one above.
+
+        The target of another link is added to the visited folders.
+        """
+        if not self.tree.on_disk or not os.path.islink(self.tree.root / path):
+            return False
+        target = os.path.realpath(self.tree.root / path)
+        above = ((self.tree.root / folder).resolve() for folder in (parent, ""))
+        if target in visited or any(folder.is_relative_to(target) for folder in above):
+            return True
+        visited.add(target)
+        return False
+
+    def notes(self) -> list[str]:
+        """Return a note about files left out, if there are any."""
         if not self.ignored:
             return []
-        parts = ", ".join(
+        counts = ", ".join(
             f"{printable(reason)}: {count}"
             for reason, count in sorted(self.ignored.items())
         )
-        return [f"files left out: {sum(self.ignored.values())} ({parts})"]
+        return [f"files left out: {sum(self.ignored.values())} ({counts})"]
 
     def cautions(self) -> list[str]:
-        """Return a sentence about every kind of images that was left out because nothing here reads it."""
+        """Return a caution about every image format that cannot be read."""
         return [
-            f"{title} images left out: {n}; {remedy}"
-            for (title, remedy), n in sorted(self.unread.items())
+            f"{title} images left out: {count}; {remedy}"
+            for (title, remedy), count in sorted(self.unread.items())
         ]
 
     def unread_hint(self) -> str:
@@ -130,110 +128,127 @@ class Walk:
         return "".join(f"; {caution}" for caution in self.cautions())
 
     def _entries(self, folder: str) -> Iterator[tuple[str, str]]:
+        """Yield name and kind of the visible entries of a folder; count hidden ones."""
         for name, kind in self.tree.entries(folder):
             if is_hidden(name):
                 self.ignored["hidden"] += 1
             else:
                 yield name, kind
 
-    def count_other(self, name: str) -> None:
-        """Count a file that is no image which can be read here."""
-        if unread := unread_format(name):
+    def _count_other(self, name: str) -> None:
+        """Count a file that cannot be read as an image."""
+        unread = unread_format(name)
+        if unread:
             self.unread[unread] += 1
-        else:
-            self.ignored[
-                f"not images ({os.path.splitext(name)[1].lower() or 'no suffix'})"
-            ] += 1
+            return
+        suffix = os.path.splitext(name)[1].lower() or "no suffix"
+        self.ignored[f"not images ({suffix})"] += 1
 
 
-# -- which layout ----------------------------------------------------------------------
+# -- detection of the layout -----------------------------------------------------------
 
 
 def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
-    """Return the names of the training and test folders and of other test folders, or None where they are not.
+    """Return the training, the test and other test folders, or None without a pair.
 
-    Names are compared without case. A test folder without folders in it (unlabelled
-    images) gives way to a validation folder.
+    Names are compared case-insensitively. A test folder without subfolders, which holds
+    unlabelled images, is passed over if there is a validation folder with some.
     """
     walk = Walk(tree)
-    spelled: dict[str, str] = {}
+    by_lower: dict[str, str] = {}
     for name in walk.subfolders():
         lower = name.lower()
-        if (
-            lower in (*TRAIN_WORDS, *TEST_WORDS)
-            and spelled.setdefault(lower, name) != name
-        ):
-            raise InputError(
-                f"{tree.place()} must hold one of the folders {spelled[lower]!r} and {name!r}, got both"
-            )
-    train = [spelled[name] for name in TRAIN_WORDS if name in spelled]
-    tests = [spelled[name] for name in TEST_WORDS if name in spelled]
-    if not train or not tests:
+        if lower in (*TRAIN_WORDS, *TEST_WORDS):
+            other = by_lower.setdefault(lower, name)
+            if other != name:
+                raise InputError(
+                    f"{tree.display_name()} must hold one of the folders {other!r} and "
+                    f"{name!r}, got both"
+                )
+    trains = [by_lower[word] for word in TRAIN_WORDS if word in by_lower]
+    tests = [by_lower[word] for word in TEST_WORDS if word in by_lower]
+    if not trains or not tests:
         return None
-    labelled = [name for name in tests if walk.subfolders(name)] or tests
-    return train[0], labelled[0], [name for name in tests if name != labelled[0]]
+    labelled = [name for name in tests if walk.subfolders(name)]
+    test = (labelled or tests)[0]
+    return trains[0], test, [name for name in tests if name != test]
 
 
 def unwrapped(tree: Tree) -> Tree:
-    """Return the tree itself, or the only folder in it if that one holds a training and a test folder.
+    """Return the only folder in a tree if it holds train and test, else the tree itself.
 
     Archives often unpack to ``cub/cub/train``, and VTAB lies in ``vtab-cil/vtab``.
     """
-    if split_folders(tree) is None:
-        inner = Walk(tree).subfolders()
-        if len(inner) == 1 and split_folders(tree.below(inner[0])) is not None:
-            return tree.below(inner[0])
+    if split_folders(tree) is not None:
+        return tree
+    inner = Walk(tree).subfolders()
+    if len(inner) == 1 and split_folders(tree.below(inner[0])) is not None:
+        return tree.below(inner[0])
     return tree
 
 
 def partner_name(tree: Tree, train: str) -> str | None:
-    """Return the test file in a tree that goes with a training file: ``x_train.csv`` and ``x_test.csv``."""
+    """Return the test file of a training file, such as ``x_test.csv``, or None."""
     folder, name = posixpath.split(train)
     stem, suffix = posixpath.splitext(name)
-    at = stem.lower().rfind("train")
-    if at < 0:
+    start = stem.lower().rfind("train")
+    if start < 0:
         return None
-    end = at + (8 if stem.lower().startswith("training", at) else 5)
-    names = [
-        posixpath.join(folder, f"{stem[:at]}{word}{stem[end:]}{suffix}")
-        for word in (*TEST_WORDS, "dev")
-    ]
-    return next((candidate for candidate in names if tree.is_file(candidate)), None)
+    word = "training" if stem.lower().startswith("training", start) else "train"
+    before = stem[:start]
+    after = stem[start + len(word) :]
+    for test_word in (*TEST_WORDS, "dev"):
+        candidate = posixpath.join(folder, f"{before}{test_word}{after}{suffix}")
+        if tree.is_file(candidate):
+            return candidate
+    return None
 
 
 def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
-    """Return the training list or table in a folder, its ``splits`` or its ``data`` that has a partner."""
+    """Return the training list or table in a folder that has a test file, or None.
+
+    Also searched are the subfolders ``splits`` and ``data``.
+    """
     folders = tree.folders()
-    for place in (
-        "",
-        *(folders[name] for name in ("splits", "data") if name in folders),
-    ):
-        for file in tree.files(place):
+    inner = [folders[name] for name in ("splits", "data") if name in folders]
+    for folder in ("", *inner):
+        for file in tree.files(folder):
             stem, suffix = posixpath.splitext(posixpath.basename(file))
-            right = suffix.lower() in suffixes and stem.lower().endswith(TRAIN_WORDS)
-            if right and partner_name(tree, file) is not None:
+            if (
+                suffix.lower() in suffixes
+                and stem.lower().endswith(TRAIN_WORDS)
+                and partner_name(tree, file) is not None
+            ):
                 return file
     return None
 
 
 def has_train_test(tree: Tree) -> bool:
-    """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
+    """Return whether there are training and test folders with class folders.
+
+    Folders of images without class folders belong to a list or table beside them.
+    """
     names = split_folders(tree)
     if names is None:
         return False
-    return training_file(tree, file_suffixes()) is None or bool(
-        Walk(tree).subfolders(names[0])
-    )
+    if training_file(tree, file_suffixes()) is None:
+        return True
+    return bool(Walk(tree).subfolders(names[0]))
+
+
+# -- readers ---------------------------------------------------------------------------
 
 
 @register_reader("train-test", fits=has_train_test, rank=50)
 def read_train_test(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read ``train/<class>/*`` and ``test/<class>/*``; the test folder may be called val, valid or validation.
+    """Read ``train/<class>/*`` and ``test/<class>/*``.
+
+    The test folder can also be called val, valid or validation.
 
     Raises
     ------
     InputError
-        If there is no such pair of folders, or a class folder is empty.
+        If there are no such folders, or a class folder is empty.
     LabelError
         If a class is in the test folder only.
     """
@@ -249,101 +264,126 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
     Raises
     ------
     InputError
-        If there are no class folders, if one is empty, or if the folders are data sets
-        of their own.
+        If there are no class folders, one is empty, or the folders are separate data
+        sets.
     """
     folders = Walk(tree).subfolders()
     base = ""
     walk = Walk(tree)
-    if (
-        len(folders) == 1 and folders[0].lower() in TRAIN_WORDS
-    ):  # a training folder alone
+    if len(folders) == 1 and folders[0].lower() in TRAIN_WORDS:
         base = folders[0]
-        folders = Walk(tree).subfolders(folders[0])
-        walk.subfolders()  # counts what lies beside it
-    if folders and all(
-        split_folders(tree.below(posixpath.join(base, folder))) is not None
-        for folder in folders
-    ):
+        folders = Walk(tree).subfolders(base)
+        walk.subfolders()  # counts the files beside the training folder
+    paths = [posixpath.join(base, folder) for folder in folders]
+    if paths and all(split_folders(tree.below(path)) is not None for path in paths):
         raise InputError(
-            f"{tree.place()} must be one data set, got several: point to one of {listed(folders)}"
+            f"{tree.display_name()} must be one data set, got several: point to one of "
+            f"{quote_names(folders)}"
         )
     return _read_parts(walk, [base], "class-folders", [])
 
 
 def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> Dataset:
-    """Return the images of one folder with class folders, or of one for training and one for testing."""
+    """Return the images in the class folders of one part, or of train and test."""
     tree = walk.tree
-    cautions: list[str] = []
-    found: list[tuple[list[str], list[str]]] = []
-    for folders in [_class_folders(walk, part, cautions) for part in parts]:
-        files = {folder: walk.images(folder) for folder in folders}
-        empty = [folder for folder, names in files.items() if not names]
-        if len(empty) == len(files):
-            where = f"{listed(empty)} of {tree.place()}{walk.unread_hint()}"
-            raise InputError(
-                f"class folders must hold at least one image, got none in {where}"
-            )
-        cautions += (
-            [f"class folders without images left out: {listed(empty)}"] if empty else []
-        )
-        labels = [
-            posixpath.basename(folder) for folder, names in files.items() for _ in names
-        ]
-        found.append(([name for names in files.values() for name in names], labels))
-    if len(parts) == 2:
-        check_test_classes(found[0][1], found[1][1])
-    columns: list[Any] = [
-        value for names, labels in found for value in (tree.images(names), labels)
-    ]
-    said = (*cautions, *walk.cautions())
+    class_folders = [_class_folders(walk, part) for part in parts]
+    cautions = []
+    for folders in class_folders:
+        cautions += _nesting_cautions(tree, folders)
+    found = [_images_of(walk, folders) for folders in class_folders]
+    for part in found:
+        if part.empty:
+            empty = quote_names(part.empty)
+            cautions.append(f"class folders without images left out: {empty}")
+    test_images = None
+    test_labels: list[str] = []
+    if len(found) == 2:
+        test_images = tree.images(found[1].names)
+        test_labels = found[1].labels
+        check_test_classes(found[0].labels, test_labels)
     return Dataset.of(
-        *columns, layout=layout, notes=(*walk.note(), *notes), cautions=said
+        tree.images(found[0].names),
+        found[0].labels,
+        test_images,
+        test_labels,
+        layout=layout,
+        notes=(*walk.notes(), *notes),
+        cautions=(*cautions, *walk.cautions()),
     )
 
 
-def _class_folders(walk: Walk, part: str, cautions: list[str]) -> list[str]:
-    """Return the class folders in a part; where folders in them have the same names, these may have been meant."""
-    names = walk.subfolders(part)
-    if not names:
-        loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
-        hint = ""
-        if loose:
-            hint = (
-                f" but {loose} images: move them to folders named after their classes"
-            )
+class _FolderImages(NamedTuple):
+    """Images in class folders with their classes, and the folders without images."""
+
+    names: list[str]
+    labels: list[str]
+    empty: list[str]
+
+
+def _images_of(walk: Walk, folders: list[str]) -> _FolderImages:
+    """Return the images in class folders."""
+    found = _FolderImages([], [], [])
+    for folder in folders:
+        images = walk.images(folder)
+        found.names.extend(images)
+        found.labels.extend([posixpath.basename(folder)] * len(images))
+        if not images:
+            found.empty.append(folder)
+    if not found.names:
         raise InputError(
-            f"{walk.tree.place(part)} holds no folder{hint}{walk.unread_hint()}. It takes one folder per class, or "
-            "train/<class>/ and test/<class>/."
+            "class folders must hold at least one image, got none in "
+            f"{quote_names(found.empty)} of {walk.tree.display_name()}"
+            f"{walk.unread_hint()}"
         )
-    places = [posixpath.join(part, name) for name in names]
+    return found
+
+
+def _class_folders(walk: Walk, part: str) -> list[str]:
+    """Return the class folders of a part."""
+    names = walk.subfolders(part)
+    if names:
+        return [posixpath.join(part, name) for name in names]
+    loose = walk.ignored[_OUTSIDE] + sum(walk.unread.values())
+    hint = ""
+    if loose:
+        hint = f" but {loose} images: move them to folders named after their classes"
+    raise InputError(
+        f"{walk.tree.display_name(part)} holds no folder{hint}{walk.unread_hint()}. "
+        "It takes one folder per class, or train/<class>/ and test/<class>/."
+    )
+
+
+def _nesting_cautions(tree: Tree, folders: list[str]) -> list[str]:
+    """Return a caution if subfolders repeat names, as folders of classes would."""
     inner = Counter(
         name
-        for place in places
-        for name, kind in walk.tree.entries(place)
+        for folder in folders
+        for name, kind in tree.entries(folder)
         if kind == "folder"
     )
     repeated = sorted(
         name for name, count in inner.items() if count > 1 and not is_hidden(name)
     )
-    if repeated and 2 * len(repeated) >= len(inner):
-        cautions.append(
-            f"folders of the same names ({listed(repeated)}) repeat in {listed(names)}, which were taken for the "
-            "classes; if the inner ones are, move them up or name their images in a table"
-        )
-    return places
+    if not repeated or 2 * len(repeated) < len(inner):
+        return []
+    outer = quote_names(map(posixpath.basename, folders))
+    return [
+        f"subfolders of the same names ({quote_names(repeated)}) repeat in {outer}, "
+        "which were taken as the classes; if the inner folders are the classes, move "
+        "them up or list their images in a table"
+    ]
 
 
 # -- images without labels -------------------------------------------------------------
 
 
 def images_below(tree: Tree) -> Dataset:
-    """Return all images of a folder or an archive, wherever they lie, with empty labels."""
+    """Return all images below a folder or in an archive, with empty labels."""
     walk = Walk(tree)
     names = walk.images()
     if not names:
         raise InputError(
-            f"{tree.place()} must hold images, got none{walk.unread_hint()}"
+            f"{tree.display_name()} must hold images, got none{walk.unread_hint()}"
         )
     return Dataset.of(
         tree.images(names), [""] * len(names), cautions=tuple(walk.cautions())

@@ -1,21 +1,17 @@
-"""Samples, the one record of rows with labels; images and texts in it; data sets of a training and a test part.
+"""Records of data: images and texts, samples with labels, training and test parts.
 
-Nothing is decoded here. An item has a name for messages, and all items together have a
-stamp for caches.
+Nothing is decoded here. Every item has a name for messages, and a sequence of items has
+a stamp for caches.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import posixpath
-import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from itertools import accumulate, pairwise
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -29,13 +25,14 @@ from evergrow.core.errors import (
     InputError,
     LabelError,
 )
-from evergrow.core.seeding import derive_seed
+from evergrow.data.class_labels import Label
 
 Kind = Literal["image", "text"]
-Label = str | int
 
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
-_JOINED_ROWS = 4096  # rows joined at a time: features may be memory-mapped
+# Images hashed at a time, because the array may be memory-mapped.
+_IMAGES_AT_A_TIME = 1024
+
+_EXIF_ORIENTATION = 274
 
 
 class Stored(NamedTuple):
@@ -44,12 +41,12 @@ class Stored(NamedTuple):
     Parameters
     ----------
     store : object
-        A file or a library that holds many images, and can be sent to other processes.
-        ``read(key)`` returns one: the bytes of a file, a path, an array or a PIL image.
-        ``mark(key, times=...)`` returns what tells it from others without reading it;
-        with times, also from older versions.
+        A file or library that holds many images and can be pickled. Its method
+        ``read(key)`` returns the bytes of an image file, a path, an array or a PIL
+        image. Its method ``mark(key, times=...)`` returns a text that identifies the
+        image without reading it; with times, it also changes when the file is modified.
     key : object
-        What the store calls the image.
+        Key of the image in the store.
     """
 
     store: Any
@@ -63,22 +60,23 @@ class Images:
     Parameters
     ----------
     values : sequence
-        Files by their names relative to ``root``, with forward slashes; or any of
-        paths, bytes of image files, arrays of bytes, PIL images, references into a
-        store (:class:`Stored`) and errors that say why an image is missing; or one
-        array of shape (n, height, width, 3) or (n, height, width), red first.
+        File names relative to ``root``, with forward slashes. Or any of paths, bytes of
+        image files, uint8 arrays, PIL images, references into a store
+        (:class:`Stored`), and errors that explain why an image is missing. Or one array
+        of shape (n, height, width, 3) in RGB order, or (n, height, width).
     titles : tuple of str
-        Names for people; files have their own, and others are numbered without.
+        Names for messages. Files have names already; other images without titles are
+        numbered.
     root : Path, optional
-        Folder that files are relative to. Stamps leave it out, so that a folder can be
-        moved.
+        Folder of the files. Stamps do not depend on it, so the folder can be moved.
 
     Examples
     --------
     >>> from pathlib import Path
     >>> import numpy as np
     >>> from evergrow.data.items import Images
-    >>> Images(("cat/1.jpg", "dog/1.jpg"), root=Path("data")).take([1]).raw(0).as_posix()
+    >>> images = Images(("cat/1.jpg", "dog/1.jpg"), root=Path("data"))
+    >>> images.take([1]).raw(0).as_posix()
     'data/dog/1.jpg'
     >>> len(Images(np.zeros((5, 32, 32, 3), dtype=np.uint8)).take([0, 4]))
     2
@@ -91,20 +89,20 @@ class Images:
 
     def __post_init__(self) -> None:
         array = self.values
-        if isinstance(array, np.ndarray) and not (
-            array.dtype == np.uint8
-            and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3))
-        ):
+        if not isinstance(array, np.ndarray):
+            return
+        is_gray = array.ndim == 3
+        is_rgb = array.ndim == 4 and array.shape[3] == 3
+        if array.dtype != np.uint8 or not (is_gray or is_rgb):
             raise InputError(
-                f"pixels must be uint8 of shape (n, h, w[, 3]), got {array.dtype} {array.shape}"
+                "pixels must be uint8 of shape (n, h, w[, 3]), "
+                f"got {array.dtype} {array.shape}"
             )
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
-        """All images as one array, where they are one."""
-        if isinstance(self.values, np.ndarray):
-            return self.values
-        return None
+        """The array of all images, or None if they are not one array."""
+        return self.values if isinstance(self.values, np.ndarray) else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,36 +111,36 @@ class Images:
 
     @property
     def lasting(self) -> bool:
-        """Whether they lie on disk, so that caching their features pays."""
-        return self.root is not None or (
-            len(self) > 0 and isinstance(self.values[0], Stored)
-        )
+        """Whether the images are stored in files, so that caching features pays."""
+        if self.root is not None:
+            return True
+        return len(self) > 0 and isinstance(self.values[0], Stored)
 
     def __len__(self) -> int:
         return len(self.values)
 
     def name(self, row: int) -> str:
-        """Return the name of an image: its own, or its number."""
+        """Return the name of an image, or its number if it has none."""
         if self.root is not None:
             return str(self.values[row])
         if self.titles:
             return self.titles[row]
         value = self.values[row]
         if isinstance(value, (str, os.PathLike)):
-            named = value
+            file_name = value
         else:
-            named = getattr(value, "filename", "")
-        if named:
-            return os.path.basename(os.fspath(named))
+            file_name = getattr(value, "filename", "")
+        if file_name:
+            return os.path.basename(os.fspath(file_name))
         return f"image {row}"
 
     def raw(self, row: int) -> Any:
-        """Return one image, read from its store where it has one.
+        """Return one image, and read it from its store if it has one.
 
         Raises
         ------
         ImageError
-            If it is not there.
+            If the image is missing or damaged.
         """
         value = self.values[row]
         if self.root is not None:
@@ -153,13 +151,12 @@ class Images:
             return value
         try:
             return value.store.read(value.key)
-        except (
-            FileFormatError
-        ) as error:  # one damaged image among many, which can be left out
+        except FileFormatError as error:
+            # One damaged image among many can be skipped, a damaged file cannot.
             raise ImageError(str(error)) from error
 
     def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
-        """Return name and content of these rows; the error stands in the place of an image that cannot be read."""
+        """Return name and content of images, with the error as content if one fails."""
         found: list[tuple[str, Any]] = []
         for row in rows:
             try:
@@ -170,80 +167,79 @@ class Images:
         return found
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Images:
-        """Return the images of these rows; none is read."""
-        numbers = np.asarray(rows, dtype=np.int64)
+        """Return the images of these rows without reading them."""
+        indices = np.asarray(rows, dtype=np.int64)
+        titles: tuple[str, ...] = ()
         if self.titles:
-            titles = tuple(self.titles[row] for row in numbers)
-        else:
-            titles = ()
+            titles = tuple(self.titles[row] for row in indices)
         if isinstance(self.values, np.ndarray):
-            return Images(self.values[numbers], titles)
-        return Images(tuple(self.values[row] for row in numbers), titles, self.root)
+            return Images(self.values[indices], titles)
+        return Images(tuple(self.values[row] for row in indices), titles, self.root)
 
     def stamp(self, *, times: bool = True) -> str:
-        """Return a hash of contents, and of names, sizes and times of change of files, which are not read.
+        """Return a hash of images in memory, and of names and sizes of files.
 
-        Without times, a copy on another machine has the same.
+        Files are not read. With ``times``, the hash depends on modification times too;
+        without, a copy on another machine has the same hash.
         """
         if self.lasting:
             return self._hash(times=times)
-        return self._content
+        return self._content_hash
 
     @cached_property
-    def _content(self) -> str:
+    def _content_hash(self) -> str:
         return self._hash(times=True)
 
     def _hash(self, *, times: bool) -> str:
         if isinstance(self.values, np.ndarray):
-            digest = hashlib.blake2b(
-                f"pixels{self.values.shape}".encode(), digest_size=16
-            )
-            for start in range(
-                0, len(self.values), 1024
-            ):  # a part at a time: the array may be memory-mapped
-                digest.update(
-                    np.ascontiguousarray(self.values[start : start + 1024])
-                    .reshape(-1)
-                    .data
-                )
-            return digest.hexdigest()
-        digest = hashlib.blake2b(
-            b"files" if self.root is not None else b"images", digest_size=16
-        )
+            return _hash_of_pixels(self.values)
+        prefix = b"files" if self.root is not None else b"images"
+        digest = hashlib.blake2b(prefix, digest_size=16)
         for value in self.values:
-            if isinstance(value, Stored):
-                digest.update(
-                    value.store.mark(value.key, times=times).encode(
-                        "utf-8", "surrogateescape"
-                    )
-                    + b"\0"
-                )
-            elif isinstance(value, (str, os.PathLike)):
-                path = os.path.join(self.root or "", value)
-                try:
-                    status = os.stat(path)
-                except OSError as error:
-                    raise DatasetNotFoundError(
-                        f"image must be a readable file, got {path}: {error}"
-                    ) from error
-                mark = f"{os.fspath(value)}\0{status.st_size}\0{status.st_mtime_ns if times else 0}\0"
-                digest.update(mark.encode("utf-8", "surrogateescape"))
-            elif isinstance(value, (bytes, ImageError)):
-                if isinstance(value, bytes):
-                    body = value
-                else:
-                    body = str(value).encode()
-                digest.update(len(body).to_bytes(8, "little") + body)
-            else:
-                pixels = np.ascontiguousarray(value)
-                shown: tuple[Any, ...] = ()
-                if not isinstance(value, np.ndarray):
-                    # Palette and orientation of a PIL image decide what is seen, and
-                    # are no part of its pixels.
-                    shown = (value.mode, value.getpalette(), value.getexif().get(274))
-                digest.update(f"{pixels.shape}{pixels.dtype}{shown}\0".encode())
-                digest.update(pixels.reshape(-1).data)
+            for part in self._identity(value, times=times):
+                digest.update(part)
         return digest.hexdigest()
+
+    def _identity(self, value: Any, *, times: bool) -> Iterable[Any]:
+        """Yield bytes that identify one image."""
+        if isinstance(value, Stored):
+            mark = value.store.mark(value.key, times=times)
+            yield mark.encode("utf-8", "surrogateescape") + b"\0"
+        elif isinstance(value, (str, os.PathLike)):
+            status = self._status(value)
+            changed = status.st_mtime_ns if times else 0
+            mark = f"{os.fspath(value)}\0{status.st_size}\0{changed}\0"
+            yield mark.encode("utf-8", "surrogateescape")
+        elif isinstance(value, (bytes, ImageError)):
+            body = value if isinstance(value, bytes) else str(value).encode()
+            yield len(body).to_bytes(8, "little") + body
+        else:
+            pixels = np.ascontiguousarray(value)
+            appearance: tuple[Any, ...] = ()
+            if not isinstance(value, np.ndarray):
+                # Palette and orientation of a PIL image decide what it shows, but are
+                # not among its pixels.
+                orientation = value.getexif().get(_EXIF_ORIENTATION)
+                appearance = (value.mode, value.getpalette(), orientation)
+            yield f"{pixels.shape}{pixels.dtype}{appearance}\0".encode()
+            yield pixels.reshape(-1).data
+
+    def _status(self, name: str | os.PathLike[str]) -> os.stat_result:
+        path = os.path.join(self.root or "", name)
+        try:
+            return os.stat(path)
+        except OSError as error:
+            raise DatasetNotFoundError(
+                f"image must be a readable file, got {path}: {error}"
+            ) from error
+
+
+def _hash_of_pixels(array: NDArray[np.uint8]) -> str:
+    digest = hashlib.blake2b(f"pixels{array.shape}".encode(), digest_size=16)
+    for start in range(0, len(array), _IMAGES_AT_A_TIME):
+        part = np.ascontiguousarray(array[start : start + _IMAGES_AT_A_TIME])
+        digest.update(part.reshape(-1).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -269,12 +265,12 @@ class Texts:
         return len(self.texts)
 
     def name(self, row: int) -> str:
-        """Return the beginning of the text."""
+        """Return the beginning of a text in quotes."""
         text = self.texts[row]
         return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
     def raw(self, row: int) -> str:
-        """Return the text."""
+        """Return a text."""
         return self.texts[row]
 
     def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
@@ -286,7 +282,7 @@ class Texts:
         return Texts(tuple(self.texts[int(row)] for row in rows))
 
     def stamp(self, *, times: bool = True) -> str:
-        """Return a hash of the texts."""
+        """Return a hash of the texts; ``times`` has no effect."""
         digest = hashlib.blake2b(b"texts", digest_size=16)
         for text in self.texts:
             body = text.encode("utf-8", "surrogatepass")
@@ -295,65 +291,68 @@ class Texts:
 
 
 Items: TypeAlias = Images | Texts
-"""What samples can be before they are feature vectors."""
+"""Samples from which a backbone computes features."""
 
 
 def concat_items(parts: Sequence[Items]) -> Items:
-    """Return items of one kind one after another.
+    """Concatenate items of one kind.
 
     Parameters
     ----------
     parts : sequence of Items
-        At least one: all texts, or all images.
+        At least one; all texts, or all images.
 
     Raises
     ------
     InputError
-        If they do not go together.
+        If there are no parts, or parts of both kinds.
 
     Examples
     --------
     >>> from pathlib import Path
     >>> from evergrow.data.items import Images, concat_items
-    >>> concat_items([Images(("1.jpg",), root=Path("a")), Images(("2.jpg",), root=Path("a/b"))]).names
+    >>> first = Images(("1.jpg",), root=Path("a"))
+    >>> second = Images(("2.jpg",), root=Path("a/b"))
+    >>> concat_items([first, second]).names
     ('1.jpg', 'b/2.jpg')
     """
     if not parts or len({part.kind for part in parts}) > 1:
         raise InputError(
-            f"items must be at least one, and of one kind to go together, got {len(parts)} parts"
+            "items must be at least one part, and all parts of one kind, "
+            f"got {len(parts)} parts"
         )
     if len(parts) == 1:
         return parts[0]
     images = [part for part in parts if isinstance(part, Images)]
     if not images:
         return Texts(tuple(part.raw(row) for part in parts for row in range(len(part))))
-    arrays = [part.values for part in images if isinstance(part.values, np.ndarray)]
-    if len(arrays) == len(images) and len({array.shape[1:] for array in arrays}) == 1:
+    return _concat_images(images)
+
+
+def _concat_images(parts: Sequence[Images]) -> Images:
+    """Concatenate images as one array, as files of one folder, or as single values."""
+    arrays = [part.values for part in parts if isinstance(part.values, np.ndarray)]
+    if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
         return Images(np.concatenate(arrays))
-    roots = [part.root for part in images if part.root is not None]
-    if len(roots) < len(images):
+    roots = [part.root for part in parts if part.root is not None]
+    if len(roots) < len(parts):
         values = tuple(
             part.root / value if part.root else value
-            for part in images
+            for part in parts
             for value in part.values
         )
-        return Images(values, tuple(name for part in images for name in part.names))
+        return Images(values, tuple(name for part in parts for name in part.names))
     root = roots[0]
-    below = [""] * len(roots)
-    if any(other != root for other in roots):  # names are relative to the common folder
+    prefixes = [""] * len(roots)
+    if any(other != root for other in roots):
         root = Path(os.path.commonpath([other.absolute() for other in roots]))
-        below = [other.absolute().relative_to(root).as_posix() for other in roots]
-    pairs = (
-        (folder, name)
-        for folder, part in zip(below, images, strict=True)
+        prefixes = [other.absolute().relative_to(root).as_posix() for other in roots]
+    names = tuple(
+        posixpath.normpath(posixpath.join(prefix, name))
+        for prefix, part in zip(prefixes, parts, strict=True)
         for name in part.values
     )
-    return Images(
-        tuple(
-            posixpath.normpath(posixpath.join(folder, name)) for folder, name in pairs
-        ),
-        root=root,
-    )
+    return Images(names, root=root)
 
 
 # -- samples ---------------------------------------------------------------------------
@@ -361,12 +360,12 @@ def concat_items(parts: Sequence[Items]) -> Items:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples of one kind, with labels where they have some.
+    """Samples of one kind, with or without labels.
 
     Parameters
     ----------
     kind : {"image", "text", "features"}
-        What they are.
+        Kind of the samples.
     items : Items or None
         Images or texts.
     features : ndarray of shape (n, d) or None
@@ -374,20 +373,20 @@ class Samples:
     labels : ndarray of str of shape (n,) or None
         Class names.
     lasting : bool
-        Whether they lie on disk, so that caching their features pays.
+        Whether the samples are stored in files, so that caching features pays.
     origin : mapping
-        What computed the features, as far as that is known.
+        Backbone and recipe of the features; empty if unknown.
     widths : tuple of int
-        Columns of each block of the features, as far as that is known.
+        Columns of each block of the features; empty if unknown.
     label_kind : {"name", "integer", "boolean"} or None
-        What the labels were before they became names; None for names out of a file.
+        Type of the labels before their conversion to names; None for labels read from a
+        file.
     weights : ndarray of shape (n,) or None
-        What each counts for; None where each counts as one.
+        Sample weights; None stands for equal weights.
     columns : tuple of str
-        Names of the columns of the features, where they came in a data frame that has
-        names.
+        Column names of features that came from a data frame.
     row_names : tuple of str
-        Names of the samples for people, where they are not those of the items.
+        Names of the samples for messages, if they differ from those of the items.
     """
 
     kind: str
@@ -408,19 +407,19 @@ class Samples:
         return len(self.raw_items())
 
     def raw_items(self) -> Items:
-        """Return the images or texts."""
+        """Return the images or texts; raise :class:`InputError` for features."""
         if self.items is None:
             raise InputError("samples must be images or texts, got feature vectors")
         return self.items
 
     def required_labels(self) -> NDArray[np.str_]:
-        """Return the labels, or raise :class:`LabelError` where there are none."""
+        """Return the labels; raise :class:`LabelError` if there are none."""
         if self.labels is None:
             raise LabelError("data must have labels, got none")
         return self.labels
 
     def names(self) -> list[str]:
-        """Return a name of every sample for people."""
+        """Return a name of every sample for messages."""
         if self.row_names:
             return list(self.row_names)
         if self.items is None:
@@ -430,137 +429,33 @@ class Samples:
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Samples:
         """Return the samples of these rows."""
         rows = np.asarray(rows, dtype=np.int64)
+        row_names = self.row_names
+        if row_names:
+            row_names = tuple(row_names[row] for row in rows)
         return replace(
             self,
             items=None if self.items is None else self.items.take(rows),
             features=None if self.features is None else self.features[rows],
             labels=None if self.labels is None else self.labels[rows],
             weights=None if self.weights is None else self.weights[rows],
-            row_names=tuple(self.row_names[row] for row in rows)
-            if self.row_names
-            else (),
+            row_names=row_names,
         )
 
 
 def concat_samples(parts: Sequence[Samples]) -> Samples:
-    """Return samples of one kind one after another."""
+    """Concatenate samples of one kind."""
     if len(parts) == 1:
         return parts[0]
-    vectors = [part.features for part in parts if part.features is not None]
+    features = [part.features for part in parts if part.features is not None]
     items = [part.items for part in parts if part.items is not None]
     labels = [part.labels for part in parts if part.labels is not None]
     return replace(
         parts[0],
         items=concat_items(items) if items else None,
-        features=np.concatenate(vectors) if vectors else None,
+        features=np.concatenate(features) if features else None,
         labels=np.concatenate(labels) if labels else None,
         row_names=tuple(name for part in parts for name in part.row_names),
     )
-
-
-# -- blocks of features ----------------------------------------------------------------
-
-
-def block_slices(widths: Sequence[int]) -> list[slice]:
-    """Return the columns of each block.
-
-    Examples
-    --------
-    >>> from evergrow.data.items import block_slices
-    >>> block_slices((2, 3))
-    [slice(0, 2, None), slice(2, 5, None)]
-    """
-    return [
-        slice(start, stop) for start, stop in pairwise(accumulate(widths, initial=0))
-    ]
-
-
-def check_widths(name: str, widths: Any, n_columns: int) -> tuple[int, ...]:
-    """Return widths of blocks as a tuple, or raise :class:`InputError` unless they add up to the columns there are.
-
-    Parameters
-    ----------
-    name : str
-        What to call them in the message.
-    widths : sequence of int
-        Width of each block; an empty one stands for a single block.
-    n_columns : int
-        Columns of the features.
-
-    Examples
-    --------
-    >>> from evergrow.data.items import check_widths
-    >>> check_widths("widths", [2, 3], 5)
-    (2, 3)
-    """
-    if not isinstance(widths, (list, tuple)) or not all(
-        isinstance(width, int) and not isinstance(width, bool) and width > 0
-        for width in widths
-    ):
-        raise InputError(f"{name} must be positive integers, got {widths!r}")
-    if widths and sum(widths) != n_columns:
-        raise InputError(
-            f"{name} must add up to the {n_columns} columns of the features, got {sum(widths)}"
-        )
-    return tuple(widths)
-
-
-def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
-    """Return features with their blocks scaled to equal energy.
-
-    Of every row, each block is brought to length 1 / sqrt(number of blocks), after a
-    square root where it has no negative value: pooled activations of rectified units
-    have heavy tails. A block of zeros stays one. A single block is handed on as it is.
-
-    Parameters
-    ----------
-    features : ndarray of shape (n, d)
-        Blocks side by side, as a network gives them.
-    widths : sequence of int
-        Width of each block.
-
-    Returns
-    -------
-    ndarray of shape (n, d)
-        In the type of the features, float32 for half precision; rows of length one,
-        where no block is zero.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.data.items import join_blocks
-    >>> np.round(join_blocks(np.array([[3.0, -4.0, 9.0, 16.0]]), (2, 2)) * 2**0.5, 6).tolist()
-    [[0.6, -0.8, 0.6, 0.8]]
-    """
-    if len(widths) < 2:
-        return features
-    check_widths("widths", list(widths), features.shape[1])
-    if features.dtype.itemsize <= 4:
-        dtype = np.float32
-    else:
-        dtype = np.float64
-    out = np.empty(features.shape, dtype=dtype)
-    scale = len(widths) ** -0.5
-    for start in range(0, len(features), _JOINED_ROWS):
-        rows = slice(start, start + _JOINED_ROWS)
-        for columns in block_slices(widths):
-            out[rows, columns] = scale * _unit_rows(
-                np.asarray(features[rows, columns], dtype=np.float64)
-            )
-    return out
-
-
-def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return rows of length one, after a square root of those without a negative value."""
-    largest = np.abs(block).max(axis=1, keepdims=True)
-    block = block / np.where(
-        largest > 0, largest, 1.0
-    )  # so that squares neither overflow nor vanish
-    plain = (block >= 0).all(axis=1, keepdims=True)
-    block = np.where(plain, np.sqrt(np.abs(block)), block)
-    norms = np.linalg.norm(block, axis=1, keepdims=True)
-    result: NDArray[np.float64] = block / np.where(norms > 0, norms, 1.0)
-    return result
 
 
 # -- data sets -------------------------------------------------------------------------
@@ -568,32 +463,33 @@ def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training part and perhaps a test part, with notes and cautions; nothing is decoded.
+    """Training samples and optional test samples, with notes about them.
 
     Parameters
     ----------
     train : Samples
-        Training samples, or all samples where there is no test part.
+        Training samples, or all samples if there is no test part.
     test : Samples, optional
-        Test samples. They may have classes of their own, unless
+        Test samples. They can have classes that the training samples lack, unless
         :func:`evergrow.data.load_data` read them.
     class_names : tuple of str
-        Classes of the training part, in the order that published class orders permute:
-        names by the alphabet, integers by size.
+        Classes of the training part in the order that published class orders permute:
+        names alphabetically, integers by value.
     name : str
-        Name for people and records; never a path.
+        Name of the data set; never a path.
     source, layout : str
-        Where the data came from, and how they were laid out there.
+        Path or address of the data, and the reader that read them.
     notes, cautions : tuple of str
-        What is worth knowing, and what is probably not meant.
+        Remarks for the user, and probable mistakes in the data.
 
     Examples
     --------
     >>> from evergrow.data.items import Texts
     >>> from evergrow.data import Dataset
-    >>> mail = Dataset.of(Texts(("buy now", "see you", "free")), ["spam", "ham", "spam"])
-    >>> mail.class_names, mail.y_train.tolist(), mail.whole
-    (('ham', 'spam'), [1, 0, 1], True)
+    >>> texts = Texts(("buy now", "see you", "free"))
+    >>> mail = Dataset.of(texts, ["spam", "ham", "spam"])
+    >>> mail.class_names, mail.y_train.tolist(), mail.has_test
+    (('ham', 'spam'), [1, 0, 1], False)
     """
 
     train: Samples
@@ -616,285 +512,80 @@ class Dataset:
         names: Mapping[int, str] | Sequence[str] = (),
         **about: Any,
     ) -> Dataset:
-        """Return a data set from items and labels.
+        """Return a data set of items and labels.
 
         Parameters
         ----------
         train, test : Items
             The samples.
         train_labels, test_labels : sequence of str or int
-            Their labels; if one is a string, all are names.
+            Their labels. If one label is a string, all are treated as names.
         names : mapping or sequence of str
-            Names of integer labels, where they are known.
+            Names of integer labels, if known.
         **about
             The other fields.
         """
-        if isinstance(names, Mapping):
-            known = names
-        else:
-            known = dict(enumerate(names))
-        if test is None:
-            given = [(train, train_labels)]
-        else:
-            given = [(train, train_labels), (test, test_labels)]
-        plain: list[list[Any]] = [
-            list(np.asarray(labels, dtype=object)) for _, labels in given
-        ]
-        for (items, _), labels in zip(given, plain, strict=True):
+        known = names if isinstance(names, Mapping) else dict(enumerate(names))
+        parts = [(train, list(np.asarray(train_labels, dtype=object)))]
+        if test is not None:
+            parts.append((test, list(np.asarray(test_labels, dtype=object))))
+        for items, labels in parts:
             if len(labels) != len(items):
                 raise LabelError(
                     f"labels must be one per sample ({len(items)}), got {len(labels)}"
                 )
-        if any(isinstance(label, str) for labels in plain for label in labels):
-            plain = [[str(label) for label in labels] for labels in plain]
-        classes = sorted(set(plain[0]))  # all strings or all integers by now
-        named = [
-            np.array([known.get(label, str(label)) for label in labels], dtype=np.str_)
-            for labels in plain
-        ]
-        samples = [
-            Samples(items.kind, items, labels=own, lasting=True)
-            for (items, _), own in zip(given, named, strict=True)
-        ]
-        ordered = tuple(known.get(label, str(label)) for label in classes)
-        return cls(
-            samples[0], samples[1] if len(samples) > 1 else None, ordered, **about
-        )
+        if any(isinstance(label, str) for _, labels in parts for label in labels):
+            parts = [(items, list(map(str, labels))) for items, labels in parts]
+        # All labels are strings or all are integers here, so they can be sorted.
+        classes = sorted(set(parts[0][1]))
+        samples = []
+        for items, labels in parts:
+            label_names = [known.get(label, str(label)) for label in labels]
+            array = np.array(label_names, dtype=np.str_)
+            samples.append(Samples(items.kind, items, labels=array, lasting=True))
+        class_names = tuple(known.get(label, str(label)) for label in classes)
+        test_samples = samples[1] if len(samples) > 1 else None
+        return cls(samples[0], test_samples, class_names, **about)
 
     @property
     def kind(self) -> str:
-        """What the samples are: ``"image"`` or ``"text"``."""
+        """Kind of the samples: ``"image"`` or ``"text"``."""
         return self.train.kind
 
     @property
-    def whole(self) -> bool:
-        """Whether there is no test part."""
-        return self.test is None
+    def has_test(self) -> bool:
+        """Whether there is a test part."""
+        return self.test is not None
 
     @property
     def n_classes(self) -> int:
-        """Classes in the training part."""
+        """Number of classes in the training part."""
         return len(self.class_names)
 
     @cached_property
     def y_train(self) -> NDArray[np.int64]:
-        """Training labels as positions in the class names."""
+        """Training labels as indices into the class names."""
         return self._codes(self.train)
 
     @cached_property
     def y_test(self) -> NDArray[np.int64]:
-        """Test labels as positions in the class names."""
+        """Test labels as indices into the class names; -1 for other classes."""
+        if self.test is None:
+            return np.empty(0, dtype=np.int64)
         return self._codes(self.test)
 
-    def _codes(self, samples: Samples | None) -> NDArray[np.int64]:
-        place = {name: code for code, name in enumerate(self.class_names)}
-        if samples is None:
-            labels = []
-        else:
-            labels = samples.required_labels().tolist()
-        return np.fromiter(
-            (place.get(label, -1) for label in labels), np.int64, len(labels)
-        )
+    def _codes(self, samples: Samples) -> NDArray[np.int64]:
+        index = {name: code for code, name in enumerate(self.class_names)}
+        labels = samples.required_labels().tolist()
+        return np.array([index.get(label, -1) for label in labels], dtype=np.int64)
 
     def part(self, part: str) -> Samples:
-        """Return ``"train"``, ``"test"`` or ``"all"``; data without a test part are always whole."""
-        if self.test is None:
+        """Return the part ``"train"``, ``"test"`` or ``"all"``.
+
+        Without a test part, every name stands for all samples.
+        """
+        if self.test is None or part == "train":
             return self.train
-        return {"train": self.train, "test": self.test}.get(part) or concat_samples(
-            [self.train, self.test]
-        )
-
-
-def stratified_split(
-    codes: NDArray[np.int64], names: Sequence[str], test_size: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
-    """Split rows class by class: at least one to each side where there are two.
-
-    Each class is drawn by its name, so that a new class leaves the split of the others
-    as it was.
-
-    Returns
-    -------
-    train_rows, test_rows : ndarray of int
-        Sorted.
-    single : list of str
-        Classes with one sample, which went to training.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.data.items import stratified_split
-    >>> train, test, single = stratified_split(np.array([0, 0, 0, 0, 0, 1]), ["a", "b"], 0.2, seed=1993)
-    >>> len(train), len(test), single
-    (5, 1, ['b'])
-    """
-    in_test = np.zeros(len(codes), dtype=bool)
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes, minlength=len(names)))
-    single = []
-    for name, rows in zip(names, np.split(order, ends[:-1]), strict=True):
-        if len(rows) == 1:
-            single.append(name)
-        if len(rows) >= 2:
-            share = min(max(round(test_size * len(rows)), 1), len(rows) - 1)
-            rng = np.random.default_rng(derive_seed(seed, "data", "split", ascii(name)))
-            in_test[rng.permutation(rows)[:share]] = True
-    if not in_test.any():
-        raise LabelError(
-            "No test set can be drawn: every class has one sample only. Add samples or bring a test set."
-        )
-    return np.flatnonzero(~in_test), np.flatnonzero(in_test), single
-
-
-def check_test_classes(train: Iterable[str], test: Iterable[str]) -> None:
-    """Raise :class:`LabelError` unless every class of the test set is in the training set."""
-    unknown = sorted(set(test) - set(train))
-    if not unknown:
-        return
-    alike = {_folded(label): label for label in train}
-    for label in unknown:
-        if _folded(label) in alike:
-            raise LabelError(
-                f"classes must be spelled alike in training and test set, got {alike[_folded(label)]!r} and {label!r}, "
-                "which differ in case or in how accents are stored: rename one"
-            )
-    raise LabelError(
-        f"every class of the test set must be in training, got {listed(unknown)} in the test set only"
-    )
-
-
-def spelled_alike(names: Sequence[str]) -> list[str]:
-    """Return a caution where classes differ only in case, blanks or the form of accents."""
-    seen: dict[str, str] = {}
-    pairs = [
-        f"{other} / {name}"
-        for name in names
-        if (other := seen.setdefault(_folded(name), name)) != name
-    ]
-    if pairs:
-        return [f"classes that differ only in spelling: {listed(pairs)}"]
-    return []
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold().strip()
-
-
-def integers(labels: Sequence[str]) -> Sequence[Label]:
-    """Return labels as integers if all are written as such, so that 10 comes after 9.
-
-    Examples
-    --------
-    >>> from evergrow.data.items import integers
-    >>> integers(["10", "9"]), integers(["10", "nine"]), integers(["007"])
-    ([10, 9], ['10', 'nine'], ['007'])
-    """
-    plain = all(_INTEGER.fullmatch(label) for label in set(labels))
-    if plain:
-        return [int(label) for label in labels]
-    return labels
-
-
-def listed(names: Iterable[str], most: int = 5) -> str:
-    """Return the first few names and how many more there are.
-
-    Examples
-    --------
-    >>> from evergrow.data.items import listed
-    >>> listed(["a", "b", "c"], most=2)
-    "'a', 'b' and 1 more"
-    """
-    every = [repr(name) for name in names]
-    return ", ".join(every[:most]) + (
-        f" and {len(every) - most} more" if len(every) > most else ""
-    )
-
-
-# -- file names ------------------------------------------------------------------------
-
-IMAGE_SUFFIXES = frozenset(
-    {
-        ".jpg",
-        ".jpeg",
-        ".jfif",
-        ".png",
-        ".bmp",
-        ".gif",
-        ".webp",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-    }
-)
-"""Endings of images that are read without any plugin."""
-
-_PLUGINS = {
-    "heic": ("HEIC", "pillow_heif", (".heic", ".heif", ".hif")),
-    "raw": (
-        "camera RAW",
-        "rawpy",
-        (
-            ".dng",
-            ".cr2",
-            ".cr3",
-            ".nef",
-            ".arw",
-            ".orf",
-            ".rw2",
-            ".raf",
-            ".pef",
-            ".srw",
-        ),
-    ),
-}
-_UNREAD = (".avif", ".jxl", ".jp2", ".svg", ".psd")
-
-
-@cache
-def has_plugin(extra: str) -> bool:
-    """Return whether the plugin that an extra of evergrow brings is installed; nothing is imported."""
-    return importlib.util.find_spec(_PLUGINS[extra][1]) is not None
-
-
-def plugin_of(name: str) -> str | None:
-    """Return the extra whose plugin reads an image file; None for other files."""
-    suffix = os.path.splitext(name)[1].lower()
-    return next(
-        (extra for extra, (_, _, suffixes) in _PLUGINS.items() if suffix in suffixes),
-        None,
-    )
-
-
-def unread_format(name: str) -> tuple[str, str] | None:
-    """Return the format of an image file that is not read here, and what helps; None for other files.
-
-    Examples
-    --------
-    >>> from evergrow.data.items import unread_format
-    >>> unread_format("drawing.PSD")[1], unread_format("a.jpg")
-    ('save them as JPEG or PNG', None)
-    """
-    extra = plugin_of(name)
-    if extra is not None and not has_plugin(extra):
-        return _PLUGINS[extra][0], f"pip install 'evergrow[{extra}]' reads them"
-    unread = name.lower().endswith(_UNREAD)
-    if unread:
-        return ("AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG")
-    return None
-
-
-def is_image(name: str) -> bool:
-    """Return whether a file name has the ending of an image that can be read here.
-
-    Examples
-    --------
-    >>> from evergrow.data.items import is_image
-    >>> is_image("a.JPEG"), is_image("labels.txt"), is_image("drawing.psd")
-    (True, False, False)
-    """
-    extra = plugin_of(name)
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or (
-        extra is not None and has_plugin(extra)
-    )
+        if part == "test":
+            return self.test
+        return concat_samples([self.train, self.test])

@@ -16,17 +16,13 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ImageError, InputError
+from evergrow.core.escaping import quote_names
 from evergrow.data.archives import wrap_format_errors
-from evergrow.data.items import Images, Samples, Texts, check_widths, listed
+from evergrow.data.class_labels import class_labels
+from evergrow.data.feature_blocks import as_features, check_widths
+from evergrow.data.items import Images, Samples, Texts
 from evergrow.data.readers import has_files, register_reader
-from evergrow.data.shards import (
-    Shard,
-    Source,
-    as_features,
-    class_labels,
-    spans,
-    where_of,
-)
+from evergrow.data.shards import Shard, Source, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns
 
@@ -162,13 +158,13 @@ class ParquetSource(Source):
     suffixes = (".parquet",)
 
     def _open_file(self, name: str) -> _Table:
-        title = self.tree.place(name)
+        title = self.tree.display_name(name)
         with wrap_format_errors(title, f"{self.format.capitalize()} file"):
             file = self._file(name)
             schema = file.schema_arrow
             if len(set(schema.names)) != len(schema.names):
                 raise FileFormatError(
-                    f"{title} must have every column once, got {listed(schema.names, most=8)}"
+                    f"{title} must have every column once, got {quote_names(schema.names, most=8)}"
                 )
             contents = {
                 column: _contents(schema.field(column).type) for column in schema.names
@@ -264,7 +260,7 @@ class ParquetSource(Source):
     def _shape(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Return the length of feature vectors, and the widths of their blocks as the file states them."""
         table = self._open(name)
-        title = self.tree.place(name)
+        title = self.tree.display_name(name)
         if table.kind != "features":
             return 0, ()
         schema = table.file.schema_arrow
@@ -312,7 +308,7 @@ class ParquetSource(Source):
         import pyarrow as pa
 
         first, last, skip, rows = where
-        title = self.tree.place(name)
+        title = self.tree.display_name(name)
         table = self._open(name)
         if not first < last <= len(table.groups):
             raise FileFormatError(
@@ -352,7 +348,7 @@ class ParquetSource(Source):
         name, first, last, skip, row = where_of(
             shard, file=str, first=int, last=int, skip=int, row=int
         )
-        title = self.tree.place(name)
+        title = self.tree.display_name(name)
         table = self._open(name)
         wanted = [
             column
@@ -472,7 +468,7 @@ class ArrowSource(ParquetSource):
         }
         if any(name.endswith("indices.arrow") for name in found):
             raise FileFormatError(
-                f"{self.tree.place()} must be saved without indices: run flatten_indices() before"
+                f"{self.tree.display_name()} must be saved without indices: run flatten_indices() before"
             )
         return found
 

@@ -1,7 +1,7 @@
-"""How data are read: the options, and the registry of readers.
+"""Options for reading data, and the registry of readers.
 
-A reader registers itself where it is written. Adding one touches its own module and the
-import of it in ``evergrow.data``; a package of someone else's only has to be imported.
+A reader registers itself in its own module. A new reader touches its module and the
+imports of ``evergrow.data``; a reader of another package only has to be imported.
 """
 
 from __future__ import annotations
@@ -27,43 +27,38 @@ ReadT = TypeVar("ReadT", bound="Callable[..., Dataset | Source]")
 PARTS = ("train", "test", "all")
 TRAIN_WORDS = ("train", "training")
 TEST_WORDS = ("test", "testing", "val", "valid", "validation")
-_TELLING = (
-    "data",
-    "splits",
-    *TRAIN_WORDS,
-    *TEST_WORDS,
-)  # folders whose files tell how a data set is laid out
+_DATA_FOLDERS = ("data", "splits", *TRAIN_WORDS, *TEST_WORDS)
+"""Folders whose files show the layout of a data set."""
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Settings of reading data.
+    """Options for reading data.
 
     Parameters
     ----------
     layout : str
-        Name of the reader, one of :func:`evergrow.data.list_readers`; ``"auto"`` finds
-        out.
+        Name of the reader, one of :func:`evergrow.data.list_readers`. ``"auto"``
+        detects it.
     part : {"train", "test", "all"}
-        Which part is read where data have two and only one is wanted.
+        Part to read if the data has a training and a test part.
     labelled : bool
-        Whether labels are wanted; without them all images below a folder count, however
-        it is laid out.
+        Whether labels are required. Without them, all images below a folder are read,
+        whatever its layout.
     kind : {"", "image", "text"}
-        What the samples must be, where a table could give both.
+        Kind of samples to read from a table that has both.
     text_column, image_column, label_column : str
-        Columns of tables, and of Hugging Face data sets; empty ones are found by their
-        usual names: ``text``, ``path``, ``image``, ``file`` or ``filename``, ``label``.
-        Labels of tars are the field of that name in their ``.json``, or their files of
-        that ending if it begins with a dot.
+        Columns of tables and of Hugging Face data sets. If empty, columns are found by
+        their usual names: ``text``, ``path``, ``image``, ``file`` or ``filename``,
+        ``label``. For tars, ``label_column`` is the field of the ``.json`` files, or
+        the suffix of the label files if it begins with a dot.
     root : path-like, optional
-        Folder that names are looked for in, and that the paths of a table are relative
-        to.
+        Folder in which names are looked up, and to which paths in a table are relative.
     test_size : float
-        Share of each class that becomes the test part where one is drawn, see
+        Fraction of each class that is drawn as a test part if there is none, see
         :func:`evergrow.data.load_data`; 0 draws none.
     seed : int
-        Seed of that draw.
+        Seed of this draw.
 
     Examples
     --------
@@ -94,19 +89,21 @@ class DataOptions:
         check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
         if isinstance(self.root, os.PathLike):
             object.__setattr__(self, "root", os.fspath(self.root))
-        for name in ("kind", "text_column", "image_column", "label_column", "root"):
-            if not isinstance(getattr(self, name), str) and (name, self.root) != (
-                "root",
-                None,
-            ):
-                raise ParameterError(
-                    f"{name} must be a string, got {getattr(self, name)!r}"
-                )
+        texts = {
+            "kind": self.kind,
+            "text_column": self.text_column,
+            "image_column": self.image_column,
+            "label_column": self.label_column,
+            "root": "" if self.root is None else self.root,
+        }
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise ParameterError(f"{name} must be a string, got {value!r}")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A way of reading data; see :func:`register_reader`."""
+    """A registered reader; see :func:`register_reader`."""
 
     name: str
     read: Read
@@ -121,29 +118,29 @@ class Reader:
 
 READERS: Registry[Reader] = Registry("reader of data")
 DEFAULTS = DataOptions()
-"""How data are read where nobody says otherwise."""
+"""The default options."""
 
 
 def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
-    """Return a decorator that registers a reader of files or of folders.
+    """Return a decorator that registers a reader of files or folders.
 
-    The reader takes a tree of files, the name of a file in it (empty for the folder
-    itself) and the options, and returns a :class:`~evergrow.data.Dataset`, or a source
-    that is read by shards.
+    The reader takes a :class:`~evergrow.data.storage.Tree` of files, the name of a file
+    in it (empty for the folder itself) and the options. It returns a
+    :class:`~evergrow.data.Dataset`, or a source that is read by shards.
 
     Parameters
     ----------
     name : str
-        What ``DataOptions(layout=...)`` and ``evergrow data --layout`` call it.
+        Name for ``DataOptions(layout=...)`` and ``evergrow data --layout``.
     suffixes : tuple of str
-        Endings of files that it reads, in lower case.
+        Suffixes of the files that it reads, in lower case.
     fits : callable, optional
-        Tells from a :class:`~evergrow.data.storage.Tree` whether it reads that folder;
-        must be quick.
+        Function of a :class:`~evergrow.data.storage.Tree` that returns whether the
+        reader reads this folder. It must be fast.
     rank : int
-        Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of
-        telling names) to 100 (one folder per class, which fits any folder), so that
-        others come first unless they ask for more.
+        Readers of folders are tried in ascending rank, 0 by default. The
+        built-in ranks range from 10 (files with special names) to 100 (one folder per
+        class, which fits any folder).
 
     Examples
     --------
@@ -167,7 +164,10 @@ def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
 
 
 def list_readers() -> list[str]:
-    """Return the names of all readers, those of folders last and in the order in which they are tried.
+    """Return the names of all readers.
+
+    Readers of files come first, then readers of folders in the order in which they are
+    tried.
 
     Examples
     --------
@@ -175,56 +175,62 @@ def list_readers() -> list[str]:
     >>> list_readers()[-2:]
     ['train-test', 'class-folders']
     """
-    return [
-        reader.name
-        for reader in sorted(
-            READERS.values(), key=lambda each: (each.fits is not None, each.rank)
-        )
-    ]
+    readers = sorted(
+        READERS.values(), key=lambda reader: (reader.fits is not None, reader.rank)
+    )
+    return [reader.name for reader in readers]
 
 
 def reader_of_file(name: str) -> str | None:
-    """Return the reader of a file by its ending, or None where it is no data file."""
-    lower = name.lower()  # some endings have two dots, such as .tar.gz
-    return next(
-        (
-            each.name
-            for each in READERS.values()
-            if each.suffixes and lower.endswith(each.suffixes)
-        ),
-        None,
-    )
+    """Return the reader of a file by its suffix, or None if it is not a data file."""
+    lower = name.lower()  # a suffix can have two dots, such as .tar.gz
+    for reader in READERS.values():
+        if reader.suffixes and lower.endswith(reader.suffixes):
+            return reader.name
+    return None
 
 
 def file_suffixes() -> tuple[str, ...]:
-    """Return the endings of all data files."""
+    """Return the suffixes of all data files."""
     return tuple(suffix for reader in READERS.values() for suffix in reader.suffixes)
 
 
 def reader_of_folder(tree: Tree) -> str:
-    """Return the first reader that fits a folder; one folder per class fits any."""
-    readers = sorted(READERS.values(), key=lambda each: each.rank)
+    """Return the first reader that fits a folder; the last one fits any folder."""
+    readers = sorted(READERS.values(), key=lambda reader: reader.rank)
     return next(reader.name for reader in readers if reader.reads(tree))
 
 
 def has_files(tree: Tree, suffixes: str | tuple[str, ...]) -> bool:
-    """Return whether files end so: in a folder, in ``data``, ``splits`` and parts in it, or in its only folder."""
+    """Return whether a folder holds files with these suffixes.
+
+    Also searched are its only subfolder, or its subfolders ``data``, ``splits``,
+    ``train``, ``test`` and the like.
+    """
     folders = tree.folders()
     if len(folders) == 1:
-        inner = folders.values()
+        inner = list(folders.values())
     else:
-        inner = [folders[name] for name in _TELLING if name in folders]
+        inner = [folders[name] for name in _DATA_FOLDERS if name in folders]
     return any(
         name.lower().endswith(suffixes)
-        for place in ("", *inner)
-        for name in tree.files(place)
+        for folder in ("", *inner)
+        for name in tree.files(folder)
     )
 
 
 def read_folder(layout: str, tree: Tree, options: DataOptions) -> Dataset | Source:
-    """Return what the reader of a layout reads from a folder; :class:`InputError` where it is no such folder."""
-    if not READERS[layout].reads(tree):
+    """Read a folder with the reader of a layout.
+
+    Raises
+    ------
+    InputError
+        If the folder has another layout.
+    """
+    reader = READERS[layout]
+    if not reader.reads(tree):
         raise InputError(
-            f"{tree.place()} must be a folder of the layout {layout!r}, got another"
+            f"{tree.display_name()} must be a folder of the layout {layout!r}, "
+            "got another"
         )
-    return READERS[layout].read(tree, "", options)
+    return reader.read(tree, "", options)

@@ -30,16 +30,9 @@ from evergrow.core.errors import (
 )
 from evergrow.core.record import from_values, to_values
 from evergrow.core.validation import check_choice, check_number
+from evergrow.data.class_labels import integers
 from evergrow.data.folders import images_below, is_hidden, unwrapped
-from evergrow.data.items import (
-    Dataset,
-    Images,
-    Samples,
-    Stored,
-    Texts,
-    concat_samples,
-    integers,
-)
+from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples
 from evergrow.data.readers import (
     DEFAULTS,
     READERS,
@@ -168,7 +161,7 @@ class Source(ABC):
         if not wanted:
             like = pattern or " or ".join(f"*{suffix}" for suffix in self.suffixes)
             raise DatasetNotFoundError(
-                f"{tree.place()} must hold files like {like}, got none"
+                f"{tree.display_name()} must hold files like {like}, got none"
             )
         return {name: listing[name] for name in wanted}
 
@@ -210,7 +203,7 @@ class Source(ABC):
             test = self._of_part("test").samples()
         if train.labels is None:
             raise InputError(
-                f"{self.tree.place(self.pattern)} must have labels; name their column by label_column"
+                f"{self.tree.display_name(self.pattern)} must have labels; name their column by label_column"
             )
         present = set(train.labels.tolist())
         names = [name for name in self.classes.values() if name in present]
@@ -269,7 +262,7 @@ class Source(ABC):
         for number, part in enumerate(self._parts(rows, size, unreadable)):
             yield replace(part, number=number)
         if number < 0:
-            none = f"{self.tree.place(self.pattern)} must hold at least one sample, got none"
+            none = f"{self.tree.display_name(self.pattern)} must hold at least one sample, got none"
             raise InputError(next(iter((unreadable or {}).values()), none))
 
     def _parts(
@@ -290,7 +283,7 @@ class Source(ABC):
             )  # each of a storage is slow
             for name, parts in zip(self.files, found, strict=True):
                 if isinstance(parts, tuple):
-                    first = check_alike(self.tree, first, name, parts[0])
+                    first = check_same_form(self.tree, first, name, parts[0])
                     yield from parts[1]
                 elif unreadable is None:
                     raise parts
@@ -395,7 +388,7 @@ class ListedSource(Source):
             found = read_folder(self.format, unwrapped(tree), self.options)
         if not isinstance(found, Dataset):
             raise InputError(
-                f"{tree.place(self.pattern)} must be labelled images or texts, got another form of data"
+                f"{tree.display_name(self.pattern)} must be labelled images or texts, got another form of data"
             )
         return found
 
@@ -452,7 +445,7 @@ class ListedSource(Source):
             if size > LARGEST_IMAGE:
                 most = f"{LARGEST_IMAGE // 2**20} MiB"
                 raise FileFormatError(
-                    f"{self.tree.place(name)} must be an image of at most {most}, got {size} bytes"
+                    f"{self.tree.display_name(name)} must be an image of at most {most}, got {size} bytes"
                 )
         return sizes
 
@@ -489,19 +482,16 @@ class ListedSource(Source):
         if "files" not in shard.where:
             start, stop = where_of(shard, start=int, stop=int)
             if stop > len(self._samples) or stop - start != shard.rows:
-                title = self.tree.place(self.pattern)
+                title = self.tree.display_name(self.pattern)
                 raise FileFormatError(
                     f"{title} must hold {stop} samples, as when shards were made"
                 )
             found = self._samples.take(np.arange(start, stop))
-            if found.kind == "text":
-                rows = range(start, stop)
-            else:
-                rows = ()
-            return replace(
-                found,
-                row_names=tuple(f"{self.pattern or 'row'}[{row}]" for row in rows),
-            )
+            if found.kind != "text":
+                return replace(found, row_names=())
+            title = self.pattern or "row"
+            row_names = tuple(f"{title}[{row}]" for row in range(start, stop))
+            return replace(found, row_names=row_names)
         where = from_values(_Files, shard.where, f"shard {shard.number}")
         names = where.files
         sizes = where.sizes
@@ -641,7 +631,7 @@ def check_finite(values: NDArray[Any], title: str, start: int = 0) -> None:
             )
 
 
-def check_alike(
+def check_same_form(
     tree: Tree, first: tuple[str, Any] | None, name: str, form: Any
 ) -> tuple[str, Any]:
     """Return the first file and its form; raise :class:`FileFormatError` where a later file has another."""
@@ -655,7 +645,7 @@ def check_alike(
         said = ", ".join(
             f"{key} {was!r} in {known} and {now!r} in {name}" for key, was, now in pairs
         )
-        raise FileFormatError(f"{tree.place()}: files must be alike, got {said}")
+        raise FileFormatError(f"{tree.display_name()}: files must be alike, got {said}")
     return known, expected
 
 

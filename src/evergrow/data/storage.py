@@ -1,7 +1,8 @@
-"""Files on disk, in buckets and on the Hub, by fsspec: trees of files by names relative to a root.
+"""Trees of files on disk, in archives, in buckets and on the Hub.
 
-Keys and other settings of a storage are fsspec's own: in its configuration, in
-``FSSPEC_...`` or in what its drivers take from the environment. An address holds none.
+Remote files are read with fsspec. Keys and other settings of a storage belong in the
+configuration of fsspec, in ``FSSPEC_...`` or in the environment variables of its
+drivers. An address must not hold them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
     from evergrow.data.archives import DataArchive
 
 RATIO = 100
+"""Compressed data may unpack to this many times its size plus :data:`ROOM` bytes."""
+
 ROOM = 64 * 2**20
-"""Packed data of strangers may unpack to so many times their size, and so many bytes; real data do not come near."""
 
 LARGEST_IMAGE = 256 * 2**20
-"""Bytes that one image file in a shard may have."""
+"""Largest size of an image file in a shard, in bytes."""
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
@@ -46,7 +48,7 @@ EntryKind = Literal["folder", "file", "broken"]
 
 
 def is_remote(address: str) -> bool:
-    """Return whether an address is of a bucket, a hub or the like; ``file://`` and plain paths are not.
+    """Return whether an address is remote; ``file://`` and plain paths are not.
 
     Examples
     --------
@@ -58,14 +60,16 @@ def is_remote(address: str) -> bool:
 
 
 class Tree:
-    """Files and folders by names relative to a root, with forward slashes; the empty name is the root itself.
+    """Files and folders below a root.
+
+    Names are relative to the root, with forward slashes; "" is the root itself.
 
     Parameters
     ----------
     address : str or path-like
-        The root: a path, or an address that fsspec knows.
+        The root: a path, or an address of fsspec.
     archive : DataArchive, optional
-        An archive that holds the files, whose address the root is.
+        An archive that holds the files; then the root is its address.
 
     Examples
     --------
@@ -89,15 +93,11 @@ class Tree:
         elif self.remote:
             check_address(text)
             plain = text.rstrip("/")
-            if plain.endswith(":"):
-                self.address = f"{plain}//"
-            else:
-                self.address = plain
-            self._connection()  # so that a scheme that nobody knows is said at once
+            self.address = f"{plain}//" if plain.endswith(":") else plain
+            self._connection()  # raises for an unknown scheme
         else:
-            self.address = os.path.abspath(
-                text.removeprefix("file://")
-            )  # workers may run in another folder
+            # Workers can run in another folder, so the path must be absolute.
+            self.address = os.path.abspath(text.removeprefix("file://"))
 
     @property
     def on_disk(self) -> bool:
@@ -109,44 +109,47 @@ class Tree:
         """The folder on disk."""
         return Path(self.address, self.base)
 
-    def place(self, name: str = "") -> str:
-        """Return the address of a file or folder, for messages."""
-        if name:
-            inside = posixpath.join(self.base, name)
-        else:
-            inside = self.base
+    def display_name(self, name: str = "") -> str:
+        """Return the path or address of a file or folder for messages."""
+        full = posixpath.join(self.base, name) if name else self.base
         if self.on_disk:
-            return printable(str(Path(self.address, inside)))
-        return printable(
-            f"{self.address.rstrip('/')}/{inside}" if inside else self.address
-        )
+            return printable(str(Path(self.address, full)))
+        if not full:
+            return printable(self.address)
+        return printable(f"{self.address.rstrip('/')}/{full}")
 
     def _full(self, name: str) -> str:
+        """Return a name relative to the address instead of the root."""
         full = posixpath.normpath(posixpath.join(self.base, name))
         return "" if full == "." else full
 
     def _connection(self) -> tuple[Any, str]:
-        """Return the file system, of which fsspec keeps one in every process, and the path of the root in it."""
+        """Return the fsspec file system, and the path of the address in it.
+
+        fsspec caches one file system per process.
+        """
         try:
             import fsspec.core  # type: ignore[import-untyped]
 
             system, root = fsspec.core.url_to_fs(self.address)
         except ImportError as error:
             scheme = self.address.partition("://")[0].lower()
-            extra = ""
+            install = ""
             if scheme in _EXTRAS:
-                extra = f" (pip install 'evergrow[{_EXTRAS[scheme]}]')"
+                install = f" (pip install 'evergrow[{_EXTRAS[scheme]}]')"
             raise MissingExtraError(
-                f"reading {self.address} must have a driver installed, but: {one_line(str(error))}{extra}"
+                f"reading {self.address} must have a driver installed, but: "
+                f"{one_line(str(error))}{install}"
             ) from error
         except (ValueError, TypeError) as error:
             raise ParameterError(
-                f"an address must be one that fsspec knows, got {self.address}: {_said(error)}"
+                f"an address must be one that fsspec knows, got {self.address}: "
+                f"{_reason(error)}"
             ) from error
         return system, str(root).rstrip("/")
 
-    def _at(self, name: str) -> tuple[Any, str]:
-        """Return the file system of a storage, and the path of a file or folder in it."""
+    def _remote_path(self, name: str) -> tuple[Any, str]:
+        """Return the fsspec file system, and the path of a file or folder in it."""
         system, root = self._connection()
         full = self._full(name)
         return system, f"{root}/{full}" if full else root
@@ -157,100 +160,96 @@ class Tree:
         inner.base = self._full(folder)
         return inner
 
-    # -- what is there -----------------------------------------------------------------
+    # -- listing -----------------------------------------------------------------------
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """All files below the address in a bucket or an archive, with their sizes; a storage is asked once."""
+        """Sizes of all files below a remote address or in an archive; listed once."""
         if self.archive is not None:
             return self.archive.sizes
         outer = copy.copy(self)
         outer.base = ""
         found = outer.listing()
         if not found:
-            raise DatasetNotFoundError(f"{self.place()} must hold files, got none")
+            raise DatasetNotFoundError(
+                f"{self.display_name()} must hold files, got none"
+            )
         return found
 
     def listing(self, *, deep: bool = True) -> dict[str, int]:
-        """Return names and sizes of the files in the root, or, if deep, of all below it, sorted by name.
+        """Return names and sizes of files, sorted by name.
 
-        Links to folders are not followed.
+        These are the files in the root, or with ``deep`` all files below it. Links to
+        folders are not followed.
         """
-        found: dict[str, int] = {}
         with self._reaching(""):
-            if self.remote:
-                system, path = self._at("")
-                system.invalidate_cache()
-                for entry in (
-                    system.find(path, detail=True).values()
-                    if deep
-                    else system.ls(path, detail=True)
-                ):
-                    name = str(entry["name"]).removeprefix(path).lstrip("/")
-                    plain = name and all(
-                        part not in ("", ".", "..") for part in name.split("/")
-                    )
-                    if (
-                        entry.get("type") == "file" and plain
-                    ):  # a key may stand for a folder
-                        found[name] = int(entry.get("size") or 0)
-                return dict(sorted(found.items()))
-            pending = [""]
-            while pending:
-                folder = pending.pop()
-                for name, kind in self.entries(folder):
-                    path = posixpath.join(folder, name)
-                    if kind == "file":
-                        found[path] = os.stat(self.root / path).st_size
-                    elif (
-                        deep
-                        and kind == "folder"
-                        and not os.path.islink(self.root / path)
-                    ):
-                        pending.append(path)
+            found = self._remote_listing(deep) if self.remote else self._listing(deep)
         return dict(sorted(found.items()))
+
+    def _remote_listing(self, deep: bool) -> dict[str, int]:
+        system, path = self._remote_path("")
+        system.invalidate_cache()
+        if deep:
+            entries = system.find(path, detail=True).values()
+        else:
+            entries = system.ls(path, detail=True)
+        found: dict[str, int] = {}
+        for entry in entries:
+            name = str(entry["name"]).removeprefix(path).lstrip("/")
+            is_plain = all(step not in ("", ".", "..") for step in name.split("/"))
+            # An entry of another type is a key that stands for a folder.
+            if entry.get("type") == "file" and is_plain:
+                found[name] = int(entry.get("size") or 0)
+        return found
+
+    def _listing(self, deep: bool) -> dict[str, int]:
+        found: dict[str, int] = {}
+        pending = [""]
+        while pending:
+            folder = pending.pop()
+            for name, kind in self.entries(folder):
+                path = posixpath.join(folder, name)
+                if kind == "file":
+                    found[path] = os.stat(self.root / path).st_size
+                elif deep and kind == "folder" and not os.path.islink(self.root / path):
+                    pending.append(path)
+        return found
 
     @cached_property
     def _children(self) -> dict[str, dict[str, EntryKind]]:
-        """What every folder of a bucket or an archive holds; the empty name is the root."""
+        """Entries of every folder of a storage or an archive, with their kind."""
         folders: dict[str, dict[str, EntryKind]] = {"": {}}
         for full in self.sizes:
-            parent = full
-            kind = "file"
-            while parent:
-                parent, name = posixpath.split(parent)
-                if (
-                    folders.setdefault(parent, {}).setdefault(
-                        name, cast(EntryKind, kind)
-                    )
-                    != kind
-                ):
+            path = full
+            kind: EntryKind = "file"
+            while path:
+                parent, name = posixpath.split(path)
+                entries = folders.setdefault(parent, {})
+                if entries.setdefault(name, kind) != kind:
                     raise FileFormatError(
-                        f"{self.address} must hold a file or a folder, got both: {full!r}"
+                        f"{self.address} must hold a file or a folder, got both: "
+                        f"{full!r}"
                     )
+                path = parent
                 kind = "folder"
         return folders
 
     def entries(self, folder: str = "") -> Iterator[tuple[str, EntryKind]]:
-        """Yield the names in a folder, and what each is; links on disk are followed."""
+        """Yield name and kind of the entries of a folder; links on disk are followed."""
         if not self.on_disk:
             yield from self._children.get(self._full(folder), {}).items()
             return
         with self._reaching(folder), os.scandir(self.root / folder) as entries:
             for entry in entries:
-                if entry.is_symlink():  # which may lead to itself
-                    is_folder = os.path.isdir(entry.path)
-                    is_file = os.path.isfile(entry.path)
-                else:  # without asking for the status
-                    is_folder = entry.is_dir()
-                    is_file = entry.is_file()
-                yield (
-                    entry.name,
-                    "folder" if is_folder else "file" if is_file else "broken",
-                )
+                if _is_folder(entry):
+                    yield entry.name, "folder"
+                elif _is_file(entry):
+                    yield entry.name, "file"
+                else:
+                    yield entry.name, "broken"
 
     def files(self, folder: str = "") -> list[str]:
-        """Return the names of the files in a folder, sorted; hidden ones are left out."""
+        """Return the sorted names of the files in a folder, without hidden ones."""
         found = [
             name
             for name, kind in self.entries(folder)
@@ -259,7 +258,7 @@ class Tree:
         return sorted(posixpath.join(folder, name) for name in found)
 
     def folders(self, folder: str = "") -> dict[str, str]:
-        """Return the names of the folders in a folder by their lower case."""
+        """Return the names of the folders in a folder, by their lower case."""
         return {
             name.lower(): name
             for name, kind in self.entries(folder)
@@ -267,12 +266,12 @@ class Tree:
         }
 
     def is_file(self, name: str) -> bool:
-        """Return whether there is a file of that name; a storage that was not listed is asked for this one."""
+        """Return whether a file exists; a remote storage is queried unless listed."""
         if self.on_disk:
             return os.path.isfile(self.root / name)
         if self.archive is not None or "sizes" in self.__dict__:
             return self._full(name) in self.sizes
-        system, path = self._at(name)
+        system, path = self._remote_path(name)
         with self._reaching(name):
             system.invalidate_cache()
             return bool(system.isfile(path))
@@ -280,24 +279,25 @@ class Tree:
     # -- reading -----------------------------------------------------------------------
 
     def size(self, name: str) -> int:
-        """Return the bytes of a file."""
+        """Return the size of a file in bytes."""
         if self.archive is not None or "sizes" in self.__dict__:
             return self.sizes[self._full(name)]
         with self._reaching(name):
             if not self.remote:
                 return os.stat(self.root / name).st_size
-            system, path = self._at(name)
+            system, path = self._remote_path(name)
             about = system.info(path)
             if about.get("type") != "file":
                 raise FileNotFoundError(name)
             return int(about.get("size") or 0)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return a file, or a range of its bytes as far as it goes; nothing else of it is read."""
+        """Return the bytes of a file from ``start`` to ``stop``; only these are read."""
         if self.archive is not None:
             if not self.is_file(name):
                 raise DatasetNotFoundError(
-                    f"{self.address} must hold a file {printable(name)}, but it does not"
+                    f"{self.address} must hold a file {printable(name)}, "
+                    "but it does not"
                 )
             return self.archive.read(self._full(name))[start:stop]
         with self._reaching(name):
@@ -307,98 +307,102 @@ class Tree:
                     if stop is None:
                         return file.read()
                     return file.read(max(stop - start, 0))
-            if stop is None:
-                stop = self.size(name)
-            else:
-                stop = stop
-            system, path = self._at(name)
-            if stop > start:
-                return bytes(system.cat_file(path, start=start, end=stop))
-            return b""
+            end = self.size(name) if stop is None else stop
+            if end <= start:
+                return b""
+            system, path = self._remote_path(name)
+            return bytes(system.cat_file(path, start=start, end=end))
 
     def text(self, name: str) -> str:
-        """Return the text of a file in UTF-8, with or without a byte order mark."""
-        return decoded_text(self.read(name), self.place(name))
+        """Return the text of a UTF-8 file, with or without a byte order mark."""
+        return decoded_text(self.read(name), self.display_name(name))
 
     def open(self, name: str, block: int = 0) -> IO[bytes]:
-        """Return a file to seek in; of a bucket a block is fetched at a time, or without one what is asked for."""
+        """Open a file for reading and seeking.
+
+        Of a remote file, ``block`` bytes are fetched at a time, or exactly the requested
+        bytes if it is 0.
+        """
         with self._reaching(name):
             if not self.remote:
                 return open(self.root / name, "rb")
-            system, path = self._at(name)
+            system, path = self._remote_path(name)
+            cache: dict[str, Any] = {"cache_type": "none"}
             if block:
-                how = {"cache_type": "readahead", "block_size": block}
-            else:
-                how = {"cache_type": "none"}
-            file: IO[bytes] = system.open(path, "rb", **how)
+                cache = {"cache_type": "readahead", "block_size": block}
+            file: IO[bytes] = system.open(path, "rb", **cache)
             return file
 
     def read_all(
         self, names: Sequence[str], sizes: Sequence[int]
     ) -> list[bytes | ImageError]:
-        """Return image files of a bucket, asked for at once, and an error in the place of one that cannot be had."""
+        """Return remote image files, requested in parallel; an error if one fails."""
+        if not names:
+            return []
         system, _ = self._connection()
         with self._reaching(""):
-            paths = [self._at(name)[1] for name in names]
-            if paths:
-                bodies = system.cat_ranges(
-                    paths, [0] * len(paths), list(sizes), on_error="return"
-                )
-            else:
-                bodies = []
-        for row, body in enumerate(bodies):
-            if isinstance(body, BaseException):
-                bodies[row] = ImageError(
-                    f"image must be a readable file, got {names[row]}: {_said(body)}"
-                )
-        return list(bodies)
+            paths = [self._remote_path(name)[1] for name in names]
+            starts = [0] * len(paths)
+            bodies = system.cat_ranges(paths, starts, list(sizes), on_error="return")
+        return [
+            ImageError(f"image must be a readable file, got {name}: {_reason(body)}")
+            if isinstance(body, BaseException)
+            else body
+            for name, body in zip(names, bodies, strict=True)
+        ]
 
     def images(self, names: Sequence[str]) -> Images:
-        """Return images by their names; none is read."""
+        """Return images by their names without reading them."""
         if self.on_disk:
             return Images(tuple(names), root=self.root)
-        if self.archive is None:
-            shown_names = tuple(names)
-        else:
-            shown_names = tuple(self._full(name) for name in names)
-        return Images(
-            tuple(Stored(self.archive or self, name) for name in shown_names),
-            shown_names,
-        )
+        store = self.archive or self
+        keys = tuple(names)
+        if self.archive is not None:
+            keys = tuple(self._full(name) for name in names)
+        return Images(tuple(Stored(store, key) for key in keys), keys)
 
     def mark(self, name: str, *, times: bool) -> str:
-        """Return what tells a file of a bucket from others."""
+        """Return name and size of a remote file, which identify it."""
         return f"{name}\0{self.sizes.get(self._full(name), 0)}"
 
     @contextmanager
     def _reaching(self, name: str) -> Iterator[None]:
-        """Turn what drivers raise into one line with the address."""
+        """Convert errors of drivers to one line with the address."""
         try:
             yield
         except (EvergrowError, MemoryError):
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DatasetNotFoundError(
-                f"{self.place(name)} must exist, but there is no such file or folder"
+                f"{self.display_name(name)} must exist, but there is no such file or "
+                "folder"
             ) from error
-        except Exception as error:  # every driver has errors of its own, and all mean that nothing could be had
-            said = f"{self.place(name)} must be within reach, but: {_said(error)}"
+        except Exception as error:  # every driver has its own exception types
+            message = (
+                f"{self.display_name(name)} must be within reach, but: {_reason(error)}"
+            )
             if not self.remote and isinstance(error, OSError):
-                raise DatasetNotFoundError(said) from error
-            refused = isinstance(error, PermissionError)
-            raise EngineError(
-                f"{said}; credentials are taken from the environment"
-                if refused
-                else said
-            ) from error
+                raise DatasetNotFoundError(message) from error
+            if isinstance(error, PermissionError):
+                message += "; credentials are taken from the environment"
+            raise EngineError(message) from error
 
 
-def _said(error: BaseException) -> str:
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    # os.path.isdir returns False for a link to itself, and DirEntry.is_dir raises.
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
+
+
+def _reason(error: BaseException) -> str:
     return one_line(str(error)) or type(error).__name__
 
 
 def decoded_text(body: bytes, title: str) -> str:
-    """Return bytes in UTF-8, with or without a byte order mark, as text, or say which line is not."""
+    """Decode UTF-8, with or without a byte order mark; an error names the line."""
     try:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -412,12 +416,12 @@ def decoded_text(body: bytes, title: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Raise :class:`ParameterError` for an address with a secret in it; the message does not repeat it."""
+    """Raise :class:`ParameterError` for an address with a secret, without repeating it."""
     if is_remote(address) and _PASSWORD.search(address):
         raise ParameterError(
-            "an address must hold no password, which belongs into the environment, got one that does"
+            "an address must not hold a password, which belongs in the environment"
         )
     if address.lower().startswith(("http://", "https://")) and "?" in address:
         raise ParameterError(
-            "an address must hold no query, which may be a signature, got one that does"
+            "an address must not hold a query, which can be a signature"
         )

@@ -1,4 +1,8 @@
-"""Files that list samples: tables (CSV, TSV, JSON lines) of texts or images, metadata of images, lines of texts."""
+"""Files that list samples: tables of texts or images, and lists of texts.
+
+Tables are CSV, TSV or JSON lines, the metadata of a Hugging Face image folder, or an
+export of Label Studio. Every line of a ``.txt`` file is a text.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,18 @@ import json
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import numpy as np
+
 from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
+from evergrow.core.escaping import quote_names
+from evergrow.data.class_labels import integers
 from evergrow.data.folders import has_train_test, is_hidden, partner_name, training_file
-from evergrow.data.items import Dataset, Items, Texts, integers, listed
+from evergrow.data.items import Dataset, Images, Items, Samples, Texts
 from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, register_reader
 from evergrow.data.storage import Tree
 
@@ -23,14 +31,28 @@ FILE_COLUMN = "file_name"
 SPLIT_COLUMN = "split"
 NAME_COLUMNS = ("name", FILE_COLUMN)
 LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
-_IMAGES = ("path", "image", "file", "filename")
+_IMAGE_COLUMNS = ("path", "image", "file", "filename")
+
+
+class _Candidate(NamedTuple):
+    """A kind of samples, the content of their column, and its usual names."""
+
+    kind: str
+    content: str
+    names: tuple[str, ...]
+
+
 _CANDIDATES = (
-    ("text", "text", ("text", "sentence")),
-    ("image", "image", (*_IMAGES, "img")),
-    ("features", "features", ("feature", "features", "embedding", "embeddings", "X")),
-    ("image", "text", (*_IMAGES, FILE_COLUMN)),
+    _Candidate("text", "text", ("text", "sentence")),
+    _Candidate("image", "image", (*_IMAGE_COLUMNS, "img")),
+    _Candidate(
+        "features",
+        "features",
+        ("feature", "features", "embedding", "embeddings", "X"),
+    ),
+    _Candidate("image", "text", (*_IMAGE_COLUMNS, FILE_COLUMN)),
 )
-"""Kind of the samples, content of the column and its usual names, in the order of the search."""
+"""Columns of samples in the order of the search."""
 
 _SPLITS = {
     **dict.fromkeys(TRAIN_WORDS, "train"),
@@ -47,7 +69,7 @@ Row = tuple[int, dict[str, str]]
 
 
 class Columns(NamedTuple):
-    """What the samples of a table are, and the columns of samples and labels; no label column is an empty name."""
+    """Kind of the samples, and columns of samples and labels; "" without labels."""
 
     kind: str
     sample: str
@@ -57,251 +79,304 @@ class Columns(NamedTuple):
 def choose_columns(
     contents: Mapping[str, str], options: DataOptions, title: str
 ) -> Columns:
-    """Return the columns named by the options, or else by their usual names.
+    """Return the columns given in the options, or those with the usual names.
 
     Parameters
     ----------
     contents : mapping of str to str
-        What each column can hold: ``"text"`` (also names of images), ``"image"``,
-        ``"features"`` or nothing we read.
+        Content of each column: ``"text"`` (also for names of images), ``"image"``,
+        ``"features"``, or an empty string for anything else.
     options : DataOptions
-        Names of columns, and the kind that is wanted.
+        Names of columns, and the kind of samples.
     title : str
         The file, for messages.
 
     Raises
     ------
     FileFormatError
-        If a column is missing or holds something else; the message says which columns
-        there are.
+        If a column is missing or has another content; the message lists the columns.
     """
     for column in (options.text_column, options.image_column, options.label_column):
         if column and column not in contents:
             raise FileFormatError(
-                f"{title} must have a column {column!r}, got {listed(contents, most=8)}"
+                f"{title} must have a column {column!r}, "
+                f"got {quote_names(contents, most=8)}"
             )
-    given = (options.text_column, options.image_column)
-    usual_label = (
-        name for name in LABEL_COLUMNS if name in contents and name not in given
-    )
+    given = {"text": options.text_column, "image": options.image_column}
     label = ""
     if options.labelled:
-        label = options.label_column or next(usual_label, "")
-    for kind, column in zip(("text", "image"), given, strict=True):
+        label = options.label_column
+        for name in LABEL_COLUMNS:
+            if not label and name in contents and name not in given.values():
+                label = name
+    for kind, column in given.items():
         if column and options.kind in ("", kind):
             if contents[column] not in (kind, "text"):
                 raise FileFormatError(
                     f"{title}: column {column!r} must hold {kind}s, got other values"
                 )
             return Columns(kind, column, label)
-    for kind, content, names in _CANDIDATES:
-        right = [
-            name for name, held in contents.items() if held == content and name != label
-        ]
-        usual = [name for name in names if name in right]
-        found = usual or (
-            right
-            if content == "image" or (content == "features" and len(right) == 1)
-            else []
-        )
-        if found and options.kind in ("", kind):
-            return Columns(kind, found[0], label)
-    got = f"{listed(contents, most=8)}; name another by text_column or image_column"
+    for candidate in _CANDIDATES:
+        if options.kind in ("", candidate.kind):
+            sample = _find_column(contents, candidate, label)
+            if sample:
+                return Columns(candidate.kind, sample, label)
     raise FileFormatError(
-        f"{title} must have a column 'text', 'image', 'path' or 'feature', got {got}"
+        f"{title} must have a column 'text', 'image', 'path' or 'feature', got "
+        f"{quote_names(contents, most=8)}; name another by text_column or image_column"
     )
 
 
-# -- samples that a file lists ---------------------------------------------------------
+def _find_column(contents: Mapping[str, str], candidate: _Candidate, label: str) -> str:
+    """Return the column of a candidate by its usual names or its content, or "".
+
+    Image bytes, and vectors in only one column, are found under any name.
+    """
+    matching = [
+        name
+        for name, content in contents.items()
+        if content == candidate.content and name != label
+    ]
+    for name in candidate.names:
+        if name in matching:
+            return name
+    if candidate.content == "image" and matching:
+        return matching[0]
+    if candidate.content == "features" and len(matching) == 1:
+        return matching[0]
+    return ""
 
 
-@dataclass(frozen=True)
-class SampleList:
-    """Texts or names of images that a file lists, their labels, and training or test where the file says it."""
+# -- samples listed in a file ----------------------------------------------------------
+
+
+class ListedPart(NamedTuple):
+    """The training or test part of a data set, as a file lists it.
+
+    Parameters
+    ----------
+    file : str
+        The file.
+    samples : Samples
+        Texts or images with labels. Names of images are as written in the file.
+    """
 
     file: str
-    samples: Sequence[str]
-    labels: Sequence[str]
-    images: bool = True
-    splits: Sequence[str] = field(default=())
-
-    def take(self, split: str) -> SampleList:
-        """Return the samples of one split."""
-        rows = [row for row, own in enumerate(self.splits) if own == split]
-        return replace(
-            self,
-            samples=[self.samples[row] for row in rows],
-            labels=[self.labels[row] for row in rows],
-        )
+    samples: Samples
 
 
-def listed_data(
-    tree: Tree, lists: Sequence[SampleList], options: DataOptions, **about: Any
+def listed_samples(kind: str, values: Sequence[str], labels: Sequence[str]) -> Samples:
+    """Return texts, or images by the names written in a file, with their labels."""
+    items: Items = Texts(tuple(values)) if kind == "text" else Images(tuple(values))
+    return Samples(kind, items, labels=np.array(labels, dtype=np.str_))
+
+
+def listed_dataset(
+    tree: Tree, parts: Sequence[ListedPart], options: DataOptions, **about: Any
 ) -> Dataset:
-    """Return the data set of a training list and, where there is one, a test list.
+    """Return the data set of a training part and an optional test part.
 
     Parameters
     ----------
     tree : Tree
-        Where the lists are.
-    lists : sequence of SampleList
+        Folder of the files.
+    parts : sequence of ListedPart
         One or two.
     options : DataOptions
-        The folder of the images, if it is given.
+        ``root`` is the folder of the images, if given.
     **about
         Names of integer labels, and other fields of the data set.
+
+    Raises
+    ------
+    FileFormatError
+        If one part holds texts and the other one images.
+    InputError
+        If an image is listed twice.
+    DatasetNotFoundError
+        If an image is missing.
     """
-    if len({part.images for part in lists}) > 1:
-        first, second = (tree.place(part.file) for part in lists)
+    if len({part.samples.kind for part in parts}) > 1:
+        first, second = (tree.display_name(part.file) for part in parts)
         raise FileFormatError(
             f"{second} must hold texts or images like {first}, got the other"
         )
-    labels = integers([label for part in lists for label in part.labels])
+    written = [part.samples.required_labels().tolist() for part in parts]
+    labels = integers([label for part in written for label in part])
     items: list[Items] = []
     seen: set[str] = set()
-    for part in lists:
-        if not part.images:
-            items.append(Texts(tuple(part.samples)))
-            continue
-        folder, names = find_images(tree, part.file, part.samples, options)
-        for name in names:
-            full = posixpath.join(folder.base, name)
-            if full in seen:
-                files = dict.fromkeys(posixpath.basename(each.file) for each in lists)
-                raise InputError(
-                    f"images must be named once, got {name!r} twice in {' and '.join(files)}"
-                )
-            seen.add(full)
-        items.append(folder.images(names))
-    n = len(lists[0].samples)
-    if len(lists) == 2:
-        test = (items[1], labels[n:])
-    else:
-        test = (None, ())
-    return Dataset.of(items[0], labels[:n], *test, **about)
+    for part in parts:
+        listed = part.samples.raw_items()
+        if isinstance(listed, Images):
+            folder, names = find_images(tree, part.file, list(listed.values), options)
+            for name in names:
+                path = posixpath.join(folder.base, name)
+                if path in seen:
+                    files = dict.fromkeys(posixpath.basename(p.file) for p in parts)
+                    raise InputError(
+                        f"images must be named once, got {name!r} twice in "
+                        f"{' and '.join(files)}"
+                    )
+                seen.add(path)
+            listed = folder.images(names)
+        items.append(listed)
+    n_train = len(items[0])
+    test = items[1] if len(items) == 2 else None
+    return Dataset.of(items[0], labels[:n_train], test, labels[n_train:], **about)
 
 
 def find_images(
     tree: Tree, file: str, names: Sequence[str], options: DataOptions
 ) -> tuple[Tree, list[str]]:
-    """Return the folder that holds the images of a file, and their names in it.
+    """Return the folder of the images that a file lists, and their names in it.
 
-    Files name their images from the folder that some program was run in
-    (``data/imagenet-r/...``), so ever shorter names are tried: in the folder of the
-    file, the one above it, and the usual ones in both.
+    Files can list images relative to the working directory of some program
+    (``data/imagenet-r/...``). So leading folders are removed from the names until they
+    are found in the folder of the file, the folder above it, or a usual subfolder of
+    these.
 
     Raises
     ------
     DatasetNotFoundError
         If an image is missing.
     """
+    title = tree.display_name(file)
+    tree, folders = _image_folders(tree, file, options)
+    plain = [posixpath.normpath(name.strip().replace("\\", "/")) for name in names]
+    folder_name, n_removed = _locate_images(tree, folders, plain)
+    folder = tree.below(folder_name)
+    shortened = [_without_folders(name, n_removed) for name in plain]
+    missing = [name for name in shortened if not folder.is_file(name)]
+    if missing:
+        searched = quote_names([name or "." for name in folders], most=8)
+        raise DatasetNotFoundError(
+            f"the images of {title} must be there, but {len(missing)} of "
+            f"{len(shortened)} are not: {quote_names(missing)}; looked in {searched} "
+            f"of {tree.display_name()}; name the folder they are in by root"
+        )
+    return folder, shortened
+
+
+def _image_folders(
+    tree: Tree, file: str, options: DataOptions
+) -> tuple[Tree, list[str]]:
+    """Return the folders that can hold the images of a file, and their tree."""
     if tree.remote:
-        tree.sizes  # noqa: B018  # one listing, rather than a question for every image
-    title = tree.place(file)
-    last = posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2]
+        tree.sizes  # noqa: B018  # list once, instead of one request per image
     bases = [""]
     if options.root is not None:
         tree = Tree(options.root)
     else:
-        own = posixpath.dirname(file)
-        if not own and tree.on_disk and tree.root != tree.root.parent:
-            tree, own = Tree(tree.root.parent), tree.root.name
-        bases = [own, posixpath.dirname(own)]
-    places = [
+        folder = posixpath.dirname(file)
+        if not folder and tree.on_disk and tree.root != tree.root.parent:
+            folder = tree.root.name
+            tree = Tree(tree.root.parent)
+        bases = [folder, posixpath.dirname(folder)]
+    stem = posixpath.splitext(posixpath.basename(file))[0]
+    last_word = stem.rpartition("_")[2]
+    folders = [
         posixpath.join(base, inner).rstrip("/")
         for base in bases
-        for inner in ("", "images", "data", last)
+        for inner in ("", "images", "data", last_word)
     ]
-    folders = list(dict.fromkeys(places))
-    plain = [posixpath.normpath(name.strip().replace("\\", "/")) for name in names]
-    found = (
-        (folder, drop)
-        for name in plain[
-            :: max(len(plain) // 5, 1)
-        ]  # the first image may be the one that is missing
-        for drop in range(name.count("/") + 1)
-        for folder in folders
-        if tree.is_file(posixpath.join(folder, _without_folders(name, drop)))
-    )
-    place, drop = next(found, (folders[0], 0))
-    folder = tree.below(place)
-    inside = [_without_folders(name, drop) for name in plain]
-    missing = [name for name in inside if not folder.is_file(name)]
-    if missing:
-        looked = listed([each or "." for each in folders], most=8)
-        raise DatasetNotFoundError(
-            f"the images of {title} must be there, but {len(missing)} of {len(inside)} are not: {listed(missing)}; "
-            f"looked in {looked} of {tree.place()}; name the folder they are in by root"
-        )
-    return folder, inside
+    return tree, list(dict.fromkeys(folders))
 
 
-def _without_folders(name: str, drop: int) -> str:
-    if drop:
-        return "/".join(name.split("/")[drop:]) or name
-    return name
+def _locate_images(
+    tree: Tree, folders: Sequence[str], names: Sequence[str]
+) -> tuple[str, int]:
+    """Return the folder of the images, and how many leading folders names have too many.
+
+    Several names are tried, because the first image can be the missing one.
+    """
+    for name in names[:: max(len(names) // 5, 1)]:
+        for n_removed in range(name.count("/") + 1):
+            shortened = _without_folders(name, n_removed)
+            for folder in folders:
+                if tree.is_file(posixpath.join(folder, shortened)):
+                    return folder, n_removed
+    return folders[0], 0
 
 
-# -- readers ---------------------------------------------------------------------------
+def _without_folders(name: str, n_removed: int) -> str:
+    """Return a path without its first folders."""
+    return "/".join(name.split("/")[n_removed:]) or name
+
+
+# -- the reader ------------------------------------------------------------------------
 
 
 @register_reader(
     "table", suffixes=_SUFFIXES, fits=lambda tree: bool(_tables_of(tree)), rank=45
 )
 def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read a table and, if there is one, the table of test samples that goes with it; lines of a ``.txt`` are texts.
+    """Read a table, and its table of test samples if there is one.
 
-    Of a folder, these are its metadata, its training and test table, or its one table
-    with images beside it.
+    In a folder, these are its metadata, its training and test table, or its only table
+    beside a folder of images.
 
     Raises
     ------
     FileFormatError
-        If a table cannot be understood; the message has the line.
+        If a table is malformed; the message names the line.
     InputError
-        If a text or a label is empty, or an image is named twice.
+        If a text or a label is empty, or an image is listed twice.
     DatasetNotFoundError
-        If an image that a table names is missing.
+        If a listed image is missing.
     """
-    if name:
-        names = [name]
-    else:
-        names = _tables_of(tree)
-    partner = None
+    names = [name] if name else _tables_of(tree)
     if name and options.labelled:
         partner = partner_name(tree, name)
-    names += [partner] if partner else []
-    lists = [_rows(tree, each, options) for each in names]
-    notes = [f"tables: {', '.join(map(posixpath.basename, names))}"]
-    if len(lists) == 1:
-        lists, notes = _split_parts(lists[0], tree.place(names[0]))
-    return listed_data(tree, lists, options, layout="table", notes=tuple(notes))
+        if partner:
+            names.append(partner)
+    tables = [_read_rows(tree, each, options) for each in names]
+    if len(tables) == 1:
+        parts, notes = _split_parts(names[0], *tables[0], tree.display_name(names[0]))
+    else:
+        parts = [
+            ListedPart(file, samples)
+            for file, (samples, _) in zip(names, tables, strict=True)
+        ]
+        notes = [f"tables: {', '.join(map(posixpath.basename, names))}"]
+    return listed_dataset(tree, parts, options, layout="table", notes=tuple(notes))
 
 
-def _split_parts(whole: SampleList, title: str) -> tuple[list[SampleList], list[str]]:
-    """Return the training and the test rows by the split column; without test rows there is one part."""
-    if not whole.splits:
-        return [whole], []
+def _split_parts(
+    file: str, samples: Samples, splits: Sequence[str], title: str
+) -> tuple[list[ListedPart], list[str]]:
+    """Return the training and test parts by the split column, and notes.
+
+    Validation rows are the test part if there are no test rows, and left out otherwise.
+    """
+    if not splits:
+        return [ListedPart(file, samples)], []
+    column = np.array(splits)
     train, test, validation = (
-        whole.take(split) for split in ("train", "test", "validation")
+        np.flatnonzero(column == split) for split in ("train", "test", "validation")
     )
-    if not train.samples:
+    if not len(train):
         raise FileFormatError(
             f"{title} must have rows with {SPLIT_COLUMN} = train, got none"
         )
-    both = test.samples and validation.samples
-    if both:
-        notes = [f"rows for validation left out: {len(validation.samples)}"]
-    else:
-        notes = []
-    return [train, *[part for part in (test, validation) if part.samples][:1]], notes
+    notes = []
+    if len(test) and len(validation):
+        notes.append(f"rows for validation left out: {len(validation)}")
+    parts = [ListedPart(file, samples.take(train))]
+    rows = test if len(test) else validation
+    if len(rows):
+        parts.append(ListedPart(file, samples.take(rows)))
+    return parts, notes
 
 
 def _tables_of(tree: Tree) -> list[str]:
-    """Return the tables of a folder: metadata, a training and a test table, or the only one without class folders."""
-    found = _metadata(tree)
-    if found or has_train_test(tree):
-        return found
+    """Return the tables of a folder.
+
+    These are its metadata, or a training and a test table, or its only table if there
+    is at most one folder beside it.
+    """
+    metadata = _metadata(tree)
+    if metadata or has_train_test(tree):
+        return metadata
     train = training_file(tree, _SUFFIXES)
     if train is not None:
         return [train, partner_name(tree, train) or train]
@@ -310,117 +385,112 @@ def _tables_of(tree: Tree) -> list[str]:
         for name, kind in tree.entries()
         if kind == "folder" and not is_hidden(name)
     ]
+    files = tree.files()
     if folders == ["data"]:
-        inside = tree.files("data")
-    else:
-        inside = []
-    tables = [
-        name
-        for name in (*tree.files(), *inside)
-        if name.lower().endswith(TABLE_SUFFIXES)
-    ]
-    if len(tables) == 1 and len(folders) <= 1:
-        return tables
-    return []
+        files += tree.files("data")
+    tables = [name for name in files if name.lower().endswith(TABLE_SUFFIXES)]
+    return tables if len(tables) == 1 and len(folders) <= 1 else []
 
 
 def _metadata(tree: Tree) -> list[str]:
-    """Return the metadata files of a Hugging Face image folder: one, or one each for training and test."""
+    """Return the metadata files of a Hugging Face image folder.
+
+    That is one file for all images, or one each for training and test.
+    """
     folders = tree.folders()
-    places = [
-        [""],
-        *(
-            [folders[word] for word in words if word in folders]
-            for words in (TRAIN_WORDS, TEST_WORDS)
-        ),
-    ]
-    whole, train, test = (
-        [
-            file
-            for place in part
-            for name in _METADATA
-            if tree.is_file(file := posixpath.join(place, name))
-        ][:1]
-        for part in places
-    )
-    found = whole or ([*train, *test] if train else [])
-    # Another file may happen to be called so.
+    found = _metadata_in(tree, [""])
+    if not found:
+        train = [folders[word] for word in TRAIN_WORDS if word in folders]
+        test = [folders[word] for word in TEST_WORDS if word in folders]
+        found = _metadata_in(tree, train)
+        if found:
+            found = found + _metadata_in(tree, test)
+    # Other files can have the same name, but not this column.
     if all(FILE_COLUMN.encode() in tree.read(name, 0, 4096) for name in found):
         return found
+    return []
+
+
+def _metadata_in(tree: Tree, folders: Sequence[str]) -> list[str]:
+    """Return the first metadata file in some folders, if any, in a list."""
+    for folder in folders:
+        for name in _METADATA:
+            file = posixpath.join(folder, name)
+            if tree.is_file(file):
+                return [file]
     return []
 
 
 # -- rows and cells --------------------------------------------------------------------
 
 
-def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
-    """Return the samples of a table; with labels every row must have both, without, empty samples are left out."""
-    title = tree.place(name)
-    text = tree.text(name)
-    lower = name.lower()
+def _read_rows(
+    tree: Tree, name: str, options: DataOptions
+) -> tuple[Samples, Sequence[str]]:
+    """Return the samples of a table, and the split of each row if it has that column.
+
+    With labels, every row must have a sample and a label. Without, rows with an empty
+    sample are left out.
+    """
+    title = tree.display_name(name)
     if posixpath.basename(name) in _METADATA:
         options = replace(options, image_column=options.image_column or FILE_COLUMN)
-    if lower.endswith(".txt"):
-        header = ["text"]
-        rows = [
-            (row, {"text": line.strip()})
-            for row, line in enumerate(text.split("\n"), start=1)
-        ]
-    elif lower.endswith((".jsonl", ".ndjson")):
-        header, rows = _read_json_lines(text, title)
-    else:
-        separator = max(",;\t", key=text.partition("\n")[0].count)
-        header, rows = _read_csv(
-            text, title, "\t" if lower.endswith(".tsv") else separator
-        )
+    header, rows = _read_cells(tree.text(name), name.lower(), title)
     if not rows:
         raise FileFormatError(f"{title} must hold at least one row, got none")
     columns = choose_columns(dict.fromkeys(header, "text"), options, title)
     if options.labelled and not columns.label:
-        got = listed(header, most=8)
         raise FileFormatError(
-            f"{title} must have a column 'label', got {got}; name another by label_column"
+            f"{title} must have a column 'label', got {quote_names(header, most=8)}; "
+            "name another by label_column"
         )
-    split = ""
-    if options.labelled and SPLIT_COLUMN in header:
-        split = SPLIT_COLUMN
+    split = SPLIT_COLUMN if options.labelled and SPLIT_COLUMN in header else ""
     needed = [column for column in (columns.sample, columns.label, split) if column]
-    kept: list[list[str]] = []
+    values = []
+    labels = []
+    splits = []
     for line, cells in rows:
         for column in needed:
             if column not in cells:
                 raise FileFormatError(
-                    f"{title} line {line} must have {column!r} as a string or an integer, got {listed(cells)}"
+                    f"{title} line {line} must have {column!r} as a string or an "
+                    f"integer, got {quote_names(cells)}"
                 )
             if options.labelled and not cells[column].strip():
                 raise InputError(f"{title} line {line}: {column} must not be empty")
-        word = "train"
         if split:
             word = cells[split].strip().lower()
-        if word not in _SPLITS:
-            raise FileFormatError(
-                f"{title} line {line}: {split} must be train, test or validation, got {word!r}"
-            )
+            if word not in _SPLITS:
+                raise FileFormatError(
+                    f"{title} line {line}: {split} must be train, test or validation, "
+                    f"got {word!r}"
+                )
+            splits.append(_SPLITS[word])
         if cells[columns.sample].strip():
-            kept.append(
-                [
-                    cells[columns.sample],
-                    cells.get(columns.label, "").strip(),
-                    _SPLITS[word],
-                ]
-            )
-    if not kept:
+            values.append(cells[columns.sample])
+            labels.append(cells.get(columns.label, "").strip())
+    if not values:
         raise FileFormatError(f"{title} must hold at least one text, got none")
-    samples, labels, splits = zip(*kept, strict=True)
-    return SampleList(
-        name, samples, labels, columns.kind == "image", splits if split else ()
-    )
+    return listed_samples(columns.kind, values, labels), splits
+
+
+def _read_cells(text: str, name: str, title: str) -> tuple[list[str], list[Row]]:
+    """Return the header and the rows of a table by the suffix of its name."""
+    if name.endswith(".txt"):
+        lines = enumerate(text.split("\n"), start=1)
+        return ["text"], [(number, {"text": line.strip()}) for number, line in lines]
+    if name.endswith((".jsonl", ".ndjson")):
+        return _read_json_lines(text, title)
+    separator = "\t"
+    if not name.endswith(".tsv"):
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+    return _read_csv(text, title, separator)
 
 
 def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
     header: list[str] = []
-    # Not pyarrow.csv: messages need the line number, and cells may hold line ends.
+    # pyarrow.csv gives no line numbers for messages.
     for line, cells in read_csv_rows(text, title, separator):
         if not cells or cells == [""]:
             continue
@@ -428,12 +498,13 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
             header = [cell.strip() for cell in cells]
             if len(set(header)) != len(header):
                 raise FileFormatError(
-                    f"{title} must have every column once, got {listed(header, most=8)}"
+                    f"{title} must have every column once, "
+                    f"got {quote_names(header, most=8)}"
                 )
         elif len(cells) != len(header):
             raise FileFormatError(
                 f"{title} line {line} must have {len(header)} cells, got "
-                f"{len(cells)}; texts with separators in them need quotes"
+                f"{len(cells)}; put texts with separators in quotes"
             )
         else:
             rows.append((line, dict(zip(header, cells, strict=True))))
@@ -442,33 +513,29 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
 
 def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
+    header: dict[str, None] = {}
     for line, entry in enumerate(text.split("\n"), start=1):
         if not entry.strip():
             continue
         try:
             record = json.loads(entry)
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # also integers of thousands of digits
+        except (ValueError, RecursionError) as error:
             raise FileFormatError(
                 f"{title} line {line} must be JSON: {error}"
             ) from error
         if not isinstance(record, dict):
             raise FileFormatError(
-                f"{title} line {line} must be a JSON object, got {type(record).__name__}"
+                f"{title} line {line} must be a JSON object, "
+                f"got {type(record).__name__}"
             )
-        rows.append(
-            (
-                line,
-                {
-                    key: str(value)
-                    for key, value in record.items()
-                    if isinstance(value, (str, int))
-                },
-            )
-        )
-    return list(dict.fromkeys(key for _, cells in rows for key in cells)), rows
+        cells = {
+            key: str(value)
+            for key, value in record.items()
+            if isinstance(value, (str, int))
+        }
+        header |= dict.fromkeys(cells)
+        rows.append((line, cells))
+    return list(header), rows
 
 
 # -- exports of Label Studio -----------------------------------------------------------
@@ -476,27 +543,21 @@ def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:
 
 @register_reader("label-studio", suffixes=(".json",))
 def read_label_studio(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read an export as JSON or JSON-MIN; samples without exactly one class are counted and left out.
+    """Read a Label Studio export as JSON or JSON-MIN.
+
+    Samples without exactly one class are counted and left out.
 
     Raises
     ------
     FileFormatError
-        If it is no such export, or no sample in it has exactly one class.
+        If it is not such an export, or no sample has exactly one class.
     DatasetNotFoundError
-        If its images are not there.
+        If its images are missing.
     """
-    title = tree.place(name)
-    try:
-        tasks = json.loads(tree.text(name))
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{title} is no JSON: {error}") from error
-    if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
-        raise FileFormatError(
-            f"{title} is no export of Label Studio. Export a project as JSON or JSON-MIN."
-        )
+    title = tree.display_name(name)
     rows: list[tuple[str, str, str]] = []
     unusable: Counter[str] = Counter()
-    for number, task in enumerate(tasks, start=1):
+    for number, task in enumerate(_read_tasks(tree.text(name), title), start=1):
         kind, sample = _sample(task)
         if not kind:
             raise FileFormatError(
@@ -512,76 +573,91 @@ def read_label_studio(tree: Tree, name: str, options: DataOptions) -> Dataset:
     reasons = ", ".join(
         f"{reason}: {count}" for reason, count in sorted(unusable.items())
     )
-    if len({kind for kind, _, _ in rows}) != 1:
-        raise FileFormatError(
-            f"{title} has "
-            + (f"no sample of one class ({reasons})." if not rows else "both kinds.")
-        )
+    if not rows:
+        raise FileFormatError(f"{title} has no sample of one class ({reasons}).")
     kinds, samples, labels = zip(*rows, strict=True)
+    if len(set(kinds)) != 1:
+        raise FileFormatError(f"{title} has both kinds.")
+    cautions: tuple[str, ...] = ()
     if unusable:
         cautions = (f"samples left out: {unusable.total()} ({reasons})",)
-    else:
-        cautions = ()
-    found = SampleList(name, samples, labels, images=kinds[0] == "image")
-    return listed_data(tree, [found], options, layout="label-studio", cautions=cautions)
+    part = ListedPart(name, listed_samples(kinds[0], samples, labels))
+    return listed_dataset(
+        tree, [part], options, layout="label-studio", cautions=cautions
+    )
+
+
+def _read_tasks(text: str, title: str) -> list[dict[str, Any]]:
+    """Return the tasks of an export."""
+    try:
+        tasks = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{title} is not JSON: {error}") from error
+    if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
+        raise FileFormatError(
+            f"{title} is not an export of Label Studio. Export a project as JSON or "
+            "JSON-MIN."
+        )
+    return tasks
 
 
 def _sample(task: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the kind of a task and its file or text; images on other machines have no file."""
+    """Return kind and text or file of a task; the file is "" on another machine."""
     data = task.get("data", task)
-    for kind in ("image", "text"):
-        value = None
-        if isinstance(data, dict):
-            value = data.get(kind)
-        if isinstance(value, str) and value.strip():
-            return kind, value if kind == "text" else _image_name(value.strip())
+    if not isinstance(data, dict):
+        return "", ""
+    image = data.get("image")
+    if isinstance(image, str) and image.strip():
+        return "image", _image_name(image.strip())
+    text = data.get("text")
+    if isinstance(text, str) and text.strip():
+        return "text", text
     return "", ""
 
 
 def _classes(task: Mapping[str, Any]) -> Iterator[str]:
     """Yield the classes that annotators chose for a task."""
-    choice = task.get("choice", task.get("label"))  # JSON-MIN
-    values = [choice if isinstance(choice, dict) else {"choices": choice}]
-    if isinstance(task.get("annotations"), list):
-        given = [
-            each
-            for each in task["annotations"]
-            if isinstance(each, dict) and not each.get("was_cancelled")
-        ]
-        results = [
-            result
-            for each in given
-            if isinstance(each.get("result"), list)
-            for result in each["result"]
-        ]
-        values = [
-            result["value"]
-            for result in results
-            if isinstance(result, dict) and "value" in result
-        ]
-    for value in values:
-        chosen = None
-        if isinstance(value, dict):
-            chosen = value.get("choices")
-        if isinstance(chosen, str):
-            names = [chosen]
-        elif isinstance(chosen, list):
-            names = chosen
-        else:
-            names = []
-        yield from (
-            name.strip() for name in names if isinstance(name, str) and name.strip()
-        )
+    for value in _annotated_values(task):
+        choices = value.get("choices") if isinstance(value, dict) else None
+        if isinstance(choices, str):
+            choices = [choices]
+        if isinstance(choices, list):
+            for name in choices:
+                if isinstance(name, str) and name.strip():
+                    yield name.strip()
+
+
+def _annotated_values(task: Mapping[str, Any]) -> list[Any]:
+    """Return the values of all annotations that were not cancelled."""
+    if not isinstance(task.get("annotations"), list):  # JSON-MIN
+        choice = task.get("choice", task.get("label"))
+        return [choice if isinstance(choice, dict) else {"choices": choice}]
+    values = []
+    for annotation in task["annotations"]:
+        if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
+            continue
+        results = annotation.get("result")
+        if isinstance(results, list):
+            values += [
+                result["value"]
+                for result in results
+                if isinstance(result, dict) and "value" in result
+            ]
+    return values
 
 
 def _image_name(reference: str) -> str:
-    """Return the file that a task refers to, which cannot lead out of a folder; empty for one on another machine.
+    """Return the file that a task refers to, or "" for one on another machine.
+
+    The name never leads out of a folder.
 
     Examples
     --------
     >>> from evergrow.data.tables import _image_name
-    >>> _image_name("/data/local-files/?d=birds/1.jpg"), _image_name("/data/upload/3/ab-1.jpg")
-    ('birds/1.jpg', 'data/upload/3/ab-1.jpg')
+    >>> _image_name("/data/local-files/?d=birds/1.jpg")
+    'birds/1.jpg'
+    >>> _image_name("/data/upload/3/ab-1.jpg")
+    'data/upload/3/ab-1.jpg'
     >>> _image_name("s3://bucket/1.jpg"), _image_name("../../etc/1.jpg")
     ('', 'etc/1.jpg')
     """
@@ -591,14 +667,8 @@ def _image_name(reference: str) -> str:
         return ""
     if parts.scheme in ("http", "https", "s3", "gs", "azure-blob"):
         return ""
-    if "?" in reference:
-        name = unquote(parts.path)
-    else:
-        name = reference
+    name = unquote(parts.path) if "?" in reference else reference
     if parts.path.rstrip("/").endswith("local-files"):
         name = parse_qs(parts.query).get("d", [""])[0]
-    return "/".join(
-        step
-        for step in name.replace("\\", "/").split("/")
-        if step not in ("", ".", "..")
-    )
+    steps = name.replace("\\", "/").split("/")
+    return "/".join(step for step in steps if step not in ("", ".", ".."))

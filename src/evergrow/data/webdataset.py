@@ -1,7 +1,7 @@
-"""WebDataset tar shards: a tar is indexed by its headers, and a shard is a range of its bytes.
+"""WebDataset tars. A tar is indexed by its headers; a shard is a range of its bytes.
 
-A sample is the files of one name up to its first dot, side by side: ``0001.jpg`` and
-``0001.cls``. Names are only names: nothing is ever unpacked to disk.
+A sample consists of consecutive files with the same name up to the first dot, such as
+``0001.jpg`` and ``0001.cls``. Nothing is unpacked to disk.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
-from evergrow.core.escaping import printable
+from evergrow.core.escaping import printable, quote_names
 from evergrow.data.archives import Member, tar_members
+from evergrow.data.class_labels import class_labels
 from evergrow.data.folders import is_hidden
-from evergrow.data.items import Images, Samples, is_image, listed
+from evergrow.data.image_suffixes import is_image
+from evergrow.data.items import Images, Samples
 from evergrow.data.readers import register_reader
-from evergrow.data.shards import Shard, Source, class_labels, spans, where_of
+from evergrow.data.shards import Shard, Source, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, Tree, decoded_text
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
-"""Endings of files that hold labels, in the order in which they are looked for."""
+"""Suffixes of files with labels, in the order of the search."""
 
 LARGEST_LABEL = 2**20
 _BLOCK = 65536
@@ -31,35 +33,36 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstan
 
 
 class TarSample(NamedTuple):
-    """Files of one name up to the first dot, by what comes after it, in lower case."""
+    """Files with the same name up to the first dot, by lower-case suffix."""
 
     key: str
     files: dict[str, Member]
 
     def image(self, title: str) -> Member:
-        """Return the image: the only one, or the one whose ending has no further dot."""
+        """Return the image file; of several, one whose suffix has no further dot."""
         images = [suffix for suffix in self.files if is_image(f"x.{suffix}")]
         if not images:
             raise FileFormatError(
-                f"{title}: sample {printable(self.key)} must have an image, got {listed(self.files)}; files of one "
-                "sample must lie side by side"
+                f"{title}: sample {printable(self.key)} must have an image, got "
+                f"{quote_names(self.files)}; files of one sample must be consecutive"
             )
         return self.files[min(images, key=lambda suffix: "." in suffix)]
 
 
 def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
-    """Yield samples from the files of a tar, in their order.
+    """Group the files of a tar into samples.
 
     Raises
     ------
     FileFormatError
-        If a sample has two files of one ending.
+        If a sample has two files with the same suffix.
 
     Examples
     --------
     >>> from evergrow.data.archives import Member
     >>> from evergrow.data.webdataset import grouped
-    >>> members = [Member(name, 0, 512, 512, 0, "") for name in ("a/1.jpg", "a/1.cls", "a/2.seg.png")]
+    >>> names = ("a/1.jpg", "a/1.cls", "a/2.seg.png")
+    >>> members = [Member(name, 0, 512, 512, 0, "") for name in names]
     >>> [(sample.key, list(sample.files)) for sample in grouped(members, "toy.tar")]
     [('a/1', ['jpg', 'cls']), ('a/2', ['seg.png'])]
     """
@@ -68,31 +71,29 @@ def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
         folder, name = posixpath.split(member.name)
         return posixpath.join(folder, name.partition(".")[0])
 
-    # What has no ending, or is hidden, is of no kind that could be told.
-    names = ((posixpath.basename(member.name), member) for member in members)
-    seen = (
-        member
-        for name, member in names
-        if name.partition(".")[2] and not is_hidden(name)
-    )
-    for key, group in itertools.groupby(seen, key_of):
+    def has_suffix(member: Member) -> bool:
+        name = posixpath.basename(member.name)
+        return bool(name.partition(".")[2]) and not is_hidden(name)
+
+    for key, group in itertools.groupby(filter(has_suffix, members), key_of):
         files: dict[str, Member] = {}
         for member in group:
             suffix = posixpath.basename(member.name).partition(".")[2].lower()
             if member.size > LARGEST_IMAGE or suffix in files:
                 raise FileFormatError(
-                    f"{title} must hold samples of one file per ending, each of at most {LARGEST_IMAGE // 2**20} MiB, "
-                    f"got another: {printable(member.name)} of {member.size // 2**20} MiB"
+                    f"{title} must hold samples of one file per suffix, each of at "
+                    f"most {LARGEST_IMAGE // 2**20} MiB, got another: "
+                    f"{printable(member.name)} of {member.size // 2**20} MiB"
                 )
             files[suffix] = member
         yield TarSample(key, files)
 
 
 def is_webdataset(tree: Tree, name: str) -> bool:
-    """Return whether a tar holds samples with label files beside the images, and not a folder of images."""
+    """Return whether a tar holds samples with label files, and not a folder of images."""
     try:
         with tree.open(name, _BLOCK) as file:
-            title = tree.place(name)
+            title = tree.display_name(name)
             members = itertools.islice(tar_members(file, title, tree.size(name)), 16)
             images = [
                 sample
@@ -107,9 +108,9 @@ def is_webdataset(tree: Tree, name: str) -> bool:
 class WebDatasetSource(Source):
     """Images and labels in plain tar files, as the WebDataset library reads them.
 
-    The label of a sample is the text of its ``.cls`` file, else the field ``label`` of
-    its ``.json`` (another one by ``label_column``), else the text of its ``.txt``; a
-    ``label_column`` that begins with a dot is the ending itself.
+    The label of a sample is the text of its ``.cls`` file, or else the field ``label``
+    of its ``.json`` file, or else the text of its ``.txt`` file. ``label_column`` names
+    another field, or the suffix of the label files if it begins with a dot.
     """
 
     format = "webdataset"
@@ -119,25 +120,26 @@ class WebDatasetSource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
-        places, label = self._index(name)
+        ranges, label = self._index(name)
         shards = []
-        for span in spans([(1, stop - start) for start, stop in places], rows, size):
-            start = places[span.first][0]
-            stop = places[span.last - 1][1]
+        for span in spans([(1, stop - start) for start, stop in ranges], rows, size):
+            start = ranges[span.first][0]
+            stop = ranges[span.last - 1][1]
             where = {"file": name, "start": start, "stop": stop, "label": label}
             shards.append(Shard(0, span.rows, span.size, where))
         return {"labels": label}, shards
 
     def _index(self, name: str) -> tuple[list[tuple[int, int]], str]:
-        """Return the bytes of every sample of a tar, and the ending of its labels; empty where there are none."""
-        title = self.tree.place(name)
-        places: list[tuple[int, int]] = []
+        """Return the byte range of every sample, and the suffix of the labels or ""."""
+        title = self.tree.display_name(name)
+        ranges: list[tuple[int, int]] = []
         label: str | None = None
         with self.tree.open(name, _BLOCK) as file:
             magic = file.read(2)
             if magic in _PACKED:
                 raise FileFormatError(
-                    f"{title} must be a plain tar to be read by ranges, got {_PACKED[magic]}"
+                    f"{title} must be a plain tar to be read by ranges, "
+                    f"got {_PACKED[magic]}"
                 )
             file.seek(0)
             for sample in grouped(tar_members(file, title, self.files[name]), title):
@@ -146,19 +148,17 @@ class WebDatasetSource(Source):
                 label = found if label is None else label
                 if label not in ("", *sample.files) or (found and not label):
                     raise InputError(
-                        f"{title}: samples must all have a label in .{label or found} or none, but "
-                        f"{printable(sample.key)} has {listed(sample.files)}"
+                        f"{title}: samples must all have a label in "
+                        f".{label or found} or none, but {printable(sample.key)} has "
+                        f"{quote_names(sample.files)}"
                     )
                 members = sample.files.values()
-                places.append(
-                    (
-                        min(member.start for member in members),
-                        max(member.stop for member in members),
-                    )
-                )
-        if not places:
+                first = min(member.start for member in members)
+                last = max(member.stop for member in members)
+                ranges.append((first, last))
+        if not ranges:
             raise InputError(f"{title} must hold at least one sample, got none")
-        return places, label or ""
+        return ranges, label or ""
 
     def _label_suffix(self, sample: TarSample) -> str:
         if not self.options.labelled:
@@ -168,22 +168,24 @@ class WebDatasetSource(Source):
         return next((suffix for suffix in LABEL_SUFFIXES if suffix in sample.files), "")
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples of a range of bytes, read at once."""
+        """Return the samples in a range of bytes, which is read at once."""
         name, start, stop, label = where_of(
             shard, file=str, start=int, stop=int, label=str
         )
-        title = self.tree.place(name)
+        title = self.tree.display_name(name)
         body = self.tree.read(name, start, stop)
         if len(body) != stop - start:
             raise FileFormatError(
-                f"{title} must be as long as when the shards were made, but it ends early"
+                f"{title} must be as long as when the shards were made, "
+                "but it ends early"
             )
         samples = list(
             grouped(tar_members(io.BytesIO(body), title, len(body), whole=False), title)
         )
         if len(samples) != shard.rows:
             raise FileFormatError(
-                f"{title} must hold {shard.rows} samples in these bytes, got {len(samples)}"
+                f"{title} must hold {shard.rows} samples in these bytes, "
+                f"got {len(samples)}"
             )
         images = [sample.image(title) for sample in samples]
         names = tuple(f"{name}/{image.name}" for image in images)
@@ -193,30 +195,25 @@ class WebDatasetSource(Source):
         )
         labels = None
         if label:
-            labels = class_labels(
-                [self._label(body, sample, label, title) for sample in samples],
-                {},
-                title,
-            )
+            written = [self._label(body, sample, label, title) for sample in samples]
+            labels = class_labels(written, {}, title)
         return Samples("image", Images(values, names), labels=labels)
 
     def _label(self, body: bytes, sample: TarSample, suffix: str, title: str) -> Any:
         member = sample.files.get(suffix)
         what = f"{title}: .{suffix} of {printable(sample.key)}"
         if member is None or member.size > LARGEST_LABEL:
-            raise FileFormatError(
-                f"{what} must be a label, got {member.size if member else 'no'} bytes"
-            )
+            size = member.size if member else "no"
+            raise FileFormatError(f"{what} must be a label, got {size} bytes")
         content = body[member.data : member.data + member.size]
         if suffix != "json":
             return decoded_text(content, what).strip()
         values = parse_json(content, what)
         key = self.options.label_column or "label"
         if not isinstance(values, dict) or key not in values:
+            got = type(values).__name__
             if isinstance(values, dict):
-                got = listed(values, most=8)
-            else:
-                got = type(values).__name__
+                got = quote_names(values, most=8)
             raise InputError(f"{what} must have a field {key!r}, got {got}")
         return values[key]
 

@@ -39,7 +39,8 @@ from evergrow.core.progress import meter
 from evergrow.core.record import to_values
 from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.arrays import FeatureSet
-from evergrow.data.items import Dataset, Items, join_blocks
+from evergrow.data.feature_blocks import join_blocks
+from evergrow.data.items import Dataset, Items
 from evergrow.features import cache
 from evergrow.features.backbone import Backbone, BackboneSpec, LazyBackbone, Precision
 from evergrow.features.batches import (
@@ -381,7 +382,7 @@ def featurize(
         data.y_test[rest[0].rows] if rest else data.y_test[:0],
         data.class_names,
         backbone_entry(backbone.spec),
-        whole=data.whole,
+        has_test=data.has_test,
         widths=() if backbone.spec.recipe is None else backbone.spec.recipe.widths,
     )
 

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError
-from evergrow.data.items import Items, has_plugin, plugin_of, unread_format
+from evergrow.data.image_suffixes import has_plugin, plugin_of, unread_format
+from evergrow.data.items import Items
 from evergrow.features.image_formats import (
     WORK_PER_PIXEL,
     decoding_work,

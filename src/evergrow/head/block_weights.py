@@ -1,39 +1,41 @@
-"""Weights of blocks of columns: fixed by the first task, and chosen again from statistics alone.
+"""Choose the weights of feature blocks by generalised cross-validation.
 
-Blocks come from several depths and poolings of one pass through a backbone, each of
-equal energy. The first task fixes a weight of each before the layer; how much each
-counts in answers is chosen again as the statistics grow.
+Blocks come from several depths and poolings of one pass through a backbone, and have
+equal energy. The first task fixes one weight per block in front of the layer. The
+weights used for predictions are chosen again as the statistics grow.
 
-Columns in blocks b, centred total scatter T, centred cross products Q and a ridge per
-block, ``L = diag(lambda_b)``:
+**Objective.** With centred total scatter T, centred cross products Q and one ridge per
+block, ``L = diag(lambda_b)``,
 
-    P = (T + L)^-1        W = P Q        RSS = |Y|^2 - <W, Q> - <W, L W>        df =
-    tr(P T)
+    P   = (T + L)^-1        W = P Q
+    RSS = |Y|^2 - <W, Q> - <W, L W>        df = tr(P T)
+    GCV = N RSS / (N - 1 - df)^2
 
-Generalised cross-validation ``N RSS / (N - 1 - df)^2`` falls where a block that does
-not help is given a larger ridge. With ``t_b = log lambda_b`` its slopes for all blocks
-follow from one factorisation,
+GCV falls if a block that does not help gets a larger ridge. With
+``t_b = log lambda_b``, one factorisation gives the slopes for all blocks,
 
-    dRSS / dt_b = 2 lambda_b <W, P L W>_b        ddf / dt_b = -lambda_b (tr P - tr P L
-    P)_b
+    dRSS / dt_b = 2 lambda_b <W, P L W>_b
+    ddf / dt_b  = -lambda_b (tr P - tr P L P)_b
 
-(parts of the sums that belong to b; traces are estimated with the same random signs
-throughout), so that a handful of factorisations finds the best ridges of any number of
-blocks. Half the rows times the logarithm of the score counts like a log-likelihood, and
-ridges that differ between blocks pay ``sum (t_b - mean)^2 / (2 SPREAD^2)``: few rows
-say little.
+with the parts of the sums that belong to block b. Traces are estimated with the same
+random signs throughout. A few factorisations therefore find the ridges of any number of
+blocks. The search minimises
 
-Solving with a ridge per block is solving with one ridge after column j was multiplied
-by its block's weight ``w_b ~ lambda_b^-1/2``; weights are returned so that the energy
-of all columns together stays what it was.
+    N / 2 log GCV + sum_b (t_b - mean t)^2 / (2 PRIOR_SPREAD^2)
 
-Where there are no more rows than columns, estimated traces mislead: as ridges vanish so
-do RSS and N - 1 - df, but not the error of an estimate. There T = R^T R with R (r, d)
-of full rank, Q = R^T Z, and matrices of order r say the same exactly, with R_b the
-columns of a block:
+so ridges differ only if there are enough rows.
 
-    K = I + sum_b R_b R_b^T / lambda_b        RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df
-    = r - tr K^-1
+**Weights.** A ridge per block is equivalent to one common ridge after multiplying each
+block by ``w_b ~ lambda_b^-1/2``. The weights are normalised so that the energy of all
+columns together does not change.
+
+**Few rows.** If there are no more rows than columns, RSS and N - 1 - df vanish with the
+ridges but the error of estimated traces does not. Then ``T = R^T R`` with R (r x d) of
+full rank, ``Q = R^T Z``, and exact traces follow from matrices of order r. With R_b the
+columns of block b,
+
+    K   = I + sum_b R_b R_b^T / lambda_b
+    RSS = |Y|^2 - |Z|^2 + |K^-1 Z|^2        df = r - tr K^-1
 """
 
 from __future__ import annotations
@@ -53,88 +55,110 @@ from evergrow.core.seeding import generator
 from evergrow.head.layers.feature_map import LARGEST_BLOCK_WEIGHT, FeatureBlocks
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
-MOST_OF_FIRST = 4.0
-"""Largest weight that a first task gives to a block, and inverse of the smallest: a few classes are no evidence for
-switching off for ever what all units are made of. In answers a block may count for
-less, and come back."""
+MAX_FIRST_WEIGHT = 4.0
+"""Largest weight that the first task gives to a block. The smallest is its inverse.
 
-ENOUGH_ROWS = 200
-"""Rows from which on cross-validation is trusted with the weights of blocks."""
+A few classes are too little evidence to switch off a block permanently. The weights
+used for predictions have wider bounds.
+"""
 
-SPREAD = 2.0
-"""How far, in natural logarithms, the ridges of blocks may be expected to lie apart before anything is seen. Chosen on
-training rows of birds and intents: 1 to 4 do alike."""
+MIN_CV_ROWS = 200
+"""Number of rows from which block weights are chosen by cross-validation."""
+
+PRIOR_SPREAD = 2.0
+"""Prior standard deviation of the log ridges of blocks.
+
+Values from 1 to 4 give the same accuracy on training rows.
+"""
 
 PROBES = 32
+"""Number of random sign vectors that estimate traces."""
 
-_START = 1.0
-"""Common ridge at which the search begins, in units of a row's energy."""
+_START_RIDGE = 1.0
+"""Common ridge at which the search starts, in units of a row's energy."""
 
 _DECADE = math.log(10.0)
 
-_FREE = 1.0
-"""What a ten times larger ridge may cost, as a log-likelihood, to be where the search begins, and what weights in use
-may cost against others to stay."""
+_NEGLIGIBLE = 1.0
+"""Differences of the objective (a log-likelihood) below this do not matter.
 
-_NO_SCORE = 1e6
-"""What stands for the score of ridges that have none, above that of the start."""
+The search starts at the largest ridge that costs less than this per decade, and current
+weights are kept unless others are better by more.
+"""
 
-_ENOUGH = 0.02
-"""Gain of a step, as a log-likelihood, below which the search ends."""
+_INVALID_PENALTY = 1e6
+"""Added to the objective at the start, for ridges without a score."""
 
-_MOST_TRIED = 8
-"""Ridges that are tried, but for those that end a line search: where a block is mere noise its ridge has no best. From
-weights in use, half as many."""
+_MIN_GAIN = 0.02
+"""The search stops if a step improves the objective by less."""
+
+_MAX_EVALUATIONS = 8
+"""Number of ridges evaluated, apart from the end of a line search.
+
+The ridge of a block of pure noise has no optimum. Searches that start from current
+weights get half as many.
+"""
 
 
 def first_blocks(
     Z: Tensor, codes: Tensor, sizes: Sequence[int] | None
 ) -> FeatureBlocks | None:
-    """Return the blocks with the weights that a first task fixes; None where there is one block only.
+    """Choose the block weights that the first task fixes.
 
     Parameters
     ----------
     Z : Tensor of shape (n, d)
-        Its rows.
+        Normalised features of the first task.
     codes : Tensor of shape (n,)
-        Their classes.
+        Class of each row.
     sizes : sequence of int or None
-        Columns of each block; None takes all as one.
+        Number of columns of each block. None means one block.
+
+    Returns
+    -------
+    FeatureBlocks or None
+        None if there is only one block.
 
     Raises
     ------
     InputError
-        If the blocks do not add up to the columns.
+        If the sizes do not add up to d.
     """
     width = Z.shape[1]
     if sizes is not None and sum(sizes) != width:
         raise InputError(
-            f"X must have {sum(sizes)} columns, the sum of the blocks {tuple(sizes)}, got {width}: blocks must add up"
+            f"X must have {sum(sizes)} columns, the sum of the blocks {tuple(sizes)}, "
+            f"got {width}"
         )
     if sizes is None or len(sizes) == 1:
         return None
     sizes = tuple(int(size) for size in sizes)
     rows = Z.to(torch.float64)
     targets = torch.nn.functional.one_hot(codes).to(rows)
-    if len(rows) < ENOUGH_ROWS:
-        found = cautious_weights(len(sizes))
+    counts = targets.sum(dim=0)
+    if len(rows) < MIN_CV_ROWS:
+        weights = cautious_weights(len(sizes))
     elif 2 * len(rows) > width:
-        found = choose_block_weights(
-            rows.T @ rows, rows.T @ targets, targets.sum(dim=0), sizes
-        )
+        weights = choose_block_weights(rows.T @ rows, rows.T @ targets, counts, sizes)
     else:
-        one = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
-        found = choose_block_weights(
-            one, targets, targets.sum(dim=0), sizes, basis=rows.T
-        )
-    return FeatureBlocks(
-        sizes,
-        tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in found),
+        identity = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+        weights = choose_block_weights(identity, targets, counts, sizes, basis=rows.T)
+    bounded = (
+        min(max(weight, 1.0 / MAX_FIRST_WEIGHT), MAX_FIRST_WEIGHT) for weight in weights
     )
+    return FeatureBlocks(sizes, tuple(bounded))
 
 
 def cautious_weights(blocks: int) -> tuple[float, ...]:
-    """Return weights for blocks of which too little is known: the first, a network's own vector, counts most.
+    """Return default weights: the first block counts four times as much as the others.
+
+    The first block is the network's own feature vector. The mean square of the weights
+    is one.
+
+    Parameters
+    ----------
+    blocks : int
+        Number of blocks.
 
     Examples
     --------
@@ -142,8 +166,8 @@ def cautious_weights(blocks: int) -> tuple[float, ...]:
     >>> [round(weight, 2) for weight in cautious_weights(4)]
     [1.84, 0.46, 0.46, 0.46]
     """
-    first = math.sqrt(blocks / (1.0 + (blocks - 1) / MOST_OF_FIRST**2))
-    return (first, *(first / MOST_OF_FIRST for _ in range(blocks - 1)))
+    first = math.sqrt(blocks / (1.0 + (blocks - 1) / MAX_FIRST_WEIGHT**2))
+    return (first, *(first / MAX_FIRST_WEIGHT for _ in range(blocks - 1)))
 
 
 def choose_block_weights(
@@ -155,29 +179,32 @@ def choose_block_weights(
     basis: Tensor | None = None,
     start: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
-    """Choose the weights of blocks of columns.
+    """Choose weights of blocks of columns from their statistics.
 
     Parameters
     ----------
     gram : Tensor of shape (k, k)
-        Sums of products of columns over all rows, G.
+        G, the sum of outer products of all rows.
     cross : Tensor of shape (k, C)
-        Sums of rows per class, Q.
+        Q, the sum of the rows of each class.
     counts : Tensor of shape (C,)
         Rows per class.
     blocks : sequence of int
-        Columns of each block; they add up to d.
+        Number of columns of each block, d in total.
     given : sequence of float, optional
-        Weights that the columns of each block were multiplied by before; those returned
-        come on top of them, and it is both together that should not be far apart.
+        Weights by which the blocks were multiplied before. The chosen weights are
+        multiplied by these, and the prior applies to the product.
     basis : Tensor of shape (d, k), optional
-        V, where the sums over columns are ``V G V^T`` and ``V Q``; without it they are
-        G and Q. The columns of V can also be the rows themselves, with the identity for
-        G and one-hot targets for Q.
+        V. The statistics of the columns are then ``V G V^T`` and ``V Q``. For rows X
+        (n, d), pass ``X^T`` with the identity as G and one-hot targets as Q.
     start : sequence of float, optional
-        Weights in use, where the search begins and which stay where others are hardly
-        better. By default it begins where all blocks count alike, whatever they were
-        multiplied by.
+        Current weights. The search starts there, and keeps them unless others are
+        clearly better. By default it starts where all blocks count equally.
+
+    Returns
+    -------
+    tuple of float
+        One weight per block. All 1 if the statistics do not suffice.
 
     Examples
     --------
@@ -185,7 +212,8 @@ def choose_block_weights(
 
     >>> import torch
     >>> from evergrow.head.block_weights import choose_block_weights
-    >>> H = torch.randn(300, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> H = torch.randn(300, 12, generator=rng, dtype=torch.float64)
     >>> codes = torch.arange(300) % 3
     >>> H[torch.arange(300), codes] += 1.0
     >>> Y = torch.nn.functional.one_hot(codes, 3).double()
@@ -193,76 +221,110 @@ def choose_block_weights(
     >>> useful > 2 * noise
     True
     """
-    even = tuple(1.0 for _ in blocks)
+    equal = tuple(1.0 for _ in blocks)
     counts = counts.to(gram)
     rows = float(counts.sum())
     classes = int((counts > 0).sum())
     if len(blocks) < 2 or classes < 2 or rows - classes < 1.0:
-        return even
+        return equal
     mean = cross.sum(dim=1) / rows
-    gram = gram - rows * torch.outer(mean, mean)
-    cross = cross - torch.outer(mean, counts)
-    mean = mean if basis is None else basis @ mean
-    search: _WeightSearch
-    if rows <= sum(blocks) or (basis is not None and 2 * basis.shape[1] <= len(basis)):
-        search = _ThinSearch(gram, cross, basis, counts, blocks, given)
-    else:
-        if basis is not None:
-            gram = basis @ gram @ basis.T
-            cross = basis @ cross
-        search = _DenseSearch(gram, cross, counts, blocks, given)
+    scatter = gram - rows * torch.outer(mean, mean)
+    centred_cross = cross - torch.outer(mean, counts)
+    search = _make_search(scatter, centred_cross, counts, blocks, given, basis)
+    if basis is not None:
+        mean = basis @ mean
     energy = float(search.energies.sum())
     if not energy > 1e-10 * (energy + rows * float(mean.square().sum())):
-        return even
-    # Equal weights, by the logarithms of their ridges, or those in use: but a block
-    # that is all but switched off has no slope that would lead back.
-    begin = search.given
-    limit = 2.0 * math.log(MOST_OF_FIRST)
+        return equal
+    begin = search.neutral
+    current = None
     if start is not None:
-        used = -2.0 * torch.tensor(start, dtype=torch.float64).log()
-        apart = used - search.given
-        begin = search.given + (apart - apart.mean()).clamp(-limit, limit)
-    plain = float((search.energies / begin.exp()).sum()) / rows
-    ridges, score = search.minimum(
-        math.log(_START * plain) + begin, is_near=start is not None
+        # A block that is switched off has no slope, so start within narrower bounds.
+        current = -2.0 * torch.tensor(start, dtype=torch.float64).log()
+        limit = 2.0 * math.log(MAX_FIRST_WEIGHT)
+        apart = current - search.neutral
+        begin = search.neutral + (apart - apart.mean()).clamp(-limit, limit)
+    row_energy = float((search.energies / begin.exp()).sum()) / rows
+    log_ridges, value = search.minimum(
+        math.log(_START_RIDGE * row_energy) + begin, is_near=start is not None
     )
-    if ridges is None:
-        return even
-    if (
-        start is not None
-        and search._judge(used + (ridges - used).mean())[0] < score + _FREE
-    ):
-        return tuple(start)
-    limit = 0.5 * math.log(LARGEST_BLOCK_WEIGHT)
-    weights = (-0.5 * (ridges - ridges.mean())).clamp(-limit, limit).exp()
-    kept = float((weights.square() * search.energies).sum())
-    if kept > 0.0:
-        weights = weights * math.sqrt(energy / kept)
-    else:
-        weights = weights
-    return tuple(
-        weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist()
-    )
+    if log_ridges is None:
+        return equal
+    if start is not None and current is not None:
+        same_mean = current + (log_ridges - current).mean()
+        if search.objective(same_mean)[0] < value + _NEGLIGIBLE:
+            return tuple(start)
+    return _weights_from_ridges(log_ridges, search.energies)
 
 
-class _WeightSearch(ABC):
-    """Descends on the penalised score of cross-validation.
+def _make_search(
+    scatter: Tensor,
+    cross: Tensor,
+    counts: Tensor,
+    blocks: Sequence[int],
+    given: Sequence[float] | None,
+    basis: Tensor | None,
+) -> _WeightSearch:
+    """Return the cheaper search for centred statistics."""
+    is_narrow = basis is not None and 2 * basis.shape[1] <= len(basis)
+    if float(counts.sum()) <= sum(blocks) or is_narrow:
+        return _ExactSearch(scatter, cross, basis, counts, blocks, given)
+    if basis is not None:
+        scatter = basis @ scatter @ basis.T
+        cross = basis @ cross
+    return _EstimatedSearch(scatter, cross, counts, blocks, given)
+
+
+def _weights_from_ridges(log_ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
+    """Return weights ``w_b ~ lambda_b^-1/2`` that keep the total energy.
 
     Parameters
     ----------
-    columns : Tensor of shape (d,)
+    log_ridges : Tensor of shape (B,)
+        Logarithms of the ridges.
+    energies : Tensor of shape (B,)
+        Energy of each block.
+    """
+    limit = 0.5 * math.log(LARGEST_BLOCK_WEIGHT)
+    weights = (-0.5 * (log_ridges - log_ridges.mean())).clamp(-limit, limit).exp()
+    weighted_energy = float((weights.square() * energies).sum())
+    if weighted_energy > 0.0:
+        weights = weights * math.sqrt(float(energies.sum()) / weighted_energy)
+    low = 1.0 / LARGEST_BLOCK_WEIGHT
+    return tuple(weights.clamp(low, LARGEST_BLOCK_WEIGHT).tolist())
+
+
+class _WeightSearch(ABC):
+    """Minimise the objective over the log ridges of B blocks.
+
+    Parameters
+    ----------
+    column_energies : Tensor of shape (d,)
         Energy of every column.
     counts : Tensor of shape (C,)
         Rows per class.
     blocks : sequence of int
-        Columns of each block.
+        Number of columns of each block.
     given : sequence of float or None
-        Weights of blocks before.
+        Weights by which the blocks were multiplied before.
+
+    Attributes
+    ----------
+    rows : float
+        N.
+    targets : float
+        ``|Y|^2`` of centred targets.
+    owner : Tensor of shape (d,)
+        Block of every column.
+    energies : Tensor of shape (B,)
+        Energy of every block.
+    neutral : Tensor of shape (B,)
+        Log ridges that undo the given weights, so that all blocks count equally.
     """
 
     def __init__(
         self,
-        columns: Tensor,
+        column_energies: Tensor,
         counts: Tensor,
         blocks: Sequence[int],
         given: Sequence[float] | None,
@@ -270,140 +332,189 @@ class _WeightSearch(ABC):
         self.blocks = list(blocks)
         self.rows = float(counts.sum())
         self.targets = self.rows - float(counts.square().sum()) / self.rows
-        self.owner = torch.repeat_interleave(
+        owner = torch.repeat_interleave(
             torch.arange(len(blocks)), torch.tensor(self.blocks)
-        ).to(columns.device)
-        self.energies = self._by_block(columns)
-        # Columns w x with a ridge are columns x with a ridge that is w^2 times smaller.
-        self.given = (
-            2.0
-            * torch.tensor(
-                list(given or [1.0] * len(blocks)), dtype=torch.float64
-            ).log()
         )
+        self.owner = owner.to(column_energies.device)
+        self.energies = self._sum_by_block(column_energies)
+        weights = torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64)
+        self.neutral = 2.0 * weights.log()
 
-    def _by_block(self, values: Tensor) -> Tensor:
-        """Return the sum of values (d,) over the columns of each block, on the CPU."""
-        return (
-            values.new_zeros(len(self.blocks)).index_add_(0, self.owner, values).cpu()
-        )
+    def _sum_by_block(self, values: Tensor) -> Tensor:
+        """Sum values (d,) over the columns of each block, giving (B,) on the CPU."""
+        sums = values.new_zeros(len(self.blocks))
+        return sums.index_add_(0, self.owner, values).cpu()
 
     def minimum(
-        self, ridges: Tensor, *, is_near: bool = False
+        self, log_ridges: Tensor, *, is_near: bool = False
     ) -> tuple[Tensor | None, float]:
-        """Return the best logarithms of ridges and their score, or None where no ridge can be judged."""
-        value, slopes = self._judge(ridges)
-        for _ in range(5):
-            # Where rows are many a small ridge changes nothing, and no slope shows
-            # which block would do without.
-            more, above = self._judge(ridges + _DECADE)
-            if math.isfinite(value) and not more < value + _FREE:
-                break
-            ridges = ridges + _DECADE
-            value = more
-            slopes = above
+        """Minimise the objective.
+
+        Parameters
+        ----------
+        log_ridges : Tensor of shape (B,)
+            Where to start.
+        is_near : bool, default=False
+            The minimum is expected near the start: use fewer evaluations.
+
+        Returns
+        -------
+        log_ridges : Tensor of shape (B,) or None
+            The best log ridges. None if no ridge has a score.
+        value : float
+            The objective there.
+        """
+        log_ridges, value, slopes = self._raise_start(log_ridges)
         if not math.isfinite(value):
             return None, value
-        # In units of SPREAD, so that the first step is that long: a third fewer steps
-        # than in units of one.
-        start = ridges.numpy() / SPREAD
-        known = (value, SPREAD * slopes.numpy())
+        # In units of PRIOR_SPREAD, so that the first step has this length.
+        start = log_ridges.numpy() / PRIOR_SPREAD
+        start_value = (value, PRIOR_SPREAD * slopes.numpy())
 
-        def judge(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        def objective(
+            point: NDArray[np.float64],
+        ) -> tuple[float, NDArray[np.float64]]:
             if np.array_equal(point, start):
-                return known
-            found, bent = self._judge(torch.from_numpy(SPREAD * point))
-            # A line search goes back from where there is no score.
-            return (
-                found if math.isfinite(found) else value + _NO_SCORE
-            ), SPREAD * bent.numpy()
+                return start_value
+            found, gradient = self.objective(torch.from_numpy(PRIOR_SPREAD * point))
+            if not math.isfinite(found):  # line searches turn back here
+                found = value + _INVALID_PENALTY
+            return found, PRIOR_SPREAD * gradient.numpy()
 
-        most = _MOST_TRIED // 2 if is_near else _MOST_TRIED
-        enough = {
-            "ftol": _ENOUGH / max(abs(value), 1.0),
-            "gtol": _ENOUGH,
-            "maxfun": most,
+        from scipy import optimize  # importing it is slower than most searches
+
+        options = {
+            "ftol": _MIN_GAIN / max(abs(value), 1.0),
+            "gtol": _MIN_GAIN,
+            "maxfun": _MAX_EVALUATIONS // 2 if is_near else _MAX_EVALUATIONS,
         }
-        from scipy import optimize  # takes longer to import than most choices take
-
-        found = optimize.minimize(
-            judge, start, jac=True, method="L-BFGS-B", options=enough
+        result = optimize.minimize(
+            objective, start, jac=True, method="L-BFGS-B", options=options
         )
-        return torch.from_numpy(SPREAD * found.x), float(found.fun)
+        return torch.from_numpy(PRIOR_SPREAD * result.x), float(result.fun)
 
-    def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
-        """Return the penalised score and its slopes."""
-        score, slopes = self._score(ridges)
-        apart = ridges - self.given
+    def _raise_start(self, log_ridges: Tensor) -> tuple[Tensor, float, Tensor]:
+        """Raise all ridges by decades as long as this costs nothing.
+
+        If there are many rows, small ridges change nothing, and slopes do not show
+        which blocks are useless.
+
+        Returns
+        -------
+        log_ridges : Tensor of shape (B,)
+            The raised ridges.
+        value : float
+            The objective there.
+        slopes : Tensor of shape (B,)
+            Its gradient.
+        """
+        value, slopes = self.objective(log_ridges)
+        for _ in range(5):
+            raised_value, raised_slopes = self.objective(log_ridges + _DECADE)
+            if math.isfinite(value) and not raised_value < value + _NEGLIGIBLE:
+                break
+            log_ridges = log_ridges + _DECADE
+            value = raised_value
+            slopes = raised_slopes
+        return log_ridges, value, slopes
+
+    def objective(self, log_ridges: Tensor) -> tuple[float, Tensor]:
+        """Return the objective and its gradient (B,)."""
+        score, slopes = self.log_gcv(log_ridges)
+        apart = log_ridges - self.neutral
         apart = apart - apart.mean()
-        value = 0.5 * self.rows * score + float(apart.square().sum()) / (
-            2.0 * SPREAD**2
-        )
-        return value, 0.5 * self.rows * slopes + apart / SPREAD**2
+        penalty = float(apart.square().sum()) / (2.0 * PRIOR_SPREAD**2)
+        gradient = 0.5 * self.rows * slopes + apart / PRIOR_SPREAD**2
+        return 0.5 * self.rows * score + penalty, gradient
 
-    def _score(self, ridges: Tensor) -> tuple[float, Tensor]:
-        """Return the logarithm of generalised cross-validation and its slopes."""
+    def log_gcv(self, log_ridges: Tensor) -> tuple[float, Tensor]:
+        """Return ``log GCV`` and its gradient (B,).
+
+        Nearly perfect fits have no score (infinity): only rounding errors are left.
+        """
+        no_score = math.inf, torch.zeros_like(log_ridges)
         try:
-            rss, slack, rss_slopes, slack_slopes = self._parts(ridges)
+            rss, slack, rss_slopes, slack_slopes = self.residual(log_ridges)
         except NumericalError:
-            return math.inf, torch.zeros_like(ridges)
-        # Both are differences of nearly equal numbers where the fit is nearly perfect:
-        # there, rather no score.
+            return no_score
         if rss <= 1e-10 * self.targets or slack <= 1e-6 * self.rows:
-            return math.inf, torch.zeros_like(ridges)
-        return math.log(
-            self.rows * rss / slack**2
-        ), rss_slopes / rss - 2.0 * slack_slopes / slack
+            return no_score
+        score = math.log(self.rows * rss / slack**2)
+        return score, rss_slopes / rss - 2.0 * slack_slopes / slack
 
     @abstractmethod
-    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
-        """Return RSS and ``N - 1 - df`` for logarithms of ridges, and the slopes of both, on the CPU."""
+    def residual(self, log_ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
+        """Return RSS, ``N - 1 - df``, and the gradients (B,) of both, on the CPU."""
 
 
-class _DenseSearch(_WeightSearch):
-    """From a total scatter (d, d) and cross products (d, C)."""
+class _EstimatedSearch(_WeightSearch):
+    """Search with a factorisation of ``T + L`` and estimated traces.
 
-    def __init__(self, total: Tensor, cross: Tensor, *others: Any) -> None:
-        super().__init__(total.diagonal().clamp_min(0.0), *others)
-        self.total = total
+    Parameters
+    ----------
+    scatter : Tensor of shape (d, d)
+        T.
+    cross : Tensor of shape (d, C)
+        Q.
+    counts, blocks, given
+        See :class:`_WeightSearch`.
+    """
+
+    def __init__(self, scatter: Tensor, cross: Tensor, *others: Any) -> None:
+        super().__init__(scatter.diagonal().clamp_min(0.0), *others)
+        self.scatter = scatter
         self.cross = cross
-        signs = torch.randint(
-            0,
-            2,
-            (len(total), PROBES),
-            generator=generator(0, "block weights", len(total)),
-        )
-        self.signs = signs.to(total).mul_(2.0).sub_(1.0)
+        width = len(scatter)
+        source = generator(0, "block weights", width)
+        bits = torch.randint(0, 2, (width, PROBES), generator=source)
+        self.signs = bits.to(scatter).mul_(2.0).sub_(1.0)
 
-    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
-        ridge = ridges.to(self.total).exp()[self.owner]
-        matrix = self.total.clone()
+    def residual(self, log_ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
+        ridge = log_ridges.to(self.scatter).exp()[self.owner]
+        matrix = self.scatter.clone()
         matrix.diagonal().add_(ridge)
         factor = safe_cholesky(matrix)
-        solved = factor.solve(
-            torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1)
-        )
+        rhs = torch.cat([self.cross, self.signs, ridge[:, None] * self.signs], dim=1)
         weights, probes, weighted = torch.split(
-            solved, [self.cross.shape[1], PROBES, PROBES], dim=1
+            factor.solve(rhs), [self.cross.shape[1], PROBES, PROBES], dim=1
         )
-        # The diagonals of L P and L P L P.
-        kept = ridge * (self.signs * probes).sum(dim=1) / PROBES
-        shrinking = ridge * (probes * weighted).sum(dim=1) / PROBES
-        shrunk = ridge[:, None] * weights
+        diagonal_lp = ridge * (self.signs * probes).sum(dim=1) / PROBES
+        diagonal_lplp = ridge * (probes * weighted).sum(dim=1) / PROBES
+        ridge_weights = ridge[:, None] * weights
         rss = (
             self.targets
             - float((weights * self.cross).sum())
-            - float((weights * shrunk).sum())
+            - float((weights * ridge_weights).sum())
         )
-        slack = self.rows - 1.0 - len(kept) + float(kept.sum())
-        rss_slopes = 2.0 * self._by_block(
-            ridge * (weights * factor.solve(shrunk)).sum(dim=1)
-        )
-        return rss, slack, rss_slopes, self._by_block(kept - shrinking)
+        slack = self.rows - 1.0 - len(diagonal_lp) + float(diagonal_lp.sum())
+        rss_columns = ridge * (weights * factor.solve(ridge_weights)).sum(dim=1)
+        rss_slopes = 2.0 * self._sum_by_block(rss_columns)
+        return rss, slack, rss_slopes, self._sum_by_block(diagonal_lp - diagonal_lplp)
 
 
-class _ThinSearch(_WeightSearch):
-    """From a total scatter ``V G V^T`` of few rows and cross products ``V Q``; without V they are G and Q."""
+class _ExactSearch(_WeightSearch):
+    """Search with matrices of order r, the rank of the scatter, and exact traces.
+
+    Parameters
+    ----------
+    gram : Tensor of shape (k, k)
+        T, or G with ``T = V G V^T``.
+    cross : Tensor of shape (k, C)
+        Q, or its coordinates in V.
+    basis : Tensor of shape (d, k) or None
+        V. None means the identity.
+    counts, blocks, given
+        See :class:`_WeightSearch`.
+
+    Attributes
+    ----------
+    inner : list of Tensor of shape (r, r)
+        ``R_b R_b^T`` of every block.
+    targets_seen : Tensor of shape (r, C)
+        Z, the targets in the span of the rows.
+    unexplained : float
+        ``|Y|^2 - |Z|^2``.
+    """
 
     def __init__(
         self, gram: Tensor, cross: Tensor, basis: Tensor | None, *others: Any
@@ -412,25 +523,32 @@ class _ThinSearch(_WeightSearch):
         kept = values > 1e-12 * values[-1].clamp_min(0.0)
         lengths = values[kept].sqrt()
         vectors = vectors[:, kept]
-        root = lengths[:, None] * (vectors.T if basis is None else vectors.T @ basis.T)
+        directions = vectors.T if basis is None else vectors.T @ basis.T
+        root = lengths[:, None] * directions
         super().__init__(root.square().sum(dim=0), *others)
         self.inner = [part @ part.T for part in torch.split(root, self.blocks, dim=1)]
-        self.seen = (vectors.T @ cross) / lengths[:, None]
-        self.rest = max(self.targets - float(self.seen.square().sum()), 0.0)
+        self.targets_seen = (vectors.T @ cross) / lengths[:, None]
+        seen_energy = float(self.targets_seen.square().sum())
+        self.unexplained = max(self.targets - seen_energy, 0.0)
 
-    def _parts(self, ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
-        shares = (-ridges).exp()
+    def residual(self, log_ridges: Tensor) -> tuple[float, float, Tensor, Tensor]:
+        inverse_ridges = (-log_ridges).exp()
         matrix = torch.zeros_like(self.inner[0])
-        for share, part in zip(shares.tolist(), self.inner, strict=True):
-            matrix.add_(part, alpha=share)
+        for factor, part in zip(inverse_ridges.tolist(), self.inner, strict=True):
+            matrix.add_(part, alpha=factor)
         inverse = torch.cholesky_inverse(safe_cholesky(matrix, shift=1.0).lower)
-        left = inverse @ self.seen
+        left = inverse @ self.targets_seen
         again = inverse @ left
         squared = inverse @ inverse
-        rss = self.rest + float(left.square().sum())
+        rss = self.unexplained + float(left.square().sum())
         slack = self.rows - 1.0 - len(inverse) + float(inverse.diagonal().sum())
         rss_slopes = torch.stack(
             [2.0 * (again * (part @ left)).sum() for part in self.inner]
         )
         slack_slopes = torch.stack([(squared * part).sum() for part in self.inner])
-        return rss, slack, shares * rss_slopes.cpu(), shares * slack_slopes.cpu()
+        return (
+            rss,
+            slack,
+            inverse_ridges * rss_slopes.cpu(),
+            inverse_ridges * slack_slopes.cpu(),
+        )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evergrow.core.record import Between, record
 from evergrow.head.block_weights import (
-    ENOUGH_ROWS,
+    MIN_CV_ROWS,
     cautious_weights,
     choose_block_weights,
 )
@@ -131,7 +131,7 @@ def choose_weights(model: RidgeModel, choice: Choice | None) -> tuple[float, ...
     if blocks is None or link is None or len(blocks.sizes) < 2:
         return ()
     n_blocks = len(blocks.sizes)
-    if float(model.masses.sum()) < ENOUGH_ROWS:
+    if float(model.masses.sum()) < MIN_CV_ROWS:
         wanted = zip(cautious_weights(n_blocks), blocks.weights, strict=True)
         return tuple(weight / given for weight, given in wanted)
     gram, cross, basis = model.state.part(link)

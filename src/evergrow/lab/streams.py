@@ -384,7 +384,7 @@ def stream_of(
     >>> stream.tasks[1].test.tolist()
     [4, 5]
     """
-    if data.whole:
+    if not data.has_test:
         raise InputError(
             "A stream needs a test set, but the data have none. Load them with "
             "split='auto'."

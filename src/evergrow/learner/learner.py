@@ -25,7 +25,7 @@ from evergrow.core.estimator import Estimator
 from evergrow.core.record import to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_keys
-from evergrow.data import inputs
+from evergrow.data import class_labels, in_memory, inputs
 from evergrow.data.items import Samples, concat_items
 from evergrow.features.recipe import check_recipe
 from evergrow.head.label_set import BUILT_IN
@@ -413,7 +413,7 @@ class Learner(Estimator):
                 raise InputError(
                     f"A backbone is adapted to images, and these are {what}; leave adapt out."
                 )
-            inputs.check_whole(data)
+            in_memory.check_not_stream(data)
         if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = encoder.begun(first)
         if config is not None:
@@ -932,7 +932,7 @@ class Learner(Estimator):
             else ~(novelty <= threshold),  # NaN is not known
             threshold=None if novelty is None else np.full(len(novelty), threshold),
             label_kind=now.label_kind,
-            index=getattr(items, "index", None) if inputs.is_pandas(items) else None,
+            index=getattr(items, "index", None) if in_memory.is_pandas(items) else None,
         )
 
     def evaluate(
@@ -1255,7 +1255,7 @@ class Learner(Estimator):
         """Return the features of samples; ``begun`` is what a model is about to begin with."""
         encoder, now = begun or (self._encoder, self._state())
         if samples.columns:
-            inputs.check_columns(samples.columns, now.columns)
+            in_memory.check_columns(samples.columns, now.columns)
         encoded = encoder.encode(samples, on_error=on_error)
         if samples.features is not None:
             check_width(encoded.X, now.n_features)
@@ -1285,7 +1285,7 @@ class Learner(Estimator):
         kept: set[str] = set()
         allowed = None
         if classes is not None:
-            allowed = inputs.as_names(
+            allowed = class_labels.as_names(
                 classes, len(classes) if hasattr(classes, "__len__") else 0
             )
 

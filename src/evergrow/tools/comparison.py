@@ -270,9 +270,8 @@ def measured_change(
         return
     start = _state(learner)
     # Invalid data is found before the work.
-    samples = read_labelled(
-        data, "test", None if start is None else start.kind, options
-    )
+    kind = None if start is None else start.kind
+    samples = read_labelled(data, "test", kind, options)
     rows = None
     before = None
     if start is not None:

@@ -125,22 +125,25 @@ def test_a_file_without_a_test_part(tmp_path: Path) -> None:
     y = np.repeat(["a", "b"], 10)
     np.savez(tmp_path / "bare.npz", X_train=X, y_train=y)
     save_features(
-        tmp_path / "saved.npz", FeatureSet("x", X, y, X[:0], y[:0], whole=True)
+        tmp_path / "saved.npz", FeatureSet("x", X, y, X[:0], y[:0], has_test=False)
     )
     for name in ("bare.npz", "saved.npz"):
         data = load_features(tmp_path / name)
-        assert (data.whole, len(data.y_train), len(data.y_test)) == (True, 20, 0)
-        assert load_data(tmp_path / name, test_size=0).whole
+        assert (data.has_test, len(data.y_train), len(data.y_test)) == (False, 20, 0)
+        assert not load_data(tmp_path / name, test_size=0).has_test
         drawn = load_data(tmp_path / name, test_size=0.3)
         assert isinstance(drawn, FeatureSet)
-        assert (drawn.whole, len(drawn.y_train), len(drawn.y_test)) == (False, 14, 6)
+        assert (drawn.has_test, len(drawn.y_train), len(drawn.y_test)) == (True, 14, 6)
         assert np.array_equal(
             np.concatenate([drawn.X_train, drawn.X_test]).sum(axis=0), np.ones(20)
         )
         with pytest.raises(InputError, match="needs a test set"):
             stream_of(data)
-    with pytest.raises(InputError, match="X_test must be empty where whole is true"):
-        FeatureSet("x", X, y, X, y, whole=True)
+    with pytest.raises(
+        InputError,
+        match="X_test must be an empty 2-D floating-point array because has_test is false",
+    ):
+        FeatureSet("x", X, y, X, y, has_test=False)
     with pytest.raises(InputError, match="X_test must be a non-empty"):
         FeatureSet("x", X, y, X[:0], y[:0])
 

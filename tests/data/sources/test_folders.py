@@ -34,8 +34,7 @@ from evergrow.core.errors import (
     InputError,
     LabelError,
 )
-from evergrow.data import Dataset, load_data, read, shards, source_from
-from evergrow.data import items as image_formats
+from evergrow.data import Dataset, image_suffixes, load_data, read, shards, source_from
 from evergrow.data.inputs import read_parts
 from evergrow.data.items import Images
 from evergrow.lab.bench.data import fingerprint_of
@@ -72,7 +71,7 @@ def test_train_and_test_folders(tree: Tree) -> None:
         "all": names["train"] + names["test"],
     }
     kept = load_data(root, test_size=0)
-    assert (kept.whole, fingerprint_of(kept)) == (False, fingerprint_of(data))
+    assert (kept.has_test, fingerprint_of(kept)) == (True, fingerprint_of(data))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
     assert sorted(data.train.items.names) == sorted(
         path.relative_to(root).as_posix() for path in root.rglob("*.png")
     )
-    assert (data.whole, data.test, data.y_test.dtype) == (True, None, np.int64)
+    assert (data.has_test, data.test, data.y_test.dtype) == (False, None, np.int64)
     assert counts(data, "train") == [9, 8]
     assert counts(data, "test") == [0, 0]
     assert data.notes[-1].startswith("no test set")
@@ -327,7 +326,7 @@ def test_spelling_that_differs(one: str, other: str, tree: Tree) -> None:
     root = tree({f"train/{one}": 5, f"test/{other}": 1})
     if len({entry.name for entry in root.glob("*/*")}) < 2:
         pytest.skip("needs another file system: this one makes no difference")
-    with pytest.raises(LabelError, match=r"spelled alike.*rename one"):
+    with pytest.raises(LabelError, match=r"spelled the same.*rename one"):
         load_data(root)
 
 
@@ -598,7 +597,7 @@ def test_repeated_names_are_noticed(tree: Tree) -> None:
     root = tree(NESTED)
     with pytest.warns(
         DataWarning,
-        match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2', which were taken for the",
+        match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2', which were taken as the classes",
     ):
         data = load_data(root)
     assert data.class_names == ("line1", "line2")
@@ -613,7 +612,7 @@ def test_images_that_need_a_plugin_are_said(
     root = tree({"cat": 6, "dog": 6})
     for name in ("cat/1.HEIC", "cat/2.heic", "dog/1.CR2", "dog/1.psd"):
         (root / name).write_bytes(b"x")
-    monkeypatch.setattr(image_formats, "has_plugin", lambda extra: False)
+    monkeypatch.setattr(image_suffixes, "has_plugin", lambda extra: False)
     with pytest.warns(DataWarning) as said:
         data = load_data(root)
     text = str(said[0].message)
@@ -623,6 +622,6 @@ def test_images_that_need_a_plugin_are_said(
         "camera RAW images left out: 1; pip install 'evergrow[raw]' reads them" in text
     )
     assert "PSD images left out: 1; save them as JPEG or PNG" in text
-    monkeypatch.setattr(image_formats, "has_plugin", lambda extra: extra == "heic")
+    monkeypatch.setattr(image_suffixes, "has_plugin", lambda extra: extra == "heic")
     with pytest.warns(DataWarning, match="PSD images left out: 1"):
         assert counts(load_data(root, test_size=0), "train") == [8, 6]

@@ -249,7 +249,7 @@ XY = ["x", "y"]
             images_table(3).set_column(1, "label", pa.array([0, 1, 7])),
             {},
             InputError,
-            "the 3 that it names, got 7",
+            "the 3 named classes, got 7",
         ),
         (
             OTHER,

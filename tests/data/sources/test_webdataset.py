@@ -149,10 +149,10 @@ def test_of_several_images_the_plain_one_counts(tmp_path: Path) -> None:
         ),
         (
             [("1.jpg", b"x"), ("2.jpg", b"x"), ("1.cls", b"0")],
-            "sample 1 must have an image, got 'cls'; .* side by side",
+            "sample 1 must have an image, got 'cls'; .* consecutive",
         ),
         ([("1.wav", b"x"), ("1.cls", b"0")], "sample 1 must have an image"),
-        ([("1.jpg", b"x"), ("1.JPG", b"x")], "one file per ending"),
+        ([("1.jpg", b"x"), ("1.JPG", b"x")], "one file per suffix"),
         ([("../1.jpg", b"x")], "which leads out"),
         ([("/1.jpg", b"x")], "which leads out"),
         ([], "at least one sample"),

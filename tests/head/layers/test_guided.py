@@ -1,4 +1,4 @@
-"""MGSM: both forms of the residual agree with each other and with a transcription of the paper's equations."""
+"""MGSM agrees with a transcription of the paper's equations, in both forms."""
 
 import itertools
 
@@ -34,7 +34,7 @@ def grow(task, **options):
     return GuidedLayer(**{**SETTINGS, **options}).build(*task, seed=1)
 
 
-def test_equals_the_papers_equations(task):
+def test_construction_equals_the_papers_equations(task):
     Z, Y = task
     layer = grow(task, contraction=0.9999)
     sampler = UnitSampler(Z, SETTINGS["scales"], "gaussian", 1, "mgsm")
@@ -58,7 +58,7 @@ def test_equals_the_papers_equations(task):
 
 
 @pytest.mark.parametrize("form", ["dense", "factored"])
-def test_forms_agree(task, form, device, monkeypatch):
+def test_dense_and_factored_forms_agree(task, form, device, monkeypatch):
     reference = grow(task)
     assert reference.construction.form == "dense"
     monkeypatch.setattr(module, "choose_form", lambda *arguments: form)
@@ -76,47 +76,42 @@ def test_every_block_contracts_the_residual(task):
     assert all(b <= 0.99 * a * (1 + 1e-12) for a, b in itertools.pairwise(energies))
 
 
-def test_statuses(task):
+def test_status_says_why_the_construction_stopped(task):
     assert grow(task, tol=10.0, n_units=5).status == "converged"
     capped = grow(task, max_units=37, contraction=0.9999)
     assert (capped.status, capped.n_units) == ("capped", 37)  # the last block is cut
-    with pytest.warns(
-        ConstructionWarning, match="exhausted at .* units with an RMSE of"
-    ):
+    with pytest.warns(ConstructionWarning, match="stopped at .* with an RMSE of"):
         layer = grow(task, scales=(1e-6,), contraction=0.9, max_units=1000)
     assert layer.status == "exhausted"
 
 
-def test_nothing_admissible_at_all(task):
-    with pytest.raises(ConstructionError, match="at least one block"):
+def test_no_admissible_block_is_an_error(task):
+    with pytest.raises(ConstructionError, match="accepted no block"):
         grow(task, scales=(1e-9,), contraction=1e-9)
 
 
-def test_printed_inequality_stops_early(task):
-    """The finding that makes `exact` the default: the literal inequality admits little after the first block."""
+def test_theorem_criterion_stops_after_few_blocks(task):
     with pytest.warns(ConstructionWarning):
         literal = grow(task, criterion="theorem", max_units=1000)
     assert literal.n_units <= 20
     assert literal.status == "exhausted"
 
 
-def test_the_schedule_never_goes_back(task):
+def test_scales_never_decrease(task):
     with pytest.warns(ConstructionWarning):
-        advance = grow(
-            task, scales=(1e-5, 0.004, 0.02), contraction=0.9, max_units=2000
-        )
-    scales = [r.scale for r in advance.log]
+        grown = grow(task, scales=(1e-5, 0.004, 0.02), contraction=0.9, max_units=2000)
+    scales = [r.scale for r in grown.log]
     assert scales == sorted(scales)
 
 
-def test_fixed_width_is_filled(task):
+def test_layer_is_filled_up_to_n_units(task):
     layer = grow(task, n_units=200, max_units=200, tol=0.3)
     assert layer.n_units == 200
     assert layer.construction.n_guided < 200
     assert layer.status == "converged"
 
 
-def test_candidates_do_not_depend_on_their_number(task):
+def test_first_candidates_do_not_depend_on_the_number_of_candidates(task):
     Z, _ = task
     sampler = UnitSampler(Z, (0.1,), "gaussian", 0, "x")
     assert torch.equal(sampler.normals(3, 2, 10), sampler.normals(3, 5, 10)[:2])
@@ -124,7 +119,7 @@ def test_candidates_do_not_depend_on_their_number(task):
 
 @pytest.mark.parametrize("bias", ["gaussian", "points"])
 @pytest.mark.parametrize("scales", ["paper", "auto", (0.1, 0.2)])
-def test_same_seed_same_layer_whatever_else_runs(task, scales, bias):
+def test_layer_depends_on_its_seed_and_not_on_the_global_rng(task, scales, bias):
     options = {"scales": scales, "bias": bias, "n_units": 50, "tol": 0.0}
     a = grow(task, **options)
     torch.manual_seed(123)
@@ -143,7 +138,7 @@ def test_auto_scales_follow_the_features(task):
         assert float(spread.max()) < 5.0
 
 
-def test_units_beside_a_link_are_grown_on_what_it_leaves(task):
+def test_direct_link_leaves_its_residual_to_the_units(task):
     Z, Y = task
     layer = grow(task, scales=(0.3,), max_units=30, direct_link=True)
     link = Z - Z.mean(dim=0)
@@ -162,7 +157,7 @@ def test_units_beside_a_link_are_grown_on_what_it_leaves(task):
     )
 
 
-def test_parameters_are_checked():
+def test_unknown_parameters_and_bad_scales_are_rejected():
     with pytest.raises(ParameterError, match="nearest: 'block_size'"):
         layer_from_plain({"kind": "guided", "blocksize": 3})
     for scales in ((0.1, -1), 3):

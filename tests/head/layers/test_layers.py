@@ -63,7 +63,7 @@ def test_frozen_map_properties(name, task, device):
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_restore_is_the_same_map(name, task):
+def test_a_map_survives_its_archive_bit_for_bit(name, task):
     layer = LAYERS[name].build(*task, seed=2)
     back = from_archive(FeatureMap, to_archive(layer))
     assert back.same_map(layer)
@@ -75,10 +75,8 @@ def test_restore_is_the_same_map(name, task):
 
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_parameters_survive_as_plain_values(name):
-    assert (
-        layer_from_plain(json.loads(json.dumps(LAYERS[name].to_plain())))
-        == LAYERS[name]
-    )
+    plain = json.loads(json.dumps(LAYERS[name].to_plain()))
+    assert layer_from_plain(plain) == LAYERS[name]
 
 
 def test_wider_layers_begin_with_narrower_ones(task):
@@ -93,7 +91,7 @@ def test_wider_layers_begin_with_narrower_ones(task):
     ("features", "units", "rows"),
     [(7, 20, 4000), (64, 150, 9), (100, 128, 1), (300, 700, 500)],
 )
-def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(
+def test_fourier_units_equal_explicit_products_of_signs_and_hadamard_matrices(
     features, units, rows, rng
 ):
     Z = torch.randn(rows, features, generator=rng, dtype=torch.float64)
@@ -102,19 +100,19 @@ def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(
     order = signs.shape[2]
     H = scipy.linalg.hadamard(order)
     small = len(layer.factors()[1])
-    turned = [np.eye(order)] * signs.shape[1]
-    for turn in signs:
+    rotated = [np.eye(order)] * signs.shape[1]
+    for rotation in signs:
         products = [
             matrix * sign @ H / order**0.5
-            for matrix, sign in zip(turned, turn, strict=True)
+            for matrix, sign in zip(rotated, rotation, strict=True)
         ]
-        turned = [
+        rotated = [
             one.reshape(order, small, -1).transpose(0, 2, 1).reshape(order, order)
             for one in products
         ]
-    for matrix in turned:
+    for matrix in rotated:
         assert np.allclose(matrix.T @ matrix, np.eye(order))
-    weights = 0.6**0.5 * order**0.5 * np.concatenate(turned, axis=1)[:features, :units]
+    weights = 0.6**0.5 * order**0.5 * np.concatenate(rotated, axis=1)[:features, :units]
     assert np.allclose(input_weights(layer).numpy(), weights)
     assert np.allclose(
         layer.transform(Z).numpy(),
@@ -122,7 +120,7 @@ def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(
     )
 
 
-def test_fourier_units_are_the_same_bits_everywhere():
+def test_fourier_signs_and_phases_do_not_depend_on_the_machine():
     signs, phases = (
         FourierLayer(100, gamma=1.0)
         .build(torch.ones(2, 70), torch.eye(2), seed=7)
@@ -139,7 +137,7 @@ def test_fourier_approximates_its_kernel(task):
     assert float((H @ H.T - kernel).abs().max()) < 0.03
 
 
-def test_link_has_equal_energy(task):
+def test_direct_link_has_the_energy_of_the_units(task):
     layer = FourierLayer(n_units=50).build(*task)
     H = layer.transform(task[0])
     units = H[:, :50]
@@ -149,7 +147,7 @@ def test_link_has_equal_energy(task):
 
 
 def test_scsm_equals_its_definition(task):
-    """Every accepted unit satisfies the inequality, and the residual is the pseudo-inverse's."""
+    """Accepted units satisfy the inequality; the residual is the pseudo-inverse's."""
     Z, Y = task
     layer = SCSMLayer(n_units=15, n_candidates=30).build(Z, Y, seed=4)
     H = layer.transform(Z).numpy()
@@ -161,11 +159,11 @@ def test_scsm_equals_its_definition(task):
         )
     before = T - H[:, :5] @ np.linalg.pinv(H[:, :5]) @ T
     h = H[:, 5]
-    falls = (h @ before) ** 2 / (h @ h)
-    assert (falls >= (1 - 0.999999 - 1e-6 / 6) * (before**2).sum(axis=0)).all()
+    drops = (h @ before) ** 2 / (h @ h)
+    assert (drops >= (1 - 0.999999 - 1e-6 / 6) * (before**2).sum(axis=0)).all()
 
 
-def test_scsm_statuses(task):
+def test_scsm_reports_why_it_stopped(task):
     Z, Y = task
     assert SCSMLayer(n_units=5).build(Z, Y).status == "capped"
     interpolated = SCSMLayer(n_units=300, n_candidates=50).build(Z, Y)
@@ -175,7 +173,7 @@ def test_scsm_statuses(task):
     assert ridge.n_units == 100
 
 
-def test_normalization():
+def test_auto_normalization_depends_on_the_sign_of_the_features():
     positive = torch.tensor([[1.0, 4.0]])
     signed = torch.tensor([[-1.0, 4.0]])
     assert resolve_normalization("auto", positive) == "sqrt-l2"
@@ -188,7 +186,7 @@ def test_normalization():
 
 
 @pytest.mark.parametrize(("features", "width"), [(5, 700), (384, 3000), (64, 64)])
-def test_blocks_of_fourier_units_may_be_worked_out_together(
+def test_fourier_blocks_computed_together_equal_blocks_computed_alone(
     features: int, width: int
 ) -> None:
     Z = torch.randn(
@@ -196,7 +194,7 @@ def test_blocks_of_fourier_units_may_be_worked_out_together(
     )
     layer = FourierMap(features=features, width=width, seed=3, bandwidth=0.5)
     one, all_at_once = (
-        torch.cat([part.clone() for _, part in layer._turned(Z, n)])
+        torch.cat([part.clone() for _, part in layer.rotate(Z, n)])
         for n in (1, layer.blocks)
     )
     torch.testing.assert_close(one, all_at_once, rtol=1e-12, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Statistics of made-up classes, written out by hand."""
+"""Synthetic classes with explicit statistics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ class Classes:
 
     def __init__(self, classes: int, width: int, rows: int, seed: int = 0) -> None:
         source = torch.Generator().manual_seed(seed)
-        means = (
-            2.0
-            * torch.randn(classes, width, generator=source, dtype=torch.float64)
-            / width**0.5
-        )
+        means = torch.randn(classes, width, generator=source, dtype=torch.float64)
+        means = 2.0 * means / width**0.5
         self.codes = torch.arange(classes * rows) % classes
         spread = torch.linspace(0.2, 1.0, width, dtype=torch.float64)
         noise = torch.randn(

@@ -1,4 +1,4 @@
-"""Weights of blocks: slopes against differences, the score against dense inverses, sensible where there is little."""
+"""Block weights: scores against dense inverses, slopes against differences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = (5, 9, 4)
 def statistics(
     rows: int, seed: int = 0, noise: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return sums over rows whose first block separates four classes, whose second is noise, whose third helps."""
+    """Return G, Q and counts. The first block separates classes."""
     source = torch.Generator().manual_seed(seed)
     codes = torch.arange(rows) % 4
     H = noise * torch.randn(rows, sum(SIZES), generator=source, dtype=torch.float64)
@@ -30,24 +30,23 @@ def statistics(
 
 def search(
     gram: torch.Tensor, cross: torch.Tensor, counts: torch.Tensor
-) -> module._DenseSearch:
+) -> module._EstimatedSearch:
     mean = cross.sum(dim=1) / counts.sum()
     total = gram - counts.sum() * torch.outer(mean, mean)
-    return module._DenseSearch(
+    return module._EstimatedSearch(
         total, cross - torch.outer(mean, counts), counts, SIZES, None
     )
 
 
-def test_score_is_that_of_a_diagonal_ridge_by_hand(monkeypatch):
+def test_estimated_score_equals_a_dense_ridge_per_block(monkeypatch):
     gram, cross, counts = statistics(300)
     made = search(gram, cross, counts)
     ridges = torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64)
-    made.signs = math.sqrt(len(gram)) * torch.eye(
-        len(gram), dtype=torch.float64
-    )  # exact traces
+    # Orthogonal probes give exact traces.
+    made.signs = math.sqrt(len(gram)) * torch.eye(len(gram), dtype=torch.float64)
     monkeypatch.setattr(module, "PROBES", len(gram))
-    score, _ = made._score(ridges)
-    T = made.total.numpy()
+    score, _ = made.log_gcv(ridges)
+    T = made.scatter.numpy()
     Q = made.cross.numpy()
     n = 300.0
     R = np.diag(np.repeat(np.exp(ridges.numpy()), SIZES))
@@ -57,20 +56,20 @@ def test_score_is_that_of_a_diagonal_ridge_by_hand(monkeypatch):
     assert score == pytest.approx(math.log(n * rss / (n - 1 - df) ** 2), rel=1e-9)
 
 
-def test_noise_is_switched_off_and_energy_stays(monkeypatch):
+def test_noise_gets_a_small_weight_and_the_energy_is_kept(monkeypatch):
     gram, cross, counts = statistics(2000)
-    judged = []
-    parts = module._DenseSearch._parts
+    evaluations = []
+    residual = module._EstimatedSearch.residual
     monkeypatch.setattr(
-        module._DenseSearch,
-        "_parts",
-        lambda self, ridges: judged.append(1) or parts(self, ridges),
+        module._EstimatedSearch,
+        "residual",
+        lambda self, ridges: evaluations.append(1) or residual(self, ridges),
     )
     weights = choose_block_weights(gram, cross, counts, SIZES)
     useful, noise, helpful = weights
     assert useful > 3 * noise
     assert helpful > noise
-    assert len(judged) <= 20
+    assert len(evaluations) <= 20
     energies = search(gram, cross, counts).energies
     weighted = float(
         (torch.tensor(weights, dtype=torch.float64).square() * energies).sum()
@@ -78,13 +77,13 @@ def test_noise_is_switched_off_and_energy_stays(monkeypatch):
     assert weighted == pytest.approx(float(energies.sum()))
 
 
-def test_few_rows_stay_near_equal():
+def test_few_rows_give_nearly_equal_weights():
     near = choose_block_weights(*statistics(12), SIZES)
     far = choose_block_weights(*statistics(2000), SIZES)
     assert max(near) / min(near) < 0.5 * max(far) / min(far)
 
 
-def test_weights_come_on_top_of_those_given():
+def test_weights_multiply_the_given_ones():
     gram, cross, counts = statistics(400)
     once = torch.tensor(
         choose_block_weights(gram, cross, counts, SIZES), dtype=torch.float64
@@ -101,7 +100,7 @@ def test_weights_come_on_top_of_those_given():
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_units_of_the_features_do_not_matter(scale):
+def test_weights_do_not_depend_on_the_scale_of_the_features(scale):
     gram, cross, counts = statistics(200)
     plain = choose_block_weights(gram, cross, counts, SIZES)
     assert choose_block_weights(
@@ -109,7 +108,7 @@ def test_units_of_the_features_do_not_matter(scale):
     ) == pytest.approx(plain, rel=1e-3)
 
 
-def test_nothing_to_choose_from_is_equal():
+def test_degenerate_statistics_give_equal_weights():
     gram, cross, counts = statistics(200)
     assert choose_block_weights(gram, cross, counts, (18,)) == (1.0,)
     one = choose_block_weights(gram, cross[:, :1], counts[:1], SIZES)  # one class
@@ -125,7 +124,7 @@ def test_nothing_to_choose_from_is_equal():
     assert alone == one
 
 
-def test_a_constant_block_does_no_harm():
+def test_a_constant_block_gets_a_finite_weight():
     gram, cross, counts = statistics(300)
     gram[5:14], gram[:, 5:14], cross[5:14] = 0.0, 0.0, 0.0
     weights = choose_block_weights(gram, cross, counts, SIZES)
@@ -133,7 +132,7 @@ def test_a_constant_block_does_no_harm():
 
 
 @pytest.mark.parametrize("form", ["dense", "compact"])
-def test_scaled_statistics_are_those_of_scaled_rows(form):
+def test_scaled_statistics_equal_statistics_of_scaled_rows(form):
     source = torch.Generator().manual_seed(1)
     H = torch.randn(6, 10, generator=source, dtype=torch.float64)
     Y = torch.eye(6, 3).double()
@@ -151,8 +150,8 @@ def test_scaled_statistics_are_those_of_scaled_rows(form):
     assert torch.allclose(sums, (H * scale)[:, 2:7].T @ Y, atol=1e-9)
 
 
-def few(rows: int, apart: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows of 60 columns, of which the first tell three classes, and their targets."""
+def few_rows(rows: int, distance: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows with 60 columns, the first of which separate classes, and targets."""
     codes = torch.arange(rows) % 3
     H = (
         torch.randn(
@@ -160,7 +159,7 @@ def few(rows: int, apart: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
         )
         + 1.0
     )
-    H[torch.arange(rows), codes] += apart
+    H[torch.arange(rows), codes] += distance
     return H, torch.nn.functional.one_hot(codes, 3).double()
 
 
@@ -168,47 +167,47 @@ WIDE = (20, 30, 10)
 
 
 def searches(rows: int) -> list[module._WeightSearch]:
-    """Return the search for few rows from the rows themselves, and from sums of products of columns."""
-    H, Y = few(rows)
+    """Return exact searches from rows and from the scatter of their columns."""
+    H, Y = few_rows(rows)
     one = torch.eye(rows).double() - 1.0 / rows
     counts = Y.sum(dim=0)
     centred = H - H.mean(dim=0)
-    sums = module._ThinSearch(
+    sums = module._ExactSearch(
         centred.T @ centred, centred.T @ Y, None, counts, WIDE, None
     )
-    return [module._ThinSearch(one, Y - Y.mean(dim=0), H.T, counts, WIDE, None), sums]
+    return [module._ExactSearch(one, Y - Y.mean(dim=0), H.T, counts, WIDE, None), sums]
 
 
 @pytest.mark.parametrize("rows", [15, 60])
-def test_score_of_few_rows_is_that_of_a_diagonal_ridge_by_hand(rows):
+def test_exact_score_equals_a_dense_ridge_per_block(rows):
     ridges = torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64)
-    X, Y = (part.numpy() - part.numpy().mean(axis=0) for part in few(rows))
+    X, Y = (part.numpy() - part.numpy().mean(axis=0) for part in few_rows(rows))
     R = np.diag(np.repeat(np.exp(ridges.numpy()), WIDE))
     hat = X @ np.linalg.inv(X.T @ X + R) @ X.T
     rss = np.sum((Y - hat @ Y) ** 2)
     df = np.trace(hat)
     for made in searches(rows):
-        assert made._score(ridges)[0] == pytest.approx(
+        assert made.log_gcv(ridges)[0] == pytest.approx(
             math.log(rows * rss / (rows - 1 - df) ** 2), rel=1e-8
         )
 
 
 @pytest.mark.parametrize("made", [search(*statistics(200)), *searches(30)])
-def test_slopes_are_those_of_the_score(made):
+def test_gradient_equals_differences_of_the_objective(made):
     at = torch.tensor([0.3, 2.0, -0.5], dtype=torch.float64)
-    _, slopes = made._judge(at)
+    _, slopes = made.objective(at)
     for block in range(3):
         move = torch.zeros(3, dtype=torch.float64)
         move[block] = 1e-5
-        difference = (made._judge(at + move)[0] - made._judge(at - move)[0]) / 2e-5
+        difference = (
+            made.objective(at + move)[0] - made.objective(at - move)[0]
+        ) / 2e-5
         assert float(slopes[block]) == pytest.approx(difference, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "rows", [12, 30, 60, 90]
-)  # as many as columns and fewer, and more
-def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
-    H, Y = few(rows, apart=2.0)
+@pytest.mark.parametrize("rows", [12, 30, 60, 90])  # for 60 columns
+def test_weights_do_not_depend_on_the_coordinates_of_the_statistics(rows):
+    H, Y = few_rows(rows, distance=2.0)
     counts = Y.sum(dim=0)
     given = (1.0, 0.7, 1.3)
     expected = choose_block_weights(H.T @ H, H.T @ Y, counts, WIDE, given)
@@ -221,7 +220,7 @@ def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
         assert found == pytest.approx(expected, rel=1e-8)
 
 
-def test_copies_of_one_row_are_equal_in_their_own_coordinates():
+def test_copies_of_one_row_give_equal_weights():
     H = torch.ones(8, 40, dtype=torch.float64)
     Y = torch.nn.functional.one_hot(torch.arange(8) % 2, 2).double()
     assert choose_block_weights(
@@ -229,7 +228,7 @@ def test_copies_of_one_row_are_equal_in_their_own_coordinates():
     ) == (1.0, 1.0)
 
 
-def test_weights_in_use_stay_where_others_are_hardly_better():
+def test_current_weights_are_kept_unless_others_are_better():
     gram, cross, counts = statistics(2000)
     best = choose_block_weights(
         gram,

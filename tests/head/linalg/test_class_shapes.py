@@ -1,4 +1,4 @@
-"""Shapes of classes: sums that add and subtract exactly, and what their terms do at the ends."""
+"""Class shapes: sums add and subtract exactly, and terms are bounded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def learn(P, codes, classes=3):
     return empty.group([[]] * classes).add(P, codes)
 
 
-def test_nothing_is_refused_without_bound(rows):
+def test_terms_of_distant_rows_stop_at_the_floor(rows):
     P, codes = rows
     scores = ShapeScores(learn(P, codes), torch.bincount(codes), strength=10.0)
     far = scores.add(1000.0 * P[:1], torch.zeros(1, 3, dtype=torch.float64))
@@ -40,7 +40,7 @@ def test_nothing_is_refused_without_bound(rows):
     )
 
 
-def test_strength_follows_the_data():
+def test_strength_is_larger_if_classes_have_equal_shapes():
     source = torch.Generator().manual_seed(3)
     codes = torch.arange(2000) % 20
     alike = torch.randn(2000, 6, generator=source, dtype=torch.float64)
@@ -53,20 +53,20 @@ def test_strength_follows_the_data():
     assert strengths[0] > 10 * strengths[1]
 
 
-def test_only_the_likeliest_classes_are_looked_at(rows, monkeypatch):
+def test_only_the_likeliest_classes_get_terms(rows, monkeypatch):
     P, codes = rows
     monkeypatch.setattr(module, "LIKELIEST", 2)
     scores = ShapeScores(learn(P, codes), torch.bincount(codes))
     linear = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
     got = scores.add(P[:1], linear)
-    assert sorted(scores._own) == [0, 1]
+    assert sorted(scores._terms) == [0, 1]
     assert float(got[0, 2]) < float(got[0, :2].max())
     terms = got - linear
     assert float(terms[0, 2]) == pytest.approx(min(float(terms[0, :2].min()), 0.0))
 
 
 @pytest.mark.parametrize("P", [torch.ones(6, 3).double(), torch.zeros(6, 3).double()])
-def test_copies_add_nothing(P):
+def test_copies_of_one_row_give_no_terms(P):
     codes = torch.arange(6) % 2
     scores = ShapeScores(learn(P, codes, 2), torch.bincount(codes))
     linear = torch.randn(
@@ -83,7 +83,7 @@ COUNTS = [1, 5, 12, 40]
 
 @pytest.fixture
 def uneven():
-    """Rows in 24 directions: three classes of up to half as many rows, which are held as factors, and one of more."""
+    """Three classes with factors (at most 12 rows) and one with a triangle."""
     source = torch.Generator().manual_seed(1)
     codes = torch.repeat_interleave(torch.arange(4), torch.tensor(COUNTS))
     scale = torch.linspace(3.0, 0.1, K, dtype=torch.float64)
@@ -113,7 +113,7 @@ def assert_squares(shapes, expected):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_few_rows_take_few_numbers_and_every_sum_is_exact(uneven, weighted):
+def test_sums_and_differences_are_exact_with_factors_and_triangles(uneven, weighted):
     P, codes, weights = uneven
     weights = weights if weighted else None
 
@@ -150,14 +150,11 @@ def test_few_rows_take_few_numbers_and_every_sum_is_exact(uneven, weighted):
     )
 
 
-def test_a_factor_tells_what_the_sum_tells_and_no_row(uneven):
+def test_factors_depend_on_the_sum_and_contain_no_row(uneven):
     P, codes, _ = uneven
     mine = P[codes == 1]
-    mine[:, 0] = (
-        # A plain QR factorisation would leave rows as they are where the first columns
-        # are zero
-        0.0
-    )
+    # A plain QR factorisation would keep rows whose first columns are zero.
+    mine[:, 0] = 0.0
     turn = torch.linalg.qr(
         torch.randn(
             5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64
@@ -171,7 +168,7 @@ def test_a_factor_tells_what_the_sum_tells_and_no_row(uneven):
     assert float(torch.cdist(one.view(5, K), torch.cat([mine, -mine])).min()) > 0.1
 
 
-def test_terms_of_few_rows_are_those_of_their_covariance(uneven):
+def test_terms_equal_log_likelihood_ratios_of_explicit_covariances(uneven):
     P, codes, _ = uneven
     counts = torch.tensor(COUNTS).double()
     nu = 7.0
@@ -208,7 +205,7 @@ def test_terms_of_few_rows_are_those_of_their_covariance(uneven):
     torch.testing.assert_close(torch.maximum(found, scores.floors[2]), terms[:, 2])
 
 
-def test_the_strength_is_that_of_whole_scatters(uneven, monkeypatch):
+def test_strength_does_not_depend_on_factors_or_triangles(uneven, monkeypatch):
     P, codes, _ = uneven
     found = ShapeScores(learn(P, codes, 4), torch.tensor(COUNTS)).strength
     monkeypatch.setattr(module, "_has_few_rows", lambda pieces, k: False)
@@ -217,17 +214,16 @@ def test_the_strength_is_that_of_whole_scatters(uneven, monkeypatch):
     assert ShapeScores(whole, torch.tensor(COUNTS)).strength == found
 
 
-def test_rows_never_learned_cannot_go(uneven):
+def test_removing_rows_never_learned_is_detected(uneven):
     P, codes, _ = uneven
     learned = learn(P, codes, 4)
-    with pytest.raises(NumericalError, match="those of some samples"):  # of a factor
+    with pytest.raises(NumericalError, match="not those of any samples"):  # a factor
         learned.add(50.0 + P[7:9], codes[7:9], -1.0)
-    assert not learned.add(50.0 + P[20:23], codes[20:23], -1.0).is_plausible(
-        torch.tensor(COUNTS)
-    )  # of a whole sum
+    removed = learned.add(50.0 + P[20:23], codes[20:23], -1.0)  # a triangle
+    assert not removed.is_plausible(torch.tensor(COUNTS))
 
 
-def test_files_with_moments_that_none_can_have_are_refused(uneven):
+def test_impossible_moments_are_rejected(uneven):
     P, codes, _ = uneven
     shapes = learn(P, codes, 4)
     counts = torch.tensor(COUNTS)
@@ -242,14 +238,9 @@ def test_files_with_moments_that_none_can_have_are_refused(uneven):
     ):
         with pytest.raises(FileFormatError, match="moment"):
             replace(shapes, ranks=torch.tensor(ranks)).check()
-    for factor in (
-        0.1,
-        1e200,
-    ):  # less spread than the sums need, and more than can be added up
+    for factor in (0.1, 1e200):  # negative variances, overflow
         assert not replace(shapes, moments=factor * shapes.moments).is_plausible(counts)
-    shapes.sums[2:] += (
-        3.0  # the means then lie where the squares leave no room for them
-    )
+    shapes.sums[2:] += 3.0  # the means then exceed the second moments
     for code in (2, 3):
-        with pytest.raises(NumericalError, match="must be those of some samples"):
+        with pytest.raises(NumericalError, match="not those of any samples"):
             ShapeScores(shapes, counts, strength=1.0).quadratics([code])

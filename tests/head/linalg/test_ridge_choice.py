@@ -1,4 +1,4 @@
-"""The chosen ridge: against scikit-learn, leave-one-out, and a search over the whole grid with exact traces."""
+"""The chosen ridge, against scikit-learn, leave-one-out and exhaustive search."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_cholesky_reports_the_jitter_it_needed():
         safe_cholesky(singular, allow_jitter=False)
 
 
-def test_cholesky_gives_up_with_the_usual_causes():
+def test_cholesky_error_lists_the_usual_causes():
     with pytest.raises(NumericalError, match="Usual causes: alpha too small"):
         safe_cholesky(torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)))
 
@@ -65,7 +65,7 @@ def test_weights_and_scores_equal_scikit_learn(data, stats, alpha):
 
 @pytest.mark.parametrize("alpha", [1e-8, 1e-4, 1.0])
 def test_gcv_with_fewer_rows_than_features(rng, alpha):
-    """The fit is nearly perfect here: against the dual form, which subtracts nothing."""
+    """The fit is nearly perfect. The dual form needs no differences."""
     H = torch.randn(20, 60, generator=rng, dtype=torch.float64)
     Y = torch.eye(4, dtype=torch.float64)[torch.arange(20) % 4]
     state = RidgeStatistics.create(60, 4).update(H, Y)
@@ -74,7 +74,7 @@ def test_gcv_with_fewer_rows_than_features(rng, alpha):
     assert gcv_scores(state, [alpha])[0] == pytest.approx(truth, rel=1e-6)
 
 
-def test_gcv_choice_is_not_fooled_by_samples_that_occur_twice(rng):
+def test_gcv_choice_is_robust_to_duplicate_samples(rng):
     H = torch.randn(200, 400, generator=rng, dtype=torch.float64) * torch.logspace(
         0, -1.5, 400, dtype=torch.float64
     )
@@ -90,7 +90,6 @@ def test_gcv_choice_is_not_fooled_by_samples_that_occur_twice(rng):
 
 
 def test_gcv_choice_is_near_leave_one_out(data, stats):
-    """RidgeCV's exact leave-one-out is the independent judge of the minimiser."""
     grid = alpha_grid(1.0)
     alpha, minimiser = choose_by_gcv(stats, 1.0)
     loo = (
@@ -101,7 +100,7 @@ def test_gcv_choice_is_near_leave_one_out(data, stats):
     assert alpha <= minimiser
 
 
-def test_eigenvalues_that_cannot_be_computed_are_a_typed_error():
+def test_eigenvalues_of_nan_are_a_numerical_error():
     with pytest.raises(NumericalError, match="eigenvalues"):
         symmetric_eigh(torch.full((4, 4), float("nan"), dtype=torch.float64))
 
@@ -109,8 +108,8 @@ def test_eigenvalues_that_cannot_be_computed_are_a_typed_error():
 # -- the ridge of the denoised readout -------------------------------------------------
 
 
-def exact(geometry, energy):
-    """Return the step of every quantity by eigenvalues and dense inverses."""
+def exhaustive(geometry, energy):
+    """Return scores and leverages of all steps by dense inverses."""
     counts = geometry.counts
     S = geometry.scatter
     n = float(counts.sum())
@@ -140,7 +139,9 @@ def exact(geometry, energy):
     [(10, 60, 40), (30, 200, 8), (5, 40, 30), (40, 50, 30)],
 )
 @pytest.mark.parametrize("start", [None, -9, 6])
-def test_against_the_whole_grid(make_classes, classes, width, rows, start, monkeypatch):
+def test_search_finds_the_best_step_with_few_factorisations(
+    make_classes, classes, width, rows, start, monkeypatch
+):
     made = make_classes(classes, width, rows)
     energy = float((made.rows - made.rows.mean(dim=0)).square().sum(dim=1).mean())
     geometry = made.geometry()
@@ -153,7 +154,7 @@ def test_against_the_whole_grid(make_classes, classes, width, rows, start, monke
 
     monkeypatch.setattr(module, "safe_cholesky", counted)
     alpha, step = choose_ridge(geometry, energy, start)
-    scores, leverages = exact(geometry, energy)
+    scores, leverages = exhaustive(geometry, energy)
     allowed = min(step for step in leverages if leverages[step] <= module.MAX_LEVERAGE)
     best = min((step for step in scores if step >= allowed), key=scores.__getitem__)
     wanted = max(best - 2, allowed)
@@ -161,32 +162,29 @@ def test_against_the_whole_grid(make_classes, classes, width, rows, start, monke
     assert alpha == pytest.approx(energy * 10 ** (step / 4))
     assert 0 < len(factored) <= 12
     factored.clear()
-    assert choose_ridge(geometry, energy, step) == (
-        alpha,
-        step,
-    )  # from where it ended little is needed
+    assert choose_ridge(geometry, energy, step) == (alpha, step)
     assert len(factored) <= 6
-    monkeypatch.setattr(module, "SINGLE_ABOVE", 0)
+    monkeypatch.setattr(module, "SINGLE_PRECISION_ABOVE", 0)
     factored.clear()
     assert choose_ridge(geometry, energy, start)[1] == step
     assert not factored  # in single precision alone
 
 
-def test_many_classes_take_the_other_way(make_classes, monkeypatch):
+def test_both_regressions_give_the_same_score(make_classes, monkeypatch):
     made = make_classes(10, 60, 40)
     search = module._RidgeSearch(made.geometry(), 2.0)
     one = search.gcv(-3)
     other = module._RidgeSearch(made.geometry(), 2.0)
-    other.width = 1  # as if there were more classes than columns
+    other.width = 1  # forces the regression on the total scatter
     assert one == pytest.approx(other.gcv(-3), rel=0.02)  # two estimates of a trace
 
 
-def test_one_row_per_class_is_degenerate(make_classes):
+def test_one_row_per_class_gives_the_ridge_of_the_energy(make_classes):
     made = make_classes(8, 5, 1)
     assert choose_ridge(made.geometry(), 3.0) == (3.0, 0)
 
 
-def test_constant_rows_are_degenerate(make_classes):
+def test_constant_rows_give_a_finite_ridge(make_classes):
     made = make_classes(3, 4, 5)
     made.rows = torch.ones_like(made.rows)
     assert math.isfinite(choose_ridge(made.geometry(), 0.0)[0])
@@ -194,7 +192,7 @@ def test_constant_rows_are_degenerate(make_classes):
 
 @pytest.mark.parametrize("rows", [4, 20])  # with exact traces and with estimated ones
 @pytest.mark.parametrize("classes", [8, 40])
-def test_the_form_of_the_same_rows_does_not_matter(make_classes, rows, classes):
+def test_dense_and_compact_statistics_give_the_same_scores(make_classes, rows, classes):
     made = make_classes(classes, 1100, rows)
     Y = torch.nn.functional.one_hot(made.codes, classes).double()
     compact = RidgeStatistics.create(1100, classes, "compact").update(made.rows, Y)
@@ -209,12 +207,12 @@ def test_the_form_of_the_same_rows_does_not_matter(make_classes, rows, classes):
         assert mine == pytest.approx(other, rel=1e-8)
 
 
-def test_a_ridge_in_use_stays_while_it_is_within_a_quarter_of_a_decade(make_classes):
+def test_known_ridge_is_kept_within_a_quarter_of_a_decade(make_classes):
     made = make_classes(10, 60, 40)
     geometry = made.geometry()
     energy = float((made.rows - made.rows.mean(dim=0)).square().sum(dim=1).mean())
     alpha, step = choose_ridge(geometry, energy)
-    known = SolvedScatter.of(geometry, 1.02 * alpha)  # as chosen from a little less
+    known = SolvedScatter.of(geometry, 1.02 * alpha)  # chosen from slightly fewer rows
     found = choose_ridge(geometry, energy, step, known)
     assert found == (known.alpha, step)
     far = SolvedScatter.of(geometry, alpha * 10**2)

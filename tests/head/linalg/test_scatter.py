@@ -1,4 +1,4 @@
-"""The followed solution is the one solved from scratch, whatever was learned and unlearned in between."""
+"""Followed solutions equal solutions from scratch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from evergrow.head.linalg.scatter import MAX_CORRECTIONS, MeanEstimates, SolvedS
 ALPHA = 0.03
 
 
-def close(one: SolvedScatter, other: SolvedScatter, tolerance: float = 1e-10) -> None:
+def assert_close(
+    one: SolvedScatter, other: SolvedScatter, tolerance: float = 1e-10
+) -> None:
     scale = float(other.solve_means().abs().max())
     torch.testing.assert_close(
         one.solve_means() / scale, other.solve_means() / scale, rtol=0, atol=tolerance
@@ -22,7 +24,7 @@ def close(one: SolvedScatter, other: SolvedScatter, tolerance: float = 1e-10) ->
     assert one.counts.tolist() == other.counts.tolist()
 
 
-def test_it_is_the_inverse(make_classes):
+def test_solutions_equal_those_of_a_dense_solver(make_classes):
     geometry = make_classes(5, 12, 6).geometry()
     solved = SolvedScatter.of(geometry, ALPHA)
     matrix = geometry.scatter + ALPHA * torch.eye(12, dtype=torch.float64)
@@ -41,7 +43,7 @@ def test_it_is_the_inverse(make_classes):
 
 
 @pytest.mark.parametrize("order", [0, 1, 256, 257, 700])
-def test_a_factor_in_panels_is_the_whole_one(order):
+def test_a_factor_in_panels_equals_the_full_factor(order):
     root = torch.randn(
         order,
         order + 9,
@@ -67,7 +69,7 @@ def test_a_factor_in_panels_is_the_whole_one(order):
     )
 
 
-def test_the_matrix_comes_back(make_classes):
+def test_matrix_is_the_inverse_of_solve(make_classes):
     data = make_classes(3, 300, 8)
     solved = SolvedScatter.of(data.geometry(), ALPHA)
     rows = torch.randn(
@@ -79,41 +81,41 @@ def test_the_matrix_comes_back(make_classes):
     )
 
 
-def test_a_thousand_changes(make_classes):
+def test_following_a_thousand_rows_keeps_the_precision(make_classes):
     made = make_classes(10, 40, 130)
     followed = SolvedScatter.of(made.geometry(slice(100)), ALPHA)
-    taken = torch.arange(100, len(made.codes))
+    new_rows = torch.arange(100, len(made.codes))
     for first in range(1000):
         if len(followed.signs) + 3 > MAX_CORRECTIONS:
             followed = SolvedScatter.of(made.geometry(slice(100 + first)), ALPHA)
-        rows = taken[first : first + 1]
+        rows = new_rows[first : first + 1]
         followed = followed.follow(made.rows[rows], made.codes[rows])
-        if first % 3 == 2:  # one of the first hundred goes again
+        if first % 3 == 2:  # unlearn and learn one of the first rows
             gone = torch.tensor([first // 3 % 50])
             followed = followed.follow(made.rows[gone], made.codes[gone], sign=-1)
             followed = followed.follow(made.rows[gone], made.codes[gone])
-    close(followed, SolvedScatter.of(made.geometry(slice(1100)), ALPHA), tolerance=1e-8)
+    assert_close(
+        followed, SolvedScatter.of(made.geometry(slice(1100)), ALPHA), tolerance=1e-8
+    )
 
 
-def test_new_classes_are_placed_among_the_old(make_classes):
+def test_new_classes_are_inserted_between_old_ones(make_classes):
     made = make_classes(6, 20, 10)
     old = torch.nonzero((made.codes != 2) & (made.codes != 5)).ravel()
     new = torch.nonzero((made.codes == 2) | (made.codes == 5)).ravel()
     shrunk = make_classes(6, 20, 10)
     shrunk.rows = made.rows[old]
-    shrunk.codes = made.codes[old].clone()
     shrunk.classes = 4
-    shrunk.codes = torch.tensor(
-        [{0: 0, 1: 1, 3: 2, 4: 3}[code] for code in shrunk.codes.tolist()]
-    )
+    new_codes = {0: 0, 1: 1, 3: 2, 4: 3}
+    shrunk.codes = torch.tensor([new_codes[code] for code in made.codes[old].tolist()])
     followed = SolvedScatter.of(shrunk.geometry(), ALPHA).group(
         [[0], [1], [], [2], [3], []]
     )
     followed = followed.follow(made.rows[new], made.codes[new])
-    close(followed, SolvedScatter.of(made.geometry(), ALPHA))
+    assert_close(followed, SolvedScatter.of(made.geometry(), ALPHA))
 
 
-def test_a_class_of_one_row_changes_no_scatter(make_classes):
+def test_first_row_of_a_class_does_not_change_the_scatter(make_classes):
     made = make_classes(4, 8, 5)
     before = SolvedScatter.of(made.geometry(), ALPHA)
     after = before.group([[0], [1], [2], [3], []]).follow(
@@ -123,7 +125,7 @@ def test_a_class_of_one_row_changes_no_scatter(make_classes):
     assert after.counts.tolist() == [5, 5, 5, 5, 1]
 
 
-def test_the_last_row_of_a_class_is_not_followed(make_classes):
+def test_unlearning_the_last_row_of_a_class_is_rejected(make_classes):
     made = make_classes(3, 5, 1)
     with pytest.raises(UnlearnError, match="last row"):
         SolvedScatter.of(made.geometry(), ALPHA).follow(
@@ -131,10 +133,10 @@ def test_the_last_row_of_a_class_is_not_followed(make_classes):
         )
 
 
-# -- estimated means; tests of the denoised readout write the formulas out -------------
+# -- estimated means; test_denoised.py checks the formulas ----------------------------
 
 
-def test_no_noise_is_the_plain_discriminant(make_classes):
+def test_estimates_without_noise_give_the_plain_discriminant(make_classes):
     geometry = make_classes(7, 15, 4).geometry()
     M = geometry.means
     solved = torch.linalg.solve(
@@ -150,7 +152,7 @@ def test_no_noise_is_the_plain_discriminant(make_classes):
 
 
 @pytest.mark.parametrize("classes", [1, 2])
-def test_equal_means_say_nothing(classes):
+def test_equal_means_give_zero_weights(classes):
     M = torch.ones(4, classes, dtype=torch.float64)
     estimates = MeanEstimates.of(M, M, torch.ones(classes, dtype=torch.float64), 2.0)
     assert bool(torch.isfinite(estimates.offset).all())

@@ -1,4 +1,4 @@
-"""The identities every form of the ridge state must keep, against independent computations."""
+"""Identities of all forms of ridge statistics, against independent computations."""
 
 import dataclasses
 import itertools
@@ -46,7 +46,7 @@ def relative(a, b):
 @pytest.mark.parametrize("sizes", [[80], [1] * 80, [3, 50, 27]])
 def test_incremental_equals_batch(solver, sizes, rng, device):
     H, Y = problem(rng)
-    state = make(solver, device=device)  # which plays no part
+    state = make(solver, device=device)
     order = torch.randperm(80, generator=rng)
     for h, y in zip(H[order].split(sizes), Y[order].split(sizes)):
         state = state.update(h, y)
@@ -58,7 +58,7 @@ def test_incremental_equals_batch(solver, sizes, rng, device):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_targets_begin_at_zero_and_are_added_up_or_dropped(solver, rng):
+def test_target_columns_are_added_summed_and_dropped(solver, rng):
     H, Y = problem(rng)
     state = make(solver, C=2).update(H[:40], Y[:40, :2])
     state = state.group_targets([[1], [], [0]])
@@ -75,7 +75,7 @@ def test_targets_begin_at_zero_and_are_added_up_or_dropped(solver, rng):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_every_operation_leaves_the_state_as_it_was(solver, rng):
+def test_operations_do_not_modify_the_statistics(solver, rng):
     H, Y = problem(rng)
     state = make(solver).update(H[:40], Y[:40])
     before = pickle.dumps(state)
@@ -94,7 +94,7 @@ def test_every_operation_leaves_the_state_as_it_was(solver, rng):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_every_form_bounds_what_it_has_changed(solver, rng):
+def test_error_bound_is_within_tolerance_and_inverse_to_alpha(solver, rng):
     state = create_state(solver, 2000, 1, alpha=0.1, floor=0.1).update(
         low_rank(rng, 50, L=2000), torch.ones(50, 1)
     )
@@ -102,7 +102,7 @@ def test_every_form_bounds_what_it_has_changed(solver, rng):
     assert state.error_bound(0.2) == state.error_bound(0.1) / 2
 
 
-def test_recursive_refuses_to_unlearn_what_was_never_learned(rng):
+def test_recursion_rejects_unlearning_of_unknown_rows(rng):
     state = RecursiveState.of(RidgeStatistics.create(5, 1), 0.1)
     H = torch.randn(10, 5, generator=rng, dtype=torch.float64)
     with pytest.raises(NumericalError, match="not learned before"):
@@ -115,11 +115,8 @@ def low_rank(rng, n, L=400, rank=12, noise=0.0):
     right = torch.randn(
         rank, L, generator=torch.Generator().manual_seed(7), dtype=torch.float64
     )
-    return (
-        0.5
-        + left @ right
-        + noise * torch.randn(n, L, generator=rng, dtype=torch.float64)
-    )
+    extra = torch.randn(n, L, generator=rng, dtype=torch.float64)
+    return 0.5 + left @ right + noise * extra
 
 
 def test_compact_finds_the_rank_and_stays_within_its_bound(rng):
@@ -166,34 +163,28 @@ def test_auto_switches_once_when_the_rank_is_high(rng, monkeypatch):
 
 
 @pytest.mark.parametrize(("n", "form"), [(40, "compact"), (200, "dense")])
-def test_part_is_compact_only_where_that_is_few_bytes(rng, monkeypatch, n, form):
+def test_shards_of_a_dense_whole_are_compact_only_at_low_rank(
+    rng, monkeypatch, n, form
+):
     monkeypatch.setattr(module, "DENSE_BELOW", 10)
     H, Y = problem(rng, n=500, L=500)
     first = RidgeStatistics.create(500, 4, "auto", floor=ALPHA * 1e-9).update(
         H[:300], Y[:300]
     )
-    assert first.empty_like().rank_limit == 0  # nobody said what it is for
+    assert first.empty_like().rank_limit == 0  # not a shard
     part = first.empty_like().with_expected_rows(5_000)
     assert part.growth > 0.9
     learned = part.update(H[300 : 300 + n], Y[300 : 300 + n])
     assert (learned.basis is None) == (form == "dense")
     kept = from_archive(RidgeStatistics, to_archive(part))
-    assert (
-        (kept.growth, kept.rank_limit)
-        == (part.growth, part.rank_limit)
-        == (part.growth, 100)
-    )
-    assert (
-        relative(
-            first.merge(learned).solve(ALPHA).weights,
-            batch_ridge(H[: 300 + n], Y[: 300 + n]),
-        )
-        < 1e-9
-    )
+    assert part.rank_limit == 100
+    assert (kept.growth, kept.rank_limit) == (part.growth, 100)
+    merged = first.merge(learned).solve(ALPHA).weights
+    assert relative(merged, batch_ridge(H[: 300 + n], Y[: 300 + n])) < 1e-9
 
 
-def test_the_papers_regime_keeps_its_digits():
-    """Kappa about 1e9: dense within 1e-8 of batch ridge, recursive within 1e-6, after 40 updates."""
+def test_ill_conditioned_sigmoid_features_keep_their_precision():
+    """Condition number about 1e9, as in the paper, and 40 updates."""
     g = torch.Generator().manual_seed(1)
     d = 100
     L = 600
@@ -204,9 +195,8 @@ def test_the_papers_regime_keeps_its_digits():
     rows = []
     targets = []
     for _ in range(40):
-        H = torch.sigmoid(
-            3.0 * torch.randn(n, d, generator=g, dtype=torch.float64) @ weights
-        )
+        Z = 3.0 * torch.randn(n, d, generator=g, dtype=torch.float64)
+        H = torch.sigmoid(Z @ weights)
         Y = torch.eye(3, dtype=torch.float64)[torch.randint(3, (n,), generator=g)]
         dense = dense.update(H, Y)
         recursive = recursive.update(H, Y)
@@ -222,12 +212,12 @@ def test_the_papers_regime_keeps_its_digits():
 
 
 def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, monkeypatch):
-    """Rows of full rank are not all taken in compactly first: after two blocks it is plain what is coming."""
-    given = []
+    """The rank of one or two blocks predicts that the dense form will be cheaper."""
+    compact_rows = []
     original = RidgeStatistics._accumulate_compact
 
     def accumulate(self, H, *others):
-        given.append(len(H))
+        compact_rows.append(len(H))
         return original(self, H, *others)
 
     monkeypatch.setattr(RidgeStatistics, "_accumulate_compact", accumulate)
@@ -237,7 +227,7 @@ def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, monkeypatch)
     state = RidgeStatistics.create(300, 4, "auto", floor=ALPHA * 1e-9)
     state = state.accumulate([(H[:700], Y[:700]), (H[700:], Y[700:])])
     assert state.basis is None
-    assert given in ([50], [50, 50])
+    assert compact_rows in ([50], [50, 50])
     assert state.count == 1000
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
 
@@ -250,12 +240,10 @@ def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, monkeypatch)
             for solver in SOLVERS
         ),
         ("recursive", "weights", 1e200, "'weights' should have numbers of at most"),
-        ("dense", "gram", 1e305, "cannot be added up"),
+        ("dense", "gram", 1e305, "too large to be added"),
     ],
 )
-def test_numbers_that_no_data_can_make_are_a_file_error(
-    solver, key, size, message, rng
-):
+def test_impossibly_large_numbers_are_a_file_error(solver, key, size, message, rng):
     archive = to_archive(make(solver).update(*problem(rng)))
     tensors = {**archive.tensors, key: size * archive.tensors[key]}
     with pytest.raises(FileFormatError, match=message):
@@ -263,9 +251,7 @@ def test_numbers_that_no_data_can_make_are_a_file_error(
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(SOLVERS, SOLVERS)))
-def test_states_that_went_on_from_one_are_joined_with_it_counted_once(
-    first, second, rng
-):
+def test_merge_with_a_base_counts_the_base_once(first, second, rng):
     base, mine, theirs = (problem(rng, n=n) for n in (30, 20, 25))
     a, b = (make(solver).update(*base) for solver in (first, second))
     other = b.update(*theirs)
@@ -280,7 +266,7 @@ def test_states_that_went_on_from_one_are_joined_with_it_counted_once(
     assert relative(joined.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-7
 
 
-def test_joined_states_of_low_rank_stay_compact(rng):
+def test_merged_statistics_of_low_rank_stay_compact(rng):
     start = RidgeStatistics.create(2000, 3, "auto", floor=ALPHA * 1e-6)
     batches = [
         (

@@ -197,7 +197,7 @@ def test_text_lists_have_paths_and_labels(
             read_text_list(tmp_path / "list.txt")
         return
     named = read_text_list(tmp_path / "list.txt")
-    assert list(zip(named.samples, named.labels)) == found
+    assert list(zip(named.raw_items().values, named.labels)) == found
 
 
 def test_raw_folders_without_a_published_split_warn(

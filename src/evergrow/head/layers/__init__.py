@@ -1,4 +1,4 @@
-"""Layers: parameters that users pass, and the frozen maps that are built from them on the first task."""
+"""Layers: user parameters, and the frozen feature maps built from the first task."""
 
 from evergrow.head.layers.feature_map import (
     ACTIVATIONS,

@@ -1,10 +1,10 @@
-"""From features to the rows that classes are learned on: normalisation, blocks of columns, random units and a link.
+"""Map features to rows: normalisation, block weights, random units, direct link.
 
-An activation is added under a name::
+To add an activation, give it a name::
 
     ACTIVATIONS["softplus"] = Activation(torch.nn.functional.softplus)
 
-With the name of an ONNX operator, layers that use it can be exported.
+A layer can be exported only if its activation names its ONNX operator.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ from evergrow.core.registry import Registry
 from evergrow.core.validation import check_number, from_mapping
 
 CHUNK_BYTES = 256 * 2**20
-"""The largest matrix of activations that is ever held at once, unless a caller states another bound."""
+"""Default bound on the size of a matrix of activations."""
 
+MIN_CONTRAST = 1e-14
+"""Least spread of the activations, as a fraction of their energy.
 
-LEAST_CONTRAST = 1e-14
-"""Share of their energy by which activations must differ; below it, rounding of the statistics drowns that."""
+Smaller differences are lost to rounding in the statistics.
+"""
 
 _CONTRAST_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of every pre-activation.
+    """An elementwise activation function.
 
     Parameters
     ----------
     function : callable
-        From tensors to tensors of the same shape.
-    operator : str
-        Name of the ONNX operator that computes it, if there is one.
+        Maps a tensor to a tensor of the same shape.
+    operator : str, default=""
+        ONNX operator that computes the function. Empty if ONNX has none.
 
     Examples
     --------
@@ -70,14 +72,22 @@ ACTIVATIONS = {
     "cos": Activation(torch.cos),
     "identity": Activation(lambda x: x),
 }
-"""Every activation by name."""
+"""Activations by name."""
 
 
 def resolve_normalization(rule: str, Z: Tensor) -> str:
-    """Settle ``"auto"`` on the first task: signed square root where features are non-negative, then L2.
+    """Replace ``"auto"`` by the rule that suits the first task.
 
-    Pooled activations of most networks are non-negative and heavy-tailed; their square
-    root (the Hellinger map) evens that out.
+    Pooled activations of most networks are non-negative and heavy-tailed. Their square
+    root (the Hellinger map) reduces the tails, so non-negative features get
+    ``"sqrt-l2"`` and all others ``"l2"``.
+
+    Parameters
+    ----------
+    rule : {"auto", "none", "l2", "sqrt-l2"}
+        Requested rule.
+    Z : Tensor of shape (n, d)
+        Features of the first task.
     """
     if rule != "auto":
         return rule
@@ -85,7 +95,18 @@ def resolve_normalization(rule: str, Z: Tensor) -> str:
 
 
 def normalize(Z: Tensor, rule: str) -> Tensor:
-    """Apply a rule to rows, of whatever size they are; a row of zeros stays one.
+    """Normalise every row. Rows of zeros stay unchanged.
+
+    Very large and very small rows are rescaled first, because their squares overflow or
+    underflow.
+
+    Parameters
+    ----------
+    Z : Tensor of shape (n, d)
+        Features.
+    rule : {"none", "l2", "sqrt-l2"}
+        ``"l2"`` scales rows to unit length. ``"sqrt-l2"`` first takes the signed square
+        root.
 
     Examples
     --------
@@ -99,12 +120,10 @@ def normalize(Z: Tensor, rule: str) -> Tensor:
     if rule == "sqrt-l2":
         Z = Z.sign() * Z.abs().sqrt()
     norms: Tensor = torch.linalg.vector_norm(Z, dim=1, keepdim=True)
-    # Squares of large numbers overflow and those of small ones vanish: such rows are
-    # brought to size first.
     limits = torch.finfo(Z.dtype)
-    extreme = ~(
-        (norms > limits.tiny**0.5 / limits.eps) & (norms < limits.max**0.5 * limits.eps)
-    )
+    lowest = limits.tiny**0.5 / limits.eps
+    highest = limits.max**0.5 * limits.eps
+    extreme = ~((norms > lowest) & (norms < highest))
     if bool(extreme.any()):
         largest = Z.abs().amax(dim=1, keepdim=True)
         Z = torch.where(extreme & (largest > 0.0), Z / largest, Z)
@@ -114,21 +133,24 @@ def normalize(Z: Tensor, rule: str) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One accepted block of a guided construction.
+    """Log entry of one accepted block of a guided construction.
 
     Parameters
     ----------
     n_units : int
-        Width of the layer with this block.
+        Width of the layer including this block.
     rmse : float
-        Residual after accepting it.
+        Root mean square residual after the block was accepted.
     scale : float
-        xi of its weights.
-    drop_exact, drop_theorem, coupling : float
-        True fall of the squared residual, the paper's left side, and their difference
-        R_L.
+        Scale xi of the weights.
+    drop_exact : float
+        Decrease of the squared residual.
+    drop_theorem : float
+        Left side of the paper's inequality.
+    coupling : float
+        Coupling term R_L = drop_exact - drop_theorem.
     tried : int
-        Candidate blocks looked at since the last acceptance.
+        Number of candidate blocks evaluated since the previous acceptance.
     seconds : float
         Time since the construction began.
     """
@@ -145,16 +167,17 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class Construction:
-    """How a guided layer was grown.
+    """Record of how a guided layer was grown.
 
     Parameters
     ----------
     status : {"converged", "exhausted", "capped"}
-        How the construction ended.
+        Reason for stopping: the residual reached the tolerance, no scale had an
+        admissible candidate, or the layer reached its maximum width.
     n_guided : int
-        Units that were selected; the rest, if any, fill up to the wanted width.
-    form : str
-        Form of the residual that was used.
+        Number of selected units. Further units only fill the layer up to `n_units`.
+    form : {"dense", "factored"}
+        Representation of the matrix M.
     log : tuple of BlockRecord
         One entry per accepted block.
     """
@@ -166,28 +189,30 @@ class Construction:
 
 
 MOST_BLOCKS = 1000
+"""Largest number of feature blocks."""
 
 LARGEST_BLOCK_WEIGHT = 1e3
-"""No weight of a block is larger, or smaller than its inverse."""
+"""Upper bound of block weights. The lower bound is its inverse."""
 
 
 @record("feature-blocks")
 @dataclass(frozen=True)
 class FeatureBlocks:
-    """Blocks of columns side by side, each multiplied by a weight that the first task fixes.
+    """Feature blocks in adjacent columns, each with a fixed weight.
 
     Parameters
     ----------
     sizes : tuple of int
-        Columns of each block.
+        Number of columns of each block.
     weights : tuple of float
-        What the columns of each are multiplied by.
+        Factor for the columns of each block.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.layers.feature_map import FeatureBlocks
-    >>> FeatureBlocks((2, 1), (1.0, 3.0)).apply(torch.tensor([[1.0, 2.0, 4.0]])).tolist()
+    >>> blocks = FeatureBlocks(sizes=(2, 1), weights=(1.0, 3.0))
+    >>> blocks.apply(torch.tensor([[1.0, 2.0, 4.0]])).tolist()
     [[1.0, 2.0, 12.0]]
     """
 
@@ -195,53 +220,55 @@ class FeatureBlocks:
     weights: tuple[float, ...]
 
     def apply(self, Z: Tensor) -> Tensor:
-        """Return features (n, d) with their blocks weighted."""
+        """Multiply the columns of features Z (n, d) by their block weights."""
         return Z * self.column_weights().to(Z)
 
     def column_weights(self) -> Tensor:
-        """Return the weight (d,) of every column."""
+        """Return the weight of every column, of shape (d,)."""
         return torch.repeat_interleave(
             torch.tensor(self.weights, dtype=torch.float64), torch.tensor(self.sizes)
         )
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless sizes and weights fit each other."""
+        """Raise :class:`FileFormatError` unless sizes and weights agree."""
         require(
             0 < len(self.sizes) <= MOST_BLOCKS and min(self.sizes) > 0,
-            "it has no blocks, or too many",
+            f"it must have 1 to {MOST_BLOCKS} blocks of at least one column",
         )
         require(
             len(self.weights) == len(self.sizes),
-            "it has another number of blocks than weights",
+            "it has a different number of blocks and weights",
         )
         check_weights(self.weights)
 
 
 def check_weights(weights: tuple[float, ...]) -> None:
-    """Raise :class:`FileFormatError` unless weights of blocks are positive and within bounds."""
+    """Raise :class:`FileFormatError` unless all block weights are within bounds."""
     low = 1.0 / LARGEST_BLOCK_WEIGHT
     high = LARGEST_BLOCK_WEIGHT
     within = all(0.999 * low <= weight <= 1.001 * high for weight in weights)
-    require(within, f"a block has a weight that is not from {low:g} to {high:g}")
+    require(within, f"a block weight is not between {low:g} and {high:g}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeatureMap(ABC):
-    """A frozen map from d features to rows ``[gain units(z), scale (z - centre), 1]``; each part may be missing.
+    """A frozen map ``h(z) = [gain units(z), scale (z - centre), 1]``.
+
+    The three parts are the random units, the direct link and the intercept. Each part
+    is optional.
 
     Parameters
     ----------
-    gain : float
-        What all activations are multiplied by.
+    gain : float, default=1.0
+        Factor for all activations.
     centre : Tensor of shape (d,) or None
-        What is subtracted from the features of the direct link; None where there is no
-        link.
-    scale : float
-        What the link is multiplied by.
-    intercept : bool
-        Whether a column of ones ends the row.
+        Subtracted from the features of the direct link. None means no link.
+    scale : float, default=1.0
+        Factor for the direct link.
+    intercept : bool, default=False
+        Append a column of ones.
     construction : Construction or None
-        How the units were selected; None where they were drawn.
+        How guided units were selected. None for units drawn without guidance.
 
     Examples
     --------
@@ -270,43 +297,41 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def hidden(self, Z: Tensor) -> Tensor:
-        """Return the activations (n, L) of the units, in the floating type of ``Z``."""
+        """Return unit activations (n, L) of features Z (n, d), in the dtype of Z."""
 
     @property
     def n_outputs(self) -> int:
-        """Width of the rows."""
-        return (
-            self.n_units
-            + (0 if self.centre is None else self.n_features_in)
-            + int(self.intercept)
-        )
+        """Width of the transformed rows."""
+        width = self.n_units + int(self.intercept)
+        if self.centre is not None:
+            width += self.n_features_in
+        return width
 
     @property
     def status(self) -> str:
-        """How the construction ended; ``"drawn"`` for units that were not selected."""
+        """Status of the construction, or ``"drawn"`` for unguided units."""
         if self.construction is None:
             return "drawn"
         return self.construction.status
 
     @property
     def log(self) -> tuple[BlockRecord, ...]:
-        """One entry per block that the construction accepted."""
+        """One entry per block accepted by a guided construction."""
         if self.construction is None:
             return ()
         return self.construction.log
 
     def link_columns(self) -> slice | None:
-        """Return which columns of the rows are the features themselves, up to centre and scale."""
+        """Return the columns of the direct link, or None without a link."""
         if self.centre is None:
             return None
         return slice(self.n_units, self.n_units + self.n_features_in)
 
     def transform(self, Z: Tensor) -> Tensor:
-        """Return the rows (n, n_outputs) of features Z (n, d), in the floating type of ``Z``."""
+        """Transform features Z (n, d) to rows (n, n_outputs), in the dtype of Z."""
+        parts = []
         if self.n_units:
-            parts = [self.hidden(Z)]
-        else:
-            parts = []
+            parts.append(self.hidden(Z))
         if self.centre is not None:
             parts.append((Z - self.centre.to(Z)) * self.scale)
         if self.intercept:
@@ -318,14 +343,29 @@ class FeatureMap(ABC):
     def iter_transform(
         self, Z: Tensor, chunk_bytes: int = CHUNK_BYTES
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (slice of rows, their transformed rows) so that no yielded matrix exceeds ``chunk_bytes``."""
+        """Transform features in chunks of at most `chunk_bytes`.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Features.
+        chunk_bytes : int
+            Largest size of a yielded matrix. A chunk has at least one row.
+
+        Yields
+        ------
+        rows : slice
+            Rows of Z in this chunk.
+        H : Tensor of shape (m, n_outputs)
+            The transformed rows.
+        """
         step = max(1, chunk_bytes // max(1, self.n_outputs * Z.element_size()))
         for start in range(0, Z.shape[0], step):
             rows = slice(start, min(start + step, Z.shape[0]))
             yield rows, self.transform(Z[rows])
 
     def centred_energy(self, Z: Tensor) -> float:
-        """Return the energy of the rows of features Z (n, d) around their mean, summed over rows."""
+        """Return ``sum_i |h_i - mean(h)|^2`` over the transformed rows of Z (n, d)."""
         total = torch.zeros(self.n_outputs, dtype=torch.float64, device=Z.device)
         squares = 0.0
         for _, H in self.iter_transform(Z):
@@ -334,24 +374,25 @@ class FeatureMap(ABC):
         return squares - float(total.square().sum()) / Z.shape[0]
 
     def units(self) -> Self:
-        """Return the random units alone, on the CPU."""
-        tensors = {
+        """Return the map with the random units only, on the CPU."""
+        parts: dict[str, Any] = {
             name: value.cpu()
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
-        parts: dict[str, Any] = {**tensors, "centre": None}
+        parts["centre"] = None
         return dataclasses.replace(
             self, **parts, scale=1.0, intercept=False, construction=None
         )
 
     def same_map(self, other: FeatureMap) -> bool:
-        """Whether both maps are the same function, bit for bit."""
+        """Return whether both maps have bitwise equal parameters."""
         if type(self) is not type(other):
             return False
-        for name in {field.name for field in dataclasses.fields(self)} - {
-            "construction"
-        }:
+        for field in dataclasses.fields(self):
+            name = field.name
+            if name == "construction":
+                continue
             mine = getattr(self, name)
             theirs = getattr(other, name)
             if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
@@ -365,19 +406,18 @@ class FeatureMap(ABC):
 @record("dense-map")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DenseMap(FeatureMap):
-    """Units ``gain g(z W + b)`` with weights of their own, beside the other parts of a map.
+    """A feature map with units ``gain g(z W + b)`` and stored weights.
 
     Parameters
     ----------
     weights : Tensor of shape (d, L)
-        Input weights of the units; float32, since that is how they are drawn, and exact
-        in any wider type.
+        Input weights W, float32. They are drawn in float32, so no precision is lost.
     bias : Tensor of shape (L,)
-        Biases, float64 where they depend on the data.
+        Biases b, float64 if they depend on the data.
     activation : str
-        Name of g.
+        Name of the activation g.
     gain, centre, scale, intercept, construction
-        As of :class:`FeatureMap`.
+        See :class:`FeatureMap`.
     """
 
     weights: Annotated[Tensor, Spec(("d", "L"), dtype=None)]
@@ -385,23 +425,22 @@ class DenseMap(FeatureMap):
     activation: str
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless a file holds a map that can be."""
+        """Raise :class:`FileFormatError` unless the fields form a valid map."""
         require(
             self.activation in ACTIVATIONS,
             f"there is no activation {self.activation!r}",
         )
-        floating = (torch.float32, torch.float64)
         require(
-            {self.weights.dtype, self.bias.dtype} <= set(floating),
-            "units are not floating-point numbers",
+            {self.weights.dtype, self.bias.dtype} <= {torch.float32, torch.float64},
+            "weights and bias must be float32 or float64",
         )
-        require(self.n_features_in > 0, "units have no inputs")
+        require(self.n_features_in > 0, "the units have no inputs")
         require(self.n_outputs > 0, "it has no outputs")
-        if self.construction is None:
-            guided = 0
-        else:
-            guided = self.construction.n_guided
-        require(guided <= self.n_units, "more units were selected than there are")
+        if self.construction is not None:
+            require(
+                self.construction.n_guided <= self.n_units,
+                "it has more guided units than units",
+            )
 
     @property
     def n_features_in(self) -> int:
@@ -414,23 +453,28 @@ class DenseMap(FeatureMap):
         return int(self.weights.shape[1])
 
     def hidden(self, Z: Tensor) -> Tensor:
-        """Return the activations (n, L) of the units, in the floating type of ``Z``."""
-        H = ACTIVATIONS[self.activation](
-            torch.addmm(self.bias.to(Z), Z, self.weights.to(Z))
-        )
+        """Return unit activations (n, L) of features Z (n, d), in the dtype of Z."""
+        pre_activations = torch.addmm(self.bias.to(Z), Z, self.weights.to(Z))
+        H = ACTIVATIONS[self.activation](pre_activations)
         if self.gain == 1.0:
             return H
         return H.mul_(self.gain)
 
 
 def link_only(Z: Tensor) -> FeatureMap:
-    """Return the map of features to themselves and a constant, ``h = [z, 1]``.
+    """Return the map ``h(z) = [z, 1]``, which has no units.
+
+    Parameters
+    ----------
+    Z : Tensor of shape (n, d)
+        Features. Only their width and device are used.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.layers.feature_map import link_only
-    >>> link_only(torch.tensor([[2.0, 3.0]])).transform(torch.tensor([[2.0, 3.0]])).tolist()
+    >>> Z = torch.tensor([[2.0, 3.0]])
+    >>> link_only(Z).transform(Z).tolist()
     [[2.0, 3.0, 1.0]]
     """
     d = Z.shape[1]
@@ -445,67 +489,68 @@ def link_only(Z: Tensor) -> FeatureMap:
 
 
 def check_contrast(
-    layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAST
+    layer: FeatureMap, Z: Tensor, *, least: float = MIN_CONTRAST
 ) -> None:
-    """Raise :class:`InputError` if rows differ and their activations do not.
+    """Raise :class:`InputError` if rows differ but their activations do not.
 
-    Units that saturate, or that features are too small to move, tell nothing apart.
+    This happens if all units saturate, or if the features are too small to change the
+    activations.
 
     Parameters
     ----------
     layer : FeatureMap
         The map.
     Z : Tensor of shape (n, d)
-        The rows it was built for, normalised.
+        Normalised rows of the first task.
     least : float
-        Share of their energy by which activations must differ.
+        Least spread of the activations, as a fraction of their energy.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.layers import GuidedLayer
     >>> from evergrow.head.layers.feature_map import check_contrast
-    >>> Z = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> Z = torch.randn(20, 3, generator=rng, dtype=torch.float64)
     >>> layer = GuidedLayer(n_units=5, scales=(1.0,)).build(Z, Z)
     >>> check_contrast(layer, Z)
     >>> check_contrast(layer, 1e-30 * Z)
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.InputError: X must be of a size at which the layer tells its rows apart, ...
+    evergrow.core.errors.InputError: The layer maps all rows of X to nearly the same ...
     """
-    rows = Z[:: max(Z.shape[0] // _CONTRAST_ROWS, 1)][:_CONTRAST_ROWS].to(torch.float64)
+    step = max(Z.shape[0] // _CONTRAST_ROWS, 1)
+    rows = Z[::step][:_CONTRAST_ROWS].to(torch.float64)
     if bool((rows == rows[0]).all()):
         return
     H = layer.transform(rows)
     spread = float((H - H.mean(dim=0)).square().sum())
-    if not spread > least * float(
-        H.square().sum()
-    ):  # also where one of them is no number
+    energy = float(H.square().sum())
+    if not spread > least * energy:  # also true if one of them is NaN
         raise InputError(
-            "X must be of a size at which the layer tells its rows apart, got rows up to "
-            f"{float(rows.abs().amax()):.3g} whose activations are all but the same: bring features to about 1, or "
-            "normalise them"
+            "The layer maps all rows of X to nearly the same activations, because of "
+            f"the size of the features (largest entry {float(rows.abs().amax()):.3g}). "
+            "Scale the features to about 1, or normalise them."
         )
 
 
-# -- layers ----------------------------------------------------------------------------
-
-
 LAYERS: Registry[type[Layer]] = Registry("layer", plugins=True)
-"""Every kind of layer by name; filled by ``@LAYERS.register(name)``."""
+"""Layer classes by name. Register a class with ``@LAYERS.register(name)``."""
 
 
 @dataclass(frozen=True)
 class Layer(ABC):
-    """Parameters of a layer. A kind of layer is a frozen dataclass with further parameters and :meth:`draw`.
+    """Base class of layers: the parameters from which a feature map is built.
+
+    Subclasses are frozen dataclasses. They add parameters and implement :meth:`draw`.
 
     Parameters
     ----------
     n_units : int or None
-        Random units; 0 leaves the features themselves with a constant, None whatever
-        the kind finds.
-    direct_link : bool
-        Put the features beside the units.
+        Number of random units. 0 gives the features and a constant. None lets the layer
+        choose.
+    direct_link : bool, default=False
+        Append the features to the units.
     """
 
     n_units: int | None = None
@@ -521,7 +566,7 @@ class Layer(ABC):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> FeatureMap:
-        """Return the units, without a link; arguments as of :meth:`build`."""
+        """Return a map with the units only. See :meth:`build` for the arguments."""
 
     def build(
         self,
@@ -532,19 +577,22 @@ class Layer(ABC):
         alpha: float | None = None,
         verbose: bool = False,
     ) -> FeatureMap:
-        """Return the frozen map that the first task fixes.
+        """Build the frozen map from the first task.
+
+        The direct link (as in RVFL networks) is scaled to the energy of the units: the
+        sum of their variances.
 
         Parameters
         ----------
         Z : Tensor of shape (n, d)
-            Features.
+            Features of the first task.
         Y : Tensor of shape (n, C)
-            One-hot targets; only guided layers look at them.
-        seed : int
+            One-hot targets. Only guided layers use them.
+        seed : int, default=0
             Seed of the units.
         alpha : float or None
-            Ridge of a guided construction; None takes the layer's own.
-        verbose : bool
+            Ridge of a guided construction. None uses the layer's default.
+        verbose : bool, default=False
             Show progress.
         """
         if self.n_units == 0:
@@ -552,8 +600,6 @@ class Layer(ABC):
         units = self.draw(Z, Y, seed=seed, alpha=alpha, verbose=verbose)
         if not self.direct_link:
             return units
-        # The link, as in RVFL networks, is scaled to the energy that the units have:
-        # the sum of their variances.
         rows = Z.to(torch.float64)
         energy = units.centred_energy(Z)
         centre = rows.mean(dim=0)
@@ -564,25 +610,24 @@ class Layer(ABC):
         return dataclasses.replace(units, centre=centre, scale=scale)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the parameters as plain values, with the name of the kind."""
+        """Return the parameters as plain values, with the layer's name as ``kind``."""
         kind = next(name for name in LAYERS if LAYERS[name] is type(self))
         values: dict[str, Any] = to_values(self)
         return {"kind": kind, **values}
 
 
 def layer_from_plain(values: Mapping[str, Any]) -> Layer:
-    """Return the layer that :meth:`Layer.to_plain` described.
+    """Build a layer from the output of :meth:`Layer.to_plain`.
 
     Examples
     --------
-    >>> from evergrow.head.layers import FourierLayer
     >>> from evergrow.head.layers.feature_map import layer_from_plain
-    >>> layer_from_plain({"kind": "fourier", "n_units": 100}) == FourierLayer(n_units=100)
-    True
+    >>> layer_from_plain({"kind": "fourier", "n_units": 100}).n_units
+    100
     """
     if "kind" not in values:
         raise ParameterError(
-            f"layer must state its kind, one of {', '.join(LAYERS.names())}"
+            f"layer must have a 'kind', one of {', '.join(LAYERS.names())}"
         )
     rest = {
         key: tuple(value) if isinstance(value, list) else value
@@ -593,15 +638,15 @@ def layer_from_plain(values: Mapping[str, Any]) -> Layer:
 
 
 def centred_rms(Z: Tensor) -> float:
-    """Return the root mean square distance of rows from their mean, the spread of unit-variance weights.
+    """Return the root mean square distance of the rows of Z (n, d) from their mean.
 
-    A weight vector of independent unit normals gives pre-activations of exactly this
-    standard deviation (in expectation), so ``spread / centred_rms(Z)`` is the scale
-    that gives a wanted spread.
+    A weight vector of independent standard normals gives pre-activations with this
+    standard deviation (in expectation). ``spread / centred_rms(Z)`` is therefore the
+    scale for a given spread. A single row counts with its length. Returns 1 if all rows
+    are equal.
     """
-    value = float(
-        (Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt()
-        if len(Z) > 1
-        else Z.norm()
-    )
+    if len(Z) > 1:
+        value = float((Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+    else:
+        value = float(Z.norm())
     return value if value > 0.0 else 1.0

@@ -1,15 +1,17 @@
-"""The Fourier layer: structured orthogonal units that are drawn from a seed and never stored.
+"""The Fourier layer: structured orthogonal random features, recomputed from a seed.
 
-Features z, padded with zeros to n columns (a power of two), are turned three times by
-random signs D and a Hadamard matrix H,
+Features z are padded with zeros to n columns (a power of two). Three random sign
+matrices D and a Hadamard matrix H of order n give
 
     u = H D_3 H D_2 H D_1 z
 
-so that the rows of the whole are n orthogonal directions, all of one length,
-distributed much as normal ones. Wider layers have several such blocks, each with signs
-of its own. With ``n = a b`` a product with H is two small ones, by Hadamard matrices of
-order b and a: ``2 n (a + b)`` operations a row instead of ``2 n d``. Signs and phases
-are integers and uniform numbers, which every machine draws alike.
+so each block of n units has n orthogonal directions of equal length, distributed
+approximately like Gaussian vectors. Wider layers use several blocks, each with its own
+signs.
+
+With ``n = a b``, a product with H is computed as two products with Hadamard matrices of
+order b and a. This takes ``2 n (a + b)`` instead of ``2 n d`` operations per row. The
+signs are integers and the phases are uniform, so every machine draws the same numbers.
 """
 
 from __future__ import annotations
@@ -30,39 +32,44 @@ from evergrow.core.validation import check_number
 from evergrow.head.layers.feature_map import LAYERS, FeatureMap, Layer, centred_rms
 
 FOURIER_BANDWIDTH = 0.5
-"""Spread of the pre-activations for ``gamma="spread"``. On training rows of four sets 0.25 to 0.7 do alike."""
+"""Standard deviation of the pre-activations for ``gamma="spread"``.
+
+Chosen on training rows of four data sets, where 0.25 to 0.7 give similar accuracy.
+"""
 
 UNITS_PER_FEATURE = 24
-LEAST_UNITS = 2048
-MOST_UNITS = 3000
-"""Width where none is given: few features need fewer units (measured: ``docs/how-it-works.md``)."""
+MIN_UNITS = 2048
+MAX_UNITS = 3000
+"""Bounds of the default width. See ``docs/how-it-works.md`` for measurements."""
 
-LEAST_ORDER = 64
-"""Least order of a Hadamard matrix: few signs make few directions."""
+MIN_ORDER = 64
+"""Smallest order of the Hadamard matrix. Few signs give few distinct directions."""
 
-_TURNS = 3
+_N_ROTATIONS = 3
 
-_AT_ONCE = 3 * 2**16
-"""Numbers that are turned at once: with those turned before, what a processor core keeps at hand (measured)."""
+_CPU_CHUNK_NUMBERS = 3 * 2**16
+"""Numbers rotated at a time on a CPU, so that both buffers fit in a core's cache."""
 
 
 @record("fourier-map")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FourierMap(FeatureMap):
-    """Units ``gain cos(bandwidth sqrt(n) u + phase)`` beside the other parts of a map, see :mod:`.fourier`.
+    """A feature map with units ``gain cos(bandwidth sqrt(n) u + phase)``.
+
+    :mod:`evergrow.head.layers.fourier` defines u and n.
 
     Parameters
     ----------
     features : int
-        Width d of the input.
+        Input width d.
     width : int
-        Units L.
+        Number of units L.
     seed : int
-        Seed of signs and phases.
+        Seed of the signs and phases.
     bandwidth : float
         Standard deviation of a weight.
     gain, centre, scale, intercept
-        As of :class:`~evergrow.head.layers.feature_map.FeatureMap`.
+        See :class:`~evergrow.head.layers.feature_map.FeatureMap`.
     """
 
     features: Annotated[int, Between(1, 2**31)]
@@ -71,10 +78,10 @@ class FourierMap(FeatureMap):
     bandwidth: Annotated[float, Between(above=0.0)]
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless a file holds a map that can be."""
+        """Raise :class:`FileFormatError` unless the fields form a valid map."""
         require(
             self.centre is None or len(self.centre) == self.features,
-            "its link is for features of another width",
+            "its direct link has a different width than its features",
         )
 
     @property
@@ -90,7 +97,7 @@ class FourierMap(FeatureMap):
     @property
     def order(self) -> int:
         """Order n of the Hadamard matrix."""
-        return 1 << (max(self.features, LEAST_ORDER) - 1).bit_length()
+        return 1 << (max(self.features, MIN_ORDER) - 1).bit_length()
 
     @property
     def blocks(self) -> int:
@@ -98,68 +105,95 @@ class FourierMap(FeatureMap):
         return math.ceil(self.width / self.order)
 
     def drawn(self, *kind: Any) -> tuple[Tensor, Tensor]:
-        """Return signs (3, B, n) of the turns of B blocks, and phases (L,), of a device and a type if given."""
-        signs, phases = _drawn(self.seed, self.order, self.blocks, *kind)
+        """Return the random signs and phases.
+
+        Parameters
+        ----------
+        *kind : torch.device or torch.dtype
+            Device and dtype of the result. Defaults to float64 on the CPU.
+
+        Returns
+        -------
+        signs : Tensor of shape (3, B, n)
+            Diagonals of D_1, D_2 and D_3 for every block.
+        phases : Tensor of shape (L,)
+            Phases of the units.
+        """
+        signs, phases = _draw_signs_and_phases(
+            self.seed, self.order, self.blocks, *kind
+        )
         return signs, phases[: self.width]
 
     def factors(self, *kind: Any) -> tuple[Tensor, Tensor]:
-        """Return the Hadamard matrices of order b and a, with ``a b`` the order of the whole."""
+        """Return the Hadamard matrices of order b and a, with ``n = a b``."""
         second = 1 << (self.order.bit_length() - 1) // 2
         return hadamard(self.order // second, *kind), hadamard(second, *kind)
 
     def hidden(self, Z: Tensor) -> Tensor:
-        """Return the activations (n, L) of the units, in the floating type of ``Z``."""
+        """Return unit activations (n, L) of features Z (n, d), in the dtype of Z."""
         phases = self.drawn(Z.device, Z.dtype)[1]
         out = Z.new_empty(len(Z), self.width)
+        # A CPU core works on one block at a time to stay in its cache. On a GPU every
+        # call costs the same, so all blocks are computed together.
         if Z.device.type == "cpu":
-            step = max(_AT_ONCE // self.order, 1)
+            chunk_rows = max(_CPU_CHUNK_NUMBERS // self.order, 1)
+            n_together = 1
         else:
-            step = max(len(Z), 1)
-        for rows, H in zip(torch.split(Z, step), torch.split(out, step), strict=True):
-            for units, turned in self._turned(
-                rows, together=1 if Z.device.type == "cpu" else self.blocks
-            ):
-                # The lengths of the three turns and of a weight: n^-1/2 each, and
-                # n^1/2.
-                torch.add(
-                    phases[units],
-                    turned.T,
-                    alpha=self.bandwidth / self.order,
-                    out=H[:, units],
-                )
+            chunk_rows = max(len(Z), 1)
+            n_together = self.blocks
+        # n^-1/2 for each of the three rotations, n^1/2 for the length of the weights.
+        scale = self.bandwidth / self.order
+        chunks = zip(
+            torch.split(Z, chunk_rows), torch.split(out, chunk_rows), strict=True
+        )
+        for rows, H in chunks:
+            for units, rotated in self.rotate(rows, n_together):
+                torch.add(phases[units], rotated.T, alpha=scale, out=H[:, units])
             H.cos_().mul_(self.gain)
         return out
 
-    def _turned(self, Z: Tensor, together: int = 1) -> Iterator[tuple[slice, Tensor]]:
-        """Yield units of some blocks after the other, and rows turned three times, (units, n); the next overwrite them.
+    def rotate(self, Z: Tensor, n_together: int = 1) -> Iterator[tuple[slice, Tensor]]:
+        """Yield ``u = H D_3 H D_2 H D_1 z`` for one group of blocks after the other.
 
-        Rows stand in columns, so that both products of a turn read and write memory as
-        it lies. A product with H leaves entry ``i b + j`` at ``j a + i``; the pass that
-        puts it there multiplies by the next signs. One block at a time stays in the
-        cache of a core; a GPU takes them together, since there every step costs alike.
+        Rows of Z are stored as columns here, so that both products of a rotation read
+        and write contiguous memory. The product with H leaves entry ``i b + j`` at
+        ``j a + i``. The pass that restores the order also multiplies by the next signs.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (m, d)
+            Features.
+        n_together : int, default=1
+            Number of blocks computed at a time.
+
+        Yields
+        ------
+        units : slice
+            Units of the group.
+        rotated : Tensor of shape (n_units, m)
+            The vectors u. The next iteration overwrites them.
         """
-        (signs, _), (first, second) = (
-            self.drawn(Z.device, Z.dtype),
-            self.factors(Z.device, Z.dtype),
-        )
+        signs = self.drawn(Z.device, Z.dtype)[0]
+        first, second = self.factors(Z.device, Z.dtype)
         rows = len(Z)
         a = len(second)
         b = len(first)
-        buffers = [Z.new_empty(together * self.order, rows) for _ in range(2)]
+        buffers = [Z.new_empty(n_together * self.order, rows) for _ in range(2)]
         padded = Z.new_zeros(self.order, rows)
         padded[: self.features] = Z.T
-        for begin in range(0, self.blocks, together):
-            some = signs[:, begin : begin + together]
-            g = some.shape[1]
+        for begin in range(0, self.blocks, n_together):
+            group_signs = signs[:, begin : begin + n_together]
+            g = group_signs.shape[1]
             start = begin * self.order
             units = slice(start, min(start + g * self.order, self.width))
             X, Y = (buffer[: g * self.order] for buffer in buffers)
-            torch.mul(padded, some[0, :, :, None], out=X.view(g, -1, rows))
-            for turn in range(_TURNS):
-                # Of the last turn of one block only as many entries j are worked out as
-                # there are units.
-                last = turn == _TURNS - 1
-                kept = -(-(units.stop - start) // a) if last and g == 1 else b
+            torch.mul(padded, group_signs[0, :, :, None], out=X.view(g, -1, rows))
+            for rotation in range(_N_ROTATIONS):
+                is_last = rotation == _N_ROTATIONS - 1
+                kept = b
+                if is_last and g == 1:
+                    # Skip entries j beyond the units of the last block.
+                    kept = math.ceil((units.stop - start) / a)
                 Y = Y[: g * a * kept]
                 torch.bmm(
                     first[:kept].expand(g * a, -1, -1),
@@ -173,40 +207,47 @@ class FourierMap(FeatureMap):
                     torch.bmm(
                         second.expand(g, -1, -1), Y.view(g, a, -1), out=X.view(g, a, -1)
                     )
-                placed = Y.view(g, kept, a, rows)
-                found = X.view(g, a, kept, rows).transpose(1, 2)
-                if last:
-                    placed.copy_(found)
+                product = X.view(g, a, kept, rows).transpose(1, 2)
+                target = Y.view(g, kept, a, rows)
+                if is_last:
+                    target.copy_(product)
                 else:
-                    torch.mul(found, some[turn + 1].view(g, b, a, 1), out=placed)
+                    next_signs = group_signs[rotation + 1].view(g, b, a, 1)
+                    torch.mul(product, next_signs, out=target)
                 X, Y = Y, X
             yield units, X[: units.stop - start]
 
 
 @lru_cache(maxsize=16)
-def _drawn(seed: int, order: int, blocks: int, *kind: Any) -> tuple[Tensor, Tensor]:
-    """Return signs (3, B, n) and phases (B n,), which nobody may change in place; the first do not depend on B.
+def _draw_signs_and_phases(
+    seed: int, order: int, blocks: int, *kind: Any
+) -> tuple[Tensor, Tensor]:
+    """Draw signs (3, B, n) and phases (B n,). Callers must not modify them.
 
-    Those of a GPU are kept there: a batch that brought them to it would wait for it.
+    The numbers of a block do not depend on B. Results for a GPU are cached on the GPU,
+    because every batch would otherwise wait for the transfer.
     """
     signs = []
     phases = []
     for block in range(blocks):
         source = generator(seed, "fourier", block)
-        signs.append(
-            2.0
-            * torch.randint(0, 2, (_TURNS, order), generator=source).to(torch.float64)
-            - 1.0
-        )
-        phases.append(
-            torch.rand(order, generator=source, dtype=torch.float64) * (2.0 * math.pi)
-        )
+        bits = torch.randint(0, 2, (_N_ROTATIONS, order), generator=source)
+        signs.append(2.0 * bits.to(torch.float64) - 1.0)
+        turns = torch.rand(order, generator=source, dtype=torch.float64)
+        phases.append(turns * (2.0 * math.pi))
     return torch.stack(signs, dim=1).to(*kind), torch.cat(phases).to(*kind)
 
 
 @lru_cache(maxsize=16)
 def hadamard(order: int, *kind: Any) -> Tensor:
-    """Return the Hadamard matrix of an order that is a power of two; nobody may change it in place.
+    """Return the Hadamard matrix of shape (order, order). Callers must not modify it.
+
+    Parameters
+    ----------
+    order : int
+        A power of two.
+    *kind : torch.device or torch.dtype
+        Device and dtype of the result. Defaults to float64 on the CPU.
 
     Examples
     --------
@@ -214,39 +255,38 @@ def hadamard(order: int, *kind: Any) -> Tensor:
     >>> hadamard(2).tolist()
     [[1.0, 1.0], [1.0, -1.0]]
     """
-    one = torch.ones(1, 1, dtype=torch.float64)
     if order == 1:
-        whole = one
-    else:
-        whole = torch.kron(
-            torch.tensor([[1.0, 1.0], [1.0, -1.0]]).to(one), hadamard(order // 2)
-        )
-    return whole.to(*kind)
+        return torch.ones(1, 1, dtype=torch.float64).to(*kind)
+    smallest = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    return torch.kron(smallest, hadamard(order // 2)).to(*kind)
 
 
 @LAYERS.register("fourier")
 @dataclass(frozen=True)
 class FourierLayer(Layer):
-    """Random Fourier features ``h = sqrt(2 / L) cos(z W + b)`` of the Gaussian kernel, in orthogonal directions.
+    """Random Fourier features ``h = sqrt(2 / L) cos(z W + b)`` of the Gaussian kernel.
+
+    The directions are orthogonal within each block of units.
 
     Parameters
     ----------
     n_units : int or None
-        Width L; 0 leaves the features themselves with a constant. None takes 24 units a
-        feature, from 2,048 to 3,000.
-    direct_link : bool
-        Put the features beside the units.
-    gamma : float or "spread"
-        Kernel ``exp(-gamma |z - z'|^2)``: weights have variance ``2 gamma``.
-        ``"spread"`` sets a bandwidth of twice the root mean square distance of
-        first-task rows from their mean.
+        Width L. 0 gives the features and a constant. None uses 24 units per feature,
+        but at least 2,048 and at most 3,000.
+    direct_link : bool, default=True
+        Append the features to the units.
+    gamma : float or "spread", default="spread"
+        Parameter of the kernel ``exp(-gamma |z - z'|^2)``. Weights have variance
+        ``2 gamma``. ``"spread"`` sets the bandwidth to twice the root mean square
+        distance of first-task rows from their mean.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.layers import FourierLayer
     >>> Z = torch.zeros(2, 3, dtype=torch.float64)
-    >>> H = FourierLayer(n_units=2000, gamma=1.0, direct_link=False).build(Z, torch.eye(2)).transform(Z)
+    >>> layer = FourierLayer(n_units=2000, gamma=1.0, direct_link=False)
+    >>> H = layer.build(Z, torch.eye(2)).transform(Z)
     >>> bool(abs((H @ H.T)[0, 1] - 1.0) < 0.1)
     True
     """
@@ -262,19 +302,19 @@ class FourierLayer(Layer):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> FeatureMap:
-        """Choose the bandwidth, the only thing that may depend on Z."""
+        """Choose width and bandwidth. The units themselves follow from the seed."""
         if isinstance(self.gamma, str):
-            # Rounded, so that rows that a shard keeps in single precision give the
-            # layer that the rows themselves give.
+            # Rounded, so that shards that keep rows in single precision give the same
+            # layer.
             bandwidth = torch.tensor(
                 FOURIER_BANDWIDTH / centred_rms(Z), dtype=torch.float32
             ).item()
         else:
             bandwidth = math.sqrt(2.0 * self.gamma)
         width = self.n_units or min(
-            max(UNITS_PER_FEATURE * Z.shape[1], LEAST_UNITS), MOST_UNITS
+            max(UNITS_PER_FEATURE * Z.shape[1], MIN_UNITS), MAX_UNITS
         )
-        # The gain makes inner products of rows approximate the kernel.
+        # With this gain, inner products of rows approximate the kernel.
         gain = math.sqrt(2.0 / width)
         return FourierMap(
             features=Z.shape[1], width=width, seed=seed, bandwidth=bandwidth, gain=gain

@@ -1,24 +1,25 @@
-"""MGSM: a layer grown from the first task by accepting only blocks of random units that shrink the residual.
+"""MGSM: grow a layer from blocks of random units that reduce the training residual.
 
-Z is N x d, H the N x L activations accepted so far, Y the N x C targets. With
+Z is N x d (features), H the N x L activations of the accepted units, and Y the N x C
+targets. With
 
     M = I - H (H^T H + alpha I)^-1 H^T = alpha (alpha I + H H^T)^-1          (N x N)
 
-the ridge residual is ``E = M Y``. Accepting a block H_s with Schur complement ``S =
-alpha I + H_s^T M H_s`` and gains ``A = S^-1 H_s^T E`` gives
+the residual of ridge regression is ``E = M Y``. Accepting a block H_s of s units, with
+Schur complement ``S = alpha I + H_s^T M H_s`` and gains ``A = S^-1 H_s^T E``, gives
 
     E' = E - M H_s A              M' = M - (M H_s) S^-1 (M H_s)^T
 
-so no L x L matrix is needed. Everything that the criterion needs are five small
-matrices per block:
+so no L x L matrix is needed. Evaluating a block takes five small matrices:
 
-    gram   = H_s^T H_s            schur = alpha I + H_s^T M H_s v      = H_s^T E
-    u     = (M H_s)^T E               w = (M H_s)^T (M H_s)
+    gram  = H_s^T H_s             schur = alpha I + H_s^T M H_s
+    v     = H_s^T E               u     = (M H_s)^T E
+    w     = (M H_s)^T (M H_s)
 
-M is held in one of two forms that agree: dense, 8 N^2 bytes, best for the few hundred
-samples that a first task usually has; or factored, ``M = I - F F^T`` with F
-re-compressed to its numerical rank, best when N is large and the units are nearly
-affine, so that the rank stays near d + 1.
+M is stored in one of two equivalent forms. The dense form takes 8 N^2 bytes and suits
+the few hundred samples of a typical first task. The factored form is ``M = I - F F^T``
+with F compressed to its numerical rank. It suits large N and nearly affine units, whose
+rank stays near d + 1.
 """
 
 from __future__ import annotations
@@ -58,66 +59,74 @@ from evergrow.head.linalg.factor import symmetric_eigh
 BIAS_RULES = ("gaussian", "points", "phases")
 
 PAPER_SCALES = tuple(round(0.0008 + 0.0001 * step, 4) for step in range(33))
-"""The paper's grid: from 0.0008 to 0.004 in steps of 0.0001. It belongs to un-normalised ViT-B/16 features."""
+"""The paper's grid of scales, for ViT-B/16 features that are not normalised."""
 
 AUTO_SPREADS = (0.3, 3.0)
-"""Spread of pre-activations between which ``"auto"`` draws: from nearly affine to saturated units."""
+"""Range of pre-activation spreads for ``scales="auto"``: nearly affine to saturated."""
 
 NAMED_SCALES = ("paper", "auto")
 
 Scales = str | Sequence[float]
 
-MOST_SCALES = 100
-"""Largest number of scales; each is tried with every candidate of a round."""
+MAX_SCALES = 100
+"""Largest number of scales. Every scale is tried with all candidates of a round."""
 
 CONSTRUCTION_ALPHA = 0.01
-"""The paper's ridge, used to grow the layer where none is given."""
+"""Default ridge of the construction, from the paper."""
 
 AUTO_CONSTRUCTION_ALPHA = 1.0
-"""The same for ``scales="auto"``: with the paper's, a direct link alone fits a first task and nothing is left to
-guide by. Anything from 0.1 to 10 gives, measured, the same accuracy."""
+"""Default ridge of the construction for ``scales="auto"``.
+
+With the paper's ridge, the direct link alone fits the first task, and no residual is
+left to guide the selection. Values from 0.1 to 10 give the same accuracy.
+"""
 
 
 @LAYERS.register("guided")
 @dataclass(frozen=True)
 class GuidedLayer(Layer):
-    """A layer grown block by block under the paper's supervisory mechanism (MGSM); the defaults are the paper's.
+    """A layer grown under the paper's supervisory mechanism (MGSM).
+
+    The defaults are the paper's.
 
     Parameters
     ----------
     n_units : int or None
-        Exact width: where the search ends before it, the layer is filled with unguided
-        units of the same distribution. None keeps what was accepted.
-    direct_link : bool
-        Put the features beside the units, which are then grown on what these leave
-        unexplained.
-    max_units : int
-        Cap on the width.
-    block_size : int
-        s, units per block.
-    n_candidates : int
-        B_max, blocks tried per round.
-    contraction : float
-        r: a block is admissible if it takes at least ``1 - r`` of the squared residual.
-    tol : float
-        Root mean square residual at which the construction has converged.
-    scales : "paper", "auto" or sequence of float
-        Scales xi of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16
-        features; ``"auto"`` sets the spread of pre-activations from the first task.
-    activation : str
+        Width L. If the search stops earlier, unguided units of the same distribution
+        fill the layer. None keeps only the accepted units.
+    direct_link : bool, default=False
+        Append the features to the units. The units are then selected on the residual of
+        the features.
+    max_units : int, default=20000
+        Maximum width.
+    block_size : int, default=50
+        Units per block, s.
+    n_candidates : int, default=10
+        Blocks evaluated per round, B_max.
+    contraction : float, default=0.99
+        r. A block is admissible if it removes at least ``1 - r`` of the squared
+        residual.
+    tol : float, default=0.01
+        Stop at this root mean square residual.
+    scales : "paper", "auto" or sequence of float, default="paper"
+        Scales xi of the random weights, tried in this order. ``"paper"`` suits ViT-B/16
+        features that are not normalised. ``"auto"`` draws scales that suit the first
+        task.
+    activation : str, default="sigmoid"
         Activation of the units.
-    bias : {"gaussian", "points", "phases"}
-        Rule of the biases, see :class:`~evergrow.head.layers.guided.UnitSampler`.
-    criterion : {"exact", "theorem"}
-        ``"exact"`` judges the true fall of the squared residual; ``"theorem"`` the
-        paper's printed inequality together with ``R_L >= 0`` (which, measured, stops
-        after the first block).
+    bias : {"gaussian", "points", "phases"}, default="gaussian"
+        Distribution of the biases. See :class:`UnitSampler`.
+    criterion : {"exact", "theorem"}, default="exact"
+        ``"exact"`` uses the decrease of the squared residual. ``"theorem"`` uses the
+        paper's inequality together with ``R_L >= 0``, which usually stops after the
+        first block.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.layers import GuidedLayer
-    >>> Z = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> Z = torch.randn(60, 4, generator=rng, dtype=torch.float64)
     >>> Y = torch.eye(2, dtype=torch.float64)[(Z[:, 0] * Z[:, 1] > 0).long()]
     >>> grown = GuidedLayer(scales=(1.0, 2.0), block_size=10, tol=0.05).build(Z, Y)
     >>> grown.status, grown.log[-1].rmse <= 0.05
@@ -135,13 +144,12 @@ class GuidedLayer(Layer):
     criterion: str = "exact"
 
     def __post_init__(self) -> None:
-        for name in ("max_units", "block_size"):
-            check_number(
-                name, getattr(self, name), low=1, high=LARGEST_WIDTH, integer=True
-            )
-        check_number(
-            "n_candidates", self.n_candidates, low=1, high=MOST_ROUNDS, integer=True
-        )
+        for name, low, high in (
+            ("max_units", 1, LARGEST_WIDTH),
+            ("block_size", 1, LARGEST_WIDTH),
+            ("n_candidates", 1, MOST_ROUNDS),
+        ):
+            check_number(name, getattr(self, name), low=low, high=high, integer=True)
         if self.n_units is not None:
             check_number(
                 "n_units", self.n_units, low=0, high=self.max_units, integer=True
@@ -163,66 +171,96 @@ class GuidedLayer(Layer):
     def draw(
         self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool
     ) -> FeatureMap:
-        """Grow the units on first-task features and one-hot targets."""
+        """Grow the units on features Z (N, d) and one-hot targets Y (N, C)."""
         if Y.shape[1] < 2:
             raise LabelError(
-                "A guided layer needs at least 2 classes in the first batch, got 1 class."
+                "A guided layer needs at least 2 classes in the first batch, got 1 "
+                "class."
             )
         Z = Z.to(torch.float64)
         Y = Y.to(torch.float64)
         sampler = UnitSampler(Z, self.scales, self.bias, seed, "mgsm")
         limit = self.n_units or self.max_units
         form = choose_form(Z, limit, float(sampler.scales.max()))
-        residual = Residual(
-            Z,
-            Y,
-            alpha or (AUTO_CONSTRUCTION_ALPHA if sampler.auto else CONSTRUCTION_ALPHA),
-            form,
-        )
+        default_alpha = CONSTRUCTION_ALPHA
+        if sampler.auto:
+            default_alpha = AUTO_CONSTRUCTION_ALPHA
+        residual = Residual(Z, Y, alpha or default_alpha, form)
         if self.direct_link:
-            link = (Z - Z.mean(dim=0)) / centred_rms(
-                Z
-            )  # a row has energy one on average
-            gram = link.T @ link
-            gram.diagonal().add_(residual.alpha)
-            lower = torch.linalg.cholesky(gram)
-            residual.absorb(
-                link, lower, torch.cholesky_solve(link.T @ residual.E, lower)
-            )
+            _absorb_link(residual)
         search = _LayerSearch(self, sampler, residual, limit)
         status = search.run(verbose)
-        guided = search.width
-        if self.n_units is not None and self.n_units > guided:
+        n_guided = search.width
+        if self.n_units is not None and self.n_units > n_guided:
             steps = min(search.step + 1, sampler.n_scales)
             search.units.append(
                 sampler.layer(
-                    self.n_units - guided, self.block_size, search.round, steps
+                    self.n_units - n_guided, self.block_size, search.round, steps
                 )
             )
         if not search.units:
             raise ConstructionError(
-                "the construction must accept at least one block, but no candidate at any scale took "
-                f"{1 - self.contraction:.2g} of the squared residual; widen scales or raise contraction"
+                "The construction accepted no block: no candidate at any scale removed "
+                f"{1 - self.contraction:.2g} of the squared residual. Add scales, or "
+                "raise contraction."
             )
         if status == "exhausted" and self.n_units is None:
             warnings.warn(
-                f"the scales are exhausted at {guided} units with an RMSE of {search.rmse:.4g} "
-                f"(tolerance {self.tol:g}): no candidate block is admissible any more",
+                f"The construction stopped at {n_guided} units with an RMSE of "
+                f"{search.rmse:.4g} (tolerance {self.tol:g}): no candidate at any "
+                "remaining scale was admissible.",
                 ConstructionWarning,
                 stacklevel=4,
             )
         weights, biases = zip(*search.units, strict=True)
-        grown = Construction(status, guided, form, tuple(search.log))
         return DenseMap(
             weights=torch.cat(weights, dim=1),
             bias=torch.cat(biases),
             activation=self.activation,
-            construction=grown,
+            construction=Construction(status, n_guided, form, tuple(search.log)),
         )
 
 
+def _absorb_link(residual: Residual) -> None:
+    """Regress the targets on the features, scaled to a mean energy of one per row."""
+    Z = residual.Z
+    link = (Z - Z.mean(dim=0)) / centred_rms(Z)
+    gram = link.T @ link
+    gram.diagonal().add_(residual.alpha)
+    lower = torch.linalg.cholesky(gram)
+    gains = torch.cholesky_solve(link.T @ residual.E, lower)
+    residual.absorb(link, lower, gains)
+
+
 class _LayerSearch:
-    """The loop: draw candidates, judge them, accept the best, or move on to the next scale."""
+    """State of a construction.
+
+    Parameters
+    ----------
+    layer : GuidedLayer
+        Parameters.
+    sampler : UnitSampler
+        Source of candidates.
+    residual : Residual
+        Residual of the layer so far.
+    limit : int
+        Maximum width.
+
+    Attributes
+    ----------
+    units : list of (Tensor of shape (d, s), Tensor of shape (s,))
+        Weights and biases of the accepted blocks.
+    log : list of BlockRecord
+        One entry per accepted block.
+    width : int
+        Number of accepted units.
+    round : int
+        Number of candidate rounds drawn.
+    step : int
+        Index of the current scale.
+    energy : float
+        Squared norm of the residual.
+    """
 
     def __init__(
         self, layer: GuidedLayer, sampler: UnitSampler, residual: Residual, limit: int
@@ -233,7 +271,9 @@ class _LayerSearch:
         self.limit = limit
         self.units: list[tuple[Tensor, Tensor]] = []
         self.log: list[BlockRecord] = []
-        self.width = self.round = self.step = 0
+        self.width = 0
+        self.round = 0
+        self.step = 0
         self.energy = float(residual.sq_norms.sum())
 
     @property
@@ -242,7 +282,11 @@ class _LayerSearch:
         return math.sqrt(max(self.energy, 0.0) / self.residual.Y.numel())
 
     def run(self, verbose: bool) -> Literal["converged", "exhausted", "capped"]:
-        """Grow until the residual is small, the scales are used up, or the layer is as wide as it may be."""
+        """Accept blocks until a stopping rule holds, and return the status.
+
+        Each round evaluates `n_candidates` blocks. If one is admissible, the best is
+        accepted. Otherwise the search moves on to the next scale.
+        """
         layer = self.layer
         started = time.perf_counter()
         tried = 0
@@ -250,28 +294,19 @@ class _LayerSearch:
             while True:
                 if self.rmse <= layer.tol:
                     return "converged"
-                block = min(layer.block_size, self.limit - self.width)
-                if block <= 0:
+                block_size = min(layer.block_size, self.limit - self.width)
+                if block_size <= 0:
                     return "capped"
-                normals = self.sampler.normals(
-                    self.round, layer.n_candidates, layer.block_size
-                )
-                weights, bias = self.sampler.units(self.round, normals, self.step)
-                if block < layer.block_size:
-                    kept = (
-                        torch.arange(weights.shape[1]) % layer.block_size < block
-                    ).to(weights.device)
-                    weights = weights[:, kept]
-                    bias = bias[kept]
-                self.round += 1
+                weights, bias = self._draw_candidates(block_size)
                 tried += layer.n_candidates
-                H = ACTIVATIONS[layer.activation](
-                    torch.addmm(bias, self.residual.Z, weights.to(torch.float64))
+                pre_activations = torch.addmm(
+                    bias, self.residual.Z, weights.to(torch.float64)
                 )
-                candidates = self.residual.judge(H, block)
+                H = ACTIVATIONS[layer.activation](pre_activations)
+                candidates = self.residual.judge(H, block_size)
                 best = self._best(candidates)
                 if best is not None:
-                    own = slice(best * block, (best + 1) * block)
+                    own = slice(best * block_size, (best + 1) * block_size)
                     self.units.append((weights[:, own].clone(), bias[own].clone()))
                     self._accept(candidates, best, tried, started)
                     tried = 0
@@ -281,28 +316,45 @@ class _LayerSearch:
                 else:
                     return "exhausted"
 
+    def _draw_candidates(self, block_size: int) -> tuple[Tensor, Tensor]:
+        """Draw weights (d, B s) and biases (B s,) of the next round.
+
+        Blocks are always drawn at full size. The last block of a layer keeps its first
+        `block_size` units.
+        """
+        layer = self.layer
+        normals = self.sampler.normals(self.round, layer.n_candidates, layer.block_size)
+        weights, bias = self.sampler.units(self.round, normals, self.step)
+        self.round += 1
+        if block_size < layer.block_size:
+            position = torch.arange(weights.shape[1]) % layer.block_size
+            kept = (position < block_size).to(weights.device)
+            weights = weights[:, kept]
+            bias = bias[kept]
+        return weights, bias
+
     def _best(self, candidates: Candidates) -> int | None:
-        """Return the admissible block with the largest fall, or None."""
-        falls = candidates.drop_exact.sum(dim=1)
+        """Return the admissible block with the largest exact drop, or None."""
+        drops = candidates.drop_exact.sum(dim=1)
         theorem = candidates.drop_theorem.sum(dim=1)
-        judged = falls if self.layer.criterion == "exact" else theorem
-        admissible = (
-            judged >= (1.0 - self.layer.contraction) * self.residual.sq_norms.sum()
-        ) & candidates.valid
+        judged = drops if self.layer.criterion == "exact" else theorem
+        required = (1.0 - self.layer.contraction) * self.residual.sq_norms.sum()
+        admissible = (judged >= required) & candidates.valid
         if self.layer.criterion == "theorem":
-            admissible &= falls - theorem >= 0.0
-        falls = torch.where(admissible, falls, -torch.inf)
+            admissible &= drops - theorem >= 0.0
+        drops = torch.where(admissible, drops, -torch.inf)
         # One transfer from the device per decision.
-        fall, index = torch.stack(
-            [falls.amax(), falls.argmax().to(falls.dtype)]
+        best_drop, index = torch.stack(
+            [drops.amax(), drops.argmax().to(drops.dtype)]
         ).tolist()
-        if fall > -math.inf:
+        if best_drop > -math.inf:
             return int(index)
         return None
 
     def _accept(
         self, candidates: Candidates, index: int, tried: int, started: float
     ) -> None:
+        """Add a candidate to the layer and log it."""
         residual = self.residual
         residual.absorb(
             candidates.projected[index],
@@ -317,24 +369,20 @@ class _LayerSearch:
                 residual.sq_norms.sum(),
             ]
         ).tolist()
-        sampler = self.sampler
-        seconds = time.perf_counter() - started
-        # Where a scale is drawn for every unit the log has the middle of the range.
-        scale = float(
-            sampler.scales.log().mean().exp()
-            if sampler.auto
-            else sampler.scales[self.step]
-        )
+        if self.sampler.auto:  # every unit has its own scale: log the geometric mean
+            scale = float(self.sampler.scales.log().mean().exp())
+        else:
+            scale = float(self.sampler.scales[self.step])
         self.log.append(
             BlockRecord(
-                self.width,
-                self.rmse,
-                scale,
-                exact,
-                theorem,
-                exact - theorem,
-                tried,
-                seconds,
+                n_units=self.width,
+                rmse=self.rmse,
+                scale=scale,
+                drop_exact=exact,
+                drop_theorem=theorem,
+                coupling=exact - theorem,
+                tried=tried,
+                seconds=time.perf_counter() - started,
             )
         )
 
@@ -343,30 +391,32 @@ class _LayerSearch:
 
 
 COMPRESSION_TOL = 1e-11
-"""Directions of F F^T below this are dropped. An eigenvalue rho of F F^T is 1 - rho in M, so that dropping it
-changes M by the relative amount rho: far below the 1e-8 to which the forms must agree.
+"""Directions of F F^T with smaller eigenvalues are dropped.
+
+An eigenvalue rho of F F^T is the eigenvalue 1 - rho of M. Dropping it changes M by the
+relative amount rho, far less than the 1e-8 to which both forms must agree.
 """
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What accepting each of B blocks of s units would do.
+    """Evaluation of B candidate blocks of s units.
 
     Parameters
     ----------
     drop_exact : Tensor of shape (B, C)
-        Exact fall of each target column's squared residual, old weights re-adjusted.
+        Decrease of the squared residual of every target, with all weights refitted.
     drop_theorem : Tensor of shape (B, C)
-        The left side of the paper's inequality; the difference is the coupling term R_L
-        of its appendix.
+        Left side of the paper's inequality. ``drop_exact - drop_theorem`` is the
+        coupling term R_L.
     projected : Tensor of shape (B, N, s)
         ``M H_s``.
     gains : Tensor of shape (B, s, C)
-        Weights that each block would get.
+        Weights A of the block.
     lower : Tensor of shape (B, s, s)
-        Cholesky factors of the Schur complements.
+        Cholesky factors of the Schur complements S.
     valid : Tensor of shape (B,)
-        False where the factorisation failed.
+        False if the factorisation failed.
     """
 
     drop_exact: Tensor
@@ -378,7 +428,7 @@ class Candidates:
 
 
 class Residual:
-    """Residual of a growing ridge layer.
+    """Residual ``E = M Y`` of ridge regression on a growing set of columns.
 
     Parameters
     ----------
@@ -389,7 +439,14 @@ class Residual:
     alpha : float
         Ridge of the construction.
     form : {"dense", "factored"}
-        How M is held.
+        Representation of M.
+
+    Attributes
+    ----------
+    E : Tensor of shape (N, C)
+        The residual.
+    sq_norms : Tensor of shape (C,)
+        Squared norms of the columns of E.
     """
 
     def __init__(self, Z: Tensor, Y: Tensor, alpha: float, form: str) -> None:
@@ -398,10 +455,9 @@ class Residual:
         self.alpha = alpha
         self.E = Y.clone()
         self.sq_norms = Y.square().sum(dim=0)
+        self._matrix: Tensor | None = None
         if form == "dense":
             self._matrix = torch.eye(len(Z), dtype=Z.dtype, device=Z.device)
-        else:
-            self._matrix = None
         self._factor = Z.new_zeros(len(Z), 0)
         self._rank = 0
 
@@ -412,12 +468,19 @@ class Residual:
         return H - self._factor @ (self._factor.T @ H)
 
     def judge(self, H: Tensor, block: int) -> Candidates:
-        """Evaluate activations (N, B s) of B blocks of units at once.
+        """Evaluate candidate blocks together.
 
-        With ``A = S^-1 V``, column by column,
+        With ``A = S^-1 V``, for every target column,
 
-            drop_exact   = 2 <U, A> - <A, W A>          drop_theorem = 2 <V, A> - <A,
-            H_s^T H_s A>
+            drop_exact   = 2 <U, A> - <A, W A>
+            drop_theorem = 2 <V, A> - <A, H_s^T H_s A>
+
+        Parameters
+        ----------
+        H : Tensor of shape (N, B s)
+            Activations of B blocks.
+        block : int
+            Units per block, s.
         """
         projected = self.project(H)
         shape = (-1, block, self.E.shape[1])
@@ -432,23 +495,26 @@ class Residual:
         schur = (schur + schur.mT).mul_(0.5)
         schur.diagonal(dim1=1, dim2=2).add_(self.alpha)
         lower, info = torch.linalg.cholesky_ex(schur)
-        # Two triangular solves: batched cholesky_solve takes a far slower route on a
-        # GPU.
+        # Two triangular solves: batched cholesky_solve is far slower on a GPU.
         gains = torch.linalg.solve_triangular(lower, v, upper=False)
         gains = torch.linalg.solve_triangular(lower.mT, gains, upper=True)
         exact = (2.0 * u - w @ gains).mul_(gains).sum(dim=1)
         theorem = (2.0 * v - gram @ gains).mul_(gains).sum(dim=1)
-        return Candidates(
-            exact,
-            theorem,
-            maps,
-            gains,
-            lower,
-            (info == 0) & torch.isfinite(exact).all(dim=1),
-        )
+        valid = (info == 0) & torch.isfinite(exact).all(dim=1)
+        return Candidates(exact, theorem, maps, gains, lower, valid)
 
     def absorb(self, projected: Tensor, lower: Tensor, gains: Tensor) -> None:
-        """Append columns given as ``M H_s``, the Cholesky factor of S and the gains ``S^-1 H_s^T E``."""
+        """Append columns H_s to the regression: ``E' = E - M H_s A``.
+
+        Parameters
+        ----------
+        projected : Tensor of shape (N, s)
+            ``M H_s``.
+        lower : Tensor of shape (s, s)
+            Cholesky factor of S.
+        gains : Tensor of shape (s, C)
+            ``A = S^-1 H_s^T E``.
+        """
         half = torch.linalg.solve_triangular(lower, projected.T, upper=False)
         self.E = self.E - projected @ gains
         self.sq_norms = self.E.square().sum(dim=0)
@@ -463,35 +529,40 @@ class Residual:
 
 
 def choose_form(Z: Tensor, units: int, scale: float) -> str:
-    """Return the form of M that takes fewer operations, and fewer bytes.
+    """Return the cheaper form of M, in operations and memory.
 
-    Units whose pre-activations stay below about 0.2 are affine to within the
-    compression tolerance, so their rank is that of the features and a constant;
-    otherwise every unit may count. F carries about as many columns again that are not
-    yet compressed.
+    Units with pre-activations below about 0.2 are affine to within the compression
+    tolerance, so their rank is at most d + 1. Otherwise every unit may add to the rank.
+    Between compressions F
+    holds about twice its rank in columns.
 
     Parameters
     ----------
     Z : Tensor of shape (N, d)
         Features.
     units : int
-        Units that the layer may grow to.
+        Maximum width of the layer.
     scale : float
         Largest scale of the weights.
+
+    Returns
+    -------
+    {"dense", "factored"}
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.layers.guided import choose_form
-    >>> choose_form(torch.ones(600, 768), 15_000, 0.004), choose_form(torch.ones(9_000, 768), 15_000, 0.004)
-    ('dense', 'factored')
+    >>> choose_form(torch.ones(600, 768), units=15_000, scale=0.004)
+    'dense'
+    >>> choose_form(torch.ones(9_000, 768), units=15_000, scale=0.004)
+    'factored'
     """
     n, d = Z.shape
     spread = scale * float(Z.square().sum(dim=1).mean().sqrt())
+    rank = min(n, units)
     if spread < 0.2:
-        rank = min(n, units, d + 1)
-    else:
-        rank = min(n, units)
+        rank = min(rank, d + 1)
     return "dense" if n <= 3.5 * rank else "factored"
 
 
@@ -499,45 +570,50 @@ def choose_form(Z: Tensor, units: int, scale: float) -> str:
 
 
 def check_scales(scales: Scales) -> None:
-    """Raise :class:`ParameterError` unless ``scales`` is a known name or positive numbers."""
-    if (
-        isinstance(scales, str)
-        or not isinstance(scales, Iterable)
-        or not len(list(scales))
-    ):
-        check_choice("scales, where they are no numbers,", scales, NAMED_SCALES)
+    """Raise :class:`ParameterError` unless `scales` is a name or positive numbers."""
+    is_name = isinstance(scales, str) or not isinstance(scales, Iterable)
+    if is_name or not len(list(scales)):
+        check_choice("scales (unless a sequence of numbers)", scales, NAMED_SCALES)
         return
     values = list(scales)
-    if len(values) > MOST_SCALES:
+    if len(values) > MAX_SCALES:
         raise ParameterError(
-            f"scales must be at most {MOST_SCALES} numbers, got {len(values)}"
+            f"scales must be at most {MAX_SCALES} numbers, got {len(values)}"
         )
     for value in values:
         check_number("every scale", value, low=0.0, low_open=True)
 
 
 class UnitSampler:
-    """A source of random units ``(w, b)``, addressed by round.
+    """A reproducible source of random units ``(w, b)``.
 
-    Round r always yields the same numbers. Within a round block after block is drawn,
-    so the first blocks do not depend on how many follow; weights are drawn in float32
-    on the CPU and moved.
+    Numbers are drawn in rounds. Round r always gives the same numbers. Within a round,
+    the first blocks do not depend on the number of blocks. Weights are drawn in float32
+    on the CPU and then moved to the device.
 
     Parameters
     ----------
     Z : Tensor of shape (n, d)
-        First-task features; ``"auto"`` scales and ``"points"`` biases look at them.
+        Features of the first task, used by ``scales="auto"`` and ``bias="points"``.
     scales : "paper", "auto" or sequence of float
-        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every
-        unit.
+        Scales of the weights. ``"auto"`` draws a scale per unit so that the spread of
+        pre-activations is log-uniform over `AUTO_SPREADS`.
     bias : {"gaussian", "points", "phases"}
-        ``"gaussian"``: ``b ~ N(0, scale^2)`` as in the paper. ``"points"``: ``b = -w .
-        z_i`` for a random first-task sample, so that every unit bends where there is
-        data. ``"phases"``: uniform on a full turn, for cosines.
+        Distribution of the biases. ``"gaussian"``: ``b ~ N(0, scale^2)``, as in the
+        paper. ``"points"``: ``b = -w . z_i`` for a random first-task sample, so that
+        every unit bends near the data. ``"phases"``: uniform on [0, 2 pi), for cosine
+        units.
     seed : int
-        Seed of the streams.
+        Seed of the random streams.
     purpose : str
-        Name of the streams.
+        Name of the random streams.
+
+    Attributes
+    ----------
+    auto : bool
+        Whether every unit has its own scale.
+    scales : Tensor of shape (n_scales,) or (2,)
+        Scales in order of use, or the bounds of the automatic scales.
     """
 
     def __init__(
@@ -549,77 +625,111 @@ class UnitSampler:
         self.purpose = purpose
         self.auto = isinstance(scales, str) and scales == "auto"
         if self.auto:
-            self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(
-                Z
-            )
+            spreads = torch.tensor(AUTO_SPREADS, dtype=torch.float64)
+            self.scales = spreads / centred_rms(Z)
+        elif isinstance(scales, str):
+            self.scales = torch.tensor(PAPER_SCALES, dtype=torch.float64)
         else:
-            if isinstance(scales, str):
-                values = PAPER_SCALES
-            else:
-                values = tuple(float(value) for value in scales)
+            values = [float(value) for value in scales]
             self.scales = torch.tensor(values, dtype=torch.float64)
 
     @property
     def n_scales(self) -> int:
-        """Steps of the schedule; drawing a scale per unit leaves nothing to step through."""
+        """Number of scales to step through, 1 for automatic scales."""
         if self.auto:
             return 1
         return len(self.scales)
 
     def normals(self, round_: int, n_blocks: int, block: int) -> Tensor:
-        """Return unit normals (n_blocks, d + 1, block), float32, on the CPU."""
+        """Draw standard normals (n_blocks, d + 1, block) of a round on the CPU."""
         stream = generator(self.seed, self.purpose, round_)
         rows = self.Z.shape[1] + 1
-        # One block after the other, so that the first do not depend on how many follow.
+        # Drawn block by block, so that a block does not depend on the later ones.
         return torch.stack(
             [torch.randn(rows, block, generator=stream) for _ in range(n_blocks)]
         )
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
+        """Turn the normals of a round into units.
+
+        Parameters
+        ----------
+        round_ : int
+            The round, for the random streams of scales and biases.
+        normals : Tensor of shape (n_blocks, d + 1, block)
+            Output of :meth:`normals`.
+        step : int
+            Index of the scale. Ignored for automatic scales.
+
+        Returns
+        -------
+        weights : Tensor of shape (d, n_blocks block)
+            Weights, float32.
+        bias : Tensor of shape (n_blocks block,)
+            Biases, float64.
+        """
         device = self.Z.device
         count = normals.shape[0] * normals.shape[2]
-        scale: float | Tensor = float(
-            self.scales[step].to(torch.float32)
-        )  # a number spares the device a transfer
+        scale: float | Tensor
         if self.auto:
             low, high = self.scales
-            share = torch.rand(
+            fraction = torch.rand(
                 count, generator=self._stream(round_, "scales"), dtype=torch.float64
             )
-            scale = (low * (high / low) ** share).to(device, torch.float32)
-        normals = (
-            normals.to(device, non_blocking=True)
-            .transpose(0, 1)
-            .reshape(normals.shape[1], count)
-        )
-        weights = normals[:-1] * scale
+            scale = (low * (high / low) ** fraction).to(device, torch.float32)
+        else:
+            # A Python number needs no transfer to the device.
+            scale = float(self.scales[step].to(torch.float32))
+        moved = normals.to(device, non_blocking=True)
+        columns = moved.transpose(0, 1).reshape(normals.shape[1], count)
+        weights = columns[:-1] * scale
         if self.bias == "gaussian":
-            return weights, (normals[-1] * scale).to(torch.float64)
+            return weights, (columns[-1] * scale).to(torch.float64)
         if self.bias == "phases":
             turns = torch.rand(
                 count, generator=self._stream(round_, "phases"), dtype=torch.float64
             )
             return weights, (turns * (2.0 * math.pi)).to(device)
-        points = torch.randint(
+        rows = torch.randint(
             len(self.Z), (count,), generator=self._stream(round_, "points")
-        ).to(device)
-        chosen = self.Z[points].to(torch.float64)
-        return weights, -(chosen * weights.T.to(torch.float64)).sum(dim=1)
+        )
+        points = self.Z[rows.to(device)].to(torch.float64)
+        return weights, -(points * weights.T.to(torch.float64)).sum(dim=1)
 
     def layer(
         self, count: int, block: int, first: int = 0, steps: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Return weights (d, count) and biases (count,): one block a round, cycling through steps of the schedule."""
-        rounds = range(first, first + math.ceil(count / block))
-        pieces = [
-            self.units(each, self.normals(each, 1, block), (each - first) % steps)
-            for each in rounds
-        ]
-        weights, biases = zip(*pieces, strict=True)
-        return torch.cat(weights, dim=1)[:, :count].contiguous(), torch.cat(biases)[
-            :count
-        ].contiguous()
+        """Draw a whole layer, one block per round.
 
-    def _stream(self, round_: int, what: str) -> torch.Generator:
-        return generator(self.seed, self.purpose, round_, what)
+        Parameters
+        ----------
+        count : int
+            Number of units.
+        block : int
+            Units per round.
+        first : int, default=0
+            First round.
+        steps : int, default=1
+            Number of scales to cycle through.
+
+        Returns
+        -------
+        weights : Tensor of shape (d, count)
+            Weights, float32.
+        bias : Tensor of shape (count,)
+            Biases, float64.
+        """
+        weights = []
+        biases = []
+        for index in range(math.ceil(count / block)):
+            normals = self.normals(first + index, 1, block)
+            block_weights, bias = self.units(first + index, normals, index % steps)
+            weights.append(block_weights)
+            biases.append(bias)
+        return (
+            torch.cat(weights, dim=1)[:, :count].contiguous(),
+            torch.cat(biases)[:count].contiguous(),
+        )
+
+    def _stream(self, round_: int, name: str) -> torch.Generator:
+        return generator(self.seed, self.purpose, round_, name)

@@ -1,1 +1,1 @@
-"""Statistics of ridge regression, and what is solved and chosen from them."""
+"""Statistics of ridge regression, their solvers and the choice of the ridge."""

@@ -1,33 +1,35 @@
-"""Classes differ in shape: second moments per class in a few directions, and what they add to the scores.
+"""Second moments per class, and the terms they add to class scores.
 
-A discriminant gives all classes one covariance. With rows p in k fixed directions, the
-scatter S_c of class c about its mean (m_c = n_c - 1 degrees of freedom), the pooled
-covariance C_0 and an inverse Wishart prior of strength nu about it,
+A discriminant uses one covariance for all classes. This module adds the part of the
+log-likelihood that depends on each class's own covariance, its *shape*. Rows p are
+projected to k fixed directions. With the scatter S_c of class c about its mean, its
+degrees of freedom ``m_c = n_c - 1``, the pooled covariance C_0 and an inverse Wishart
+prior of strength nu around C_0,
 
-    C_c = (S_c + nu C_0) / (m_c + nu)        g_c = m_c / (m_c + nu) min(max((n_c - 10) /
-    20, 0), 1) shape_c(p) = g_c max((d^T (C_0^-1 - C_c^-1) d + ln|C_0| - ln|C_c|) / 2,
-    -20)        d = p - mean_c
+    C_c        = (S_c + nu C_0) / (m_c + nu)
+    shape_c(p) = g_c max((d^T (C_0^-1 - C_c^-1) d + ln|C_0| - ln|C_c|) / 2, -20)
+    d          = p - mean_c
+    g_c        = m_c / (m_c + nu) min(max((n_c - 10) / 20, 0), 1)
 
-is the log-likelihood ratio of the class's own shape to the common one, counted as far
-as it is credible: a class of ten rows has none. nu maximises the marginal likelihood of
-the scatters. Everything is a sum over samples.
+is the log-likelihood ratio of the class covariance to the pooled one, weighted by its
+credibility g_c. nu maximises the marginal likelihood of the scatters. All statistics
+are sums over samples.
 
-The last factor is not the prior's doing. The directions are those in which rows of the
-first task spread, so that its classes look larger in them than they are, the more the
-fewer rows there were; nu takes that for classes that differ. On held-out training rows
-of birds, intents and CIFAR-100 shapes cost 1 to 4 points where all classes have six
-rows, nothing with twenty, and gain with thirty and more.
+The last factor of g_c corrects a bias. The directions are the principal directions of
+the first task, so its classes look more spread than they are, the more so the fewer
+rows there were. Without the factor, shapes cost 1 to 4 points of accuracy if all
+classes have six rows. They gain from thirty rows on.
 
-**What a class costs.** The sum of outer products X^T X of r rows in k directions has
-rank r, so for up to k / 2 rows it is held as a factor F of r rows, F^T F = X^T X; for
-more rows as a triangle, which is then smaller. F is worked out from entries of the sum
-alone (a Cholesky factorisation with pivots), so it tells of the rows what the sum
-tells: all X with the same sum, which are those turned by any orthogonal matrix, give
-the same F. Sums and differences of factors are factored again, and are as exact as
-those of triangles: to rounding of the largest variance that took part.
+**Memory.** The sum of outer products X^T X of r rows has rank r. For up to k / 2 rows
+it is stored as a factor F of r rows with F^T F = X^T X, for more rows as a triangle,
+which is then smaller. F is computed from entries of the sum alone, by a Cholesky
+factorisation with pivots. All X with the same sum (equal up to an orthogonal matrix)
+therefore give the same F, so F reveals no more about the rows than the sum does. Sums
+and differences of factors are factored again, and are exact to rounding of the largest
+variance involved, like sums of triangles.
 
-In coordinates in which C_0 is the identity and S_c = B^T B, terms of classes of few
-rows need B alone:
+In coordinates in which C_0 is the identity and ``S_c = B^T B``, terms of classes with
+few rows need B only:
 
     (m_c + nu) (S_c + nu I)^-1 = (m_c + nu) / nu (I - B^T (nu I + B B^T)^-1 B)
 """
@@ -50,74 +52,90 @@ from evergrow.head.linalg.factor import symmetric_eigh
 from evergrow.head.linalg.statistics import sum_columns
 
 LIKELIEST = 16
-"""Classes per row whose shape is looked at; the others get the smallest term among these, so none can win by it."""
+"""Number of top-scoring classes per row whose shape terms are computed.
+
+All other classes get the smallest of these terms, so that they cannot gain rank.
+"""
 
 FLOOR = 20.0
-"""Least log-likelihood ratio that counts. Without it a row far from everything is refused by every class that has a
-shape and falls to one of a few rows, which has none. On training rows 10 to 40 do
-alike."""
+"""Bound on negative log-likelihood ratios.
 
-SHAPELESS = 10
-SHAPED = 30
-"""Rows up to which a class has no shape of its own, and from which on it has all that the prior leaves it."""
+Without it, a row far from all classes would be assigned to a class of few rows, which
+has no shape. Values from 10 to 40 give the same accuracy on training rows.
+"""
 
-_AT_ONCE = 256
-"""Classes that are worked on at a time."""
+MIN_SHAPE_ROWS = 10
+"""A class with at most this many rows has no shape term."""
+
+FULL_SHAPE_ROWS = 30
+"""A class with at least this many rows has the full shape term."""
+
+_CLASSES_PER_BATCH = 256
 
 _ROUNDING = 64 * torch.finfo(torch.float64).eps
-"""Variance that is no more than rounding, in units of the largest variance that took part in a sum."""
+"""Variances below this fraction of the largest one are rounding errors."""
 
 _COMMON_RIDGE = 0.1
-"""Share of the mean variance that is added to the pooled covariance's diagonal."""
+"""Fraction of the mean variance that is added to the diagonal of C_0."""
 
 _WIDE = 1536
-"""Features beyond which only so many directions are worked out as are wanted, and a few more."""
+"""Largest feature width for which all principal directions are computed."""
 
-_MORE = 64
-_ROUNDS = 5
+_N_EXTRA_DIRECTIONS = 64
+_N_ITERATIONS = 5
+"""Oversampling and iterations of the subspace iteration for wider features."""
 
-_NO_SAMPLES = (
-    "sums of products of a class must be those of some samples, got a negative variance"
+_NOT_A_SCATTER = (
+    "The second moments of a class are not those of any samples: a variance is "
+    "negative."
 )
 
 _STRENGTHS: tuple[float, ...] = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
+"""Candidates for the strength nu of the prior."""
 
+_Terms: TypeAlias = list[tuple[Tensor, Tensor | float]]
+"""Terms of a sum of outer products, each with a weight.
 
-_Pieces: TypeAlias = list[tuple[Tensor, Tensor | float]]
-"""What is added up: rows or a factor (m, k), or a triangle (k (k + 1) / 2,), each with its weight or those of rows."""
+A term is a matrix of rows or a factor (m, k), whose weight may be one number per row,
+or a triangle (k (k + 1) / 2,).
+"""
 
 
 def counts_or_one(counts: Tensor) -> Tensor:
-    """Return counts to divide by: those of classes without rows are one; sums of weights may well be below it."""
+    """Return counts (C,) as divisors: zeros become one.
+
+    Sums of sample weights may be smaller than one and stay as they are.
+    """
     return torch.where(counts > 0, counts, torch.ones_like(counts))
 
 
 @record("class-shapes", version=2)
 @dataclass(frozen=True, eq=False)
 class ClassShapes:
-    """Fixed directions, and sums of rows and of their outer products in them, by class.
+    """Sums of rows and of their outer products per class, in k fixed directions.
 
     Parameters
     ----------
     centre : Tensor of shape (d,)
-        Mean of the first task's features, as the layer sees them.
+        Mean of the first task's layer inputs.
     basis : Tensor of shape (d, k)
-        The first k principal directions of the first task.
+        First k principal directions of the first task, orthonormal.
     sums : Tensor of shape (C, k)
-        Sum of the rows of each class.
+        Sum of the projected rows of each class.
     ranks : Tensor of shape (C,)
-        Rows of each class's factor, at most k / 2, or k where the sum of its outer
-        products is held as a triangle.
+        Number of rows of each class's factor, at most k / 2. The value k means that the
+        class has a triangle.
     moments : Tensor of shape (n,)
-        Factors and upper triangles, row by row, one class after the other.
+        Factors and upper triangles of all classes, flattened and concatenated.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.linalg.class_shapes import ClassShapes
-    >>> P = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    >>> shapes = ClassShapes.first(P, directions=2).group([[]])
-    >>> shapes.add(shapes.rows(P), torch.tensor([0, 0])).squares([0]).round(decimals=9).tolist()
+    >>> Z = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    >>> shapes = ClassShapes.first(Z, directions=2).group([[]])
+    >>> shapes = shapes.add(shapes.rows(Z), torch.tensor([0, 0]))
+    >>> shapes.squares([0]).round(decimals=9).tolist()
     [[[4.0]]]
     """
 
@@ -129,23 +147,30 @@ class ClassShapes:
 
     @classmethod
     def first(cls, Z: Tensor, directions: int) -> ClassShapes:
-        """Return the directions of the first task's rows Z (n, d), with nothing learned in them yet."""
+        """Return empty sums in the principal directions of the first task.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Layer inputs of the first task.
+        directions : int
+            Largest number of directions.
+        """
         centre = Z.mean(dim=0)
-        values, vectors = _principal(Z - centre, directions)
+        values, vectors = _principal_directions(Z - centre, directions)
         rank = int((values > 1e-10 * float(values.max().clamp_min(1e-300))).sum())
-        kept = max(min(directions, rank), 1)
-        basis = vectors[:, -kept:].flip(1)
-        # A direction is as good as its opposite: the largest entry decides, so that
-        # every machine takes the same.
+        k = max(min(directions, rank), 1)
+        basis = vectors[:, -k:].flip(1)
+        # The sign of a direction is arbitrary. Make the largest entry positive, so that
+        # every machine chooses the same sign.
         largest = basis.abs().argmax(dim=0)
         basis = basis * basis.gather(0, largest[None, :]).sign()
-        ranks = torch.zeros(0, dtype=torch.int64, device=basis.device)
         return cls(
-            centre,
-            basis.contiguous(),
-            basis.new_zeros(0, kept),
-            ranks,
-            basis.new_zeros(0),
+            centre=centre,
+            basis=basis.contiguous(),
+            sums=basis.new_zeros(0, k),
+            ranks=torch.zeros(0, dtype=torch.int64, device=basis.device),
+            moments=basis.new_zeros(0),
         )
 
     @property
@@ -154,106 +179,128 @@ class ClassShapes:
         return int(self.basis.shape[1])
 
     @cached_property
-    def _parts(self) -> list[Tensor]:
+    def parts(self) -> list[Tensor]:
         """Factor (r, k) or triangle (k (k + 1) / 2,) of every class."""
         k = self.directions
         ranks = self.ranks.tolist()
-        parts = torch.split(self.moments, [_size(rank, k) for rank in ranks])
+        flat = torch.split(self.moments, [_n_numbers(rank, k) for rank in ranks])
         return [
             part if rank == k else part.view(rank, k)
-            for rank, part in zip(ranks, parts, strict=True)
+            for rank, part in zip(ranks, flat, strict=True)
         ]
 
     def rows(self, Z: Tensor) -> Tensor:
-        """Return features Z (n, d), as the layer sees them, in these directions, (n, k)."""
+        """Project layer inputs Z (n, d) to the directions, giving (n, k)."""
         return (Z - self.centre) @ self.basis
 
     # -- sums and differences ----------------------------------------------------------
 
     def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
-        """Return the sums of classes each of which is several old ones together; of none, a new one without rows."""
+        """Merge, reorder, add and drop classes.
+
+        Parameters
+        ----------
+        groups : sequence of sequences of int
+            Old classes that each new class consists of. Empty for a class without rows.
+        """
         sums = sum_columns(self.sums, groups, dim=0)
         if sums is self.sums:
             return self
-        none = self.sums.new_zeros(0, self.directions)
-        parts = self._parts
-        contents: list[Tensor | _Pieces] = [
-            [(parts[old], 1.0) for old in group]
-            if len(group) > 1
-            else parts[group[0]]
-            if group
-            else none
-            for group in groups
-        ]
+        contents: list[Tensor | _Terms] = []
+        for group in groups:
+            if len(group) > 1:
+                contents.append([(self.parts[old], 1.0) for old in group])
+            elif group:
+                contents.append(self.parts[group[0]])
+            else:
+                contents.append(self.sums.new_zeros(0, self.directions))
         return self._with(sums, contents)
 
     def add(
         self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None
     ) -> ClassShapes:
-        """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""
-        sums = self.sums.clone()
-        contents = list[Tensor | _Pieces](self._parts)
-        order = codes.argsort(
-            stable=True
-        )  # a class's rows lie together: no search through all of them for each
+        """Add rows to the sums, or remove them.
+
+        Parameters
+        ----------
+        P : Tensor of shape (n, k)
+            Projected rows.
+        codes : Tensor of shape (n,)
+            Class of each row.
+        sign : float, default=1.0
+            -1 removes the rows.
+        weights : Tensor of shape (n,) or None
+            Sample weights. None means 1.
+
+        Raises
+        ------
+        NumericalError
+            If rows are removed that were not learned, as far as the sums show.
+        """
+        # Sorting makes the rows of each class contiguous.
+        order = codes.argsort(stable=True)
         P = P.to(torch.float64)[order]
-        weights = sign * (
-            P.new_ones(len(P)) if weights is None else weights[order].to(P)
-        )
+        weights = P.new_ones(len(P)) if weights is None else weights[order].to(P)
+        weights = sign * weights
         present, lengths = torch.unique_consecutive(codes[order], return_counts=True)
-        stop = 0
-        for code, length in zip(present.tolist(), lengths.tolist()):
-            own = slice(stop, stop := stop + length)
-            sums[code] += weights[own] @ P[own]
-            contents[code] = [(self._parts[code], 1.0), (P[own], weights[own])]
+        sizes = lengths.tolist()
+        sums = self.sums.clone()
+        contents = list[Tensor | _Terms](self.parts)
+        for code, rows, w in zip(
+            present.tolist(),
+            torch.split(P, sizes),
+            torch.split(weights, sizes),
+            strict=True,
+        ):
+            sums[code] += w @ rows
+            contents[code] = [(self.parts[code], 1.0), (rows, w)]
         return self._with(sums, contents)
 
     def merge(self, other: ClassShapes, sign: int = 1) -> ClassShapes:
-        """Return both sums together, or their difference; directions and classes must be the same."""
+        """Add the sums of `other`, or subtract them with ``sign=-1``.
+
+        Both must have the same directions and the same classes.
+        """
         device = self.sums.device
-        contents: list[Tensor | _Pieces] = [
-            [(mine, 1.0), (theirs.to(device), float(sign))] if theirs.numel() else mine
-            for mine, theirs in zip(self._parts, other._parts, strict=True)
-        ]
+        contents: list[Tensor | _Terms] = []
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            if theirs.numel():
+                contents.append([(mine, 1.0), (theirs.to(device), float(sign))])
+            else:
+                contents.append(mine)
         return self._with(self.sums + sign * other.sums.to(device), contents)
 
     def faded(self, factor: float) -> ClassShapes:
-        """Return the sums as if every row had been learned with its weight times a factor."""
-        parts = [
-            part * (factor if part.dim() == 1 else math.sqrt(factor))
-            for part in self._parts
-        ]
+        """Multiply the weight of every row learned so far by `factor`."""
+        parts: list[Tensor | _Terms] = []
+        for part in self.parts:
+            is_triangle = part.dim() == 1
+            parts.append(part * (factor if is_triangle else math.sqrt(factor)))
         return self._with(factor * self.sums, parts)
 
-    def _with(self, sums: Tensor, contents: Sequence[Tensor | _Pieces]) -> ClassShapes:
-        """Return these sums with, of every class, a factor or triangle as it is, or pieces to add up."""
+    def _with(self, sums: Tensor, contents: Sequence[Tensor | _Terms]) -> ClassShapes:
+        """Return a copy with other sums (C, k) and moments.
+
+        Parameters
+        ----------
+        sums : Tensor of shape (C, k)
+            The sums.
+        contents : sequence of length C
+            Per class a factor or triangle, or terms to be added up.
+        """
         k = self.directions
-        made = dict(enumerate(contents))
-        few = {
-            code: part
-            for code, part in made.items()
-            if isinstance(part, list) and _has_few_rows(part, k)
-        }
-        for codes, rows, weights in _batches(few):
-            factors = _factored(rows, weights)
-            ranks = factors.any(dim=2).sum(dim=1).tolist()
-            made.update(
-                (code, factor[:rank])
-                for code, factor, rank in zip(codes, factors, ranks, strict=True)
-            )
+        parts = _factor_small_sums(contents, k)
         ranks = [
             len(part) if isinstance(part, Tensor) and part.dim() == 2 else k
-            for part in made.values()
+            for part in parts
         ]
-        moments = sums.new_empty(sum(_size(rank, k) for rank in ranks))
-        for place, part in zip(
-            torch.split(moments, [_size(rank, k) for rank in ranks]),
-            made.values(),
-            strict=True,
-        ):
-            place.copy_(
-                part.flatten() if isinstance(part, Tensor) else _triangle(part, k)
-            )
+        sizes = [_n_numbers(rank, k) for rank in ranks]
+        moments = sums.new_empty(sum(sizes))
+        for target, part in zip(torch.split(moments, sizes), parts, strict=True):
+            if isinstance(part, Tensor):
+                target.copy_(part.flatten())
+            else:
+                target.copy_(_sum_triangle(part, k))
         return replace(
             self,
             sums=sums,
@@ -262,125 +309,141 @@ class ClassShapes:
         )
 
     def same_directions(self, other: ClassShapes) -> bool:
-        """Return whether both are known in the same directions, bit for bit."""
+        """Return whether both have bitwise equal directions and centre."""
         return torch.equal(self.basis.cpu(), other.basis.cpu()) and torch.equal(
             self.centre.cpu(), other.centre.cpu()
         )
 
-    # -- what they say -----------------------------------------------------------------
+    # -- moments -----------------------------------------------------------------------
 
     def squares(self, classes: Sequence[int]) -> Tensor:
-        """Return the sums of outer products of some classes, (c, k, k)."""
-        parts = [self._parts[code] for code in classes]
-        found = [
-            part.T @ part if part.dim() == 2 else _unpacked(part, self.directions)
-            for part in parts
-        ]
+        """Return the sums of outer products of some classes, of shape (c, k, k)."""
+        found = []
+        for code in classes:
+            part = self.parts[code]
+            if part.dim() == 2:
+                found.append(part.T @ part)
+            else:
+                found.append(_unpack_triangle(part, self.directions))
         return torch.stack(found)
 
     def scatters(self, classes: Sequence[int], counts: Tensor) -> Tensor:
-        """Return the scatter of some classes about their means, (c, k, k)."""
+        """Return the scatters S_c of some classes, of shape (c, k, k).
+
+        Parameters
+        ----------
+        classes : sequence of int
+            The c classes.
+        counts : Tensor of shape (C,)
+            Rows per class, for all classes.
+        """
         sums = self.sums[list(classes)]
-        inside = sums / counts_or_one(counts[list(classes)].to(sums))[:, None]
-        return self.squares(classes) - sums[:, :, None] * inside[:, None, :]
+        means = sums / counts_or_one(counts[list(classes)].to(sums))[:, None]
+        return self.squares(classes) - sums[:, :, None] * means[:, None, :]
 
     @cached_property
     def whole(self) -> Tensor:
-        """Sum of the outer products of all rows, (k, k)."""
-        none = self.sums.new_zeros(0, self.directions)
-        factors = torch.cat([none, *(part for part in self._parts if part.dim() == 2)])
-        rest: _Pieces = [(part, 1.0) for part in self._parts if part.dim() == 1]
-        return _unpacked(
-            _triangle([(factors, 1.0), *rest], self.directions), self.directions
-        )
+        """Sum of the outer products of all rows, of shape (k, k)."""
+        k = self.directions
+        empty = self.sums.new_zeros(0, k)
+        factors = torch.cat([empty, *(part for part in self.parts if part.dim() == 2)])
+        triangles: _Terms = [(part, 1.0) for part in self.parts if part.dim() == 1]
+        return _unpack_triangle(_sum_triangle([(factors, 1.0), *triangles], k), k)
 
     def pooled(self, counts: Tensor) -> Tensor:
-        """Return the sum of all scatters, (k, k)."""
+        """Return the sum of all scatters (k, k), from the rows per class (C,)."""
         scaled = self.sums / counts_or_one(counts.to(self.sums)).sqrt()[:, None]
         return self.whole - scaled.T @ scaled
 
     # -- files -------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless directions and sums fit each other."""
+        """Raise :class:`FileFormatError` unless directions and moments agree."""
         width, k = self.basis.shape
         require(0 < k <= width, "it has no directions, or more than features")
-        gap = self.basis.T @ self.basis - torch.eye(
-            k, dtype=self.basis.dtype, device=self.basis.device
-        )
+        identity = torch.eye(k, dtype=self.basis.dtype, device=self.basis.device)
+        gap = self.basis.T @ self.basis - identity
         require(float(gap.abs().max()) < 1e-6, "its directions are not orthogonal")
         possible = ((self.ranks >= 0) & (self.ranks <= k // 2)) | (self.ranks == k)
-        require(
-            bool(possible.all()), "a class has a moment of a rank that none can have"
-        )
-        size = sum(_size(rank, k) for rank in self.ranks.tolist())
+        require(bool(possible.all()), "the moments of a class have an impossible rank")
+        size = sum(_n_numbers(rank, k) for rank in self.ranks.tolist())
         require(
             len(self.moments) == size,
-            "its moments are of other directions or of other classes",
+            "the size of its moments does not match its classes and directions",
         )
 
     def is_plausible(self, counts: Tensor) -> bool:
-        """Return whether samples with these sums can exist: no class has less than no spread in any direction."""
-        upper = torch.triu_indices(
-            self.directions, self.directions, device=self.sums.device
-        )
+        """Return whether samples with these moments can exist.
+
+        Every class must have non-negative variances, and covariances within the
+        Cauchy-Schwarz bound.
+
+        Parameters
+        ----------
+        counts : Tensor of shape (C,)
+            Rows per class, or sums of their weights.
+        """
+        k = self.directions
+        upper = torch.triu_indices(k, k, device=self.sums.device)
         diagonal = upper[0] == upper[1]
-        found = [
-            part.square().sum(dim=0) if part.dim() == 2 else part[diagonal]
-            for part in self._parts
-        ]
-        if found:
-            squares = torch.stack(found)
-        else:
-            squares = torch.zeros_like(self.sums)
-        spread = (
-            squares - self.sums.square() / counts_or_one(counts.to(self.sums))[:, None]
-        )
-        if not bool(
-            (torch.isfinite(squares) & (spread >= -1e-6 * squares.abs() - 1e-9)).all()
-        ):
+        squares = torch.zeros_like(self.sums)
+        if self.parts:
+            squares = torch.stack(
+                [
+                    part.square().sum(dim=0) if part.dim() == 2 else part[diagonal]
+                    for part in self.parts
+                ]
+            )
+        divisors = counts_or_one(counts.to(self.sums))[:, None]
+        variances = squares - self.sums.square() / divisors
+        is_valid = variances >= -1e-6 * squares.abs() - 1e-9
+        if not bool((torch.isfinite(squares) & is_valid).all()):
             return False
-        for part, lengths in zip(
-            self._parts, squares.clamp_min(0.0).sqrt(), strict=True
-        ):
-            if part.dim() == 1:  # a factor cannot break these bounds
-                bounds = lengths[upper[0]] * lengths[upper[1]]
-                if not bool((part.abs() <= bounds * (1.0 + 1e-6) + 1e-9).all()):
-                    return False
+        all_lengths = squares.clamp_min(0.0).sqrt()
+        for part, lengths in zip(self.parts, all_lengths, strict=True):
+            if part.dim() == 2:  # factors satisfy the bound by construction
+                continue
+            bounds = lengths[upper[0]] * lengths[upper[1]]
+            if not bool((part.abs() <= bounds * (1.0 + 1e-6) + 1e-9).all()):
+                return False
         return True
 
 
 class ShapeScores:
-    """What the shapes of classes add to linear scores; a class's own shape is worked out when it is first asked for.
+    """Shape terms ``shape_c(p)`` of class scores.
+
+    The term of a class is computed when it is first needed.
 
     Parameters
     ----------
     shapes : ClassShapes
-        The sums.
+        The moments.
     counts : Tensor of shape (C,)
-        Rows per class.
+        Rows per class, or sums of their weights.
     strength : float, optional
-        nu; by default the one under which the classes' scatters are likeliest.
+        nu. By default the value that maximises the marginal likelihood of the scatters.
 
     Attributes
     ----------
     has_terms : bool
-        Whether any class has so many different rows that there is something to add.
+        False if all terms are zero, because no class has enough distinct rows.
     means : Tensor of shape (C, k)
-        Class means in these directions.
+        Class means in the k directions.
     floors : Tensor of shape (C,)
-        The least term of every class.
+        Lower bound of each class's term.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores
-    >>> source = torch.Generator().manual_seed(0)
-    >>> P = torch.randn(40, 2, generator=source, dtype=torch.float64) * torch.tensor([1.0, 5.0])
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> Z = torch.randn(40, 2, generator=rng, dtype=torch.float64)
+    >>> Z = Z * torch.tensor([1.0, 5.0])
     >>> codes = torch.arange(40) % 2
-    >>> P[codes == 0] = P[codes == 0].flip(1)
-    >>> shapes = ClassShapes.first(P, directions=2).group([[], []])
-    >>> scores = ShapeScores(shapes.add(shapes.rows(P), codes), torch.tensor([20, 20]))
+    >>> Z[codes == 0] = Z[codes == 0].flip(1)
+    >>> shapes = ClassShapes.first(Z, directions=2).group([[], []])
+    >>> shapes = shapes.add(shapes.rows(Z), codes)
+    >>> scores = ShapeScores(shapes, torch.tensor([20, 20]))
     >>> new = shapes.rows(torch.tensor([[0.0, 9.0]], dtype=torch.float64))
     >>> scores.add(new, torch.zeros(1, 2).double()).argmax().item()
     1
@@ -389,177 +452,222 @@ class ShapeScores:
     def __init__(
         self, shapes: ClassShapes, counts: Tensor, strength: float | None = None
     ) -> None:
-        self.shapes, self.counts = shapes, counts.to(shapes.sums)
+        self.shapes = shapes
+        self.counts = counts.to(shapes.sums)
         self.strength = 1.0 if strength is None else strength
         self.has_terms = False
         self.means = shapes.sums / counts_or_one(self.counts)[:, None]
-        self._own: dict[int, _OwnShape] = {}
-        self._free = (self.counts - 1.0).clamp_min(0.0)
-        shaped = ((self.counts - SHAPELESS) / (SHAPED - SHAPELESS)).clamp(0.0, 1.0)
-        if strength is not None and not bool(shaped.any()):
+        self._terms: dict[int, _ShapeTerm] = {}
+        self._freedom = (self.counts - 1.0).clamp_min(0.0)
+        span = FULL_SHAPE_ROWS - MIN_SHAPE_ROWS
+        has_shape = ((self.counts - MIN_SHAPE_ROWS) / span).clamp(0.0, 1.0)
+        if strength is not None and not bool(has_shape.any()):
             return
         pooled = shapes.pooled(self.counts)
-        free = float(self._free.sum())
-        if free < 1.0 or float(pooled.diagonal().sum()) <= 1e-10 * float(
-            shapes.whole.diagonal().sum()
-        ):
+        freedom = float(self._freedom.sum())
+        energy = float(shapes.whole.diagonal().sum())
+        if freedom < 1.0 or float(pooled.diagonal().sum()) <= 1e-10 * energy:
             return
-        common = pooled / free
+        common = pooled / freedom
         common.diagonal().add_(_COMMON_RIDGE * float(common.diagonal().mean()))
-        self._lower = _lower(common)
-        self._white_means = self._white(self.means)
+        self._lower = _lower_factor(common)
+        self._whitened_means = self._whiten(self.means)
         if strength is None:
             self.strength = self._likeliest_strength()
-        else:
-            self.strength = strength
-        self._credibility = self._free / (self._free + self.strength) * shaped
+        shrinkage = self._freedom / (self._freedom + self.strength)
+        self._credibility = shrinkage * has_shape
         self.floors = -FLOOR * self._credibility
-        self.has_terms = bool(shaped.any())
-
-    def _white(self, P: Tensor) -> Tensor:
-        """Return rows (n, k) in coordinates in which the common covariance is the identity."""
-        white: Tensor = torch.linalg.solve_triangular(self._lower, P.T, upper=False)
-        return white.T.contiguous()
-
-    def _white_scatters(
-        self, classes: Sequence[int]
-    ) -> Iterator[tuple[list[int], Tensor, bool]]:
-        """Yield classes and their scatters in these coordinates: factors (c, r, k), or whole (c, k, k) and True."""
-        k = self.shapes.directions
-        parts = self.shapes._parts
-        few: dict[int, _Pieces] = {
-            code: [
-                (parts[code], 1.0),
-                (self.means[code : code + 1], -self.counts[code : code + 1]),
-            ]
-            for code in classes
-            if parts[code].dim() == 2
-        }
-        for codes, rows, weights in _batches(few):
-            yield (
-                codes,
-                _factored(self._white(rows.view(-1, k)).view(rows.shape), weights),
-                False,
-            )
-        many = [code for code in classes if code not in few]
-        for codes in (
-            many[start : start + _AT_ONCE] for start in range(0, len(many), _AT_ONCE)
-        ):
-            half = torch.linalg.solve_triangular(
-                self._lower, self.shapes.scatters(codes, self.counts), upper=False
-            )
-            whitened = torch.linalg.solve_triangular(
-                self._lower, half.mT.contiguous(), upper=False
-            )
-            yield codes, 0.5 * (whitened + whitened.mT), True
-
-    def _likeliest_strength(self) -> float:
-        k = self.shapes.directions
-        several = torch.nonzero(self.counts > 1).ravel().tolist()
-        strengths = self.counts.new_tensor(_STRENGTHS)[:, None]
-        prior = strengths + k + 1.0
-        # Many classes have as many rows as others: the gamma functions of each number
-        # are worked out once.
-        free, times = torch.unique(self._free[several], return_counts=True)
-        gammas = torch.mvlgamma((prior + free) / 2, k) - torch.mvlgamma(prior / 2, k)
-        total = (gammas + prior / 2 * k * strengths.log()) @ times.to(gammas)
-        for codes, scatters, is_whole in self._white_scatters(several):
-            matrices = scatters if is_whole else scatters @ scatters.mT
-            # A GPU decomposes many small matrices one after the other.
-            values = torch.linalg.eigvalsh(matrices.cpu()).clamp_min(0.0).to(total)
-            logs = (strengths[:, :, None] + values).log().sum(dim=2) + (
-                k - values.shape[1]
-            ) * strengths.log()
-            total -= ((prior + self._free[codes]) / 2 * logs).sum(dim=1)
-        return _STRENGTHS[int(total.argmax())]
+        self.has_terms = bool(has_shape.any())
 
     def add(self, P: Tensor, scores: Tensor) -> Tensor:
-        """Return linear scores (n, C) with the shape terms of rows P (n, k) added."""
+        """Add shape terms to linear scores.
+
+        Parameters
+        ----------
+        P : Tensor of shape (n, k)
+            Projected rows.
+        scores : Tensor of shape (n, C)
+            Linear class scores.
+
+        Returns
+        -------
+        Tensor of shape (n, C)
+            Scores plus shape terms of the `LIKELIEST` classes of each row.
+        """
         if not self.has_terms or not scores.numel():
             return scores
         likeliest = scores.topk(min(LIKELIEST, scores.shape[1]), dim=1).indices
-        asked, order = likeliest.flatten().sort(stable=True)
-        kept = self._credibility[asked] > 0.0  # without it the term is zero
-        asked = asked[kept]
-        order = order[kept]
-        rows = self._white(P)[order // likeliest.shape[1]] - self._white_means[asked]
-        codes, lengths = (
-            found.tolist()
-            for found in torch.unique_consecutive(asked, return_counts=True)
-        )
+        # Pairs of row and class, sorted by class.
+        pair_classes, order = likeliest.flatten().sort(stable=True)
+        has_term = self._credibility[pair_classes] > 0.0
+        pair_classes = pair_classes[has_term]
+        order = order[has_term]
+        pair_rows = order // likeliest.shape[1]
+        deviations = self._whiten(P)[pair_rows] - self._whitened_means[pair_classes]
+        classes, lengths = torch.unique_consecutive(pair_classes, return_counts=True)
         found = [
-            own.terms(part)
-            for own, part in zip(
-                self._shapes_of(codes), torch.split(rows, lengths), strict=True
+            term.values(part)
+            for term, part in zip(
+                self._class_terms(classes.tolist()),
+                torch.split(deviations, lengths.tolist()),
+                strict=True,
             )
         ]
         terms = torch.zeros_like(likeliest, dtype=scores.dtype).flatten()
         if found:
-            terms[order] = torch.maximum(torch.cat(found), self.floors[asked])
+            terms[order] = torch.maximum(torch.cat(found), self.floors[pair_classes])
         terms = terms.view(likeliest.shape)
         lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
         return scores + lowest.expand_as(scores).scatter(1, likeliest, terms)
 
-    def _shapes_of(self, classes: Sequence[int]) -> list[_OwnShape]:
+    def quadratics(self, classes: Sequence[int]) -> list[tuple[Tensor, float]]:
+        """Return (matrix (k, k), constant) of the given classes.
+
+        The shape term of a class is ``max(d^T matrix d + constant, floor)``.
+        """
+        whitening = self._whiten(torch.eye(self.shapes.directions).to(self.means))
+        return [
+            (whitening @ term.matrix() @ whitening.T, term.constant)
+            for term in self._class_terms(classes)
+        ]
+
+    def _whiten(self, P: Tensor) -> Tensor:
+        """Map rows (n, k) to coordinates in which C_0 is the identity."""
+        white: Tensor = torch.linalg.solve_triangular(self._lower, P.T, upper=False)
+        return white.T.contiguous()
+
+    def _whitened_scatters(
+        self, classes: Sequence[int]
+    ) -> Iterator[tuple[list[int], Tensor, bool]]:
+        """Yield batches of scatters in whitened coordinates.
+
+        Yields
+        ------
+        codes : list of int
+            The c classes of the batch.
+        scatters : Tensor of shape (c, r, k) or (c, k, k)
+            Factors B with ``S_c = B^T B``, or the scatters.
+        is_full : bool
+            Whether `scatters` are full matrices.
+        """
+        k = self.shapes.directions
+        parts = self.shapes.parts
+        with_factors: dict[int, _Terms] = {}
+        with_triangles = []
+        for code in classes:
+            if parts[code].dim() == 2:
+                mean = self.means[code : code + 1]
+                count = self.counts[code : code + 1]
+                with_factors[code] = [(parts[code], 1.0), (mean, -count)]
+            else:
+                with_triangles.append(code)
+        for codes, rows, weights in _padded_batches(with_factors):
+            white = self._whiten(rows.view(-1, k)).view(rows.shape)
+            yield codes, _factor_sums(white, weights), False
+        for codes in _chunks(with_triangles):
+            half = torch.linalg.solve_triangular(
+                self._lower, self.shapes.scatters(codes, self.counts), upper=False
+            )
+            white = torch.linalg.solve_triangular(
+                self._lower, half.mT.contiguous(), upper=False
+            )
+            yield codes, 0.5 * (white + white.mT), True
+
+    def _likeliest_strength(self) -> float:
+        """Return the candidate nu with the largest marginal likelihood."""
+        k = self.shapes.directions
+        with_scatter = torch.nonzero(self.counts > 1).ravel().tolist()
+        strengths = self.counts.new_tensor(_STRENGTHS)[:, None]
+        prior = strengths + k + 1.0
+        # Many classes have equal counts: compute each gamma function once.
+        freedom, times = torch.unique(self._freedom[with_scatter], return_counts=True)
+        gammas = torch.mvlgamma((prior + freedom) / 2, k) - torch.mvlgamma(prior / 2, k)
+        total = (gammas + prior / 2 * k * strengths.log()) @ times.to(gammas)
+        for codes, scatters, is_full in self._whitened_scatters(with_scatter):
+            matrices = scatters if is_full else scatters @ scatters.mT
+            # On the CPU: a GPU would decompose the small matrices one by one.
+            values = torch.linalg.eigvalsh(matrices.cpu()).clamp_min(0.0).to(total)
+            n_zeros = k - values.shape[1]
+            log_dets = (strengths[:, :, None] + values).log().sum(
+                dim=2
+            ) + n_zeros * strengths.log()
+            total -= ((prior + self._freedom[codes]) / 2 * log_dets).sum(dim=1)
+        return _STRENGTHS[int(total.argmax())]
+
+    def _class_terms(self, classes: Sequence[int]) -> list[_ShapeTerm]:
+        """Return the terms of some classes, computing those not known yet."""
+        missing = [code for code in classes if code not in self._terms]
+        for codes, scatters, is_full in self._whitened_scatters(missing):
+            self._terms.update(self._compute_terms(codes, scatters, is_full))
+        return [self._terms[code] for code in classes]
+
+    def _compute_terms(
+        self, codes: list[int], scatters: Tensor, is_full: bool
+    ) -> dict[int, _ShapeTerm]:
+        """Compute terms from one batch of :meth:`_whitened_scatters`."""
         k = self.shapes.directions
         nu = self.strength
-        for codes, scatters, is_whole in self._white_scatters(
-            [code for code in classes if code not in self._own]
-        ):
-            if is_whole:
-                core = scatters.clone()
-            else:
-                core = scatters @ scatters.mT
-            core.diagonal(dim1=1, dim2=2).add_(nu)
-            lowers = _lower(core)
-            half = 0.5 * self._credibility[codes]
-            total = self._free[codes] + nu
-            if is_whole:
-                sides = torch.eye(k).to(core).expand_as(core)
-            else:
-                sides = scatters
-            scale = half * total if is_whole else half * total / nu
-            turned = torch.linalg.solve_triangular(
-                lowers, scale.sqrt()[:, None, None] * sides, upper=False
-            )
-            volumes = 2.0 * lowers.diagonal(dim1=1, dim2=2).log().sum(dim=1) + (
-                k - core.shape[1]
-            ) * math.log(nu)
-            constants = (half * (k * total.log() - volumes)).tolist()
-            lengths = (half if is_whole else half - scale).tolist()
-            for place, code in enumerate(codes):
-                sign = -1.0 if is_whole else 1.0
-                self._own[code] = _OwnShape(
-                    turned[place], sign, lengths[place], constants[place]
-                )
-        return [self._own[code] for code in classes]
-
-    def quadratics(self, classes: Sequence[int]) -> list[tuple[Tensor, float]]:
-        """Return matrix and constant of classes: the term of each is ``d^T matrix d + constant``, or the floor."""
-        whitening = self._white(torch.eye(self.shapes.directions).to(self.means))
-        return [
-            (whitening @ own.matrix() @ whitening.T, own.constant)
-            for own in self._shapes_of(classes)
-        ]
+        half = 0.5 * self._credibility[codes]
+        total = self._freedom[codes] + nu
+        if is_full:
+            core = scatters.clone()
+            sides = torch.eye(k).to(core).expand_as(core)
+            scale = half * total
+            length = half
+            sign = -1.0
+        else:
+            core = scatters @ scatters.mT
+            sides = scatters
+            scale = half * total / nu
+            length = half - scale
+            sign = 1.0
+        core.diagonal(dim1=1, dim2=2).add_(nu)
+        lower = _lower_factor(core)
+        matrices = torch.linalg.solve_triangular(
+            lower, scale.sqrt()[:, None, None] * sides, upper=False
+        )
+        log_dets = 2.0 * lower.diagonal(dim1=1, dim2=2).log().sum(dim=1)
+        log_dets = log_dets + (k - core.shape[1]) * math.log(nu)
+        constants = (half * (k * total.log() - log_dets)).tolist()
+        lengths = length.tolist()
+        return {
+            code: _ShapeTerm(matrices[index], sign, lengths[index], constants[index])
+            for index, code in enumerate(codes)
+        }
 
 
 @dataclass(frozen=True, eq=False)
-class _OwnShape:
-    """The term of a class: ``sign |turned d|^2 + length |d|^2 + constant`` of rows d less its mean, whitened."""
+class _ShapeTerm:
+    """The term ``sign |root d|^2 + length |d|^2 + constant`` of a class.
 
-    turned: Tensor
+    d is the deviation of a row from the class mean, whitened.
+
+    Parameters
+    ----------
+    root : Tensor of shape (r, k)
+        Factor of the quadratic form.
+    sign : float
+        1 or -1.
+    length : float
+        Factor of ``|d|^2``.
+    constant : float
+        Difference of the log-determinants.
+    """
+
+    root: Tensor
     sign: float
     length: float
     constant: float
 
-    def terms(self, rows: Tensor) -> Tensor:
-        squares = (rows @ self.turned.T).square().sum(dim=1)
-        return (
-            self.sign * squares + self.length * rows.square().sum(dim=1) + self.constant
-        )
+    def values(self, deviations: Tensor) -> Tensor:
+        """Return the terms (n,) of deviations (n, k)."""
+        squares = (deviations @ self.root.T).square().sum(dim=1)
+        lengths = self.length * deviations.square().sum(dim=1)
+        return self.sign * squares + lengths + self.constant
 
     def matrix(self) -> Tensor:
-        matrix = self.sign * self.turned.T @ self.turned
+        """Return the quadratic form as a matrix (k, k)."""
+        matrix = self.sign * self.root.T @ self.root
         matrix.diagonal().add_(self.length)
         return matrix
 
@@ -567,106 +675,166 @@ class _OwnShape:
 # -- factors and triangles -------------------------------------------------------------
 
 
-def _size(rank: int, k: int) -> int:
+def _n_numbers(rank: int, k: int) -> int:
+    """Return how many numbers a factor, or for ``rank == k`` a triangle, has."""
     return k * (k + 1) // 2 if rank == k else rank * k
 
 
-def _has_few_rows(pieces: _Pieces, k: int) -> bool:
-    """Return whether a factor of the sum of pieces is smaller than a triangle, however many rows are taken out."""
-    if any(part.dim() == 1 for part, _ in pieces):
+def _chunks(codes: Sequence[int]) -> Iterator[list[int]]:
+    """Split classes into batches."""
+    for start in range(0, len(codes), _CLASSES_PER_BATCH):
+        yield list(codes[start : start + _CLASSES_PER_BATCH])
+
+
+def _factor_small_sums(
+    contents: Sequence[Tensor | _Terms], k: int
+) -> list[Tensor | _Terms]:
+    """Replace sums of few rows by factors. All other entries stay unchanged."""
+    made = list(contents)
+    small = {
+        code: part
+        for code, part in enumerate(made)
+        if isinstance(part, list) and _has_few_rows(part, k)
+    }
+    for codes, rows, weights in _padded_batches(small):
+        factors = _factor_sums(rows, weights)
+        ranks = factors.any(dim=2).sum(dim=1).tolist()
+        for code, factor, rank in zip(codes, factors, ranks, strict=True):
+            made[code] = factor[:rank]
+    return made
+
+
+def _has_few_rows(terms: _Terms, k: int) -> bool:
+    """Return whether the number of rows bounds the rank of a sum by k / 2.
+
+    Terms with negative weights do not increase the rank.
+    """
+    if any(part.dim() == 1 for part, _ in terms):
         return False
-    if sum(len(part) for part, _ in pieces) <= k // 2:
+    if sum(len(part) for part, _ in terms) <= k // 2:
         return True
-    return (
-        sum(
-            len(part)
-            for part, weight in pieces
-            if bool(torch.as_tensor(weight).amax() > 0.0)
-        )
-        <= k // 2
-    )
+    positive = [
+        len(part)
+        for part, weight in terms
+        if bool(torch.as_tensor(weight).amax() > 0.0)
+    ]
+    return sum(positive) <= k // 2
 
 
-def _triangle(pieces: _Pieces, k: int) -> Tensor:
-    """Return the upper triangle of the sum of pieces."""
-    upper = torch.triu_indices(k, k, device=pieces[0][0].device)
-    total = pieces[0][0].new_zeros(k * (k + 1) // 2)
-    for part, weight in pieces:
+def _sum_triangle(terms: _Terms, k: int) -> Tensor:
+    """Return the upper triangle (k (k + 1) / 2,) of a sum of outer products."""
+    upper = torch.triu_indices(k, k, device=terms[0][0].device)
+    total = terms[0][0].new_zeros(k * (k + 1) // 2)
+    for part, weight in terms:
         if part.dim() == 1:
             total += weight * part
         else:
-            heavy = part * (weight[:, None] if isinstance(weight, Tensor) else weight)
-            total += (heavy.T @ part)[upper[0], upper[1]]
+            factor = weight[:, None] if isinstance(weight, Tensor) else weight
+            total += ((part * factor).T @ part)[upper[0], upper[1]]
     return total
 
 
-def _batches(pieces: dict[int, _Pieces]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Yield keys, rows (c, m, k) and weights (c, m) of pieces with about as many rows; zeros fill up."""
+def _padded_batches(
+    sums: dict[int, _Terms],
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Yield batches of sums of similar numbers of rows.
+
+    Parameters
+    ----------
+    sums : dict of int to terms
+        Sums of rows and factors by class.
+
+    Yields
+    ------
+    codes : list of int
+        The c classes of the batch.
+    rows : Tensor of shape (c, m, k)
+        Their rows, padded with zeros.
+    weights : Tensor of shape (c, m)
+        Weights of the rows.
+    """
     lengths = {
-        key: sum(len(part) for part, _ in several) for key, several in pieces.items()
+        code: sum(len(part) for part, _ in terms) for code, terms in sums.items()
     }
-    order = sorted(pieces, key=lengths.__getitem__)
-    for some in (
-        order[start : start + _AT_ONCE] for start in range(0, len(order), _AT_ONCE)
-    ):
-        first = pieces[some[0]][0][0]
-        rows = first.new_zeros(len(some), lengths[some[-1]], first.shape[1])
+    for codes in _chunks(sorted(sums, key=lengths.__getitem__)):
+        first = sums[codes[0]][0][0]
+        rows = first.new_zeros(len(codes), lengths[codes[-1]], first.shape[1])
         weights = first.new_zeros(rows.shape[:2])
-        for line, key in enumerate(some):
-            stop = 0
-            for part, weight in pieces[key]:
-                own = slice(stop, stop := stop + len(part))
-                rows[line, own], weights[line, own] = part, weight
-        yield some, rows, weights
+        for index, code in enumerate(codes):
+            start = 0
+            for part, weight in sums[code]:
+                stop = start + len(part)
+                rows[index, start:stop] = part
+                weights[index, start:stop] = weight
+                start = stop
+        yield codes, rows, weights
 
 
-def _factored(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return factors F (c, r, k) with F^T F = X^T diag(w) X of rows (c, m, k) and weights (c, m).
+def _factor_sums(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return factors F with ``F^T F = X^T diag(w) X``.
 
-    Cholesky with pivots, of which a matrix of rank r needs r steps; rows of F beyond
-    the rank are zero. There is no such F where what is left on a diagonal, in units of
-    the largest variance that took part, is far below zero.
+    A Cholesky factorisation with pivots, which needs r steps for rank r.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (c, m, k)
+        X of c classes.
+    weights : Tensor of shape (c, m)
+        w, negative for removed rows.
+
+    Returns
+    -------
+    Tensor of shape (c, r, k)
+        F. Rows beyond the rank of a class are zero.
+
+    Raises
+    ------
+    NumericalError
+        If a remaining variance is negative beyond rounding.
     """
     heavy = rows * weights[:, :, None]
     left = (heavy * rows).sum(dim=1)
     largest = (heavy * rows).abs().sum(dim=1).amax(dim=1, keepdim=True)
-    factors = rows.new_zeros(
-        len(rows), int((weights > 0.0).sum(dim=1).amax()), rows.shape[2]
-    )
+    max_rank = int((weights > 0.0).sum(dim=1).amax())
+    factors = rows.new_zeros(len(rows), max_rank, rows.shape[2])
     for step in range(factors.shape[1]):
         pivots = left.argmax(dim=1, keepdim=True)
         values = left.gather(1, pivots)
-        there = pivots[:, None, :].expand(-1, rows.shape[1], 1)
-        line = (rows.gather(2, there).mT @ heavy)[:, 0]
+        columns = pivots[:, None, :].expand(-1, rows.shape[1], 1)
+        line = (rows.gather(2, columns).mT @ heavy)[:, 0]
         if step:
             before = factors[:, :step]
-            line = (
-                line
-                - (before.gather(2, there[:, :1].expand(-1, step, 1)).mT @ before)[:, 0]
-            )
+            pivot_column = before.gather(2, columns[:, :1].expand(-1, step, 1))
+            line = line - (pivot_column.mT @ before)[:, 0]
         line = torch.where(
             values > _ROUNDING * largest, line / values.clamp_min(1e-300).sqrt(), 0.0
         )
         factors[:, step] = line
-        left = (left - line.square()).scatter(
-            1, pivots, torch.where(line.any(dim=1, keepdim=True), 0.0, values)
-        )
+        # The pivot is eliminated exactly, unless it was only rounding.
+        pivot_left = torch.where(line.any(dim=1, keepdim=True), 0.0, values)
+        left = (left - line.square()).scatter(1, pivots, pivot_left)
     if bool((left / largest.clamp_min(1e-300) < -1e-6).any()):
-        raise NumericalError(_NO_SAMPLES)
+        raise NumericalError(_NOT_A_SCATTER)
     return factors
 
 
-def _lower(covariances: Tensor) -> Tensor:
-    """Return lower triangular factors; sums that no samples have, as a damaged file may, are refused."""
+def _lower_factor(covariances: Tensor) -> Tensor:
+    """Return lower Cholesky factors of covariances (..., k, k).
+
+    Raises
+    ------
+    NumericalError
+        If a matrix is not positive definite, for example from a damaged file.
+    """
     factors: Tensor
     factors, failed = torch.linalg.cholesky_ex(covariances)
     if bool(failed.any()):
-        raise NumericalError(_NO_SAMPLES)
+        raise NumericalError(_NOT_A_SCATTER)
     return factors
 
 
-def _unpacked(packed: Tensor, k: int) -> Tensor:
-    """Return the symmetric matrix (k, k) of an upper triangle."""
+def _unpack_triangle(packed: Tensor, k: int) -> Tensor:
+    """Return the symmetric matrix (k, k) of an upper triangle (k (k + 1) / 2,)."""
     rows, columns = torch.triu_indices(k, k, device=packed.device)
     full = packed.new_zeros(k, k)
     full[rows, columns] = packed
@@ -674,24 +842,37 @@ def _unpacked(packed: Tensor, k: int) -> Tensor:
     return full
 
 
-def _principal(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:
-    """Return energies, rising, and directions (d, k) of centred rows: all, or the first where there are many."""
-    rows, width = centred.shape
-    if (
-        2 * rows <= width
-    ):  # all directions lie in the span of the rows: a small decomposition within it is enough
+def _principal_directions(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and eigenvectors of ``X^T X``, in ascending order.
+
+    Parameters
+    ----------
+    centred : Tensor of shape (n, d)
+        X, centred rows.
+    directions : int
+        Number of eigenvectors needed. More may be returned.
+
+    Returns
+    -------
+    values : Tensor of shape (m,)
+        Eigenvalues.
+    vectors : Tensor of shape (d, m)
+        Eigenvectors.
+    """
+    n, width = centred.shape
+    if 2 * n <= width:  # decompose within the span of the rows
         span, triangle = torch.linalg.qr(centred.T)
-        energies, turned = symmetric_eigh(triangle @ triangle.T)
-        return energies, span @ turned
-    wanted = directions + _MORE
-    if width <= _WIDE or wanted >= min(centred.shape):
+        values, vectors = symmetric_eigh(triangle @ triangle.T)
+        return values, span @ vectors
+    n_wanted = directions + _N_EXTRA_DIRECTIONS
+    if width <= _WIDE or n_wanted >= min(centred.shape):
         return symmetric_eigh(centred.T @ centred)
-    # Subspace iteration: the few directions that are wanted cost a hundredth of a
-    # decomposition of that order.
+    # Subspace iteration costs about a hundredth of a full decomposition.
     source = generator(0, "principal directions", width)
-    span = torch.randn(width, wanted, generator=source, dtype=torch.float64).to(centred)
-    for _ in range(_ROUNDS):
+    span = torch.randn(width, n_wanted, generator=source, dtype=torch.float64)
+    span = span.to(centred)
+    for _ in range(_N_ITERATIONS):
         span = torch.linalg.qr(centred.T @ (centred @ span))[0]
-    seen = centred @ span
-    energies, turned = symmetric_eigh(seen.T @ seen)
-    return energies, span @ turned
+    projected = centred @ span
+    values, vectors = symmetric_eigh(projected.T @ projected)
+    return values, span @ vectors

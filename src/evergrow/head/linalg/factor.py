@@ -1,4 +1,4 @@
-"""Factorisations of symmetric matrices: a Cholesky that says what it had to do to succeed, and a guarded eigh."""
+"""Factorise symmetric matrices: Cholesky with reported jitter, and eigh."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch import Tensor
 from evergrow.core.errors import NumericalError
 from evergrow.core.threads import threads_for
 
-# Rungs of the jitter ladder, in units of machine epsilon times the mean of the
-# diagonal.
-_LADDER = (0.0, 1e1, 1e3, 1e5, 1e7)
+_JITTERS = (0.0, 1e1, 1e3, 1e5, 1e7)
+"""Jitters to try, in units of machine epsilon times the mean of the diagonal."""
 
-_PANEL = 256  # columns of a factor that are held together
+_PANEL_COLUMNS = 256
 
 _THREADED_FROM = 4096
-"""Below this order the reduction to tridiagonal form gains little from threads, and its thousands of
-barriers stall when another process holds a core (measured on two cores: 8.9 s instead
-of 0.05 s at order 600, 27 s instead of 0.6 s at order 1,500)."""
+"""Order from which eigenvalues are computed with several threads.
+
+Smaller problems gain little. Their many thread barriers stall if another process uses
+a core: measured on two cores, order 600 took 8.9 s instead of 0.05 s.
+"""
 
 
 @dataclass(frozen=True)
 class CholeskyFactor:
-    """The factor of ``A + jitter * I``.
+    """Cholesky factor ``L L^T = A + jitter I``.
 
     Parameters
     ----------
     panels : sequence of Tensor
-        The lower-triangular factor, so many columns at a time without the zeros above:
-        half a square matrix.
+        Groups of columns of L, without the zero rows above them. They take half the
+        memory of a square matrix. Panel i has shape (n - i p, p) for p columns.
     jitter : float
-        What was added to the diagonal to make the factorisation succeed; 0 when nothing
-        was needed.
+        Added to the diagonal so that the factorisation succeeds. 0 if not needed.
     """
 
     panels: Sequence[Tensor]
@@ -43,7 +43,7 @@ class CholeskyFactor:
 
     @property
     def lower(self) -> Tensor:
-        """The factor as a square matrix (n, n)."""
+        """L as a square matrix (n, n)."""
         n = len(self.panels[0])
         return torch.cat(
             [
@@ -54,66 +54,76 @@ class CholeskyFactor:
         )
 
     def solve(self, rhs: Tensor) -> Tensor:
-        """Return ``(A + jitter I)^-1 rhs`` for ``rhs`` of shape (n, m)."""
-        # cholesky_solve copies the factor first, which takes longer than a few columns.
+        """Return ``(A + jitter I)^-1 rhs`` for `rhs` of shape (n, m)."""
+        # torch.cholesky_solve would copy the factor, which is slower for few columns.
         solved = self.half_solve(rhs)
-        for square, below, here, rest in reversed(self._parts(solved)):
-            here.addmm_(below.T, rest, alpha=-1.0)
-            torch.linalg.solve_triangular(square.T, here, upper=True, out=here)
+        for square, below, rows, rest in reversed(self._panel_views(solved)):
+            rows.addmm_(below.T, rest, alpha=-1.0)
+            torch.linalg.solve_triangular(square.T, rows, upper=True, out=rows)
         return solved
 
     def half_solve(self, rhs: Tensor) -> Tensor:
-        """Return ``lower^-1 rhs``; the squared norm of a column is its quadratic form in ``A^-1``."""
+        """Return ``L^-1 rhs`` for `rhs` of shape (n, m).
+
+        The squared norm of a column is its quadratic form in ``(A + jitter I)^-1``.
+        """
         solved = rhs.T.clone(memory_format=torch.contiguous_format).T
-        for square, below, here, rest in self._parts(solved):
-            torch.linalg.solve_triangular(square, here, upper=False, out=here)
-            rest.addmm_(below, here, alpha=-1.0)
+        for square, below, rows, rest in self._panel_views(solved):
+            torch.linalg.solve_triangular(square, rows, upper=False, out=rows)
+            rest.addmm_(below, rows, alpha=-1.0)
         return solved
 
-    def _parts(self, rhs: Tensor) -> list[tuple[Tensor, ...]]:
-        """Return the triangle of every panel and the rows below it, and the rows of ``rhs`` that go with each."""
-        return [
-            (*p.tensor_split([p.shape[1]]), *rhs[-len(p) :].tensor_split([p.shape[1]]))
-            for p in self.panels
-        ]
+    def _panel_views(self, rhs: Tensor) -> list[tuple[Tensor, ...]]:
+        """Split every panel and the matching rows of `rhs` (n, m) at its triangle.
+
+        Returns
+        -------
+        list of (square, below, rows, rest)
+            The triangle (p, p) of the panel, the part below it, and the rows of `rhs`
+            for both.
+        """
+        views = []
+        for panel in self.panels:
+            at = [panel.shape[1]]
+            matching = rhs[-len(panel) :]
+            views.append((*panel.tensor_split(at), *matching.tensor_split(at)))
+        return views
 
     @cached_property
     def trace_inverse(self) -> float:
-        """``trace((A + jitter I)^-1)``, the squared Frobenius norm of ``lower^-1``."""
+        """``tr (A + jitter I)^-1``, the squared Frobenius norm of ``L^-1``."""
         total = 0.0
-        for place, panel in enumerate(self.panels):
-            # These columns of lower^-1 vanish above the panel as well: solve only the
-            # trailing triangle.
-            start = torch.eye(*panel.shape, dtype=panel.dtype, device=panel.device)
-            trailing = CholeskyFactor(self.panels[place:], self.jitter)
-            total += float(trailing.half_solve(start).square_().sum())
+        for index, panel in enumerate(self.panels):
+            # These columns of L^-1 are zero above the panel: solve the trailing part.
+            identity = torch.eye(*panel.shape, dtype=panel.dtype, device=panel.device)
+            trailing = CholeskyFactor(self.panels[index:], self.jitter)
+            total += float(trailing.half_solve(identity).square_().sum())
         return total
 
 
 def safe_cholesky(
     matrix: Tensor, *, shift: float = 0.0, allow_jitter: bool = True
 ) -> CholeskyFactor:
-    """Factor ``matrix + shift * I``, climbing a ladder of jitters where rounding made it indefinite.
+    """Factorise ``matrix + shift I``, with jitter if rounding made it indefinite.
 
     Parameters
     ----------
     matrix : Tensor of shape (n, n)
-        Symmetric positive semi-definite up to rounding; not modified.
-    shift : float
+        Symmetric, positive semi-definite up to rounding. It is not modified.
+    shift : float, default=0.0
         Added to the diagonal, for example the ridge.
-    allow_jitter : bool
-        False raises at once instead of climbing, for callers to whom indefiniteness is
-        information.
+    allow_jitter : bool, default=True
+        False raises an error instead of adding jitter.
 
     Returns
     -------
     CholeskyFactor
-        The factor and the jitter it needed beyond ``shift``.
+        The factor, and the jitter added beyond `shift`.
 
     Raises
     ------
     NumericalError
-        If even the last rung fails; the message lists the usual causes.
+        If the factorisation fails with the largest jitter.
 
     Examples
     --------
@@ -124,37 +134,51 @@ def safe_cholesky(
     0.0
     """
     n = matrix.shape[0]
-    unit = float(torch.finfo(matrix.dtype).eps) * max(
-        float(matrix.diagonal().mean()) if n else 0.0, abs(shift)
-    )
-    for rung in _LADDER if allow_jitter else _LADDER[:1]:
+    mean_diagonal = float(matrix.diagonal().mean()) if n else 0.0
+    unit = float(torch.finfo(matrix.dtype).eps) * max(mean_diagonal, abs(shift))
+    for rung in _JITTERS if allow_jitter else _JITTERS[:1]:
         jitter = rung * unit
         work = matrix.T.clone(memory_format=torch.contiguous_format).T
         work.diagonal().add_(shift + jitter)
-        info = torch.linalg.cholesky_ex(
-            work, out=(work, work.new_empty((), dtype=torch.int32))
-        ).info  # in place
+        out = (work, work.new_empty((), dtype=torch.int32))
+        info = torch.linalg.cholesky_ex(work, out=out).info
         if int(info) == 0 and bool(torch.isfinite(work.diagonal()).all()):
-            if n > _PANEL:
-                starts = range(0, n, _PANEL)
-            else:
-                starts = ()
-            panels = [
-                work[at:, at : at + _PANEL].clone(memory_format=torch.contiguous_format)
-                for at in starts
-            ]
-            return CholeskyFactor(panels or [work], jitter)
+            return CholeskyFactor(_split_panels(work), jitter)
     diagonal = matrix.diagonal()
     raise NumericalError(
-        f"a {n} x {n} matrix must be positive definite after adding {shift:g} to its diagonal, but its "
-        f"factorisation failed at order {int(info)} (diagonal from {float(diagonal.min()):.3g} to "
-        f"{float(diagonal.max()):.3g}). Usual causes: alpha too small for the scale of the features, samples "
-        "unlearned that were never learned, or non-finite features."
+        f"A {n} x {n} matrix is not positive definite after adding {shift:g} to its "
+        f"diagonal: the factorisation failed at order {int(info)} (diagonal from "
+        f"{float(diagonal.min()):.3g} to {float(diagonal.max()):.3g}). Usual causes: "
+        "alpha too small for the scale of the features, samples unlearned that were "
+        "never learned, or non-finite features."
     )
 
 
+def _split_panels(lower: Tensor) -> list[Tensor]:
+    """Split a lower-triangular matrix (n, n) into panels without the zeros above."""
+    n = len(lower)
+    if n <= _PANEL_COLUMNS:
+        return [lower]
+    return [
+        lower[start:, start : start + _PANEL_COLUMNS].clone(
+            memory_format=torch.contiguous_format
+        )
+        for start in range(0, n, _PANEL_COLUMNS)
+    ]
+
+
 def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues (ascending) and eigenvectors of a symmetric matrix.
+    """Return eigenvalues (n,), ascending, and eigenvectors (n, n), in columns.
+
+    Parameters
+    ----------
+    matrix : Tensor of shape (n, n)
+        Symmetric matrix.
+
+    Raises
+    ------
+    NumericalError
+        If the algorithm does not converge.
 
     Examples
     --------
@@ -170,6 +194,6 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
             return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise NumericalError(
-            "a matrix must have eigenvalues that can be computed, got one that is "
-            f"ill-conditioned: {error}"
+            f"The eigenvalues of a matrix could not be computed: {error}. Check the "
+            "features for non-finite values."
         ) from error

@@ -1,4 +1,4 @@
-"""The paper's recursion: the inverse of P and the weights W, carried along by rank-n (Woodbury) steps."""
+"""The paper's recursion: update ``P^-1`` and the weights W by Woodbury steps."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ from evergrow.head.linalg.statistics import (
 )
 
 BLOCK_ROWS = 512
-"""Rows per Woodbury step: larger ones cost a larger inner Cholesky for no gain."""
+"""Rows per Woodbury step. Larger steps only enlarge the inner factorisation."""
 
 
 @record("ridge-recursion", version=2)
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecursiveState(RidgeStatistics):
-    """Dense statistics with the inverse ``R = (G + alpha I)^-1`` and the weights carried along.
+    """Dense statistics that also carry ``R = (G + alpha I)^-1`` and ``W = R Q``.
 
-    For a batch H, Y with ``K = I + H R H^T`` one step is
+    One step for a batch H, Y with ``K = I + H R H^T`` is
 
         R <- R - (R H^T) K^-1 (R H^T)^T            W <- W + R H^T (Y - H W)
 
-    Costs about ``6 n L^2`` operations per update; the weights for its own ``alpha`` are
-    always ready, which pays for small batches of high rank. Other values of alpha,
-    merges and everything else are served by the statistics.
+    with the new R in the second equation. An update takes about ``6 n L^2`` operations.
+    The weights for the recursion's own `alpha` are always available, which pays for
+    small batches of high rank. Everything else, such as other ridges and merging, uses
+    the statistics.
 
     Parameters
     ----------
     inverse : Tensor of shape (L, L)
-        ``R``.
+        R.
     weights : Tensor of shape (L, C)
-        ``W``.
+        W.
     alpha : float
-        The ridge of the recursion.
+        Ridge of the recursion.
     gram, cross, count, sq_targets
-        As of :class:`~evergrow.head.linalg.statistics.RidgeStatistics`.
+        See :class:`~evergrow.head.linalg.statistics.RidgeStatistics`.
 
     Examples
     --------
@@ -68,7 +69,7 @@ class RecursiveState(RidgeStatistics):
 
     @classmethod
     def of(cls, stats: RidgeStatistics, alpha: float) -> Self:
-        """Return the recursion that goes on from dense statistics."""
+        """Start a recursion from dense statistics, with ridge `alpha`."""
         known = {
             field.name: getattr(stats, field.name)
             for field in dataclasses.fields(RidgeStatistics)
@@ -83,72 +84,87 @@ class RecursiveState(RidgeStatistics):
         )
 
     def empty_like(self) -> RecursiveState:
-        """Return a recursion of the same shape and ridge that has seen nothing."""
+        """Return an empty recursion of the same shape and ridge."""
         return self.of(super().empty_like(), self.alpha)
 
     def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
         inverse = self.inverse.clone()
         weights = self.weights
 
-        def followed() -> Iterator[Batch]:
+        def step_through(batches: Iterable[Batch]) -> Iterator[Batch]:
+            """Update `inverse` and `weights` by each batch, and pass it on."""
             nonlocal weights
             for H, Y, columns in batches:
-                if columns is None:
-                    Y = Y
-                else:
-                    Y = Y.new_zeros(len(Y), self.n_targets).index_copy_(1, columns, Y)
-                for part, targets in zip(
+                if columns is not None:
+                    all_targets = Y.new_zeros(len(Y), self.n_targets)
+                    Y = all_targets.index_copy_(1, columns, Y)
+                blocks = zip(
                     torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True
-                ):
+                )
+                for part, targets in blocks:
                     weights = _woodbury_step(inverse, weights, part, targets, sign)
                 yield H, Y, None
 
-        summed = self._accumulate_dense(followed(), sign)
+        summed = self._accumulate_dense(step_through(batches), sign)
         if not bool(torch.isfinite(weights).all()):
             raise NumericalError(
-                "The recursion left the range of numbers. Raise alpha, or use solver='dense'."
+                "The recursion overflowed. Raise alpha, or use solver='dense'."
             )
-        inverse = (
-            inverse.tril() + inverse.tril(-1).T
-        )  # symmetric to the last digit, as a file holds it
+        # Files require a symmetric inverse.
+        inverse = inverse.tril() + inverse.tril(-1).T
         return dataclasses.replace(summed, inverse=inverse, weights=weights)
 
     def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
-        """Start the recursion anew from both statistics."""
+        """Restart the recursion from the sum (or difference) of the statistics."""
         return self.of(super().merge(other, sign), self.alpha)
 
     def faded(self, factor: float) -> Self:
-        """Start the recursion anew from the statistics with all weights times a factor."""
+        """Restart the recursion with all sample weights multiplied by `factor`."""
         return self.of(super().faded(factor), self.alpha)
 
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
-        """Return the recursion whose target columns are sums of old ones."""
+        """Sum, reorder, add and drop target columns."""
         return dataclasses.replace(
             super().group_targets(groups), weights=sum_columns(self.weights, groups)
         )
 
     def solve(self, alpha: float) -> Readout:
-        """Return the recursion's own weights, or those of another ridge from the statistics."""
+        """Return W for the recursion's ridge, or solve the statistics for another."""
         if alpha != self.alpha:
             return super().solve(alpha)
-        # A file may hold both, and not one tensor twice.
+        # Cloned, because a file cannot contain one tensor twice.
         return Readout(
             self.weights.clone(), self.weights.new_zeros(self.n_targets), alpha, 0.0
         )
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless a file holds an inverse that rows can have."""
+        """Raise :class:`FileFormatError` unless the inverse is plausible."""
         super().check()
         check_gram("inverse", self.inverse)
         require(
-            bool((self.inverse.diagonal() > 0.0).all()), "its inverse is of no matrix"
+            bool((self.inverse.diagonal() > 0.0).all()),
+            "its inverse has a diagonal that is not positive",
         )
 
 
 def _woodbury_step(
     inverse: Tensor, weights: Tensor, H: Tensor, Y: Tensor, sign: int
 ) -> Tensor:
-    """Update ``inverse`` in place by rows H (n, L) with targets Y (n, C), and return the new weights."""
+    """Return the weights after one step, and update `inverse` in place.
+
+    Parameters
+    ----------
+    inverse : Tensor of shape (L, L)
+        R.
+    weights : Tensor of shape (L, C)
+        W.
+    H : Tensor of shape (n, L)
+        Rows.
+    Y : Tensor of shape (n, C)
+        Targets.
+    sign : {1, -1}
+        Whether the rows are learned or unlearned.
+    """
     RH = inverse @ H.T
     inner = H @ RH
     inner = (inner + inner.T).mul_(0.5 * sign)
@@ -158,8 +174,7 @@ def _woodbury_step(
         raise NumericalError("The rows to unlearn were not learned before.") from error
     half = factor.half_solve(RH.T)
     residual = Y - H @ weights
-    # After the step R' H^T = R H^T K^-1, so the gain needs no second product with the
-    # new inverse.
+    # The new inverse R' satisfies R' H^T = R H^T K^-1.
     weights = weights + sign * (half.T @ factor.half_solve(residual))
     inverse.addmm_(half.T, half, alpha=-float(sign))
     return weights

@@ -1,29 +1,31 @@
-"""Choosing the ridge from the statistics: for ridge regression, and for the discriminant of class means.
+"""Choose the ridge from the statistics.
 
 **Ridge regression.** With ``G = U diag(d) U^T`` and ``q = U^T Q``, for any ``a > 0``
 
-    W(a)   = U diag(1 / (d + a)) q df(a)  = sum_i d_i / (d_i + a)
-    (trace of the hat matrix) RSS(a) = RSS(0) + sum_i |q_i|^2 / d_i (a / (d_i + a))^2
-    GCV(a) = n RSS(a) / (n - df(a))^2          n - df(a) = n - rank + sum_i a / (d_i +
-    a)
+    W(a)      = U diag(1 / (d + a)) q
+    df(a)     = sum_i d_i / (d_i + a)                        (trace of the hat matrix)
+    RSS(a)    = RSS(0) + sum_i |q_i|^2 / d_i (a / (d_i + a))^2
+    GCV(a)    = n RSS(a) / (n - df(a))^2
+    n - df(a) = n - rank + sum_i a / (d_i + a)
 
-The last two are sums of positive terms. The textbook forms subtract nearly equal
-numbers when there are fewer rows than features and the fit is nearly perfect, and GCV
-then falls for the smallest ridge.
+RSS and n - df are computed as sums of positive terms. The textbook forms subtract
+nearly equal numbers if there are fewer rows than features and the fit is nearly
+perfect. GCV would then prefer the smallest ridge.
 
-**Discriminant.** Two bounds decide: the minimiser of generalised cross-validation on
-the centred total scatter, taken half a decade down because shrinkage of the means comes
-on top of it, and the ridge at which the mean leverage of a row is a quarter. Both
-follow from one factorisation of ``A = S_w + alpha I``: with counts N, means D about the
-common mean and ``E = A^-1 D``
+**Discriminant.** The ridge is the larger of two: the minimiser of GCV on the centred
+total scatter, divided by the square root of ten because means are shrunk too, and the
+ridge at which the mean leverage of a row is `MAX_LEVERAGE`. Both follow from one
+factorisation of ``A = S_w + alpha I``. With counts N, means D about the common mean,
+and ``E = A^-1 D``,
 
-    T + alpha I = A + D N D^T        W = (T + alpha I)^-1 D N = E (N^-1 + D^T E)^-1 =: E
-    S tr (T + alpha I)^-1 = tr A^-1 - tr(S E^T E)
+    T + alpha I           = A + D N D^T
+    S                     = (N^-1 + D^T E)^-1
+    W                     = (T + alpha I)^-1 D N = E S
+    tr (T + alpha I)^-1   = tr A^-1 - tr(S E^T E)
 
-Traces are estimated with the same random signs for every ridge, so that their error
-does not move the minimum. Where statistics are kept in coordinates of their own, which
-depend on the order in which rows came, they are worked out: the choice must not depend
-on that order, and there are no more coordinates than rows.
+Traces are estimated with the same random signs for every ridge, so that the error of
+the estimate does not move the minimum. Compact statistics have coordinates that depend
+on the order of the rows, so signs are drawn in feature coordinates and projected.
 """
 
 from __future__ import annotations
@@ -41,79 +43,113 @@ from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
 
 MAX_LEVERAGE = 0.25
-"""Mean leverage that the ridge keeps to. Chosen on training rows (0.25 to 0.33 do alike): beyond it the spread of rows
-outside the sample is underestimated, and generalised cross-validation itself fails
-where rows are few."""
+"""Largest mean leverage of a row.
+
+With larger leverage, the spread of new rows is underestimated and GCV is unreliable.
+0.25 to 0.33 give the same accuracy on training rows.
+"""
 
 PROBES = 32
-"""Random vectors that tell the trace of an inverse. Those of all coordinates are projected where statistics are kept in
-fewer, so that a ridge does not depend on the form that the same rows are kept in."""
-EXACT_BELOW = 512
-EXACT_ABOVE = 1024
-"""Degrees of freedom below which the trace is exact instead, on layers wider than that: an error of the estimate would
-be much of so few. Such rows are kept in few coordinates, where it costs little."""
-SINGLE_ABOVE = 1200
-"""Order above which scores are computed in single precision, in half of the time: they choose among quarters of a
-decade. A matrix that single precision cannot factor without help is factored in double
-precision."""
-_PER_DECADE = 4
-_LOWEST = -6 * _PER_DECADE
-_HIGHEST = 2 * _PER_DECADE
+"""Number of random sign vectors that estimate the trace of an inverse."""
+
+EXACT_TRACE_MAX_FREEDOM = 512
+EXACT_TRACE_MIN_WIDTH = 1024
+"""Traces are exact for fewer degrees of freedom and wider layers than these.
+
+The error of an estimate is large compared with few degrees of freedom. Such statistics
+are compact, so an exact trace is cheap.
+"""
+
+SINGLE_PRECISION_ABOVE = 1200
+"""Order above which scores are computed in single precision, which halves the time.
+
+If the factorisation needs jitter, it is repeated in double precision.
+"""
+
+_STEPS_PER_DECADE = 4
+_HALF_DECADE = _STEPS_PER_DECADE // 2
+_MIN_STEP = -6 * _STEPS_PER_DECADE
+_MAX_STEP = 2 * _STEPS_PER_DECADE
+"""Steps of the grid of ridges, ``energy 10^(step / 4)``."""
+
+_NEAR_BOUND = 0.65
+"""Fraction of MAX_LEVERAGE from which the leverage may soon reach its bound."""
+
+GCV_SLACK = 0.01
+"""The smallest ridge whose GCV is within this fraction of the minimum is chosen.
+
+GCV measures squared error and prefers larger ridges than accuracy does.
+"""
+
+GCV_RISE = 0.05
+"""The search from large to small ridges stops if GCV rises by this fraction.
+
+If samples occur twice, GCV falls without bound at ridges that are far too small.
+"""
+
+GCV_REACH = 10.0**0.5
+"""Largest ratio of the minimiser of GCV to the chosen ridge."""
 
 
 def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
-    """Return the generalised cross-validation score of each ridge; infinite where nothing is left to validate.
+    """Return ``GCV(a) = n RSS(a) / (n - df(a))^2`` for each ridge.
+
+    Parameters
+    ----------
+    stats : RidgeStatistics
+        The statistics.
+    alphas : sequence of float
+        Ridges.
+
+    Returns
+    -------
+    list of float
+        Scores. Infinite if no degree of freedom is left.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.linalg.ridge_choice import gcv_scores
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
-    >>> H = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> state = RidgeStatistics.create(3, 1).update(H[:, :3], H.sum(dim=1, keepdim=True))
-    >>> small, large = gcv_scores(state, (1.0, 1000.0))
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> H = torch.randn(50, 4, generator=rng, dtype=torch.float64)
+    >>> Y = H.sum(dim=1, keepdim=True)
+    >>> stats = RidgeStatistics.create(3, 1).update(H[:, :3], Y)
+    >>> small, large = gcv_scores(stats, (1.0, 1000.0))
     >>> small < large
     True
     """
     n = stats.count
     k = len(stats.gram)
     values, vectors = symmetric_eigh(stats.gram)
+    # Largest first. The rank is at most the number of rows.
     values = values.flip(0)[:n]
     vectors = vectors.flip(1)[:, :n]
-    kept = values > max(
-        k * float(torch.finfo(values.dtype).eps) * float(values[:1].sum()), 0.0
-    )  # the first is largest
+    rounding = k * float(torch.finfo(values.dtype).eps) * float(values[:1].sum())
+    kept = values > max(rounding, 0.0)
     values = values[kept]
     along = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
-    outside = 0.0
+    residual = 0.0
     if len(values) < n:
-        outside = max(stats.sq_targets - float(along.sum()), 0.0)
-    # Where the rows explain the targets entirely, rows beyond the rank are repetitions
-    # and count for nothing.
-    rows = max(len(values) if outside <= 1e-9 * stats.sq_targets else n, 1)
+        residual = max(stats.sq_targets - float(along.sum()), 0.0)
+    # If the rows explain the targets completely, rows beyond the rank are copies and
+    # carry no information.
+    has_residual = residual > 1e-9 * stats.sq_targets
+    rows = max(n if has_residual else len(values), 1)
     ridges = values.new_tensor(alphas)[:, None]
     shrunk = ridges / (values + ridges)
     slack = rows - len(values) + shrunk.sum(dim=1)
-    scores = rows * (outside + shrunk.square() @ along) / slack.square()
+    scores = rows * (residual + shrunk.square() @ along) / slack.square()
     return torch.where(slack > 0.0, scores, torch.inf).tolist()
 
 
-GCV_SLACK = 0.01
-"""GCV measures squared error, which prefers a larger ridge than the fewest wrong answers do; the smallest
-alpha within this share of the minimum is, measured on real features, nearer to the most
-accurate one."""
-
-GCV_RISE = 0.05
-"""Coming from large ridges, the search ends once the score has risen by this share above its minimum. Samples that
-occur twice make GCV fall again, without end, at ridges far too small: leaving one of
-them out is no test."""
-
-GCV_REACH = 10.0**0.5
-"""How far below the minimiser that choice may lie: where GCV is flat, far smaller ridges gain nothing."""
-
-
 def alpha_grid(energy: float) -> list[float]:
-    """Return the ridges from 1e-6 to 1e2 times ``energy``, the mean energy of a centred row.
+    """Return ridges from 1e-6 to 1e2 times `energy`, four per decade.
+
+    Parameters
+    ----------
+    energy : float
+        Mean energy of a centred row.
 
     Examples
     --------
@@ -122,16 +158,12 @@ def alpha_grid(energy: float) -> list[float]:
     (33, 1e-06)
     """
     energy = energy if energy > 0.0 else 1.0
-    return [
-        energy * 10.0 ** (step / _PER_DECADE) for step in range(_LOWEST, _HIGHEST + 1)
-    ]
+    steps = range(_MIN_STEP, _MAX_STEP + 1)
+    return [energy * 10.0 ** (step / _STEPS_PER_DECADE) for step in steps]
 
 
 def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
     """Choose the ridge of ridge regression by generalised cross-validation.
-
-    Returns the ridge for a classifier, and the one with the smallest score, which is a
-    little larger.
 
     Parameters
     ----------
@@ -140,33 +172,43 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
     energy : float
         Mean energy of a centred row, which sets the grid.
 
+    Returns
+    -------
+    alpha : float
+        Ridge for a classifier, at most the minimiser.
+    minimiser : float
+        Ridge with the smallest score.
+
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.linalg.ridge_choice import choose_by_gcv
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
-    >>> H = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> state = RidgeStatistics.create(3, 1).update(H[:, :3], H.sum(dim=1, keepdim=True))
-    >>> 0.01 < choose_by_gcv(state, energy=3.0)[0] < 100.0
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> H = torch.randn(50, 4, generator=rng, dtype=torch.float64)
+    >>> Y = H.sum(dim=1, keepdim=True)
+    >>> stats = RidgeStatistics.create(3, 1).update(H[:, :3], Y)
+    >>> 0.01 < choose_by_gcv(stats, energy=3.0)[0] < 100.0
     True
     """
     grid = alpha_grid(energy)
     scores = gcv_scores(stats, grid)
     best = len(grid) - 1
-    for place in range(len(grid) - 2, -1, -1):
-        if scores[place] < scores[best]:
-            best = place
-        elif scores[place] > (1.0 + GCV_RISE) * scores[best]:
+    for index in range(len(grid) - 2, -1, -1):
+        if scores[index] < scores[best]:
+            best = index
+        elif scores[index] > (1.0 + GCV_RISE) * scores[best]:
             break
-    floor = grid[best] / GCV_REACH * (1.0 - 1e-9)
-    lowest = best
+    smallest_alpha = grid[best] / GCV_REACH * (1.0 - 1e-9)
+    largest_score = (1.0 + GCV_SLACK) * scores[best]
+    chosen = best
     while (
-        lowest > 0
-        and grid[lowest - 1] >= floor
-        and scores[lowest - 1] <= (1.0 + GCV_SLACK) * scores[best]
+        chosen > 0
+        and grid[chosen - 1] >= smallest_alpha
+        and scores[chosen - 1] <= largest_score
     ):
-        lowest -= 1
-    return grid[lowest], grid[best]
+        chosen -= 1
+    return grid[chosen], grid[best]
 
 
 def choose_ridge(
@@ -175,22 +217,26 @@ def choose_ridge(
     start: int | None = None,
     known: SolvedScatter | None = None,
 ) -> tuple[float, int]:
-    """Choose the ridge of ``S_w + alpha I``.
-
-    Returns the ridge, and where the search ended on its grid (quarters of a decade of a
-    row's energy), to begin there next time.
+    """Choose the ridge of ``A = S_w + alpha I``.
 
     Parameters
     ----------
     geometry : ClassGeometry
         Means and scatter.
     energy : float
-        Mean energy of a centred row, which sets the scale.
+        Mean energy of a centred row, which sets the grid.
     start : int, optional
-        Where an earlier search ended.
+        Step returned by an earlier search.
     known : SolvedScatter, optional
-        Solved at the ridge chosen then, which stays while the best is no more than a
-        quarter of a decade away.
+        Current solution, at the ridge chosen then. The ridge is kept if it is within a
+        quarter of a decade of the best one.
+
+    Returns
+    -------
+    alpha : float
+        The ridge.
+    step : int
+        Its step on the grid, in quarters of a decade.
 
     Examples
     --------
@@ -198,9 +244,9 @@ def choose_ridge(
     >>> from evergrow.head.linalg.ridge_choice import choose_ridge
     >>> from evergrow.head.linalg.scatter import ClassGeometry
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
-    >>> source = torch.Generator().manual_seed(0)
+    >>> rng = torch.Generator().manual_seed(0)
     >>> codes = torch.arange(60) % 3
-    >>> H = torch.randn(60, 5, generator=source, dtype=torch.float64) + codes[:, None]
+    >>> H = torch.randn(60, 5, generator=rng, dtype=torch.float64) + codes[:, None]
     >>> Y = torch.nn.functional.one_hot(codes, 3).double()
     >>> stats = RidgeStatistics.create(5, 3).update(H, Y)
     >>> choose_ridge(ClassGeometry.of(stats, Y.sum(dim=0)), energy=5.0)[0] > 0
@@ -208,28 +254,57 @@ def choose_ridge(
     """
     search = _RidgeSearch(geometry, energy if energy > 0.0 else 1.0)
     within = float(geometry.scatter.diagonal().sum())
-    if search.free < 1.0 or within <= 1e-10 * float(
-        geometry.stats.gram.diagonal().sum()
-    ):
-        return (
-            search.energy,
-            0,
-        )  # one row of each class, or copies: nothing is known of the spread within classes
-    if start is not None and known is not None and search.keeps(start, known):
-        return known.alpha, start
-    if start is not None and (step := search.at_bound(start)) is not None:
-        return search.alpha(step), step
-    # The minimiser that an earlier search found lies half a decade above the ridge.
+    total = float(geometry.stats.gram.diagonal().sum())
+    if search.freedom < 1.0 or within <= 1e-10 * total:
+        # Each class has one row, or copies of one: the scatter is unknown.
+        return search.energy, 0
     if start is None:
         best = search.minimum(0)
     else:
-        best = search.minimum(start + _PER_DECADE // 2, is_near=True)
-    step = search.within_leverage(max(best - _PER_DECADE // 2, _LOWEST))
+        if (
+            known is not None
+            and search.move_grid(start, known)
+            and search.is_near_best(start)
+        ):
+            return known.alpha, start
+        bound_step = search.step_at_bound(start)
+        if bound_step is not None:
+            return search.alpha(bound_step), bound_step
+        # The earlier search found its minimum half a decade above its ridge.
+        best = search.minimum(start + _HALF_DECADE, is_near=True)
+    step = search.within_leverage(max(best - _HALF_DECADE, _MIN_STEP))
     return search.alpha(step), step
 
 
 class _RidgeSearch:
-    """Evaluates ridges of a grid, each once."""
+    """Search for a ridge on a grid. Every ridge is evaluated at most once.
+
+    Parameters
+    ----------
+    geometry : ClassGeometry
+        Means and scatter.
+    energy : float
+        Mean energy of a centred row. Step 0 of the grid is this ridge.
+
+    Attributes
+    ----------
+    rows : float
+        Number of rows n, or the sum of their weights.
+    counts : Tensor of shape (C,)
+        N, rows per class, without empty classes.
+    freedom : float
+        Degrees of freedom of the scatter, ``n - C``.
+    means : Tensor of shape (k, C)
+        D, class means about the mean of all rows.
+    width : int
+        Number of columns of the rows.
+    signs : Tensor of shape (k, PROBES)
+        Random signs, projected to the coordinates of the statistics.
+    is_exact : bool
+        Whether traces are computed exactly.
+    order : float
+        Trace of the identity: k, or its estimate.
+    """
 
     def __init__(self, geometry: ClassGeometry, energy: float) -> None:
         self.geometry = geometry
@@ -238,137 +313,169 @@ class _RidgeSearch:
         basis = geometry.stats.basis
         self.rows = float(geometry.counts.sum())
         self.counts = geometry.counts[geometry.counts > 0]
-        self.free = self.rows - len(self.counts)
+        self.freedom = self.rows - len(self.counts)
         self.means = self._centred(means)
-        if basis is None:
-            self.width = len(means)
-        else:
-            self.width = len(basis)
-        self.is_exact = self.free < EXACT_BELOW and self.width > EXACT_ABOVE
+        self.width = len(means) if basis is None else len(basis)
         source = generator(0, "ridge search", self.width)
-        signs = (
-            torch.randint(0, 2, (self.width, PROBES), generator=source)
-            .to(means)
-            .mul_(2.0)
-            .sub_(1.0)
-        )
+        bits = torch.randint(0, 2, (self.width, PROBES), generator=source)
+        signs = bits.to(means).mul_(2.0).sub_(1.0)
         self.signs = signs if basis is None else basis.T @ signs
+        self.is_exact = (
+            self.freedom < EXACT_TRACE_MAX_FREEDOM
+            and self.width > EXACT_TRACE_MIN_WIDTH
+        )
         if self.is_exact:
             self.order = float(len(means))
         else:
             self.order = float(self.signs.square().sum()) / PROBES
-        self._tried: dict[int, tuple[float, float]] = {}
-        is_large = len(means) > SINGLE_ABOVE and not self.is_exact
-        if is_large:
+        self._scores: dict[int, tuple[float, float]] = {}
+        self._single: Tensor | None = None
+        if len(means) > SINGLE_PRECISION_ABOVE and not self.is_exact:
             self._single = geometry.scatter.to(torch.float32)
-        else:
-            self._single = None
 
     def _centred(self, columns: Tensor) -> Tensor:
-        """Return columns (k, C) of the classes that have rows, less the mean of all rows."""
+        """Subtract the mean of all rows from columns (k, C), without empty classes."""
         counts = self.geometry.counts
-        return (
-            columns[:, counts > 0] - (columns @ counts / max(self.rows, 1.0))[:, None]
-        )
+        mean = columns @ counts / max(self.rows, 1.0)
+        return columns[:, counts > 0] - mean[:, None]
+
+    # -- the search --------------------------------------------------------------------
 
     def alpha(self, step: int) -> float:
-        return float(self.energy * 10.0 ** (step / _PER_DECADE))
+        """Return the ridge at a step."""
+        return float(self.energy * 10.0 ** (step / _STEPS_PER_DECADE))
 
     def leverage(self, step: int) -> float:
+        """Return the mean leverage at a step. It falls as the ridge grows."""
         return self.judge(step)[0]
 
     def gcv(self, step: int) -> float:
+        """Return the GCV score at a step."""
         return self.judge(step)[1]
 
-    def keeps(self, start: int, known: SolvedScatter) -> bool:
-        """Return whether the ridge of a solution is within a quarter of a decade of the best: no more is judged."""
-        energy = known.alpha / 10.0 ** (start / _PER_DECADE)
-        half = _PER_DECADE // 2
+    def move_grid(self, step: int, known: SolvedScatter) -> bool:
+        """Move the grid so that `step` is the ridge of a solution, if it is close.
+
+        The solution then provides the score of this step without a factorisation.
+
+        Returns
+        -------
+        bool
+            False if the energy of the rows has changed by more than 10 %.
+        """
+        energy = known.alpha / 10.0 ** (step / _STEPS_PER_DECADE)
         if not 0.9 < energy / self.energy < 1.1:
             return False
-        self.energy = energy  # the grid goes through that ridge
-        self._tried[start] = self._judged(known.alpha, known)
-        if self.leverage(start) > MAX_LEVERAGE:
+        self.energy = energy
+        self._scores[step] = self._evaluate(known.alpha, known)
+        return True
+
+    def is_near_best(self, step: int) -> bool:
+        """Return whether a step is within a quarter of a decade of the best one."""
+        leverage = self.leverage(step)
+        if leverage > MAX_LEVERAGE:
             return False
+        below = step - _HALF_DECADE
         if (
-            self.leverage(start)
-            > 0.65 * MAX_LEVERAGE
-            < 0.65 * self.leverage(start - half)
+            leverage > _NEAR_BOUND * MAX_LEVERAGE
+            and self.leverage(below) > MAX_LEVERAGE
         ):
-            return self.gcv(start - half) < self.gcv(start)
-        return self.gcv(start + half) <= min(
-            self.gcv(start), self.gcv(start + 2 * half)
+            return self.gcv(below) < self.gcv(step)
+        above = step + _HALF_DECADE
+        return self.gcv(above) <= min(
+            self.gcv(step), self.gcv(step + _STEPS_PER_DECADE)
         )
 
-    def at_bound(self, start: int) -> int | None:
-        """Return the step at which leverage meets its bound while the score still falls; None if not just below one."""
-        if self.leverage(start) < 0.65 * MAX_LEVERAGE:
+    def step_at_bound(self, start: int) -> int | None:
+        """Return the smallest step within the leverage bound, if the bound decides.
+
+        Returns None unless the bound lies less than a decade below `start` and GCV
+        still falls there.
+        """
+        if self.leverage(start) < _NEAR_BOUND * MAX_LEVERAGE:
             return None
-        for step in range(start, max(start - _PER_DECADE, _LOWEST), -1):
-            if self.leverage(step) > MAX_LEVERAGE or not self.gcv(step - 1) < self.gcv(
-                step
-            ):
+        for step in range(start, max(start - _STEPS_PER_DECADE, _MIN_STEP), -1):
+            if self.leverage(step) > MAX_LEVERAGE:
+                return None
+            if not self.gcv(step - 1) < self.gcv(step):
                 return None
             if self.leverage(step - 1) > MAX_LEVERAGE:
                 return step
         return None
 
     def minimum(self, start: int, *, is_near: bool = False) -> int:
-        """Return the step of smallest cross-validation, or one near the bound of leverage where that decides.
+        """Return the step with the smallest GCV, unless the leverage bound decides.
 
-        Whole decades are tried, always the same ones, then halves, and a parabola
-        through the three lowest gives the step between: the choice then depends on the
-        data alone and hardly on where the search began. Near the minimum halves are
-        tried at once: one that is lower than both of its neighbours is what the search
-        would end at.
+        If the bound decides, the step may be any one near the bound.
+
+        Parameters
+        ----------
+        start : int
+            Where to start.
+        is_near : bool, default=False
+            The minimum is expected near `start`: look there first.
         """
-        half = _PER_DECADE // 2
-        near = half * round(start / half)
-        for _ in range(2 if is_near else 0):
-            if (
-                not _LOWEST < near < _HIGHEST
-                or self.leverage(near - half) > MAX_LEVERAGE
-            ):
-                break
-            if self.gcv(near) < min(self.gcv(near - half), self.gcv(near + half)):
-                return self._between(near)
-            near += half if self.gcv(near + half) < self.gcv(near - half) else -half
-        place = min(max(_PER_DECADE * round(start / _PER_DECADE), _LOWEST), _HIGHEST)
-        while place < _HIGHEST and self.leverage(place) > MAX_LEVERAGE:
-            place += _PER_DECADE
-        while place < _HIGHEST and self.gcv(place + _PER_DECADE) < self.gcv(place):
-            place += _PER_DECADE
-        while place > _LOWEST and self.gcv(place - _PER_DECADE) < self.gcv(place):
-            if self.leverage(place - _PER_DECADE) > MAX_LEVERAGE:
-                return (
-                    place - _PER_DECADE // 2
-                )  # the bound decides: what lies below it need not be known
-            place -= _PER_DECADE
-        if place in (_LOWEST, _HIGHEST):
-            return place
-        return self._between(min((place - half, place, place + half), key=self.gcv))
+        if is_near:
+            found = self._minimum_nearby(start)
+            if found is not None:
+                return found
+        return self._minimum_by_decades(start)
 
-    def _between(self, place: int) -> int:
-        """Return the lowest step of a parabola through the scores at a step and half a decade to either side."""
-        half = _PER_DECADE // 2
-        scores = [self.gcv(place + move) for move in (-half, 0, half)]
+    def _minimum_nearby(self, start: int) -> int | None:
+        """Look for a minimum within half a decade of `start`."""
+        step = _HALF_DECADE * round(start / _HALF_DECADE)
+        for _ in range(2):
+            below = step - _HALF_DECADE
+            above = step + _HALF_DECADE
+            if not _MIN_STEP < step < _MAX_STEP or self.leverage(below) > MAX_LEVERAGE:
+                return None
+            if self.gcv(step) < min(self.gcv(below), self.gcv(above)):
+                return self._parabola_minimum(step)
+            step = above if self.gcv(above) < self.gcv(below) else below
+        return None
+
+    def _minimum_by_decades(self, start: int) -> int:
+        """Descend in whole decades, then refine by half a decade and a parabola.
+
+        The decades are always the same, so that the result hardly depends on `start`.
+        """
+        step = _STEPS_PER_DECADE * round(start / _STEPS_PER_DECADE)
+        step = min(max(step, _MIN_STEP), _MAX_STEP)
+        while step < _MAX_STEP and self.leverage(step) > MAX_LEVERAGE:
+            step += _STEPS_PER_DECADE
+        while step < _MAX_STEP and self.gcv(step + _STEPS_PER_DECADE) < self.gcv(step):
+            step += _STEPS_PER_DECADE
+        while step > _MIN_STEP and self.gcv(step - _STEPS_PER_DECADE) < self.gcv(step):
+            if self.leverage(step - _STEPS_PER_DECADE) > MAX_LEVERAGE:
+                return step - _HALF_DECADE  # the bound decides
+            step -= _STEPS_PER_DECADE
+        if step in (_MIN_STEP, _MAX_STEP):
+            return step
+        nearby = (step - _HALF_DECADE, step, step + _HALF_DECADE)
+        return self._parabola_minimum(min(nearby, key=self.gcv))
+
+    def _parabola_minimum(self, step: int) -> int:
+        """Return the minimum of a parabola through log-scores half a decade apart."""
+        scores = [self.gcv(step + move) for move in (-_HALF_DECADE, 0, _HALF_DECADE)]
         if not all(map(math.isfinite, scores)):
-            return place
+            return step
         left, middle, right = map(math.log, scores)
-        bend = left - 2.0 * middle + right
-        return place + (round(0.5 * half * (left - right) / bend) if bend > 0.0 else 0)
+        curvature = left - 2.0 * middle + right
+        if not curvature > 0.0:
+            return step
+        return step + round(0.5 * _HALF_DECADE * (left - right) / curvature)
 
     def within_leverage(self, step: int) -> int:
-        """Return the step, or the first one above it whose leverage is within bounds."""
+        """Return `step`, or the first larger step within the leverage bound."""
         if any(
-            known <= step and found[0] <= MAX_LEVERAGE
-            for known, found in self._tried.items()
+            judged <= step and leverage <= MAX_LEVERAGE
+            for judged, (leverage, _) in self._scores.items()
         ):
-            return step  # leverage falls as the ridge grows
+            return step
         below = step
-        while step < _HIGHEST and self.leverage(step) > MAX_LEVERAGE:
+        while step < _MAX_STEP and self.leverage(step) > MAX_LEVERAGE:
             below = step
-            step = min(step + _PER_DECADE // 2, _HIGHEST)
+            step = min(step + _HALF_DECADE, _MAX_STEP)
         while step - below > 1:
             middle = (step + below) // 2
             if self.leverage(middle) <= MAX_LEVERAGE:
@@ -377,75 +484,111 @@ class _RidgeSearch:
                 below = middle
         return step
 
-    def judge(self, step: int) -> tuple[float, float]:
-        """Return the mean leverage at a step, and the score of centred ridge regression on one-hot targets."""
-        if step not in self._tried:
-            self._tried[step] = self._judged(self.alpha(step))
-        return self._tried[step]
+    # -- one ridge ---------------------------------------------------------------------
 
-    def _judged(
+    def judge(self, step: int) -> tuple[float, float]:
+        """Return mean leverage and GCV score at a step."""
+        if step not in self._scores:
+            self._scores[step] = self._evaluate(self.alpha(step))
+        return self._scores[step]
+
+    def _evaluate(
         self, alpha: float, known: SolvedScatter | None = None
     ) -> tuple[float, float]:
-        counts, means, are_many = (
-            self.counts,
-            self.means,
-            2 * len(self.counts) > self.width,
-        )
+        """Return mean leverage and GCV score of a ridge.
+
+        GCV is that of centred ridge regression on one-hot targets.
+
+        Parameters
+        ----------
+        alpha : float
+            The ridge.
+        known : SolvedScatter or None
+            Solution for this ridge, if available.
+        """
+        use_total = 2 * len(self.counts) > self.width
         if known is None:
-            solved, trace = self._solve(
-                self._factor(alpha), means[:, :0] if are_many else means
-            )
+            means = self.means[:, :0] if use_total else self.means
+            solved, trace = self._solve(self._factor(alpha), means)
         else:
             solved = self._centred(known.solve_means())
             trace = self._trace(known, known.solve(self.signs))
-        if are_many:
-            whole, cross = self._total
-            weights, total = self._solve(safe_cholesky(whole, shift=alpha), cross)
-            explained = float((weights * cross).sum()) + alpha * float(
-                weights.square().sum()
-            )
+        if use_total:
+            explained, total_trace = self._regress_on_total(alpha)
         else:
-            inner = means.T @ solved
-            inner = 0.5 * (inner + inner.T)
-            inner.diagonal().add_(counts.reciprocal())
-            gain = torch.linalg.solve(
-                inner,
-                torch.cat([torch.eye(len(counts)).to(inner), solved.T @ solved], dim=1),
-            )
-            mixing = gain[:, : len(counts)]
-            shrunk = gain[:, len(counts) :]
-            # <W, Q> = tr(S D^T E N) = tr(N) - tr(S), since S^-1 = N^-1 + D^T E.
-            explained = float(counts.sum()) - float(mixing.diagonal().sum())
-            explained += alpha * float((shrunk * mixing.T).sum())
-            total = trace - float(shrunk.diagonal().sum())
-        targets = float(counts.sum()) - float(counts.square().sum()) / self.rows
+            explained, total_trace = self._regress_on_means(alpha, solved, trace)
+        targets = float(self.counts.sum())
+        targets -= float(self.counts.square().sum()) / self.rows
         rss = targets - explained
-        slack = self.rows - 1.0 - (self.order - alpha * total)
-        # Where the fit is so close to perfect that both are rounding there is no score.
-        is_known = rss > 1e-10 * targets and slack > 1e-8 * self.rows
-        score = self.rows * rss / slack**2 if is_known else math.inf
-        leverage = min(max((self.order - alpha * trace) / self.free, 0.0), 1.0)
-        return leverage, score
+        slack = self.rows - 1.0 - (self.order - alpha * total_trace)
+        # Nearly perfect fits leave only rounding errors.
+        score = math.inf
+        if rss > 1e-10 * targets and slack > 1e-8 * self.rows:
+            score = self.rows * rss / slack**2
+        leverage = (self.order - alpha * trace) / self.freedom
+        return min(max(leverage, 0.0), 1.0), score
+
+    def _regress_on_means(
+        self, alpha: float, solved: Tensor, trace: float
+    ) -> tuple[float, float]:
+        """Return the explained energy and ``tr (T + alpha I)^-1``, by C x C matrices.
+
+        The explained energy is ``<W, Q> + alpha |W|^2`` with Q = D N. Since
+        ``S^-1 = N^-1 + D^T E``, the first term is ``tr(S D^T E N) = tr N - tr S``.
+
+        Parameters
+        ----------
+        alpha : float
+            The ridge.
+        solved : Tensor of shape (k, C)
+            ``E = A^-1 D``.
+        trace : float
+            ``tr A^-1``.
+        """
+        counts = self.counts
+        inverse_s = self.means.T @ solved
+        inverse_s = 0.5 * (inverse_s + inverse_s.T)
+        inverse_s.diagonal().add_(counts.reciprocal())
+        identity = torch.eye(len(counts)).to(inverse_s)
+        both = torch.linalg.solve(
+            inverse_s, torch.cat([identity, solved.T @ solved], dim=1)
+        )
+        s = both[:, : len(counts)]
+        s_squares = both[:, len(counts) :]  # S E^T E
+        explained = float(counts.sum()) - float(s.diagonal().sum())
+        explained += alpha * float((s_squares * s.T).sum())
+        return explained, trace - float(s_squares.diagonal().sum())
+
+    def _regress_on_total(self, alpha: float) -> tuple[float, float]:
+        """Return the same as :meth:`_regress_on_means`, by factoring ``T + alpha I``.
+
+        Cheaper if there are more classes than half the columns.
+        """
+        total, cross = self._total
+        weights, trace = self._solve(safe_cholesky(total, shift=alpha), cross)
+        explained = float((weights * cross).sum())
+        explained += alpha * float(weights.square().sum())
+        return explained, trace
+
+    @cached_property
+    def _total(self) -> tuple[Tensor, Tensor]:
+        """T (k, k), and a matrix R (k, m) with ``R R^T = Q Q^T`` and ``m <= k``."""
+        cross = self.means * self.counts
+        total = torch.addmm(self.geometry.scatter, cross, self.means.T)
+        if cross.shape[1] > len(cross):
+            cross = torch.linalg.qr(cross.T, mode="r").R.T
+        return total, cross
 
     def _factor(self, alpha: float) -> CholeskyFactor:
-        """Factor ``S_w + alpha I``, in single precision where that is enough."""
+        """Factor ``S_w + alpha I``, in single precision if possible."""
         if self._single is not None:
             factor = safe_cholesky(self._single, shift=alpha)
             if factor.jitter == 0.0:
                 return factor
         return safe_cholesky(self.geometry.scatter, shift=alpha)
 
-    @cached_property
-    def _total(self) -> tuple[Tensor, Tensor]:
-        """T, and a matrix R with ``R R^T = Q Q^T`` for the targets' products Q, which has no more columns than rows."""
-        cross = self.means * self.counts
-        total = torch.addmm(self.geometry.scatter, cross, self.means.T)
-        return total, torch.linalg.qr(cross.T, mode="r").R.T if cross.shape[1] > len(
-            cross
-        ) else cross
-
     def _solve(self, factor: CholeskyFactor, rhs: Tensor) -> tuple[Tensor, float]:
-        """Return a solution, and the trace of the inverse, which is estimated from the signs where they serve."""
+        """Solve for `rhs` (k, m). Return the solution and the trace of the inverse."""
         both = torch.cat([rhs, self.signs], dim=1).to(factor.panels[0].dtype)
         solved, probes = torch.split(
             factor.solve(both).to(rhs), [rhs.shape[1], PROBES], dim=1
@@ -453,6 +596,7 @@ class _RidgeSearch:
         return solved, self._trace(factor, probes)
 
     def _trace(self, solver: CholeskyFactor | SolvedScatter, probes: Tensor) -> float:
+        """Return the trace of an inverse from solved signs (k, PROBES), or exactly."""
         if self.is_exact:
             return solver.trace_inverse
         return float((self.signs * probes).sum()) / PROBES

@@ -1,40 +1,42 @@
-"""Class means solved against the within-class scatter, kept up to date row by row instead of factored anew.
+"""Class means solved against the within-class scatter, and estimates of class means.
 
-With class counts n_c and means ``m_c = Q_c / n_c`` the within-class scatter is ``S_w =
-G - sum n_c m_c m_c^T``: as exact, mergeable and unlearnable as ridge, since everything
-in it is a sum over samples. Answers need ``A^-1 M`` and ``tr A^-1`` with ``A = S_w +
-alpha I``. A row x of weight w (one, unless said otherwise) of a class with k rows and
-mean m changes
+**Solution.** With class counts n_c and means ``m_c = Q_c / n_c``, the within-class
+scatter is
+
+    S_w = G - sum_c n_c m_c m_c^T        A = S_w + alpha I
+
+Like all statistics it is a sum over samples, so it can be merged and unlearned exactly.
+Predictions need ``A^-1 M`` and ``tr A^-1``. A row x of weight w (1 by default) of a
+class with count k and mean m changes
 
     S_w by  k w / (k + w) (x - m)(x - m)^T        m by  w (x - m) / (k + w)
 
-so that after a few rows ``A = A_0 + U diag(s) U^T`` with one column (and sign) per row,
-and with P = A_0^-1, V = P U
+so after a few rows ``A = A_0 + U diag(s) U^T`` with one column and one sign per row.
+With ``P = A_0^-1`` and ``V = P U``,
 
-    A^-1 = P - V (diag(s) + U^T V)^-1 V^T.
+    A^-1 = P - V (diag(s) + U^T V)^-1 V^T
 
-Columns of changed means lie in the span of the old ones and of U, so nothing of order
-k^2 C is repeated.
+Changed means lie in the span of the old means and U, so following a row repeats no
+operation of order k^2 C.
 
-**Class means are estimates**: how much of each is noise, and class scores that take it
-off.
+**Estimated means.** Class means of few rows are noisy. In the metric ``f A^-1`` (f
+degrees of freedom), the mean of n_c rows carries noise of energy
 
-In the metric ``f A^-1`` (``A = S_w + alpha I``, f degrees of freedom) the mean of n_c
-rows carries noise of energy
-
-    v_c = u / (n_c (1 - l))        u = tr(A^-1 S_w)        l = u / f        (mean
-    leverage)
+    v_c = u / (n_c (1 - l))        u = tr(A^-1 S_w)        l = u / f   (mean leverage)
 
 With centred means D, their Gram matrix ``K = f D^T A^-1 D`` and a prior Gram matrix
-Gamma of the true means, the best linear estimate of them from the noisy ones is ``D
-F^T``, ``F = Gamma (Gamma + V)^-1``, and
+Gamma of the true means, the best linear estimate of the true means is ``D F^T`` with
+``F = Gamma (Gamma + V)^-1``, ``V = diag(v)``, and
 
-    score_c(h) = (F z)_c - o_c / 2        z = f D^T A^-1 (h - centre)        r_c = t /
-    (t + v_c) o_c = (F K F^T)_cc - sum_j F_cj^2 v_j - (1 - eta) r_c^2 (K_cc - v_c - t)
+    score_c(h) = (F z)_c - o_c / 2
+    z          = f D^T A^-1 (h - centre)
+    o_c        = (F K F^T)_cc - sum_j F_cj^2 v_j - (1 - eta) r_c^2 (K_cc - v_c - t)
+    r_c        = t / (t + v_c)
 
-Gamma is half K with the noise taken off its eigenvalues (what a mean shares with the
-other means is signal: a class of few rows borrows their directions), half a multiple of
-the identity (each mean shrunk by itself, ``t / (t + v_c)``).
+Gamma is the average of two priors. The first is K with the noise removed from its
+eigenvalues. It treats directions shared by several means as signal, so a class of few
+rows benefits from the others. The second is t times the identity, which shrinks each
+mean independently by r_c.
 """
 
 from __future__ import annotations
@@ -51,41 +53,48 @@ from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric
 from evergrow.head.linalg.statistics import RidgeStatistics, sum_columns
 
 MAX_CORRECTIONS = 192
-"""Rows that are followed before it is cheaper to factor anew."""
+"""Number of followed rows from which a new factorisation is cheaper."""
+
+SHARED = 0.5
+"""Weight of the prior learned from the other means.
+
+Chosen on training rows of four data sets, where 0.25 to 0.65 give similar accuracy. 0
+loses 1 to 5 points for classes of one or two rows, 1 loses 2 to 10.
+"""
+
+MAX_SHARED_CLASSES = 1024
+"""Above this many classes, each mean is shrunk independently.
+
+The decomposition of a C x C matrix would otherwise dominate the cost.
+"""
+
+ETA = 0.9
+"""Fraction of a mean's energy above its expectation that counts in its offset.
+
+Rows of a class vary in energy: their scores on their own class vary 2.5 to 4.5 times as
+much as the common covariance predicts. On training rows 0.9 is slightly better than 1
+(0.1 to 0.25 points) and than 0.8.
+"""
 
 _MAX_LEVERAGE = 1.0 - 1e-3
 
-SHARED = 0.5
-"""Share of the prior that is learned from the other means. Chosen on training rows of birds, intents, CIFAR-100 and a
-text set: 0.25 to 0.65 do about as well, 0 loses 1 to 5 points where classes have one or
-two rows, 1 loses 2 to 10."""
-
-MAX_SHARED_CLASSES = 1024
-"""Beyond this many classes each mean is shrunk by itself: a decomposition of that order costs more than all else."""
-
-ETA = 0.9
-"""How much of a mean's energy beyond the expected one counts in its offset. Rows vary in how strongly they show their
-own class: the spread of scores on it is 2.5 to 4.5 times that of the common covariance,
-on others 1.0 to 1.1 times. On training rows 0.9 is a little better than 1 everywhere
-(0.1 to 0.25 points), 0.8 less."""
-
-_ROUNDS = 20
+_SPREAD_ITERATIONS = 20
 
 
 @dataclass(frozen=True)
 class ClassGeometry:
-    """Class means and within-class scatter in reduced coordinates.
+    """Class means and within-class scatter in the coordinates of the statistics.
 
     Parameters
     ----------
     means : Tensor of shape (k, C)
-        Class means.
+        Class means M.
     scatter : Tensor of shape (k, k)
-        Within-class scatter S_w (a sum, not divided by the number of rows).
+        Within-class scatter S_w. It is a sum, not divided by the number of rows.
     counts : Tensor of shape (C,)
-        Rows per class, or the sum of their weights.
+        Rows per class, or sums of their weights.
     stats : RidgeStatistics
-        Where they came from.
+        Statistics from which the means and the scatter were computed.
     """
 
     means: Tensor
@@ -95,7 +104,15 @@ class ClassGeometry:
 
     @classmethod
     def of(cls, stats: RidgeStatistics, counts: Tensor) -> ClassGeometry:
-        """Compute means and scatter from one-hot statistics."""
+        """Compute means and scatter from statistics of one-hot targets.
+
+        Parameters
+        ----------
+        stats : RidgeStatistics
+            The statistics.
+        counts : Tensor of shape (C,)
+            Rows per class, or sums of their weights.
+        """
         counts = counts.to(stats.cross)
         divisors = counts_or_one(counts)
         means = stats.cross / divisors
@@ -106,31 +123,34 @@ class ClassGeometry:
 
 @dataclass(frozen=True, eq=False)
 class SolvedScatter:
-    """``S_w + alpha I`` and the class means, inverted and solved.
+    """Solution of ``A = S_w + alpha I`` for the class means.
 
     Parameters
     ----------
     alpha : float
         The ridge.
     factor : CholeskyFactor
-        Of ``A_0``.
+        Factor of A_0.
     counts : Tensor of shape (C,)
-        Rows per class, or the sum of their weights, float64.
+        Rows per class, or sums of their weights, float64.
     means : Tensor of shape (k, C)
         Class means M.
     solved_means : Tensor of shape (k, C)
         ``P M``.
-    columns, solved_columns : Tensor of shape (k, r)
-        U and ``V = P U``.
+    columns : Tensor of shape (k, r)
+        U, one column per followed row.
+    solved_columns : Tensor of shape (k, r)
+        ``V = P U``.
     signs : Tensor of shape (r,)
-        1 for a row learned, -1 for one unlearned.
+        s: 1 for a learned row, -1 for an unlearned one.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
-    >>> H = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> H = torch.randn(9, 3, generator=rng, dtype=torch.float64)
     >>> codes = torch.tensor([0, 1, 2] * 3)
     >>> def scatter(n):
     ...     Y = torch.nn.functional.one_hot(codes[:n], 3).double()
@@ -152,25 +172,30 @@ class SolvedScatter:
 
     @classmethod
     def of(cls, geometry: ClassGeometry, alpha: float) -> SolvedScatter:
-        """Factor the scatter and solve for the class means."""
+        """Factor ``S_w + alpha I`` and solve for the class means."""
         factor = safe_cholesky(geometry.scatter, shift=alpha)
         means = geometry.means
         no_columns = means.new_zeros(means.shape[0], 0)
-        no_signs = means.new_zeros(0)
-        counts = geometry.counts.to(means)
         return cls(
-            alpha,
-            factor,
-            counts,
-            means,
-            factor.solve(means),
-            no_columns,
-            no_columns,
-            no_signs,
+            alpha=alpha,
+            factor=factor,
+            counts=geometry.counts.to(means),
+            means=means,
+            solved_means=factor.solve(means),
+            columns=no_columns,
+            solved_columns=no_columns,
+            signs=means.new_zeros(0),
         )
 
     def group(self, groups: Sequence[Sequence[int]]) -> SolvedScatter:
-        """Return the solution with each class at another place, and new ones without rows; none may be left out."""
+        """Reorder classes and add classes without rows.
+
+        Parameters
+        ----------
+        groups : sequence of sequences of int
+            The old class of each new class, empty for a new class. Every old class must
+            occur once.
+        """
         return replace(
             self,
             counts=sum_columns(self.counts, groups, dim=0),
@@ -181,94 +206,108 @@ class SolvedScatter:
     def follow(
         self, H: Tensor, codes: Tensor, weights: Tensor | None = None, sign: int = 1
     ) -> SolvedScatter:
-        """Return the solution after rows H (n, k) of classes ``codes`` were learned, or with ``sign=-1`` unlearned.
+        """Update the solution by learned rows, or by unlearned ones with ``sign=-1``.
 
-        There is one more column per row, along which the mean of its class moves. A
-        class cannot lose its last row.
+        Each row adds a column to U, along which the mean of its class moves. The first
+        row of a new class only sets its mean.
+
+        Parameters
+        ----------
+        H : Tensor of shape (n, k)
+            Rows.
+        codes : Tensor of shape (n,)
+            Class of each row.
+        weights : Tensor of shape (n,) or None
+            Sample weights. None means 1.
+        sign : {1, -1}
+            Whether rows were learned or unlearned.
+
+        Raises
+        ------
+        UnlearnError
+            If a class would lose its last row.
         """
         means = self.means.clone()
         counts = self.counts.tolist()
-        rows = []
-        steps = []
-        first = {}
-        for row, code, w in zip(
-            H, codes.tolist(), [1.0] * len(H) if weights is None else weights.tolist()
-        ):
-            n = counts[code]
-            after = counts[code] = n + sign * w
-            if n == 0.0:
-                means[:, code] = first[code] = row
+        row_weights = [1.0] * len(H) if weights is None else weights.tolist()
+        columns = []
+        mean_steps = []  # class, and how far its mean moves along the column
+        first_rows = {}
+        for row, code, w in zip(H, codes.tolist(), row_weights, strict=True):
+            before = counts[code]
+            after = before + sign * w
+            counts[code] = after
+            if before == 0.0:
+                means[:, code] = row
+                first_rows[code] = row
                 continue
-            if after <= 1e-9 * n:
+            if after <= 1e-9 * before:
                 raise UnlearnError(
-                    "The last row of a class cannot be unlearned alone: drop the class instead."
+                    "The last row of a class cannot be unlearned alone: drop the class "
+                    "instead."
                 )
-            away = row - means[:, code]
-            rows.append((n * w / after) ** 0.5 * away)
-            steps.append(
-                (code, sign * w**0.5 / (n * after) ** 0.5)
-            )  # the mean moves by this much of the column
-            means[:, code] += sign * w * away / after
-        if rows or first:
-            block = torch.stack([*rows, *first.values()], dim=1)
-        else:
-            block = means.new_zeros(means.shape[0], 0)
+            deviation = row - means[:, code]
+            columns.append((before * w / after) ** 0.5 * deviation)
+            mean_steps.append((code, sign * w**0.5 / (before * after) ** 0.5))
+            means[:, code] += sign * w * deviation / after
+        n_columns = len(columns)
+        block = means.new_zeros(means.shape[0], 0)
+        if columns or first_rows:
+            block = torch.stack([*columns, *first_rows.values()], dim=1)
         solved = self.factor.solve(block)
-        added = solved[:, : len(rows)]
+        new_solved = solved[:, :n_columns]
         solved_means = self.solved_means.clone()
-        solved_means[:, list(first)] = solved[:, len(rows) :]
-        if steps:
-            shift = means.new_zeros(len(steps), means.shape[1])
-            for index, (code, step) in enumerate(steps):
+        solved_means[:, list(first_rows)] = solved[:, n_columns:]
+        if mean_steps:
+            shift = means.new_zeros(n_columns, means.shape[1])
+            for index, (code, step) in enumerate(mean_steps):
                 shift[index, code] = step
-            touched = sorted({code for code, _ in steps})
-            solved_means[:, touched] += added @ shift[:, touched]
+            moved = sorted({code for code, _ in mean_steps})
+            solved_means[:, moved] += new_solved @ shift[:, moved]
         return replace(
             self,
             counts=self.counts.new_tensor(counts),
             means=means,
             solved_means=solved_means,
-            columns=torch.cat([self.columns, block[:, : len(rows)]], dim=1),
-            solved_columns=torch.cat([self.solved_columns, added], dim=1),
-            signs=torch.cat([self.signs, self.signs.new_full((len(rows),), sign)]),
+            columns=torch.cat([self.columns, block[:, :n_columns]], dim=1),
+            solved_columns=torch.cat([self.solved_columns, new_solved], dim=1),
+            signs=torch.cat([self.signs, self.signs.new_full((n_columns,), sign)]),
         )
 
     def _correct(self, rhs: Tensor) -> Tensor:
-        """Return ``(diag(s) + U^T V)^-1 rhs``; the matrix is symmetric but, with rows taken out, not definite."""
+        """Return ``(diag(s) + U^T V)^-1 rhs`` for `rhs` of shape (r, m).
+
+        The matrix is symmetric, but indefinite if rows were unlearned.
+        """
         core = self.columns.T @ self.solved_columns
         core.diagonal().add_(self.signs)  # 1 / s = s
         solved: Tensor = torch.linalg.solve(core, rhs)
         return solved
 
-    # -- answers -----------------------------------------------------------------------
-
     def matrix(self) -> Tensor:
-        """Return ``A`` (k, k)."""
+        """Return A of shape (k, k)."""
         found = (self.columns * self.signs) @ self.columns.T
         for panel in self.factor.panels:
             found[-len(panel) :, -len(panel) :].addmm_(panel, panel.T)
         return found
 
     def solve_means(self) -> Tensor:
-        """Return ``A^-1 M`` of shape (k, C), without a product of order ``k^2 C``."""
+        """Return ``A^-1 M`` of shape (k, C), without an operation of order k^2 C."""
         if not len(self.signs):
             return self.solved_means
-        return self.solved_means - self.solved_columns @ self._correct(
-            self.solved_columns.T @ self.means
-        )
+        correction = self._correct(self.solved_columns.T @ self.means)
+        return self.solved_means - self.solved_columns @ correction
 
     def solve(self, rhs: Tensor) -> Tensor:
-        """Return ``A^-1 rhs`` of shape (k, m)."""
-        return self.factor.solve(rhs) - self.solved_columns @ self._correct(
-            self.solved_columns.T @ rhs
-        )
+        """Return ``A^-1 rhs`` for `rhs` of shape (k, m)."""
+        correction = self._correct(self.solved_columns.T @ rhs)
+        return self.factor.solve(rhs) - self.solved_columns @ correction
 
     def quadratic(self, rhs: Tensor) -> Tensor:
-        """Return ``x^T A^-1 x`` (m,) for every column x of ``rhs`` (k, m)."""
+        """Return ``x^T A^-1 x`` (m,) for every column x of `rhs` (k, m)."""
         across = self.solved_columns.T @ rhs
-        return self.factor.half_solve(rhs).square().sum(dim=0) - (
-            across * self._correct(across)
-        ).sum(dim=0)
+        squares = self.factor.half_solve(rhs).square().sum(dim=0)
+        return squares - (across * self._correct(across)).sum(dim=0)
 
     @property
     def trace_inverse(self) -> float:
@@ -278,26 +317,36 @@ class SolvedScatter:
 
     @property
     def freedom(self) -> float:
-        """The degrees of freedom f of the scatter, at least one."""
+        """Degrees of freedom f of the scatter, at least one."""
         return max(float(self.counts.sum()) - len(self.counts), 1.0)
 
     def noise_energy(self, *, inside: bool = False) -> float:
-        """Return the energy of a new row about the mean of its class, or with ``inside`` that of a learned one.
+        """Return the expected energy of a row about its class mean, ``u / (1 - l)``.
 
-        Zero where the rows tell nothing of their spread: one row of each class, or
-        copies of it.
+        Parameters
+        ----------
+        inside : bool, default=False
+            Return the energy u of a learned row, instead of the energy of a new row.
+
+        Returns
+        -------
+        float
+            0 if the rows give no estimate: each class has one row, or copies of one.
         """
         order = self.means.shape[0]
-        free = float(self.counts.sum()) - len(self.counts)
+        freedom = float(self.counts.sum()) - len(self.counts)
         within = order - (self.alpha + self.factor.jitter) * self.trace_inverse
-        if free < 1.0 or within <= 1e-8:
+        if freedom < 1.0 or within <= 1e-8:
             return 0.0
         if inside:
             return within
-        return within / (1.0 - min(within / free, _MAX_LEVERAGE))
+        return within / (1.0 - min(within / freedom, _MAX_LEVERAGE))
 
     def estimate_means(self) -> MeanEstimates:
-        """Return the scores of estimated class means; of the means as they are where no row tells of the spread."""
+        """Return scores from estimated class means.
+
+        The means are used unchanged if the rows give no estimate of the noise.
+        """
         return MeanEstimates.of(
             self.means,
             self.solve_means(),
@@ -306,12 +355,12 @@ class SolvedScatter:
         )
 
 
-# -- class means as estimates ----------------------------------------------------------
+# -- estimated means -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class MeanEstimates:
-    """Linear scores ``h @ weights + offset`` of estimated class means.
+    """Linear scores ``h @ weights + offset`` from estimated class means.
 
     Parameters
     ----------
@@ -320,7 +369,7 @@ class MeanEstimates:
     offset : Tensor of shape (C,)
         Offsets.
     spread : float
-        t, the energy of a true mean around the centre of all.
+        t, the expected energy of a true mean about their common centre.
     """
 
     weights: Tensor
@@ -331,7 +380,7 @@ class MeanEstimates:
     def of(
         cls, means: Tensor, solved: Tensor, noise: Tensor, freedom: float
     ) -> MeanEstimates:
-        """Estimate the means and solve for the scores.
+        """Compute ``score_c(h) = (F z)_c - o_c / 2``.
 
         Parameters
         ----------
@@ -340,7 +389,7 @@ class MeanEstimates:
         solved : Tensor of shape (k, C)
             ``A^-1 M``.
         noise : Tensor of shape (C,)
-            v_c, all zero where the rows tell nothing of it.
+            v_c. All zero if unknown.
         freedom : float
             f.
 
@@ -349,35 +398,25 @@ class MeanEstimates:
         >>> import torch
         >>> from evergrow.head.linalg.scatter import MeanEstimates
         >>> means = torch.tensor([[2.0, -2.0], [0.0, 0.0]], dtype=torch.float64)
-        >>> plain = MeanEstimates.of(means, means, torch.zeros(2, dtype=torch.float64), 1.0)
-        >>> plain.weights.tolist()
+        >>> noise = torch.zeros(2, dtype=torch.float64)
+        >>> exact = MeanEstimates.of(means, means, noise, freedom=1.0)
+        >>> exact.weights.tolist()
         [[2.0, -2.0], [0.0, 0.0]]
-        >>> few = MeanEstimates.of(means, means, torch.full((2,), 2.0, dtype=torch.float64), 1.0)
-        >>> bool((few.weights.abs() < plain.weights.abs())[0].all())
+        >>> noisy = MeanEstimates.of(means, means, noise + 2.0, freedom=1.0)
+        >>> bool((noisy.weights.abs() < exact.weights.abs())[0].all())
         True
         """
         classes = means.shape[1]
-
-        def centred(centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Return what the Gram matrix and its diagonal lose about a centre ``M w``, and that diagonal."""
-            across = freedom * (means.T @ (solved @ centre))
-            within = across @ centre
-            return (
-                across,
-                within,
-                (
-                    freedom * (means * solved).sum(dim=0) - 2.0 * across + within
-                ).clamp_min(0.0),
-            )
-
+        # The centre is M w. Without noise, all classes have the same weight.
         centre = means.new_full((classes,), 1.0 / max(classes, 1))
         spread = 0.0
-        across, within, energies = centred(centre)
+        across, within, energies = _centred_energies(means, solved, centre, freedom)
         is_noisy = bool((noise > 0.0).all())
         if is_noisy:
+            # Noisy means get less weight in the centre.
             precision = 1.0 / (mean_spread(energies, noise) + noise)
-            centre = precision / precision.sum()  # few rows do not move the centre
-            across, within, energies = centred(centre)
+            centre = precision / precision.sum()
+            across, within, energies = _centred_energies(means, solved, centre, freedom)
             spread = mean_spread(energies, noise)
         weights = freedom * (solved - (solved @ centre)[:, None])
         if is_noisy and classes > MAX_SHARED_CLASSES:
@@ -394,18 +433,55 @@ class MeanEstimates:
         return cls(weights, -((means @ centre) @ weights) - 0.5 * energies, spread)
 
 
+def _centred_energies(
+    means: Tensor, solved: Tensor, centre: Tensor, freedom: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the terms of ``K_cc = f (m_c - M w)^T A^-1 (m_c - M w)``.
+
+    Parameters
+    ----------
+    means, solved : Tensor of shape (k, C)
+        M and ``A^-1 M``.
+    centre : Tensor of shape (C,)
+        w.
+    freedom : float
+        f.
+
+    Returns
+    -------
+    across : Tensor of shape (C,)
+        ``f M^T A^-1 M w``.
+    within : Tensor of shape ()
+        ``f w^T M^T A^-1 M w``.
+    energies : Tensor of shape (C,)
+        Diagonal of K, at least zero.
+    """
+    across = freedom * (means.T @ (solved @ centre))
+    within = across @ centre
+    energies = freedom * (means * solved).sum(dim=0) - 2.0 * across + within
+    return across, within, energies.clamp_min(0.0)
+
+
 def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tensor]:
-    """Return F (C, C) and the energies o_c (C,); what a mean shares with the others counts as signal."""
+    """Return ``F = Gamma (Gamma + V)^-1`` (C, C) and the energies o_c (C,).
+
+    Parameters
+    ----------
+    gram : Tensor of shape (C, C)
+        K.
+    noise : Tensor of shape (C,)
+        v_c.
+    spread : float
+        t.
+    """
     root = noise.sqrt()
     values, vectors = symmetric_eigh(gram / root[:, None] / root[None, :])
-    seen = root[:, None] * vectors
-    prior = SHARED * (seen * (values - 1.0).clamp_min(0.0)) @ seen.T
+    directions = root[:, None] * vectors
+    prior = SHARED * (directions * (values - 1.0).clamp_min(0.0)) @ directions.T
     prior.diagonal().add_((1.0 - SHARED) * spread)
     total = prior.clone()
     total.diagonal().add_(noise)
-    mixing = torch.linalg.solve(
-        total, prior
-    ).T  # F = Gamma (Gamma + V)^-1, both symmetric
+    mixing = torch.linalg.solve(total, prior).T  # Gamma and V are symmetric
     energies = ((mixing @ gram) * mixing).sum(dim=1) - mixing.square() @ noise
     kept = (spread / (spread + noise)).square()
     energies = energies - (1.0 - ETA) * kept * (gram.diagonal() - noise - spread)
@@ -413,12 +489,23 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
 
 
 def mean_spread(energies: Tensor, noise: Tensor) -> float:
-    """Return t, the energy of a true mean: a mean of ``q - v`` in which noisy classes count less."""
-    energies = energies.cpu()  # a few numbers in many rounds: no work for a GPU
+    """Return t, the weighted mean of ``K_cc - v_c`` with weights ``(t + v_c)^-2``.
+
+    Solved by fixed-point iteration. Noisy classes count less.
+
+    Parameters
+    ----------
+    energies : Tensor of shape (C,)
+        K_cc, the energies of the centred means.
+    noise : Tensor of shape (C,)
+        v_c.
+    """
+    # A few numbers in many iterations are faster on the CPU.
+    energies = energies.cpu()
     noise = noise.cpu()
     floor = 1e-6 * float(energies.mean()) + 1e-300
     spread = max(float((energies - noise).clamp_min(0.0).mean()), floor)
-    for _ in range(_ROUNDS):
+    for _ in range(_SPREAD_ITERATIONS):
         weights = (spread + noise).square().reciprocal()
         spread = max(float((weights * (energies - noise)).sum() / weights.sum()), floor)
     return spread

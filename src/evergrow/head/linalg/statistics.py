@@ -1,26 +1,26 @@
-"""Sufficient statistics of ridge regression, in two forms: dense and compact.
+"""Sufficient statistics of ridge regression, in a dense and a compact form.
 
-For rows ``h`` (L features) and targets ``y`` (C columns) they are
+For rows h (L features) and targets y (C columns) the statistics are
 
-    G = sum h h^T   (L x L)        Q = sum h y^T   (L x C)        yy = sum |y|^2
-    n = number of rows
+    G  = sum h h^T   (L x L)        Q = sum h y^T   (L x C)
+    yy = sum |y|^2                  n = number of rows
 
-and the weights for any ridge ``alpha`` are ``W = (G + alpha I)^-1 Q``. Being sums over
-samples they can be added to, subtracted from and merged. The ridge itself is never part
-of them. Every operation returns a new record; no tensor is changed in place, so old and
-new may share what did not change.
+and the weights for any ridge alpha are ``W = (G + alpha I)^-1 Q``. As sums over samples
+they can be added, subtracted and merged exactly. The ridge is not part of them. Every
+operation returns a new record and modifies no tensor in place, so records may share
+tensors.
 
-The dense form holds G and Q. The compact form holds them in the few directions that the
-rows really occupy: with sigmoid units near their centre rows are numerically of rank
-about d + 1 whatever the width L. Rows are kept as ``H = C V^T + R`` with an orthonormal
-basis V (L x k) and a small remainder R that is dropped. Rows of ``C V^T`` and of R are
-orthogonal, so ``H H^T = C C^T + R R^T``: dropping R changes the dual system ``(H H^T +
-alpha I) a = Y`` by ``|R R^T|`` at most, and with
+The dense form stores G and Q. The compact form stores them in the k directions that the
+rows occupy. For example, sigmoid units near their centre give rows of numerical rank
+d + 1 at any width L. Rows are decomposed as ``H = C V^T + R`` with an orthonormal basis
+V (L x k) and a small remainder R, which is dropped. Since ``C V^T`` and R have
+orthogonal rows, ``H H^T = C C^T + R R^T``. Dropping R changes the dual system
+``(H H^T + alpha I) a = Y`` by at most ``|R R^T|``. With
 
     dropped = sum over steps of |R|_2^2
 
-the dual coefficients move by at most ``dropped / alpha`` relative to themselves. That
-is the reported bound.
+the relative change of the dual coefficients is at most ``dropped / alpha``. This is the
+reported bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -40,53 +40,64 @@ from evergrow.core.record import Between, Spec, record, require
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
 ACCUMULATION_DTYPE = torch.float64
-"""The Gram matrix of sigmoid units has one eigenvalue near L N / 4 beside others near the ridge (condition number about
-1e9), which float32 cannot hold."""
+"""Dtype of the sums.
+
+The Gram matrix of sigmoid units has one eigenvalue near L N / 4 and others near the
+ridge (condition number about 1e9), which float32 cannot represent.
+"""
 
 LARGEST = 1e150
-"""Numbers beyond this overflow when squares of many are added; those below its inverse vanish."""
+"""Largest feature. Sums of squares of larger ones overflow.
+
+Likewise, squares of features below its inverse underflow.
+"""
 
 LARGEST_WEIGHT = 1e100
-"""Class weights beyond this are larger than any data can make them."""
+"""Upper bound of class weights in a file, far above any that data can produce."""
 
 _LARGEST_SUM = 1e305
-"""Sums of squares beyond this overflow when they are added up."""
 
 DENSE_BELOW = 1024
-"""Up to this width the dense form is fast and small enough."""
+"""Largest width for which ``solver="auto"`` starts dense."""
 
 BLOCK_ROWS = 1024
-"""Rows per compact step: the remainder of a step is analysed through an n x n eigenproblem."""
+"""Rows per compact step, which solves an eigenproblem of this order."""
 
 COMPACT_TOL = 1e-2
-"""Bound on the relative change of the dual coefficients that the compact form may cause over its whole life, at the
-smallest ridge. The change of logits, measured, is about a hundredth of it."""
+"""Bound on the relative change of the dual coefficients in the compact form.
+
+It holds for all updates together, at the smallest ridge. Logits change by about a
+hundredth of it.
+"""
 
 BUDGET_SHARE = 1.0 / 16.0
-"""Share of the remaining budget that one step may drop; the sum then never exceeds the budget."""
+"""Fraction of the remaining error budget that one step may use."""
 
 PART_SHARE = 5
-"""Parts of a dense whole are compact up to a rank of one in so many columns: then they are a quarter of the bytes."""
+"""Shards of a dense whole are compact up to rank ``L / 5``, a quarter of the bytes."""
 
 Batch = tuple[Tensor, Tensor, Tensor | None]
-"""Rows (n, L), their targets (n, c), and which of the C columns of targets these are; None for all."""
+"""Rows (n, L), targets (n, c), and the indices (c,) of these target columns.
+
+None as the third entry means all C columns.
+"""
 
 
 @record("readout")
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """Linear class scores ``h @ weights + offset``, and what was done to get them.
+    """Linear class scores ``h @ weights + offset``.
 
     Parameters
     ----------
     weights : Tensor of shape (L, C)
         Weights.
     offset : Tensor of shape (C,)
-        Added to every row.
+        Offsets.
     alpha : float
-        The ridge used.
+        Ridge of the solution.
     jitter : float
-        What the factorisation needed beyond ``alpha``.
+        Jitter that the factorisation needed beyond `alpha`.
     """
 
     weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)]
@@ -98,48 +109,50 @@ class Readout:
 @record("ridge-statistics")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RidgeStatistics:
-    """Statistics of rows, dense or in a basis of their own.
+    """Sufficient statistics of ridge regression, dense or compact.
 
-    An update of n rows costs ``2 n L^2`` operations and a solve ``L^3 / 3`` in the
-    dense form, which holds ``8 L^2`` bytes; about ``4 n L k``, ``k^3 / 3`` and ``8 L
-    k`` in the compact one of rank k.
+    In the dense form an update of n rows takes ``2 n L^2`` operations, a solution
+    ``L^3 / 3``, and the memory is ``8 L^2`` bytes. In the compact form of rank k these
+    are about ``4 n L k``, ``k^3 / 3`` and ``8 L k``.
 
     Parameters
     ----------
-    gram : Tensor of shape (L, L), or (k, k) with a basis
-        ``G``, or ``V^T G V``.
-    cross : Tensor of shape (L, C), or (k, C) with a basis
-        ``Q``, or ``V^T Q``.
+    gram : Tensor of shape (L, L) or (k, k)
+        G, or ``V^T G V`` with a basis.
+    cross : Tensor of shape (L, C) or (k, C)
+        Q, or ``V^T Q`` with a basis.
+    count : int, default=0
+        Number of rows learned, less those unlearned.
+    sq_targets : float, default=0.0
+        yy, the sum of squared targets.
     basis : Tensor of shape (L, k) or None
-        V, orthonormal columns; None in the dense form.
-    count, sq_targets : int, float
-        Net number of rows learned, and the sum of their squared targets.
-    solver : {"auto", "dense", "compact"}
-        ``"auto"`` begins compact and becomes dense, once and exactly, when the rank
-        makes that cheaper.
-    floor : float
-        The smallest ridge that will be asked for; it sets how much the compact form may
-        drop.
-    left : float
-        Energy (squared spectral norm) that may still be dropped.
-    dropped : float
-        Energy that was dropped, here and in what was merged.
-    growth : float
-        New directions per row of the state that this one came of by :meth:`empty_like`.
-    rank_limit : int
-        Rank up to which a part of a dense whole is compact
-        (:meth:`with_expected_rows`); 0 where it is no part.
+        V, orthonormal columns. None in the dense form.
+    solver : {"auto", "dense", "compact"}, default="dense"
+        ``"auto"`` starts compact and becomes dense, exactly, once the rank makes that
+        cheaper.
+    floor : float, default=0.0
+        Smallest ridge that will be used. It sets the error budget of the compact form.
+    left : float, default=0.0
+        Remaining error budget: energy (squared spectral norm) that may be dropped.
+    dropped : float, default=0.0
+        Energy dropped so far, including by merged statistics.
+    growth : float, default=0.0
+        New directions per row of the statistics passed to :meth:`empty_like`.
+    rank_limit : int, default=0
+        Largest rank at which a shard stays compact (:meth:`with_expected_rows`). 0 if
+        these statistics are no shard.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> H = torch.eye(2, dtype=torch.float64)
-    >>> state = RidgeStatistics.create(2, 1).update(H, torch.tensor([[1.0], [3.0]], dtype=torch.float64))
-    >>> state.solve(alpha=1.0).weights.ravel().round(decimals=9).tolist()
+    >>> Y = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    >>> stats = RidgeStatistics.create(2, 1).update(H, Y)
+    >>> stats.solve(alpha=1.0).weights.ravel().round(decimals=9).tolist()
     [0.5, 1.5]
-    >>> wide = RidgeStatistics.create(2000, 1, "auto", floor=1.0).update(torch.ones(5, 2000), torch.ones(5, 1))
-    >>> wide.basis.shape
+    >>> wide = RidgeStatistics.create(2000, 1, "auto", floor=1.0)
+    >>> wide.update(torch.ones(5, 2000), torch.ones(5, 1)).basis.shape
     torch.Size([2000, 1])
     """
 
@@ -164,22 +177,24 @@ class RidgeStatistics:
         floor: float = 0.0,
         device: torch.device | str = "cpu",
     ) -> RidgeStatistics:
-        """Return statistics of no rows.
+        """Return empty statistics.
 
         Parameters
         ----------
-        n_features, n_targets : int
-            Shape.
-        solver : {"auto", "dense", "compact"}
-            Form.
-        floor : float
-            The smallest ridge that will be asked for.
-        device : torch.device or str
-            Where the statistics live.
+        n_features : int
+            L.
+        n_targets : int
+            C.
+        solver : {"auto", "dense", "compact"}, default="dense"
+            Form of the statistics.
+        floor : float, default=0.0
+            Smallest ridge that will be used.
+        device : torch.device or str, default="cpu"
+            Device of the tensors.
         """
         basis = None
         if solver == "compact" or (solver == "auto" and n_features > DENSE_BELOW):
-            # The first direction carries the huge common mode of sigmoid units.
+            # The first direction carries the large common mode of sigmoid units.
             basis = torch.full(
                 (n_features, 1),
                 n_features**-0.5,
@@ -188,20 +203,21 @@ class RidgeStatistics:
             )
         order = n_features if basis is None else 1
         gram = torch.zeros(order, order, dtype=ACCUMULATION_DTYPE, device=device)
-        cross = gram.new_zeros(order, n_targets)
-        left = COMPACT_TOL * floor
         return RidgeStatistics(
             gram=gram,
-            cross=cross,
+            cross=gram.new_zeros(order, n_targets),
             basis=basis,
             solver=solver,
             floor=float(floor),
-            left=left,
+            left=COMPACT_TOL * floor,
         )
 
     def empty_like(self) -> RidgeStatistics:
-        """Return statistics of no rows with the same shape and settings, which know how fast the rank of these grew."""
-        fresh = self.create(
+        """Return empty statistics of the same shape and settings.
+
+        They record how fast the rank grew.
+        """
+        empty = self.create(
             self.n_features,
             self.n_targets,
             self.solver,
@@ -210,32 +226,26 @@ class RidgeStatistics:
         )
         growth = self.growth
         if self.count:
-            if self.basis is None:
-                growth = 1.0
-            else:
-                growth = self.order / self.count
-        return dataclasses.replace(fresh, growth=growth, rank_limit=self.rank_limit)
+            growth = 1.0 if self.basis is None else self.order / self.count
+        return dataclasses.replace(empty, growth=growth, rank_limit=self.rank_limit)
 
     def with_expected_rows(self, rows: int) -> Self:
-        """Return a part that knows how many rows the whole will have.
+        """Return a shard of statistics that will have `rows` rows in total.
 
-        A part is there to be sent and added up, not to be solved: where the whole will
-        be dense, it is compact only if that takes few bytes.
+        A shard is sent and added up, but not solved. If the total will be dense, the
+        shard is compact only while that takes fewer bytes.
         """
         whole = dataclasses.replace(self, count=rows, rank_limit=0)
-        compact = whole.stays_compact(self.growth * rows)
-        return dataclasses.replace(
-            self, rank_limit=0 if compact else self.n_features // PART_SHARE
-        )
+        rank_limit = self.n_features // PART_SHARE
+        if whole.stays_compact(self.growth * rows):
+            rank_limit = 0
+        return dataclasses.replace(self, rank_limit=rank_limit)
 
     @property
     def n_features(self) -> int:
         """L, the width of the rows."""
-        return int((self.gram if self.basis is None else self.basis).shape[0])
-
-    def error_bound(self, alpha: float) -> float:
-        """Return the bound on the relative change of the dual coefficients that dropping has caused."""
-        return self.dropped / alpha
+        wide = self.gram if self.basis is None else self.basis
+        return int(wide.shape[0])
 
     @property
     def n_targets(self) -> int:
@@ -244,31 +254,35 @@ class RidgeStatistics:
 
     @property
     def order(self) -> int:
-        """Order of the system that a solve factors."""
+        """Order of the stored Gram matrix: L or k."""
         return int(self.cross.shape[0])
 
     @property
     def device(self) -> torch.device:
-        """Where the statistics live."""
+        """Device of the tensors."""
         return self.cross.device
 
+    def error_bound(self, alpha: float) -> float:
+        """Bound the relative change of the dual coefficients, ``dropped / alpha``."""
+        return self.dropped / alpha
+
     def faded(self, factor: float) -> Self:
-        """Return the statistics of the same rows with their weights times a factor."""
-        sums = {
-            name: factor * getattr(self, name)
-            for name in ("gram", "cross", "sq_targets")
-        }
-        return dataclasses.replace(self, **sums)
+        """Multiply the weight of every row learned so far by `factor`."""
+        return dataclasses.replace(
+            self,
+            gram=factor * self.gram,
+            cross=factor * self.cross,
+            sq_targets=factor * self.sq_targets,
+        )
 
     def solve(self, alpha: float) -> Readout:
-        """Return ``(G + alpha I)^-1 Q``, by a Cholesky factorisation in the coordinates of the statistics."""
+        """Return ``W = (G + alpha I)^-1 Q``, by a Cholesky factorisation."""
         factor = safe_cholesky(self.gram, shift=alpha)
-        # Row by row, as a file holds them: a product with the columns of a solver
-        # rounds otherwise, in the last place.
+        # Row-major, as in a file. Column-major weights would give products that differ
+        # in the last digit.
         weights = self.lift(factor.solve(self.cross)).contiguous()
-        return Readout(
-            weights, weights.new_zeros(self.n_targets), float(alpha), factor.jitter
-        )
+        offset = weights.new_zeros(self.n_targets)
+        return Readout(weights, offset, float(alpha), factor.jitter)
 
     # -- coordinates -------------------------------------------------------------------
 
@@ -277,21 +291,27 @@ class RidgeStatistics:
         return reduced if self.basis is None else self.basis @ reduced
 
     def project(self, H: Tensor) -> Tensor:
-        """Map rows (n, L) to the coordinates of the statistics (n, k)."""
+        """Map rows H (n, L) to the coordinates of the statistics (n, k)."""
         return H if self.basis is None else H @ self.basis
 
     def scaled(self, scale: Tensor) -> Self:
-        """Return the statistics of rows whose columns were multiplied by ``scale`` (L,), in coordinates of their own.
+        """Return the statistics of rows with scaled columns.
 
-        Rows must be multiplied by it before they are projected, and weights after they
-        were lifted.
+        The result has its own basis. Multiply rows by `scale` before projecting them,
+        and lifted weights by `scale`.
+
+        Parameters
+        ----------
+        scale : Tensor of shape (L,)
+            Factor of each column.
 
         Examples
         --------
         >>> import torch
         >>> from evergrow.head.linalg.statistics import RidgeStatistics
         >>> H = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-        >>> RidgeStatistics.create(2, 2).update(H, torch.eye(2)).scaled(torch.tensor([1.0, 0.5])).gram.tolist()
+        >>> stats = RidgeStatistics.create(2, 2).update(H, torch.eye(2))
+        >>> stats.scaled(torch.tensor([1.0, 0.5])).gram.tolist()
         [[10.0, 7.0], [7.0, 5.0]]
         """
         scale = scale.to(self.gram)
@@ -299,17 +319,29 @@ class RidgeStatistics:
             gram = scale[:, None] * self.gram * scale
             cross = scale[:, None] * self.cross
             return dataclasses.replace(self, gram=gram, cross=cross)
-        # diag(scale) V = V' R with orthonormal V', so that rows V x become V' (R x).
-        basis, turn = torch.linalg.qr(scale[:, None] * self.basis)
-        gram = turn @ self.gram @ turn.T
+        # diag(scale) V = V' R with orthonormal V', so rows V x become V' (R x).
+        basis, triangle = torch.linalg.qr(scale[:, None] * self.basis)
+        gram = triangle @ self.gram @ triangle.T
         return dataclasses.replace(
-            self, basis=basis, gram=0.5 * (gram + gram.T), cross=turn @ self.cross
+            self, basis=basis, gram=0.5 * (gram + gram.T), cross=triangle @ self.cross
         )
 
     def part(self, columns: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return G (k, k), Q (k, C) and V (d, k), with ``V G V^T`` and ``V Q`` the statistics of some of the columns.
+        """Return the statistics of some columns.
 
-        Where V is None they are G and Q themselves.
+        Parameters
+        ----------
+        columns : slice
+            d of the L columns.
+
+        Returns
+        -------
+        gram : Tensor of shape (k, k)
+            G, so that ``V G V^T`` is the Gram matrix of the columns.
+        cross : Tensor of shape (k, C)
+            Q, so that ``V Q`` is their cross product with the targets.
+        basis : Tensor of shape (d, k) or None
+            V. None means the identity.
         """
         if self.basis is None:
             return self.gram[columns, columns], self.cross[columns], None
@@ -318,7 +350,7 @@ class RidgeStatistics:
     # -- learning ----------------------------------------------------------------------
 
     def update(self, H: Tensor, Y: Tensor) -> Self:
-        """Return the state with rows ``H`` (n, L) of targets ``Y`` (n, C) learned."""
+        """Learn rows H (n, L) with targets Y (n, C)."""
         return self.accumulate([(H, Y)])
 
     def accumulate(
@@ -327,12 +359,22 @@ class RidgeStatistics:
         sign: int = 1,
         rows: int = 0,
     ) -> Self:
-        """Return the state with several batches learned, or with ``sign=-1`` unlearned, as one step of so many rows."""
-        return self._accumulate(
-            (self._checked(*batch) for batch in batches), sign, rows
-        )
+        """Learn several batches in one step, or unlearn them.
+
+        Parameters
+        ----------
+        batches : iterable of Batch
+            Batches. The target columns may be omitted.
+        sign : {1, -1}
+            -1 unlearns the batches.
+        rows : int, default=0
+            Total number of rows in the batches, if known.
+        """
+        checked = (self._checked(*batch) for batch in batches)
+        return self._accumulate(checked, sign, rows)
 
     def _checked(self, H: Tensor, Y: Tensor, columns: Tensor | None = None) -> Batch:
+        """Check the size of the numbers, and move a batch to device and dtype."""
         check_size("H", H)
         return (
             H.to(self.device, ACCUMULATION_DTYPE),
@@ -340,58 +382,56 @@ class RidgeStatistics:
             columns,
         )
 
-    def _plus(self, count: int, sq_targets: float, sign: int) -> dict[str, Any]:
-        return {
-            "count": self.count + sign * count,
-            "sq_targets": self.sq_targets + sign * sq_targets,
-        }
-
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
-        """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
+        """Sum, reorder, add and drop target columns.
 
-        This merges, adds, drops and reorders classes. Whoever drops a column sets
-        ``count`` and ``sq_targets`` to what remains.
+        Callers that drop a column must set `count` and `sq_targets` themselves.
 
         Parameters
         ----------
         groups : sequence of sequences of int
-            The old columns that each new one is the sum of, none for a new column of
-            zeros.
+            Old columns that each new column is the sum of. Empty for a column of zeros.
         """
         return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
 
     def stays_compact(self, rank: float) -> bool:
-        """Return whether so high a rank is cheaper than the dense form: operations of learning all rows and a solve."""
+        """Return whether the compact form of this rank is cheaper than the dense form.
+
+        Compares the operations of learning all rows and solving once.
+        """
         L = self.n_features
         C = self.n_targets
         n = self.count
         compact = 6.0 * n * L * rank + rank**3 + 2.0 * L * rank * C
         dense = 2.0 * n * L * L + L**3 / 3.0 + 2.0 * L * L * C
-        return (
-            compact <= 0.8 * dense and rank < 0.7 * L and not 0 < self.rank_limit < rank
-        )
+        is_within_limit = not 0 < self.rank_limit < rank
+        return compact <= 0.8 * dense and rank < 0.7 * L and is_within_limit
 
-    def _relieved(self) -> Self:
-        """Return the dense form where the compact one has been outgrown and need not stay."""
+    def _dense_if_cheaper(self) -> Self:
+        """Return the dense form if that is allowed and cheaper."""
         if (
             self.solver != "auto"
             or self.basis is None
             or self.stays_compact(self.order)
         ):
             return self
-        return self._expanded()
+        return self._dense()
 
-    def _expanded(self) -> Self:
+    def _dense(self) -> Self:
+        """Return the same statistics in the dense form."""
         if self.basis is None:
-            gram = self.gram
-        else:
-            gram = self.basis @ self.gram @ self.basis.T
+            return self
+        gram = self.basis @ self.gram @ self.basis.T
         return dataclasses.replace(
             self, gram=gram, cross=self.lift(self.cross), basis=None
         )
 
     def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
-        """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
+        """Learn batches, in the compact form as long as that is cheaper.
+
+        The decision looks ahead: it extrapolates the rank to all `rows`, because the
+        compact form is most expensive while its rank grows.
+        """
         blocks = (
             (*block, columns)
             for H, Y, columns in batches
@@ -399,38 +439,33 @@ class RidgeStatistics:
                 torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True
             )
         )
-        state = self  # new directions per row of the block before
-        growth = self.growth if self.rank_limit else 0.0
+        state = self
+        growth = self.growth if self.rank_limit else 0.0  # new directions per row
         while state.basis is not None:
             block = next(blocks, None)
             if block is None:
                 return state
+            n_rows = len(block[0])
             coming = 0
             if growth:
-                coming = max(self.count + rows - state.count, len(block[0]))
-            whole = dataclasses.replace(state, count=state.count + coming)
-            if state.solver == "auto" and not whole.stays_compact(
-                state.order + growth * coming
-            ):
-                return state._expanded()._accumulate_dense(
-                    itertools.chain([block], blocks), sign
-                )
+                coming = max(self.count + rows - state.count, n_rows)
+            expected = dataclasses.replace(state, count=state.count + coming)
+            rank = state.order + growth * coming
+            if state.solver == "auto" and not expected.stays_compact(rank):
+                remaining = itertools.chain([block], blocks)
+                return state._dense()._accumulate_dense(remaining, sign)
             before = state.order
-            state = state._accumulate_compact(*block, sign)._relieved()
-            growth = (state.order - before) / max(
-                len(block[0]), 1
-            )  # a batch may be empty
+            state = state._accumulate_compact(*block, sign)._dense_if_cheaper()
+            growth = (state.order - before) / max(n_rows, 1)
         return state._accumulate_dense(blocks, sign)
 
     def _accumulate_dense(self, batches: Iterable[Batch], sign: int) -> Self:
-        # The first batch makes the new matrix, in one pass over the old; those after it
-        # are added in place.
         gram = self.gram
         cross = self.cross.clone()
         count = 0
         sq_targets = 0.0
         for H, Y, columns in batches:
-            if gram is self.gram:
+            if gram is self.gram:  # the first batch allocates the new matrix
                 gram = torch.addmm(gram, H.T, H, alpha=sign)
             else:
                 gram = gram.addmm_(H.T, H, alpha=sign)
@@ -438,7 +473,11 @@ class RidgeStatistics:
             count += H.shape[0]
             sq_targets += float(Y.square().sum())
         return dataclasses.replace(
-            self, gram=gram, cross=cross, **self._plus(count, sq_targets, sign)
+            self,
+            gram=gram,
+            cross=cross,
+            count=self.count + sign * count,
+            sq_targets=self.sq_targets + sign * sq_targets,
         )
 
     def _accumulate_compact(
@@ -450,7 +489,7 @@ class RidgeStatistics:
         lost = 0.0
         rows = self.project(H)
         if sign > 0 and basis is not None:
-            extension, lost = _extension(basis, H, rows, BUDGET_SHARE * self.left)
+            extension, lost = _extend_basis(basis, H, rows, BUDGET_SHARE * self.left)
             if extension is not None:
                 extra = extension.shape[1]
                 basis = torch.cat([basis, extension], dim=1)
@@ -465,54 +504,53 @@ class RidgeStatistics:
             cross=cross,
             left=self.left - lost,
             dropped=self.dropped + lost,
-            **self._plus(H.shape[0], float(Y.square().sum()), sign),
+            count=self.count + sign * H.shape[0],
+            sq_targets=self.sq_targets + sign * float(Y.square().sum()),
         )
 
     def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
-        """Return the state with what another one has learned, as if its rows had been learned here.
+        """Add the statistics of `other`, or subtract them with ``sign=-1``.
 
-        Two states a and b that went on from copies of one base are joined by
-        ``a.merge(b).merge(base, sign=-1)``: what both have from the base then counts
-        once.
+        Two states a and b that continued from copies of one base are joined by
+        ``a.merge(b).merge(base, sign=-1)``, which counts the base once.
 
         Parameters
         ----------
         other : RidgeStatistics
-            Of any form and equal shape.
-        sign : int
-            -1 takes its rows out instead.
+            Statistics of the same shape, in any form.
+        sign : {1, -1}
+            -1 subtracts.
         """
-        seen = self._plus(other.count, other.sq_targets, sign)
-        seen["dropped"] = self.dropped + max(sign, 0) * other.dropped
+        count = self.count + sign * other.count
+        sq_targets = self.sq_targets + sign * other.sq_targets
+        dropped = self.dropped + max(sign, 0) * other.dropped
         if self.basis is None or (other.basis is None and self.solver == "auto"):
-            own = self._expanded()
-            added = other._expanded()
-            gram = own.gram + sign * added.gram.to(self.device)
-            cross = own.cross + sign * added.cross.to(self.device)
-            return dataclasses.replace(own, gram=gram, cross=cross, **seen)
-        # G_2 = F^T F with F = sqrt(D) U^T V_2^T: the other side's second moments act as
-        # k pseudo-rows.
-        values, vectors = symmetric_eigh(other.gram.to(self.device))
-        kept = values > 0.0
-        factor = (values[kept].sqrt() * vectors[:, kept]).T
-        if other.basis is None:
-            rows = factor
-        else:
-            rows = factor @ other.basis.T.to(self.device)
-        grown = self
-        for part in torch.split(rows, BLOCK_ROWS):
-            grown = grown._accumulate_compact(
-                part, part.new_zeros(part.shape[0], self.n_targets), None, sign
+            own = self._dense()
+            added = other._dense()
+            return dataclasses.replace(
+                own,
+                gram=own.gram + sign * added.gram.to(self.device),
+                cross=own.cross + sign * added.cross.to(self.device),
+                count=count,
+                sq_targets=sq_targets,
+                dropped=dropped,
             )
-        seen["dropped"] += grown.dropped - self.dropped
-        cross = (
-            grown.cross
-            + sign * grown.project(other.lift(other.cross).to(self.device).T).T
-        )
-        return dataclasses.replace(grown, cross=cross, **seen)._relieved()
+        merged = self
+        rows = _pseudo_rows(other).to(self.device)
+        for part in torch.split(rows, BLOCK_ROWS):
+            no_targets = part.new_zeros(part.shape[0], self.n_targets)
+            merged = merged._accumulate_compact(part, no_targets, None, sign)
+        lifted = other.lift(other.cross).to(self.device)
+        return dataclasses.replace(
+            merged,
+            cross=merged.cross + sign * merged.project(lifted.T).T,
+            count=count,
+            sq_targets=sq_targets,
+            dropped=dropped + (merged.dropped - self.dropped),
+        )._dense_if_cheaper()
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless a file holds statistics that rows can have."""
+        """Raise :class:`FileFormatError` unless the statistics are plausible."""
         check_gram("gram", self.gram)
         require(
             self.solver in ("auto", "dense", "compact"),
@@ -521,42 +559,61 @@ class RidgeStatistics:
         if self.basis is not None:
             require(
                 0 < self.basis.shape[1] <= self.basis.shape[0],
-                "its basis has no columns, or more than rows",
+                "its basis has no columns, or more columns than rows",
             )
-            # Orthonormal columns have entries up to 1; the product of all pairs would
-            # cost as much as learning.
+            # Only lengths are checked: all inner products would be too expensive.
             lengths = self.basis.square().sum(dim=0)
             require(
                 bool((lengths - 1.0).abs().amax() < 1e-6),
-                "the columns of its basis are not of length 1",
+                "the columns of its basis do not have length 1",
             )
 
 
 def _add_products(
     cross: Tensor, rows: Tensor, Y: Tensor, columns: Tensor | None, sign: int
 ) -> None:
-    """Add products of rows (n, k) and targets to the sums (k, C), in place."""
+    """Add ``H^T Y`` of rows (n, k) and targets to the sums (k, C), in place."""
     if columns is None:
         cross.addmm_(rows.T, Y, alpha=sign)
     else:
         cross.index_add_(1, columns, rows.T @ Y, alpha=sign)
 
 
-def _extension(
+def _pseudo_rows(stats: RidgeStatistics) -> Tensor:
+    """Return rows F (m, L) with the Gram matrix of `stats`, ``F^T F = G``."""
+    values, vectors = symmetric_eigh(stats.gram)
+    kept = values > 0.0
+    factor = (values[kept].sqrt() * vectors[:, kept]).T
+    if stats.basis is None:
+        return factor
+    return factor @ stats.basis.T
+
+
+# -- the basis of the compact form -----------------------------------------------------
+
+
+def _extend_basis(
     basis: Tensor, H: Tensor, rows: Tensor, allowance: float
 ) -> tuple[Tensor | None, float]:
-    """Return new basis columns for H (None where none is needed) and the energy left out.
+    """Find new basis columns for H, so that ``|R R^T| <= allowance``.
 
     Parameters
     ----------
     basis : Tensor of shape (L, k)
-        The basis so far.
+        Basis so far.
     H : Tensor of shape (n, L)
         Rows to be represented.
     rows : Tensor of shape (n, k)
-        ``H @ basis``.
+        ``C = H V``.
     allowance : float
-        Energy that may be left out.
+        Energy that may be dropped.
+
+    Returns
+    -------
+    extension : Tensor of shape (L, m) or None
+        New columns. None if none are needed.
+    lost : float
+        Bound on the dropped energy.
     """
     n_features = basis.shape[0]
     if basis.shape[1] >= n_features:
@@ -566,16 +623,14 @@ def _extension(
     outside = float((energy - rows.square().sum(dim=1)).clamp_min_(0.0).sum())
     rounding = 64 * eps * float(energy.sum())
     if outside + rounding <= allowance:
-        return None, outside + rounding  # the trace of R R^T bounds its spectral norm
-    # R R^T = H H^T - C C^T tells which directions matter without forming R, where
-    # rounding leaves it any digits.
+        return None, outside + rounding  # the trace of R R^T bounds its norm
+    # R R^T = H H^T - C C^T can be computed without R, if rounding permits.
     if rounding <= 0.1 * allowance:
         gap = torch.addmm(H @ H.T, rows, rows.T, alpha=-1.0)
         values, vectors = symmetric_eigh(gap)
     else:
         remainder = H - rows @ basis.T
-        # A second pass: once is not enough where the remainder is tiny beside the row
-        # (Kahan, Parlett).
+        # A second pass is needed if the remainder is tiny (Kahan, Parlett).
         remainder -= (remainder @ basis) @ basis.T
         values, vectors = symmetric_eigh(remainder @ remainder.T)
         rounding = 0.0
@@ -595,7 +650,10 @@ def _extension(
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    """Return an orthonormal basis of the columns, by Cholesky where it is safe and by Householder QR where not."""
+    """Return an orthonormal basis (L, m) of the span of columns (L, m).
+
+    Uses a Cholesky factorisation if that is well-conditioned, and QR otherwise.
+    """
     factor, info = torch.linalg.cholesky_ex(columns.T @ columns)
     diagonal = factor.diagonal()
     if int(info) == 0 and float(diagonal.min()) > 1e-3 * float(diagonal.max()):
@@ -611,7 +669,21 @@ def _orthonormal(columns: Tensor) -> Tensor:
 def sum_columns(
     matrix: Tensor, groups: Sequence[Sequence[int]], dim: int = 1
 ) -> Tensor:
-    """Return one column for each of ``groups``: the sum of the columns of ``matrix`` that it lists, zero for none.
+    """Return sums of groups of columns.
+
+    Parameters
+    ----------
+    matrix : Tensor
+        The columns along `dim`.
+    groups : sequence of sequences of int
+        Old columns that each new column is the sum of. Empty for a column of zeros.
+    dim : int, default=1
+        Dimension of the columns.
+
+    Returns
+    -------
+    Tensor
+        `matrix` itself if the groups leave it unchanged.
 
     Examples
     --------
@@ -620,34 +692,31 @@ def sum_columns(
     >>> sum_columns(torch.tensor([[1.0, 2.0, 4.0]]), [[1], [0, 2], []]).tolist()
     [[2.0, 5.0, 0.0]]
     """
-    if [list(group) for group in groups] == [
-        [column] for column in range(matrix.shape[dim])
-    ]:
-        return matrix  # nobody changes a tensor in place
-    pairs = [(place, column) for place, group in enumerate(groups) for column in group]
-    places, columns = (
-        torch.tensor(pairs, dtype=torch.long, device=matrix.device)
-        .view(-1, 2)
-        .unbind(dim=1)
-    )
+    identity = [[column] for column in range(matrix.shape[dim])]
+    if [list(group) for group in groups] == identity:
+        return matrix
+    pairs = [(new, old) for new, group in enumerate(groups) for old in group]
+    indices = torch.tensor(pairs, dtype=torch.long, device=matrix.device)
+    new, old = indices.view(-1, 2).unbind(dim=1)
     shape = list(matrix.shape)
     shape[dim] = len(groups)
-    return matrix.new_zeros(shape).index_add_(
-        dim, places, matrix.index_select(dim, columns)
-    )
+    return matrix.new_zeros(shape).index_add_(dim, new, matrix.index_select(dim, old))
 
 
 def check_gram(name: str, gram: Tensor) -> None:
-    """Raise :class:`FileFormatError` unless a symmetric matrix is, as far as its diagonal tells, semi-definite."""
+    """Check the diagonal of a Gram matrix (k, k).
+
+    Raises
+    ------
+    FileFormatError
+        If the diagonal is negative or so large that sums overflow.
+    """
     require(len(gram) > 0, f"{name!r} is empty")
     scale = float(gram.diagonal().abs().amax())
-    # Sums of squares that are learned stay far below this; beyond it, the energy of all
-    # rows is no number any more.
     require(
-        scale * len(gram) < _LARGEST_SUM,
-        f"{name!r} has numbers that cannot be added up",
+        scale * len(gram) < _LARGEST_SUM, f"{name!r} has numbers too large to be added"
     )
-    # Rounding of what was unlearned may leave a little below zero.
+    # Rounding after unlearning may leave slightly negative values.
     require(
         float(gram.diagonal().amin()) >= -1e-9 * scale,
         f"{name!r} has a negative diagonal",
@@ -655,15 +724,19 @@ def check_gram(name: str, gram: Tensor) -> None:
 
 
 def check_size(name: str, rows: Tensor) -> None:
-    """Raise :class:`InputError` for rows so large, or all so small, that sums of their squares say nothing."""
-    lowest, highest = (
-        torch.aminmax(rows)
-        if rows.numel()
-        else (rows.new_zeros(()), rows.new_zeros(()))
-    )
+    """Check that squares of the features neither overflow nor all underflow.
+
+    Raises
+    ------
+    InputError
+        If the largest absolute value of `rows` (n, L) is out of range.
+    """
+    if not rows.numel():
+        return
+    lowest, highest = torch.aminmax(rows)
     largest = max(-float(lowest), float(highest))
     if not (largest == 0.0 or 1.0 / LARGEST <= largest <= LARGEST):
         raise InputError(
-            f"{name} must have numbers between {1 / LARGEST:g} and {LARGEST:g}, so that their squares can be added up, "
-            f"got {largest:.3g}: scale the features"
+            f"{name} must have numbers between {1 / LARGEST:g} and {LARGEST:g}, so "
+            f"that their squares can be added, got {largest:.3g}. Scale the features."
         )

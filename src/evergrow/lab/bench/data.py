@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DatasetNotFoundError, ParameterError
 from evergrow.data import Dataset, FeatureSet
 from evergrow.data.arrays import REQUIRED
-from evergrow.data.items import join_blocks
+from evergrow.data.feature_blocks import join_blocks
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
 from evergrow.features.encoding import backbone_entry, featurize
 from evergrow.features.images import median_side
@@ -99,9 +99,9 @@ class ImageData:
         return self.data.y_test
 
     @property
-    def whole(self) -> bool:
-        """Whether there is no test set."""
-        return self.data.whole
+    def has_test(self) -> bool:
+        """Whether there is a test set."""
+        return self.data.has_test
 
     def encoded_by(self, backbone: Backbone) -> FeatureSet:
         """Return features of all images from a backbone adapted to the first task."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evergrow.core.errors import DataWarning, FileFormatError, UnknownNameError
+from evergrow.core.escaping import quote_names
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
@@ -22,10 +23,11 @@ from evergrow.data import (
     search_path,
 )
 from evergrow.data.arrays import SUFFIX
-from evergrow.data.items import is_image, listed
-from evergrow.data.load import finish
+from evergrow.data.image_suffixes import is_image
+from evergrow.data.items import Samples
+from evergrow.data.load import complete_dataset
 from evergrow.data.storage import Tree
-from evergrow.data.tables import SampleList, listed_data
+from evergrow.data.tables import ListedPart, listed_dataset, listed_samples
 from evergrow.lab.benchmarks.catalogue import (
     BENCHMARKS,
     Benchmark,
@@ -85,7 +87,7 @@ def load_benchmark(
             _warn(data, check_benchmark(data))
         return data
     labelled, name = found
-    data = dataclasses.replace(finish(labelled, text, chosen), name=name)
+    data = dataclasses.replace(complete_dataset(labelled, text, chosen), name=name)
     benchmark = _benchmark_of(data)
     if benchmark is not None and labelled.test is None:
         note = "no published split was found, so results are not comparable"
@@ -167,12 +169,12 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
 def _read_lists(place: BenchmarkLocation, options: DataOptions) -> Dataset:
     """Read a benchmark whose split is given by lists of images."""
     paths = [path for path in (place.train_list, place.test_list) if path is not None]
-    lists = [_read_list(path) for path in paths]
+    lists = [ListedPart(path.name, _read_list(path)) for path in paths]
     notes = (
         f"lists: {', '.join(part.file for part in lists)}",
         "lists may split the images otherwise than the folders of PILOT do",
     )
-    return listed_data(
+    return listed_dataset(
         Tree(paths[0].parent),
         lists,
         dataclasses.replace(options, root=str(place.folder)),
@@ -182,13 +184,13 @@ def _read_lists(place: BenchmarkLocation, options: DataOptions) -> Dataset:
     )
 
 
-def _folder_names(lists: list[SampleList]) -> dict[int, str]:
+def _folder_names(lists: list[ListedPart]) -> dict[int, str]:
     """Return folder names by integer label, if they correspond one to one."""
-    pairs = {
-        (label, Path(name).parent.name)
-        for part in lists
-        for name, label in zip(part.samples, part.labels)
-    }
+    pairs = set()
+    for part in lists:
+        items = part.samples.raw_items()
+        for row, label in enumerate(part.samples.required_labels().tolist()):
+            pairs.add((label, Path(items.raw(row)).parent.name))
     names = {
         int(label): folder for label, folder in pairs if label.isdecimal() and folder
     }
@@ -197,14 +199,14 @@ def _folder_names(lists: list[SampleList]) -> dict[int, str]:
     return {}
 
 
-def _read_list(path: Path) -> SampleList:
+def _read_list(path: Path) -> Samples:
     """Read a list of images: a text file, or ``data`` and ``targets`` in YAML."""
     if path.suffix == ".txt":
         return read_text_list(path)
     return read_yaml_list(path)
 
 
-def read_text_list(path: Path) -> SampleList:
+def read_text_list(path: Path) -> Samples:
     """Read a text file with a path and a label per line.
 
     The label may be left out if the folder of the path is the class.
@@ -233,10 +235,10 @@ def read_text_list(path: Path) -> SampleList:
         labels.append(label.strip())
     if not names:
         raise FileFormatError(f"{path} must name at least one image, got none")
-    return SampleList(path.name, names, labels)
+    return listed_samples("image", names, labels)
 
 
-def read_yaml_list(path: Path) -> SampleList:
+def read_yaml_list(path: Path) -> Samples:
     """Read the paths in ``data`` and labels in ``targets`` of a YAML file.
 
     Raises
@@ -278,7 +280,7 @@ def read_yaml_list(path: Path) -> SampleList:
                 f"{path} entry {row} must be a path and a label, "
                 f"got {name!r} and {label!r}"
             )
-    return SampleList(path.name, names, [str(label) for label in labels])
+    return listed_samples("image", names, [str(label) for label in labels])
 
 
 def _is_feature_file(name: str) -> bool:
@@ -319,10 +321,12 @@ def _check_names(data: Dataset, benchmark: Benchmark) -> list[str]:
     unknown = [name for name in data.class_names if name not in set(expected)]
     differences = []
     if missing:
-        differences.append(f"class names missing: {len(missing)} ({listed(missing)})")
+        differences.append(
+            f"class names missing: {len(missing)} ({quote_names(missing)})"
+        )
     if unknown:
         differences.append(
-            f"class names not expected: {len(unknown)} ({listed(unknown)})"
+            f"class names not expected: {len(unknown)} ({quote_names(unknown)})"
         )
     return differences
 

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
+from evergrow.core.escaping import quote_names
 from evergrow.data import Dataset
-from evergrow.data.items import Images, listed
+from evergrow.data.items import Images
 from evergrow.data.storage import Tree
 
 _CUB_FILES = (
@@ -75,7 +76,7 @@ def read_cub(folder: Path) -> Dataset:
     if unknown:
         raise FileFormatError(
             f"{folder / 'classes.txt'} must name all classes, "
-            f"but it lacks {listed(unknown)}"
+            f"but it lacks {quote_names(unknown)}"
         )
     files: dict[str, list[str]] = {"1": [], "0": []}
     codes: dict[str, list[int]] = {"1": [], "0": []}
@@ -113,7 +114,7 @@ def _existing_images(root: Path, names: list[str]) -> Images:
     if missing:
         raise DatasetNotFoundError(
             f"the images must be in {root}, but {len(missing)} of {len(names)} are "
-            f"not: {listed(missing)}"
+            f"not: {quote_names(missing)}"
         )
     return Images(tuple(names), root=root)
 

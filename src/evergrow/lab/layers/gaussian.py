@@ -29,7 +29,7 @@ def input_weights(units: FeatureMap) -> Tensor:
         raise UnsupportedError(
             f"`units` must have input weights, got {type(units).__name__}"
         )
-    turned = units._turned(torch.eye(units.features, dtype=torch.float64))
+    turned = units.rotate(torch.eye(units.features, dtype=torch.float64))
     return torch.cat(
         [part.T * (units.bandwidth / units.order) for _, part in turned], dim=1
     )
