@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.serve.samples import rows
 
-from evergrow.core.validation import LARGEST_WIDTH
+from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.head.base import HEADS
 
 HUGE = 20_000_000
