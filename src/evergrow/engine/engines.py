@@ -42,7 +42,7 @@ from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.base import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
-from evergrow.learner.learner import Learner
+from evergrow.learner.learner import Learner, seed_of
 from evergrow.learner.learning import BLOCK
 
 
@@ -114,7 +114,7 @@ class Engine(ABC):
 
     def fit(self, learner: Learner, data: Any) -> JobReport:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
-        manifest = self.manifest(data, learner._seed(), skip=_skips(learner))
+        manifest = self.manifest(data, seed_of(learner), skip=_skips(learner))
         with self.open(learner.device) as (folder, options):
             return fit(learner, manifest, folder, options)
 

@@ -162,9 +162,9 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
             f"models must take the same kind of samples, got {first.state_.kind} and {second.state_.kind}"
         )
     samples = read_labelled(data, "test", first.state_.kind)
-    encoded = [first._encoded(samples)]  # once where both have the same backbone
+    encoded = [first.encode(samples)]  # once where both have the same backbone
     encoded.append(
-        second._encoded(samples)
+        second.encode(samples)
         if backbone_differences(first.state_.spec, second.state_.spec)
         else encoded[0]
     )
@@ -174,7 +174,10 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     former = {old: new for old, new in names.items() if old not in theirs}
     labels = _translated(samples.required_labels()[both], former)
     items = samples.names()
-    answers = _translated(first._answers_to(X[0]), names), second._answers_to(X[1])
+    answers = (
+        _translated(_predicted_names(first, X[0]), names),
+        _predicted_names(second, X[1]),
+    )
     results = tuple(
         evaluate_predictions(labels, said, sorted(known))
         for said, known in zip(answers, (mine, theirs), strict=True)
@@ -185,6 +188,11 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
         if a != b
     )
     return dataclasses.replace(found, results=results, changed=changed)
+
+
+def _predicted_names(learner: Learner, X: NDArray[Any]) -> NDArray[np.str_]:
+    """Return the predicted class names of feature vectors."""
+    return np.asarray(learner.head_.predict(X), dtype=np.str_)
 
 
 def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.str_]:
@@ -224,11 +232,11 @@ def measured_change(
     >>> tested.before, tested.after > 0.9
     (None, True)
     """
-    start = learner._snapshot
+    start = getattr(learner, "state_", None)
     rows = None
     if data is not None:  # errors come before the work
         samples = read_labelled(
-            data, "test", None if start is None else learner._encoder.kind, options
+            data, "test", None if start is None else start.kind, options
         )
         rows = None
         if start is not None:
@@ -237,7 +245,7 @@ def measured_change(
     if not (rows is None or start is None or start.is_empty):
         before = _measured(learner, rows)
     yield
-    if data is None or learner._snapshot is start:
+    if data is None or getattr(learner, "state_", None) is start:
         return
     rows = rows or _test_rows(learner, samples)
     after = _measured(learner, rows)
@@ -261,16 +269,16 @@ def measured_change(
             )
         ),
     )
-    now = learner._state()
+    now = learner.state_
     latest = dataclasses.replace(now.history[-1], tested=tested)
-    learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest))
+    learner.state_ = dataclasses.replace(now, history=(*now.history[:-1], latest))
 
 
 def _test_rows(
     learner: Learner, samples: Samples
 ) -> tuple[NDArray[Any], NDArray[np.str_]]:
     """Return features and classes of test data."""
-    encoded = learner._encoded(samples)
+    encoded = learner.encode(samples)
     return encoded.X, samples.required_labels()[encoded.rows]
 
 
@@ -278,5 +286,5 @@ def _measured(
     learner: Learner, rows: tuple[NDArray[Any], NDArray[np.str_]]
 ) -> Evaluation:
     return evaluate_predictions(
-        rows[1], learner._answers_to(rows[0]), learner.state_.classes
+        rows[1], _predicted_names(learner, rows[0]), learner.state_.classes
     )
