@@ -573,7 +573,7 @@ def test_false_alarms_are_about_as_frequent_as_asked_for() -> None:
         test,
     ):  # of labelled data only classes that were not learned count
         assert learner.evaluate(known, unknown=unknown).unknown == result.unknown
-    with pytest.raises(InputError, match="none but known ones"):
+    with pytest.raises(InputError, match="got known classes only"):
         learner.evaluate(test, unknown=known)
 
 

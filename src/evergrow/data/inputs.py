@@ -19,7 +19,6 @@ from evergrow.core.errors import DatasetNotFoundError, InputError
 from evergrow.core.validation import as_weights
 from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.class_labels import as_names, kind_of, label_values
-from evergrow.data.feature_blocks import as_features
 from evergrow.data.image_suffixes import is_image
 from evergrow.data.in_memory import (
     channels_last,
@@ -33,7 +32,7 @@ from evergrow.data.in_memory import (
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts
 from evergrow.data.load import name_of, read, warn_about
 from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
-from evergrow.data.shards import ListedSource
+from evergrow.data.shards import ListedSource, as_features
 
 Part = Literal["train", "test", "all"]
 """Part of a source; a source without parts is always read completely."""

@@ -18,11 +18,17 @@ from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.core.escaping import quote_names
 from evergrow.data.archives import wrap_format_errors
-from evergrow.data.class_labels import class_labels
-from evergrow.data.feature_blocks import as_features, check_widths
+from evergrow.data.feature_blocks import check_widths
 from evergrow.data.items import Images, Samples, Texts
 from evergrow.data.readers import has_files, register_reader
-from evergrow.data.shards import Shard, Source, spans, where_of
+from evergrow.data.shards import (
+    Shard,
+    Source,
+    as_features,
+    class_labels,
+    spans,
+    where_of,
+)
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns
 

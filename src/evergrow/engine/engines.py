@@ -41,9 +41,8 @@ from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.backbone import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
-from evergrow.learner.learner import Learner
+from evergrow.learner.learner import Learner, seed_of
 from evergrow.learner.learning import BLOCK
-from evergrow.learner.sharded_fit import deciding_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +114,9 @@ class Engine(ABC):
 
     def fit(self, learner: Learner, data: Any) -> JobReport:
         """Fit a learner from scratch; see :func:`evergrow.engine.fitting.fit`."""
-        seed = deciding_settings(learner)["seed"]
-        manifest = self.manifest(data, seed, skip=_skips_unreadable(learner))
+        manifest = self.manifest(
+            data, seed_of(learner), skip=_skips_unreadable(learner)
+        )
         with self.open(learner.device) as (folder, options):
             return fit(learner, manifest, folder, options)
 

@@ -1,4 +1,4 @@
-"""Backbone, head and open-world threshold as one object on images, texts or features."""
+"""`Learner`: backbone, classifier and novelty detection behind one scikit-learn interface."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,30 +16,37 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
     InputError,
-    LabelError,
     MergeError,
     NotFittedError,
     ParameterError,
 )
 from evergrow.core.estimator import Estimator
-from evergrow.core.record import to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_keys
-from evergrow.data import class_labels, in_memory, inputs
-from evergrow.data.items import Samples, concat_items
-from evergrow.features.recipe import check_recipe
+from evergrow.data import in_memory, inputs
+from evergrow.data.items import Samples
 from evergrow.head.label_set import BUILT_IN
-from evergrow.learner import edits
+from evergrow.learner import edits, parts
 from evergrow.learner import unlabelled as unlabelled_samples
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.encoder import Encoder, check_kept, encode_config
-from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions
+from evergrow.learner.encoder import Encoder
+from evergrow.learner.evaluation import (
+    AnsweredSamples,
+    Evaluation,
+    evaluate_predictions,
+    join_answered,
+)
+from evergrow.learner.feature_rows import (
+    encode_items,
+    encode_labelled,
+    encode_samples,
+    join_features,
+)
 from evergrow.learner.label_types import as_labels
-from evergrow.learner.learning import LabelledRows, gathered, learn
+from evergrow.learner.learning import LabelledRows, learn
 from evergrow.learner.snapshot import (
     Change,
-    HeadRecipe,
     Snapshot,
     learned_data,
     read_adaptation,
@@ -59,61 +66,61 @@ if TYPE_CHECKING:
 
 
 class Learner(Estimator):
-    """A classifier for images, texts or feature vectors that keeps learning new classes.
+    """Classifier for images, texts or feature vectors that keeps learning new classes.
 
-    A frozen backbone turns samples into feature vectors and a head learns from these,
-    exactly as if it saw everything at once. Nothing of a sample is kept. Whatever fails
-    leaves the learner as it was. scikit-learn's tools take it for a classifier: it can
-    be cloned, searched over and put at the end of a pipeline.
+    A frozen backbone turns samples into feature vectors, and a head learns from these.
+    The result equals that of training on all data at once. No sample is stored. If a
+    method fails, the learner is unchanged. The class follows scikit-learn's estimator
+    contract: it can be cloned, used in a pipeline and tuned with a grid search.
 
     Parameters
     ----------
-    backbone : "auto", str, Backbone, torch.nn.Module or None
-        ``"auto"`` takes the best one on this machine for the kind of the first data
-        (none for feature vectors) and says which: on the logger ``"evergrow"``, and in
-        ``state_.describe()["backbone"]``. A name or a module is for
-        :func:`evergrow.features.create_backbone`. None: data are feature vectors.
-    method : str
-        The head: ``"evergrow"``, ``"scl-mgsm"`` (the paper's method), or another of
-        :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and
-        novelty need one of these two.
-    adapt : str, FsaConfig, dict or None
-        What is trained of the backbone: ``fit`` trains it on the images of its data,
-        freezes it, and everything after uses the adapted backbone. None leaves the
-        backbone as it is. A name, one of :func:`evergrow.adapt.tuners.adapting_tuners`,
-        means RanPAC's protocol, 20 epochs; an :class:`~evergrow.adapt.FsaConfig` (or
-        its plain form) says it all.
-    features : {"auto", "fast", "rich", "best"}, str or sequence of str
-        What feature vectors are made of: the network's own vector (``"fast"``), several
-        depths of one pass (``"rich"``), several depths at two sizes with mirror images
-        (``"best"``, six to seven passes), or a recipe such as ``"rich@224+320:mirror"``
-        or ``"final,mean@-2"``; see :mod:`evergrow.features.recipe`. ``"auto"`` keeps the
-        recipe of a backbone that has one; elsewhere it is ``"rich"``, where the
-        network's depths are known, and ``"final"`` with the paper's method.
+    backbone : "auto", str, Backbone, torch.nn.Module or None, default="auto"
+        ``"auto"`` chooses the best backbone on this machine for the type of the first
+        data (none for feature vectors). The choice is logged to ``"evergrow"`` and
+        stored in ``state_.reason``. A name or a module is passed to
+        :func:`evergrow.features.create_backbone`. None: samples are feature vectors.
+    method : str, default="evergrow"
+        The head: ``"evergrow"``, ``"scl-mgsm"`` (the method of the paper), or another
+        of :func:`evergrow.lab.list_methods`. Unlearning, merging, probabilities and
+        novelty need one of the first two.
+    adapt : str, FsaConfig, dict or None, default=None
+        How ``fit`` trains the backbone on its images before freezing it. None does not
+        train it. A name of :func:`evergrow.adapt.tuners.adapting_tuners` uses RanPAC's
+        protocol with 20 epochs. An :class:`~evergrow.adapt.FsaConfig`, or its fields as
+        a dict, sets everything.
+    features : {"auto", "fast", "rich", "best"}, str or sequence of str, default="auto"
+        Which activations of the backbone form the feature vector: its own output
+        (``"fast"``), several depths in one pass (``"rich"``), several depths at two
+        sizes with mirror images (``"best"``, six to seven passes), or a recipe such as
+        ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see
+        :mod:`evergrow.features.recipe`. ``"auto"`` keeps the recipe of a backbone that
+        has one. Otherwise it is ``"rich"`` if the depths of the network are known, and
+        ``"final"`` with the method of the paper.
     options : dict, optional
-        Options of the head to set otherwise; see
+        Head options that override the defaults; see
         :func:`evergrow.lab.methods.method_options`.
     weights, preset : optional
-        For :func:`evergrow.features.create_backbone`.
-    device : str
+        Passed to :func:`evergrow.features.create_backbone`.
+    device : str, default="auto"
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-    random_state : int, numpy generator or None
+    random_state : int, numpy generator or None, default=0
         Seed of the head, the adaptation and the calibration. The first ``fit`` or
         ``begin`` draws one number from a generator; None draws it from the operating
-        system. The model file stores that number, and a loaded learner has it as
+        system. The model file stores this number, and a loaded learner has it as
         ``random_state``.
-    cache : None, False or path-like
-        Where features are kept: the default cache (features of files and tables only),
-        nowhere, or a folder.
+    cache : None, False or path-like, default=None
+        Folder of the feature cache. None uses the default cache for files and tables
+        only; False disables it.
     extract : EncodeConfig or dict, optional
-        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``,
+        Settings of the feature extraction: ``batch_size``, ``workers``, ``on_error``,
         ``precision``, ``progress``. They and ``cache`` are read when the model begins
         or is loaded.
 
     Attributes
     ----------
     classes_ : ndarray
-        Classes learned, sorted, of the kind that they came as: names, integers or
+        Sorted class labels, in the type passed to ``fit``: strings, integers or
         booleans.
     state_ : Snapshot
         Everything learned, as one immutable record: class names, counts, history,
@@ -133,20 +140,21 @@ class Learner(Estimator):
     >>> X, y = load_digits(return_X_y=True)
     >>> old, new = y < 5, y >= 5
     >>> learner = Learner(options={"n_units": 200})
-    >>> _ = learner.fit(X[old][:600], y[old][:600]).partial_fit(X[new][:600], y[new][:600])
+    >>> _ = learner.fit(X[old][:600], y[old][:600])
+    >>> _ = learner.partial_fit(X[new][:600], y[new][:600])
     >>> learner.classes_.tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     >>> learner.score(X[1400:], y[1400:]) > 0.9
     True
     """
 
-    _begun: Encoder | None = None
-    """The encoder; set by `begin` or the first fit, or rebuilt from the snapshot."""
-    _snapshot: Snapshot | None = None
+    _state: Snapshot | None = None
+    _encoder: Encoder | None = None
+    """Set by `begin` or the first fit, or rebuilt from the state when needed."""
     _source: tuple[Any, str] = (None, "the archive")
-    """Device and name of what was loaded."""
+    """Device and name of the archive that this was loaded from."""
     _drawn_seed: tuple[Any, int] | None = None
-    """A `random_state` that is no integer, and the seed drawn from it."""
+    """A `random_state` that is not an integer, and the seed drawn from it."""
 
     def __init__(
         self,
@@ -175,155 +183,169 @@ class Learner(Estimator):
         self.cache = cache
         self.extract = extract
 
-    # -- what is known -----------------------------------------------------------------
-
-    @property
-    def classes_(self) -> NDArray[Any]:
-        """Classes learned, sorted, of the kind that they came as."""
-        now = self._state()
-        return np.sort(as_labels(now.classes.tolist(), now.label_kind))
+    # -- learned state -----------------------------------------------------------------
 
     @property
     def state_(self) -> Snapshot:
         """Everything learned, as one immutable record.
 
-        The head of a lazily loaded learner is loaded by ``head_``, not here.
-        Assigning another snapshot replaces what the learner knows.
+        If the learner was loaded with ``lazy=True``, the head in this record may still
+        be stored in the file; ``head_`` loads it. Assigning another record replaces
+        what the learner knows.
         """
-        return self._state()
+        if self._state is None:
+            raise NotFittedError("this Learner must learn something first: call fit()")
+        return self._state
 
     @state_.setter
     def state_(self, state: Snapshot) -> None:
-        self._snapshot = state
+        self._state = state
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """Sorted class labels, in the type passed to ``fit``."""
+        state = self.state_
+        return np.sort(as_labels(state.classes.tolist(), state.label_kind))
 
     @property
     def head_(self) -> IncrementalClassifier:
-        """The head on feature vectors; to be looked at, not changed."""
-        return self._taught().head
+        """The classifier on feature vectors. Do not change it."""
+        return self._require_fitted().head
 
     @property
     def n_features_in_(self) -> int:
-        """Width of the feature vectors: those that were learned, or those of the backbone."""
-        return int(self._taught().head.n_features_in_)
+        """Number of columns of the feature vectors."""
+        return int(self.head_.n_features_in_)
 
     @property
     def feature_names_in_(self) -> NDArray[Any]:
-        """Names of the columns that were learned; only there where they came in a data frame."""
-        names = self._state().columns
+        """Column names of the data frame passed to ``fit``; missing for other data."""
+        names = self.state_.columns
         if not names:
             raise AttributeError(
-                "feature_names_in_ is only there where a data frame with named columns was learned"
+                "feature_names_in_ exists only after fit was called with a data frame "
+                "that has column names"
             )
         return np.array(names, dtype=object)
 
     def backbone_(self) -> Any:
-        """Return the backbone, loading it if need be; None where samples are features."""
-        if self._state().spec is None:
+        """Return the backbone, loading it if needed; None if samples are features."""
+        if self.state_.spec is None:
             return None
-        return self._encoder.backbone()
+        return self._require_encoder().backbone()
 
     def __repr__(self) -> str:
-        if self._snapshot is None:
+        if self._state is None:
             return f"Learner(method={self.method!r}, nothing learned yet)"
-        info = self._snapshot.describe()
+        info = self._state.describe()
         backbone = ""
         if info["backbone"]:
             backbone = f", backbone={info['backbone']['name']!r}"
-        known = f"{info['n_classes']} classes, {info['n_samples']} samples, revision {info['revision']}"
         return (
-            f"Learner(method={self.method!r}, kind={info['kind']!r}{backbone}, {known})"
+            f"Learner(method={self.method!r}, kind={info['kind']!r}{backbone}, "
+            f"{info['n_classes']} classes, {info['n_samples']} samples, "
+            f"revision {info['revision']})"
         )
 
     def __sklearn_is_fitted__(self) -> bool:
-        return self._snapshot is not None and not self._snapshot.is_empty
+        return self._state is not None and not self._state.is_empty
 
-    def _state(self) -> Snapshot:
-        if self._snapshot is None:
-            raise NotFittedError("this Learner must learn something first: call fit()")
-        return self._snapshot
+    def _require_fitted(self) -> Snapshot:
+        """Return the state with its head loaded.
 
-    def _taught(self) -> Snapshot:
-        """Return what is known with its head, or raise :class:`NotFittedError` where nothing was learned yet."""
-        now = self._named()
-        if isinstance(now.head, StoredHead):
-            now = self._snapshot = with_head(now, *self._source)
-        return now
+        Raises
+        ------
+        NotFittedError
+            If nothing was learned yet.
+        """
+        state = self._require_classes()
+        if isinstance(state.head, StoredHead):
+            state = self._state = with_head(state, *self._source)
+        return state
 
-    def _named(self) -> Snapshot:
-        """Return the same, but with a head that may still be in its file: its classes can be renamed there."""
-        now = self._state()
-        if now.head is None:
+    def _require_classes(self) -> Snapshot:
+        """Return the state with a head that can rename classes, loaded or stored.
+
+        Raises
+        ------
+        NotFittedError
+            If nothing was learned yet.
+        """
+        state = self.state_
+        if state.head is None:
             raise NotFittedError(
                 "this model has learned nothing yet: teach it a class first"
             )
-        if isinstance(now.head, StoredHead) and now.recipe.method not in BUILT_IN:
-            now = self._snapshot = with_head(
-                now, *self._source
-            )  # not every head can do it
-        return now
+        if isinstance(state.head, StoredHead) and state.recipe.method not in BUILT_IN:
+            state = self._state = with_head(state, *self._source)
+        return state
 
-    @property
-    def _encoder(self) -> Encoder:
-        """What turns samples into features: as it began, or as a file says."""
-        if self._begun is None:
-            now = self._state()
-            if now.adaptation is None:
-                adaptation = None
-            else:
-                adaptation = read_adaptation(now.adaptation)
-            known: Any = {
-                "spec": now.spec,
-                "adaptation": adaptation,
-                "own_widths": now.widths,
-            }
-            self._begun = dataclasses.replace(
-                self._open_encoder(), chosen=True, **known
-            )
-        return self._begun
-
-    def _able(self, method: str) -> IncrementalClassifier:
+    def _require_method(self, name: str) -> IncrementalClassifier:
         """Return the head, or raise :class:`UnsupportedError` if it has no such method."""
-        head = self._taught().head
-        getattr(head, method)
+        head = self.head_
+        getattr(head, name)
         return head
+
+    def _require_encoder(self) -> Encoder:
+        """Return the encoder, rebuilt from the state if needed."""
+        if self._encoder is None:
+            state = self.state_
+            adaptation = None
+            if state.adaptation is not None:
+                adaptation = read_adaptation(state.adaptation)
+            self._encoder = dataclasses.replace(
+                parts.create_encoder(self),
+                chosen=True,
+                spec=state.spec,
+                adaptation=adaptation,
+                own_widths=state.widths,
+            )
+        return self._encoder
 
     # -- learning ----------------------------------------------------------------------
 
     def begin(self, kind: str | None = None) -> Self:
-        """Choose the backbone before there is anything to learn; the empty model can be saved and taught later.
+        """Choose the backbone before there is anything to learn.
+
+        The empty model can be saved and trained later.
 
         Parameters
         ----------
         kind : {"image", "text", "features"}, optional
-            What it will learn from. Not needed where a backbone is named, or None.
+            The type of the samples. Not needed if a backbone is named, or None.
 
         Raises
         ------
         ParameterError
-            If the kind is open, or a backbone is to be adapted, which takes images.
+            If the type of the samples is not known, or if ``adapt`` is set: only
+            ``fit`` can adapt a backbone, because that takes images.
 
         Examples
         --------
         >>> import tempfile
         >>> from evergrow import Learner
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Learner(None, options={"n_units": 20}).begin().save(f"{folder}/empty.evg")
-        ...     learner = Learner.load(f"{folder}/empty.evg")
+        ...     Learner(None, options={"n_units": 20}).begin().save(f"{folder}/a.evg")
+        ...     learner = Learner.load(f"{folder}/a.evg")
         >>> learner.classes_.tolist()
         []
-        >>> learner.partial_fit([[0.0, 1.0], [0.0, 2.0]], ["ant", "ant"]).predict([[0.0, 1.5]]).tolist()
+        >>> _ = learner.partial_fit([[0.0, 1.0], [0.0, 2.0]], ["ant", "ant"])
+        >>> learner.predict([[0.0, 1.5]]).tolist()
         ['ant']
         """
-        encoder = self._open_encoder()
-        known: Any = kind or encoder.kind
-        check_choice("kind", known, ("image", "text", "features"))
+        encoder = parts.create_encoder(self)
+        sample_kind: Any = kind or encoder.kind
+        check_choice("kind", sample_kind, ("image", "text", "features"))
         if self.adapt is not None:
             raise ParameterError(
-                "adapt must be None for an empty model: a backbone is adapted by fit, to its images"
+                "adapt must be None for an empty model: fit adapts a backbone to its "
+                "images"
             )
-        self._new_head()  # wrong options are refused now
-        self._begun = encoder.begun(Samples(known))
-        self._snapshot = self._blank(self._begun).after(Change.now("begin", 0))
+        seed = seed_of(self)
+        parts.create_head(self, seed)  # invalid options raise an error now
+        encoder = encoder.begun(Samples(sample_kind))
+        state = parts.empty_state(self, encoder, seed)
+        replace_model(self, encoder, state.after(Change.now("begin", 0)))
         return self
 
     def fit(
@@ -339,25 +361,24 @@ class Learner(Estimator):
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Folders, tables and files as :func:`evergrow.data.load_data` takes them;
-            items with labels, as one pair or with the labels in ``y``: paths, PIL
-            images, uint8 arrays, texts or a matrix of features; or samples that come
-            one after the other, as pairs or batches of pairs: a generator, a torch
-            dataset or loader. Of sources with a training and a test part the training
-            part is learned; others are learned whole. Streams are read once and held in
-            part only; the layer is made from their first 20,000 samples.
+            - Folders, tables and files, read by :func:`evergrow.data.load_data`. If the
+              data has train and test splits, only train is used.
+            - Items, with labels in a pair or in ``y``: paths, PIL images, uint8 arrays,
+              texts or a matrix of features.
+            - A generator, torch dataset or loader of pairs or of batches of pairs.
+              Streams are read once, in chunks. The layer is built from the first
+              20,000 samples.
         y : array-like of shape (n,), optional
-            Labels of ``data``: names, integers or booleans. Answers are of the same
-            kind.
+            Labels of ``data``: strings, integers or booleans. Predictions have the same
+            type.
         sample_weight : array-like of shape (n,), optional
-            How many samples each counts for: 2 is as if it came twice, 0 as if it had
-            not come. ``state_.counts`` goes on counting samples. Asks for a method that
-            takes weights.
+            Weight per sample: 2 equals giving the sample twice, 0 leaving it out.
+            ``state_.counts`` still counts samples. Needs a method that takes weights.
         engine : Engine, optional
-            Several processes or machines that learn shard by shard, exactly, such as
-            ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that
-            every worker reads for itself; the layer is made from 20,000 samples of it,
-            drawn by the seed, or all where there are no more.
+            Train on several processes or machines, shard by shard, with the exact
+            result, for example ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is
+            then an address that every worker can read. The layer is built from 20,000
+            random samples, or from all if there are no more.
 
         Returns
         -------
@@ -366,38 +387,36 @@ class Learner(Estimator):
         Raises
         ------
         LabelError
-            If labels are missing, too many or of several kinds.
+            If labels are missing, too many or of several types.
         UnsupportedError
-            If the method takes no weights, and they are not all one.
+            If the method takes no weights and some are not 1.
 
         Warns
         -----
         FewSamplesWarning
-            Where classes have fewer than ten samples, and fewer than a fifth of what
-            the others have.
+            If a class has fewer than ten samples and fewer than a fifth of the median
+            of the other classes.
         """
         if engine is not None:
-            _check_alone(engine, y=y, sample_weight=sample_weight).fit(self, data)
+            _check_engine(engine, y=y, sample_weight=sample_weight)
+            engine.fit(self, data)
             return self
         return self._fit(data, y, sample_weight)
 
     def _fit(self, data: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
         begun = None
-        if self._snapshot is not None and self._snapshot.is_empty:
-            begun = self._snapshot
-        if begun is None:
-            self._drawn_seed = None  # a new fit draws a new number from a generator
-        head = self._new_head()  # wrong options are refused before anything is read
-        seed = self._seed()
-        config = None
-        if self.adapt is not None:  # what trains takes time to import
-            from evergrow.adapt.fsa import adaptation_config
-
-            config = adaptation_config(self.adapt)
-        if begun is None:
-            encoder = self._open_encoder()
+        if self._state is not None and self._state.is_empty:
+            begun = self._state
         else:
-            encoder = self._encoder
+            self._drawn_seed = None  # every fit draws a new number from a generator
+        seed = seed_of(self)
+        head = parts.create_head(self, seed)  # invalid options raise an error now
+        config = self._adaptation_config()
+        if begun is None:
+            encoder = parts.create_encoder(self)
+        else:
+            encoder = self._require_encoder()
+
         chunks = iter(
             inputs.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
         )
@@ -405,36 +424,38 @@ class Learner(Estimator):
         if first.weights is not None:
             head.require_weights()
         if config is not None:
-            if first.kind != "image":
-                if first.kind == "features":
-                    what = "feature vectors"
-                else:
-                    what = f"{first.kind}s"
-                raise InputError(
-                    f"A backbone is adapted to images, and these are {what}; leave adapt out."
-                )
+            _check_adaptable(first.kind)
             in_memory.check_not_stream(data)
-        if encoder.spec is None:  # else the backbone was chosen when the model began
+
+        if encoder.spec is None:  # `begin` has not chosen a backbone
             encoder = encoder.begun(first)
         if config is not None:
             encoder, first = encoder.adapted(first, config, seed=seed)
         if begun is None:
-            blank = self._blank(encoder)
+            empty = parts.empty_state(self, encoder, seed)
         else:
             # Parameters may have changed since `begin`: the file must describe the
             # head.
-            blank = dataclasses.replace(begun, recipe=self._recipe(), seed=seed)
-        if encoder.spec is None:  # else its description says which blocks there are
-            blank = dataclasses.replace(
-                blank, columns=first.columns, widths=encoder.widths
+            recipe = parts.head_recipe(self)
+            empty = dataclasses.replace(begun, recipe=recipe, seed=seed)
+        if encoder.spec is None:
+            empty = dataclasses.replace(
+                empty, columns=first.columns, widths=encoder.widths
             )
-        blocks = self._blocks(
-            itertools.chain([first], chunks), (encoder, blank), classes
-        )
-        now = learn(blank, with_widths(head, encoder.widths), blocks, seed, "fit")
-        self._begun = encoder
-        self._snapshot = now
+
+        samples = itertools.chain([first], chunks)
+        blocks = encode_labelled(encoder, empty, samples, classes)
+        head = with_widths(head, encoder.widths)
+        replace_model(self, encoder, learn(empty, head, blocks, seed, "fit"))
         return self
+
+    def _adaptation_config(self) -> Any:
+        """Return the settings for training the backbone, or None."""
+        if self.adapt is None:
+            return None
+        from evergrow.adapt.fsa import adaptation_config  # slow to import
+
+        return adaptation_config(self.adapt)
 
     def partial_fit(
         self,
@@ -446,25 +467,26 @@ class Learner(Estimator):
         engine: Any = None,
         again: bool = True,
     ) -> Self:
-        """Learn more: new classes, old ones or both. The first call is the same as :meth:`fit`.
+        """Learn more samples, of new or known classes.
+
+        The first call equals :meth:`fit`. No earlier data is needed.
 
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            As for :meth:`fit`. No earlier data is needed.
+            As for :meth:`fit`.
         y : array-like of shape (n,), optional
-            Labels of ``data``, of the kind that was learned before.
+            Labels of ``data``, in the type learned before.
         classes : array-like, optional
-            All classes that this call may bring; others are refused. Not needed: any
-            class may come at any time.
+            The only classes this call may contain. Not needed: new classes are allowed
+            at any time.
         sample_weight : array-like of shape (n,), optional
             As for :meth:`fit`.
         engine : Engine, optional
             As for :meth:`fit`.
-        again : bool
-            Whether to learn a batch once more that was learned before, so that its
-            samples count twice. It is noticed by the fingerprints of whole batches in
-            the history.
+        again : bool, default=True
+            Whether to accept a batch that was learned before, so that its samples count
+            twice. Batches are recognised by their fingerprints in the history.
 
         Returns
         -------
@@ -473,64 +495,64 @@ class Learner(Estimator):
         Raises
         ------
         KnownSamplesError
-            If ``again`` is false and a batch was learned before; nothing is learned
+            If ``again`` is false and a batch was learned before. Nothing is learned
             then.
         LabelError
-            If a label is of another kind than before, or not among ``classes``.
+            If a label has another type than before, or is not in ``classes``.
 
         Warns
         -----
         FewSamplesWarning
-            As for :meth:`fit`, where a class becomes one of those; later batches do not
-            repeat it.
+            As for :meth:`fit`, if a class is added to those with few samples.
         """
-        now = self._snapshot
+        is_empty = self._state is None or self._state.is_empty
         if engine is not None:
-            able = _check_alone(
-                engine, y=y, classes=classes, sample_weight=sample_weight
-            )
-            (able.fit if now is None or now.is_empty else able.partial_fit)(self, data)
+            _check_engine(engine, y=y, classes=classes, sample_weight=sample_weight)
+            if is_empty:
+                engine.fit(self, data)
+            else:
+                engine.partial_fit(self, data)
             return self
-        if now is None or now.is_empty:
+        if is_empty:
             return self._fit(data, y, sample_weight, classes=classes)
-        now = self._taught()
-        chunks = inputs.labelled_chunks(
-            data, y, sample_weight, "train", self._encoder.kind
-        )
-        blocks = self._blocks(chunks, classes=classes)
-        if again:
-            known = frozenset()
-        else:
-            known = learned_data(now.history)
-        self._snapshot = learn(
-            now, now.head.branch(), blocks, now.seed, "update", known
-        )
+        state = self._require_fitted()
+        blocks = self._encode_training_data(data, y, sample_weight, classes)
+        refused = frozenset() if again else learned_data(state.history)
+        head = state.head.branch()
+        self._state = learn(state, head, blocks, state.seed, "update", refused)
         return self
 
-    def learn_unlabelled(self, data: Any) -> PseudoLabelReport:
-        """Learn samples without labels as what they look like; they count the less the more labels there are.
+    def _encode_training_data(
+        self, data: Any, y: Any, sample_weight: Any, classes: Any = None
+    ) -> Iterable[LabelledRows]:
+        encoder = self._require_encoder()
+        chunks = inputs.labelled_chunks(data, y, sample_weight, "train", encoder.kind)
+        return encode_labelled(encoder, self.state_, chunks, classes)
 
-        With one or two labels per class this gives 5 to 10 points of accuracy, with
-        twenty next to nothing. It is a guess, and kept apart from what is certain:
-        ``unlearn(unlabelled=True)`` takes all of it out, and a label that comes for such a
-        sample later replaces the guess. Counts, calibration and novelty are those of
-        labelled samples.
+    def learn_unlabelled(self, data: Any) -> PseudoLabelReport:
+        """Learn samples without labels as their predicted class.
+
+        The fewer labels there are, the more these samples count. With one or two labels
+        per class this adds 5 to 10 points of accuracy, with twenty almost nothing.
+        Pseudo-labels are kept apart from labels: ``unlearn(unlabelled=True)`` removes
+        all of them, and a label given to such a sample later replaces its pseudo-label.
+        Counts, calibration and novelty use labelled samples only.
 
         Parameters
         ----------
         data : object
-            As for :meth:`predict`. Labels are passed over; copies, and samples that
-            look unknown, are left out.
+            As for :meth:`predict`. Labels are ignored. Duplicates and samples that look
+            unknown are skipped.
 
         Returns
         -------
         PseudoLabelReport
-            How many samples were used, and as what.
+            How many samples were used, per class.
 
         Raises
         ------
         InputError
-            If every sample looks unknown; nothing has changed then.
+            If every sample looks unknown. Nothing has changed then.
         LabelError
             If the model knows fewer than two classes.
 
@@ -546,54 +568,51 @@ class Learner(Estimator):
         >>> learner.score(X[1000:], y[1000:]) > before + 0.02
         True
         """
-        self._able("learn_unlabelled")
+        self._require_method("learn_unlabelled")
         blocks = (
             LabelledRows(part.X, np.full(len(part.X), ""))
-            for part in self._features_of(data)
+            for part in self._encode_items(data)
         )
-        self._snapshot, report = unlabelled_samples.with_unlabelled(
-            self._taught(), blocks
-        )
+        state = self._require_fitted()
+        self._state, report = unlabelled_samples.with_unlabelled(state, blocks)
         return report
 
     def fade(self, factor: float) -> Self:
-        """Let everything learned so far count for less than what comes, exactly as if learned with weights.
+        """Multiply the weight of everything learned so far.
 
-        For things whose looks change. Counts of samples stay; a sample that is
-        unlearned later is unlearned with the weight that it has then.
+        Use this if the appearance of classes changes over time. The result equals
+        training with these sample weights. Counts do not change. To unlearn a sample
+        later, pass the weight it has then.
 
         Parameters
         ----------
         factor : float
-            What every sample counts for from now on, in units of what it counted for;
-            above 0, at most 1.
+            0 < factor <= 1.
         """
-        self._able("fade")
-        self._snapshot = unlabelled_samples.faded(self._taught(), factor)
+        self._require_method("fade")
+        self._state = unlabelled_samples.faded(self._require_fitted(), factor)
         return self
 
     # -- editing -----------------------------------------------------------------------
 
     def forget_classes(self, names: str | int | Iterable[Any]) -> Self:
-        """Remove whole classes: they are never predicted again. Needs no data and no backbone.
+        """Remove whole classes, so that they are never predicted again.
 
-        Without its last class a model is empty, and can be taught anew.
+        Needs no data and no backbone. A model without its last class is empty and can
+        be trained again.
 
         Parameters
         ----------
         names : label or iterable of labels
-            Classes to forget.
+            Classes to remove.
 
         Raises
         ------
         LabelError
             If a class was never learned.
         """
-        if isinstance(names, (str, int)):
-            wanted = [names]
-        else:
-            wanted = list(names)
-        self._snapshot = edits.forgotten(self._taught(), wanted)
+        labels = [names] if isinstance(names, (str, int)) else list(names)
+        self._state = edits.forgotten(self._require_fitted(), labels)
         return self
 
     def unlearn(
@@ -606,16 +625,17 @@ class Learner(Estimator):
     ) -> Self:
         """Remove samples: the learner then equals one that never saw them.
 
-        Without its last sample a learner is empty. Held-out scores of the samples are
+        A learner without its last sample is empty. Held-out scores of the samples are
         removed from the calibration too. Scores of other samples that were measured
-        while the removed ones were learned stay as measured;
-        ``state_.history[-1].influenced_scores`` is the largest possible number of these.
+        while the removed ones were learned do not change;
+        ``state_.history[-1].influenced_scores`` is the largest possible number of
+        these.
 
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Samples with the labels they were learned with; of sources with two parts
-            the training part.
+            Samples with the labels they were learned with. If the data has train and
+            test splits, only train is used.
         y : array-like of shape (n,), optional
             Labels of ``data``.
         sample_weight : array-like of shape (n,), optional
@@ -632,54 +652,57 @@ class Learner(Estimator):
         if unlabelled == (data is not None):
             raise ParameterError("unlearn must be given either data or unlabelled=True")
         if unlabelled:
-            self._able("forget_unlabelled")
-            self._snapshot = unlabelled_samples.without_unlabelled(self._taught())
-            return self
-        self._able("unlearn")
-        chunks = inputs.labelled_chunks(
-            data, y, sample_weight, "train", self._encoder.kind
-        )
-        self._snapshot = edits.unlearned(self._taught(), self._blocks(chunks))
+            self._require_method("forget_unlabelled")
+            state = self._require_fitted()
+            self._state = unlabelled_samples.without_unlabelled(state)
+        else:
+            self._require_method("unlearn")
+            blocks = self._encode_training_data(data, y, sample_weight)
+            self._state = edits.unlearned(self._require_fitted(), blocks)
         return self
 
     def rename_classes(self, names: Mapping[Any, Any]) -> Self:
-        """Give classes other names, all at once, so that two may swap theirs. Needs no data and no backbone.
+        """Rename classes, all at once, so that two may swap their names.
+
+        Scores do not change. Needs no data and no backbone.
 
         Parameters
         ----------
         names : mapping of str to str
-            New names by old ones.
+            New names by old names.
 
         Raises
         ------
         LabelError
-            If a class was never learned, or the new name is that of another:
-            :meth:`merge_classes` makes two one.
+            If a class was never learned, or if the new name belongs to another class;
+            use :meth:`merge_classes` to merge two.
 
         Examples
         --------
         >>> import numpy as np
-        >>> from evergrow.learner.learner import Learner
-        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> from evergrow import Learner
+        >>> X = np.random.default_rng(0).normal(size=(40, 5))
+        >>> y = np.repeat(["crow", "jay", "owl", "rook"], 10)
         >>> learner = Learner(options={"n_units": 20}).fit((X, y))
         >>> learner.rename_classes({"owl": "barn owl"}).classes_.tolist()
         ['barn owl', 'crow', 'jay', 'rook']
         """
-        self._snapshot = edits.renamed(self._named(), names)
+        self._state = edits.renamed(self._require_classes(), names)
         return self
 
     def merge_classes(self, names: Iterable[Any], into: Any) -> Self:
-        """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
+        """Merge several classes into one.
 
-        How sure answers are stays calibrated by the samples as they came.
+        The result equals training on these samples under one name. Needs no data.
+        Probabilities stay calibrated with the original classes.
 
         Parameters
         ----------
         names : iterable of str
             Classes to merge.
         into : str
-            Name of the one that they become: a new one, or that of a class, which then
-            is among those merged.
+            Name of the merged class: a new name, or that of a class, which is then
+            merged too.
 
         Raises
         ------
@@ -689,27 +712,30 @@ class Learner(Estimator):
         Examples
         --------
         >>> import numpy as np
-        >>> from evergrow.learner.learner import Learner
-        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
+        >>> from evergrow import Learner
+        >>> X = np.random.default_rng(0).normal(size=(40, 5))
+        >>> y = np.repeat(["crow", "jay", "owl", "rook"], 10)
         >>> learner = Learner(options={"n_units": 20}).fit((X, y))
         >>> learner.merge_classes(["crow", "rook"], "corvid").state_.label_counts
         {'corvid': 20, 'jay': 10, 'owl': 10}
         """
-        self._snapshot = edits.with_merged_classes(self._named(), names, into)
+        self._state = edits.with_merged_classes(self._require_classes(), names, into)
         return self
 
     def relabel(self, data: Any, source: Any, target: Any) -> Self:
-        """Take samples out of one class and into another, exactly as if they had been learned as the second.
+        """Move samples from one class to another.
+
+        The result equals training on them with the second label.
 
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels) or items
-            The samples. Of data with labels those of class ``source`` are moved, of
-            data without all.
+            The samples. If they have labels, only those of class ``source`` are moved;
+            otherwise all.
         source : str
-            The class they were learned as; it is gone if none remains.
+            The class they were learned as. It is removed if no sample remains.
         target : str
-            The class they are of; it may be new.
+            The class to move them to; it may be new.
 
         Raises
         ------
@@ -718,18 +744,18 @@ class Learner(Estimator):
         UnlearnError
             If samples were never learned as ``source``.
         """
-        source, target = edits.moving(self._taught(), source, target)
-        samples = edits.samples_to_move(
-            edits.read_movable(data, self._encoder.kind), source
-        )
-        encoded = self._encoded(samples, on_error="raise")
-        self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
+        source, target = edits.moving(self._require_fitted(), source, target)
+        samples = edits.read_movable(data, self._require_encoder().kind)
+        samples = edits.samples_to_move(samples, source)
+        encoded = self._encode(samples, on_error="raise")
+        state = self._require_fitted()
+        self._state = edits.relabelled(state, encoded.X, source, target)
         return self
 
     # -- several learners --------------------------------------------------------------
 
     def __copy__(self) -> Self:
-        """Return a learner that knows the same; changing either leaves the other as it is.
+        """Return an independent learner with the same state; both share the backbone.
 
         Examples
         --------
@@ -742,14 +768,14 @@ class Learner(Estimator):
         >>> len(first.classes_), len(second.classes_)
         (4, 3)
         """
-        if self._snapshot is not None:
-            _ = self._encoder  # both share one backbone
+        if self._state is not None:
+            self._require_encoder()
         twin = type(self).__new__(type(self))
-        vars(twin).update(vars(self))
+        vars(twin).update(vars(self))  # every change works on a branch of the head
         return twin
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
-        """Add everything another learner knows; exact, nothing counted twice, no data needed.
+        """Add everything another learner knows; exact, and no data is needed.
 
         Parameters
         ----------
@@ -757,48 +783,51 @@ class Learner(Estimator):
             Made by :func:`evergrow.learner.empty_copy` from this learner or a common
             ancestor; not changed.
         base : Learner, optional
-            The learner that both began as copies of, where they did: what it knows is
-            counted once. Since then both may only have learned or merged.
+            The learner that both were copied from, if they were. What it knows is
+            counted once. Since then, both may only have learned or merged.
 
         Raises
         ------
         MergeError
-            If backbones or layers differ, or samples would be counted twice; the
-            message says what differs.
+            If backbones or layers differ, or samples would be counted twice. The
+            message names the difference.
         """
         for name, learner in (("other", other), ("base", base)):
             if learner is not None and not isinstance(learner, Learner):
                 raise MergeError(
                     f"{name} must be a Learner, got {type(learner).__name__}"
                 )
-        self._able("merge")
-        self._snapshot = edits.merged(
-            self._taught(), other._taught(), None if base is None else base._taught()
+        self._require_method("merge")
+        self._state = edits.merged(
+            self._require_fitted(),
+            other._require_fitted(),
+            None if base is None else base._require_fitted(),
         )
         return self
 
-    # -- answering ---------------------------------------------------------------------
+    # -- prediction --------------------------------------------------------------------
 
     def predict(self, items: Any) -> NDArray[Any]:
-        """Return the most likely class of every item.
+        """Return the most likely class of each sample.
 
         Parameters
         ----------
         items : object
             A path or paths, a folder of images, PIL images, uint8 arrays, texts or
-            features; or a generator, a torch dataset or loader of such, whose labels
-            are passed over.
+            features; or a generator, torch dataset or loader of these, whose labels are
+            ignored. The result of :meth:`encode` is accepted too.
 
         Returns
         -------
         ndarray of shape (n,)
-            Labels of the kind that was learned: names, integers or booleans.
+            Labels, in the type passed to ``fit``.
         """
-        now = self._taught()
-        return as_labels(self._asked(items, self._answers_to).tolist(), now.label_kind)
+        head = self.head_
+        names = self._apply(lambda X: np.asarray(head.predict(X), dtype=np.str_), items)
+        return as_labels(names.tolist(), self.state_.label_kind)
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
-        """Return the score of every class, one column per entry of ``classes_``; larger means more likely.
+        """Return class scores, one column per entry of ``classes_``.
 
         Parameters
         ----------
@@ -808,57 +837,56 @@ class Learner(Estimator):
         Returns
         -------
         ndarray of shape (n, C), or (n,) for two classes
-            Of two classes the score of the second less that of the first, as
-            scikit-learn's tools take it.
+            With two classes, the score of the second minus that of the first, as
+            scikit-learn expects.
         """
-        scores = self._by_class(self._asked(items, self._taught().head.class_scores))
+        scores = self._sort_columns(self._apply(self.head_.class_scores, items))
         if scores.shape[1] == 2:
             return np.asarray(scores[:, 1] - scores[:, 0])
         return scores
 
     def predict_proba(self, items: Any) -> NDArray[np.float64]:
-        """Return class probabilities; columns follow ``classes_``.
+        """Return class probabilities, one column per entry of ``classes_``.
 
         Parameters
         ----------
         items : object
             As for :meth:`predict`.
         """
-        self._able("predict_proba")
-        return self._by_class(self._asked(items, self._probabilities))
+        head = self._require_method("predict_proba")
+        return self._sort_columns(
+            self._apply(lambda X: np.asarray(head.predict_proba(X)), items)
+        )
 
     def novelty_score(self, items: Any) -> NDArray[np.float64]:
-        """Return how unlike anything learned each item is; higher means more novel.
+        """Return how novel each sample is; higher is more novel.
 
         Parameters
         ----------
         items : object
             As for :meth:`predict`.
         """
-        return self._asked(items, self._able("novelty_score").novelty_score)
+        return self._apply(self._require_method("novelty_score").novelty_score, items)
 
     def is_unknown(
         self, items: Any, false_alarm: float = FALSE_ALARM
     ) -> NDArray[np.bool_]:
-        """Return which items belong to no class that was learned, as far as can be told.
+        """Return which samples look like none of the learned classes.
 
         Parameters
         ----------
         items : object
             As for :meth:`predict`.
         false_alarm : float
-            Share of known things that may be called unknown; the threshold was
-            calibrated on samples of every batch, scored as if they had not been
-            learned.
+            Fraction of known samples that may be called unknown. The threshold is
+            calibrated on held-out samples of every batch.
         """
-        self._able("novelty_score")
-        threshold = self._state().threshold(false_alarm)
-        return np.asarray(
-            ~(self.novelty_score(items) <= threshold)
-        )  # what is no number is not known
+        threshold = self._threshold(false_alarm)
+        # A NaN counts as unknown.
+        return np.asarray(~(self.novelty_score(items) <= threshold))
 
     def encode(self, items: Any, *, on_error: OnError | None = None) -> Features:
-        """Return the feature vectors of items, honouring ``on_error``: all methods take them in the items' place.
+        """Return feature vectors; all methods accept them in place of the items.
 
         Parameters
         ----------
@@ -867,18 +895,7 @@ class Learner(Estimator):
         on_error : {"raise", "skip"}, optional
             As for :meth:`ask`.
         """
-        from evergrow.features.encoding import Features
-
-        self._state()
-        parts = list(self._features_of(items, on_error=on_error))
-        if len(parts) == 1:
-            return parts[0]
-        starts = np.cumsum([0, *(len(part) + len(part.failures) for part in parts)])
-        rows = np.concatenate(
-            [part.rows + start for part, start in zip(parts, starts[:-1], strict=True)]
-        )
-        failures = tuple(failure for part in parts for failure in part.failures)
-        return Features(np.concatenate([part.X for part in parts]), rows, failures)
+        return join_features(list(self._encode_items(items, on_error=on_error)))
 
     def ask(
         self,
@@ -887,53 +904,83 @@ class Learner(Estimator):
         false_alarm: float | None = None,
         on_error: OnError | None = None,
     ) -> Answers:
-        """Return everything about items at once; each goes through the backbone once.
+        """Return labels, probabilities and novelty in one pass through the backbone.
 
         Parameters
         ----------
         items : object
             As for :meth:`predict`.
         false_alarm : float, optional
-            Share of known things that may be called unknown; None asks nothing about
-            that.
+            Fraction of known samples that may be called unknown. None skips novelty
+            detection.
         on_error : {"raise", "skip"}, optional
-            Whether an image that cannot be read raises an error or is left out. By
-            default the extraction settings of the learner decide.
+            Whether an unreadable image raises an error or is skipped. The default is
+            the setting in ``extract``.
 
         Returns
         -------
         Answers
         """
-        if false_alarm is None:
-            threshold = None
-        else:
-            self._able("novelty_score")
-            threshold = self._state().threshold(false_alarm)
-        now = self._taught()
+        threshold = None
+        if false_alarm is not None:
+            threshold = self._threshold(false_alarm)
+        state = self._require_fitted()
         features = self.encode(items, on_error=on_error)
-        able = hasattr(now.head, "predict_proba")
-        names = now.classes
-        if able:
-            values = self._probabilities(features.X)
+        if hasattr(state.head, "predict_proba"):
+            measure = "probability"
+            values = np.asarray(state.head.predict_proba(features.X))
         else:
-            values = now.head.class_scores(features.X)
+            measure = "score"
+            values = state.head.class_scores(features.X)
         novelty = None
+        unknown = None
+        thresholds = None
         if threshold is not None:
-            novelty = now.head.novelty_score(features.X)
+            novelty = state.head.novelty_score(features.X)
+            unknown = ~(novelty <= threshold)  # a NaN counts as unknown
+            thresholds = np.full(len(novelty), threshold)
         return Answers(
-            names,
+            state.classes,
             values,
-            "probability" if able else "score",
+            measure,
             features.rows,
             features.failures,
             novelty=novelty,
-            unknown=None
-            if novelty is None
-            else ~(novelty <= threshold),  # NaN is not known
-            threshold=None if novelty is None else np.full(len(novelty), threshold),
-            label_kind=now.label_kind,
+            unknown=unknown,
+            threshold=thresholds,
+            label_kind=state.label_kind,
             index=getattr(items, "index", None) if in_memory.is_pandas(items) else None,
         )
+
+    def _threshold(self, false_alarm: float) -> float:
+        """Return the novelty threshold, or raise an error if the method has none."""
+        self._require_method("novelty_score")
+        return self.state_.threshold(false_alarm)
+
+    def _encode(self, samples: Samples, *, on_error: OnError | None = None) -> Features:
+        return encode_samples(self._require_encoder(), self.state_, samples, on_error)
+
+    def _encode_items(
+        self, items: Any, *, on_error: OnError | None = None
+    ) -> Iterable[Features]:
+        """Return the features of items, one chunk of a stream at a time."""
+        state = self.state_
+        return encode_items(self._require_encoder(), state, items, on_error)
+
+    def _apply(
+        self, function: Callable[[NDArray[Any]], Any], items: Any
+    ) -> NDArray[Any]:
+        """Apply a function to the features of items, one chunk of a stream at a time."""
+        chunks = self._encode_items(items, on_error="raise")
+        return np.concatenate([function(chunk.X) for chunk in chunks])
+
+    def _sort_columns(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Reorder columns from names ("10" before "2") to labels (2 before 10)."""
+        state = self.state_
+        labels = as_labels(state.classes.tolist(), state.label_kind)
+        return values[:, np.argsort(labels, kind="stable")]
+
+    # -- evaluation --------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -944,150 +991,139 @@ class Learner(Estimator):
         false_alarm: float = FALSE_ALARM,
         keep_samples: bool = False,
     ) -> Evaluation:
-        """Compare answers with labels.
+        """Compare predictions with labels.
 
         Parameters
         ----------
         data : path-like, Dataset, FeatureSet, (items, labels), items or DataLoader
-            Labelled data; of sources with two parts the test part. Samples of classes
-            that the model does not know are counted apart and serve as unknown ones.
-            Labels are compared by their names, whatever their kind.
+            Labelled data. If it has train and test splits, only test is used. Samples
+            of classes that the model does not know are counted separately and used as
+            unknown samples. Labels are compared by name, whatever their type.
         y : array-like of shape (n,), optional
             Labels of ``data``.
         unknown : path-like, Dataset, FeatureSet, (items, labels) or items, optional
-            More things that the model does not know; of labelled data only classes that
-            were not learned count.
+            More unknown samples. If they have labels, known classes are ignored.
         false_alarm : float
-            Share of false alarms that the threshold is for.
-        keep_samples : bool
-            Whether to keep what was answered about each sample, and how surely.
+            Fraction of known samples that may be called unknown.
+        keep_samples : bool, default=False
+            Whether to return the prediction and probability of each sample.
 
         Returns
         -------
         Evaluation
         """
         started = time.perf_counter()
-        now = self._taught()
-        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
-        # Raises where unknown things are to be told and cannot be, before any work is
-        # done.
-        if opens or unknown is not None:
-            self._able("novelty_score")
-            threshold = self._state().threshold(false_alarm)
-        else:
-            threshold = None
-        parts: list[tuple[Any, ...]] = []
-        left_out: list[str] = []
-        n = 0
-        for samples in inputs.labelled_chunks(
-            data, y, None, "test", self._encoder.kind
-        ):
-            encoded = self._encoded(samples)
-            answers = self._answers_to(encoded.X)
-            certainty = None
-            if keep_samples and hasattr(now.head, "predict_proba"):
-                likely = self._probabilities(encoded.X)
-                columns = np.searchsorted(now.classes, answers)
-                certainty = np.take_along_axis(likely, columns[:, None], axis=1)[:, 0]
-            novelty = None
-            if opens:
-                novelty = now.head.novelty_score(encoded.X)
-            labels = samples.required_labels()[encoded.rows]
-            parts.append(
-                (samples.items, encoded.rows + n, labels, answers, certainty, novelty)
-            )
-            left_out += [name for name, _ in encoded.failures]
-            n += len(samples)
-        items, *lists = zip(*parts, strict=True)
-        joined: list[Any] = [
-            None if found[0] is None else np.concatenate(found) for found in lists
+        state = self._require_fitted()
+        has_novelty = hasattr(state.head, "novelty_score") and bool(state.calibration.n)
+        threshold = None
+        if has_novelty or unknown is not None:
+            # Raises an error before any work is done if there is no threshold.
+            threshold = self._threshold(false_alarm)
+        kind = self._require_encoder().kind
+        chunks = [
+            self._answer(samples, with_certainty=keep_samples, with_novelty=has_novelty)
+            for samples in inputs.labelled_chunks(data, y, None, "test", kind)
         ]
-        rows, true, told, sure, novel = joined
-        strange = np.empty(0)
+        answered = join_answered(chunks)
+        unknown_scores = np.empty(0)
         if unknown is not None:
-            samples = inputs.read_unknown(unknown, self._encoder.kind)
-            if samples.labels is not None:
-                samples = samples.take(
-                    np.flatnonzero(~np.isin(samples.labels, now.classes))
-                )
-            if not len(samples):
-                raise InputError(
-                    "unknown must hold classes that the model does not know, got none but known ones"
-                )
-            strange = now.head.novelty_score(self._encoded(samples).X)
+            unknown_scores = self._novelty_of_unknown(unknown)
         result = evaluate_predictions(
-            true, told, now.classes, novel, strange, threshold, false_alarm
+            answered.true,
+            answered.predicted,
+            state.classes,
+            answered.novelty,
+            unknown_scores,
+            threshold,
+            false_alarm,
         )
-        kept = None
-        if keep_samples:
-            things = None
-            if items[0] is not None:
-                things = concat_items(items)
-            kept = SampleAnswers(things, rows, true, told, sure)
-        seconds = time.perf_counter() - started
         return dataclasses.replace(
-            result, left_out=tuple(left_out), samples=kept, seconds=seconds
+            result,
+            left_out=answered.left_out,
+            samples=answered.as_sample_answers() if keep_samples else None,
+            seconds=time.perf_counter() - started,
         )
 
+    def _answer(
+        self, samples: Samples, *, with_certainty: bool, with_novelty: bool
+    ) -> AnsweredSamples:
+        """Predict labelled samples."""
+        head = self.head_
+        encoded = self._encode(samples)
+        predicted = np.asarray(head.predict(encoded.X), dtype=np.str_)
+        certainty = None
+        if with_certainty and hasattr(head, "predict_proba"):
+            probabilities = np.asarray(head.predict_proba(encoded.X))
+            columns = np.searchsorted(self.state_.classes, predicted)
+            certainty = np.take_along_axis(probabilities, columns[:, None], axis=1)
+            certainty = certainty[:, 0]
+        novelty = None
+        if with_novelty:
+            novelty = head.novelty_score(encoded.X)
+        return AnsweredSamples(
+            samples.items,
+            len(samples),
+            encoded.rows,
+            samples.required_labels()[encoded.rows],
+            predicted,
+            certainty,
+            novelty,
+            tuple(name for name, _ in encoded.failures),
+        )
+
+    def _novelty_of_unknown(self, unknown: Any) -> NDArray[np.float64]:
+        """Return the novelty of samples whose class the model does not know."""
+        state = self._require_fitted()
+        samples = inputs.read_unknown(unknown, self._require_encoder().kind)
+        if samples.labels is not None:
+            is_known = np.isin(samples.labels, state.classes)
+            samples = samples.take(np.flatnonzero(~is_known))
+        if not len(samples):
+            raise InputError(
+                "unknown must contain classes that the model does not know, got known "
+                "classes only"
+            )
+        return np.asarray(state.head.novelty_score(self._encode(samples).X))
+
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the share of right answers; samples of classes that were never learned count as wrong.
+        """Return the accuracy; samples of classes never learned count as wrong.
 
         Parameters
         ----------
         data, y
             As for :meth:`evaluate`.
         sample_weight : array-like of shape (n,), optional
-            What each sample counts for.
+            Weight per sample.
         """
-        right = []
+        head = self.head_
+        kind = self._require_encoder().kind
+        correct = []
         weights = []
-        for samples in inputs.labelled_chunks(
-            data, y, sample_weight, "test", self._encoder.kind
-        ):
-            answers = self._answers_to(self._encoded(samples, on_error="raise").X)
-            right.append(answers == samples.required_labels())
-            weights.append(
-                np.ones(len(samples)) if samples.weights is None else samples.weights
-            )
-        return float(np.average(np.concatenate(right), weights=np.concatenate(weights)))
-
-    def _asked(
-        self, items: Any, question: Callable[[NDArray[Any]], Any]
-    ) -> NDArray[Any]:
-        """Return the answers to a question about items, in their order; of streams in bounded memory."""
-        return np.concatenate(
-            [question(part.X) for part in self._features_of(items, on_error="raise")]
+        for samples in inputs.labelled_chunks(data, y, sample_weight, "test", kind):
+            X = self._encode(samples, on_error="raise").X
+            predicted = np.asarray(head.predict(X), dtype=np.str_)
+            correct.append(predicted == samples.required_labels())
+            if samples.weights is None:
+                weights.append(np.ones(len(samples)))
+            else:
+                weights.append(samples.weights)
+        return float(
+            np.average(np.concatenate(correct), weights=np.concatenate(weights))
         )
-
-    def _by_class(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return columns of the head in the order of ``classes_``."""
-        now = self._taught()  # 2 comes before 10, and "10" before "2"
-        return values[
-            :,
-            np.argsort(as_labels(now.classes.tolist(), now.label_kind), kind="stable"),
-        ]
-
-    def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
-        """Return class probabilities of features."""
-        return np.asarray(self._taught().head.predict_proba(X))
-
-    def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
-        """Return the answers to features."""
-        return np.asarray(self._taught().head.predict(X), dtype=np.str_)
 
     # -- files -------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file, in one step; backbone weights are not in it.
+        """Write one file atomically; it does not contain the backbone weights.
 
-        See also :mod:`evergrow.learner.modelfile`.
+        See :mod:`evergrow.learner.modelfile` for files with a history.
 
         Parameters
         ----------
         path : path-like
-            Where to, such as ``birds.evg``.
+            The file to write, for example ``birds.evg``.
         """
-        write_archive(path, self._state().to_archive())
+        write_archive(path, self.state_.to_archive())
 
     @classmethod
     def load(
@@ -1102,224 +1138,96 @@ class Learner(Estimator):
         extract: Any = None,
         lazy: bool = False,
     ) -> Self:
-        """Read what :meth:`save` wrote. The backbone is loaded when something first goes through it.
+        """Read a file written by :meth:`save`; the backbone is loaded on first use.
 
         Parameters
         ----------
         source : path-like or Archive
-            A model file, or what ``state_.to_archive()`` gave.
+            A model file, or the result of ``state_.to_archive()``.
         name : str, optional
-            What messages call it; by default its path.
+            Name of the model in messages; by default its path.
         backbone : Backbone or torch.nn.Module, optional
-            The backbone itself, if it was a module of yours.
+            The backbone, if it was a module of yours.
         weights : str or path-like, optional
-            Where the backbone's weights are, if no longer where they came from.
+            Location of the backbone weights, if they have moved.
         device : str or torch.device, optional
-            Where to compute; by default the best there is.
+            Where to compute; by default the best device available.
         cache, extract : optional
             As for the class; they are not part of the file.
-        lazy : bool
-            Whether to leave the head in the file, too, until it is asked or learns:
-            what is known can be told and classes can be renamed and merged without
-            importing torch. What is wrong with it is said then.
+        lazy : bool, default=False
+            Leave the head in the file until the first prediction or change. The state
+            can be read, and classes renamed and merged, without importing torch. A
+            damaged head raises an error only then.
 
         Raises
         ------
         FileFormatError
-            If the file is no learner, is damaged or was altered.
+            If the file is not a learner, is damaged or was altered.
         NewerSchemaError
             If a newer evergrow wrote it.
         """
         if not isinstance(source, Archive):
-            if name is None:
-                name = os.fspath(source)
-            else:
-                name = name
+            name = name or os.fspath(source)
             source = read_archive(source)
         name = name or "the archive"
-        now = read_snapshot(source, name)
+        state = read_snapshot(source, name)
         recipe: Any = "auto"
-        if now.spec is not None:
-            if now.spec.recipe is None:
-                recipe = "final"
-            else:
-                recipe = list(now.spec.recipe.blocks)
+        if state.spec is not None:
+            recipe = "final"
+            if state.spec.recipe is not None:
+                recipe = list(state.spec.recipe.blocks)
+            if backbone is None:
+                backbone = "auto"
+        adapt = None
+        if state.adaptation is not None:
+            adapt = state.adaptation.meta.get("config")
         learner = cls(
-            "auto" if backbone is None and now.spec is not None else backbone,
-            now.recipe.method,
-            None if now.adaptation is None else now.adaptation.meta.get("config"),
+            backbone,
+            state.recipe.method,
+            adapt,
             features=recipe,
-            options=dict(now.recipe.options) or None,
+            options=dict(state.recipe.options) or None,
             weights=weights,
             device="auto" if device is None else device,
-            random_state=now.seed,
+            random_state=state.seed,
             cache=cache,
             extract=extract,
         )
-        learner._source = device, name
-        if lazy:
-            learner._snapshot = now
-        else:
-            learner._snapshot = with_head(now, device, name)
+        learner._source = (device, name)
+        learner._state = state if lazy else with_head(state, device, name)
         return learner
 
-    # -- arguments ---------------------------------------------------------------------
+    # -- parameters --------------------------------------------------------------------
 
     def set_params(self, **params: Any) -> Self:
-        """Set constructor arguments by name, for the next :meth:`fit`; unknown ones are refused.
+        """Set constructor arguments by name, for the next :meth:`fit`.
 
-        A single option goes by ``options__NAME``, as in a grid that scikit-learn
-        searches.
+        ``options__NAME`` sets a single head option, as in a grid search of
+        scikit-learn. Unknown names raise an error.
 
         Examples
         --------
         >>> from evergrow import Learner
-        >>> Learner(options={"n_units": 50}).set_params(options__alpha=0.1).options
+        >>> learner = Learner(options={"n_units": 50})
+        >>> learner.set_params(options__alpha=0.1).options
         {'n_units': 50, 'alpha': 0.1}
         """
+        prefix = "options__"
         single = {
-            name: value
+            name.removeprefix(prefix): value
             for name, value in params.items()
-            if name.startswith("options__")
+            if name.startswith(prefix)
         }
-        params = {name: value for name, value in params.items() if name not in single}
+        params = {
+            name: value for name, value in params.items() if not name.startswith(prefix)
+        }
         check_keys(params, self._param_names(), "parameter of Learner")
         if single:
             options = params.get("options", self.options) or {}
-            params["options"] = {
-                **options,
-                **{name.removeprefix("options__"): single[name] for name in single},
-            }
+            params["options"] = {**options, **single}
         for name, value in params.items():
             setattr(self, name, value)
         return self
-
-    # -- making parts ------------------------------------------------------------------
-
-    def _new_head(self) -> IncrementalClassifier:
-        return self._recipe().create(device=self.device, random_state=self._seed())
-
-    def _recipe(self) -> HeadRecipe:
-        return HeadRecipe(self.method, {} if self.options is None else self.options)
-
-    def _seed(self) -> int:
-        """Return the seed of the next fit; draw from a generator once per fit."""
-        state = self.random_state
-        if isinstance(state, (int, np.integer)):
-            return resolve_seed(state)
-        if self._drawn_seed is None or self._drawn_seed[0] is not state:
-            self._drawn_seed = (state, resolve_seed(state))
-        return self._drawn_seed[1]
-
-    def _open_encoder(self) -> Encoder:
-        check_recipe(self.features, "features")
-        return Encoder(
-            self.backbone,
-            self.weights,
-            self.preset,
-            self.device,
-            self.features,
-            "final" if self.method == "scl-mgsm" else "auto",
-            encode_config(self.extract, self.cache),
-        )
-
-    def _blank(self, encoder: Encoder) -> Snapshot:
-        """Return what a model knows that has a backbone and has learned nothing."""
-        return Snapshot(
-            self._recipe(),
-            {},
-            spec=encoder.spec,
-            reason=encoder.reason,
-            seed=self._seed(),
-            adaptation=None
-            if encoder.adaptation is None
-            else to_archive(encoder.adaptation),
-            widths=encoder.widths if encoder.spec is None else (),
-            origin=None if self._snapshot is None else self._snapshot.origin,
-        )
-
-    def _twin(self) -> Learner:
-        """Return a learner of the same settings and backbone that knows nothing."""
-        twin = type(self)(**self.get_params())
-        twin._begun = self._encoder
-        twin._source = self._source
-        return twin
-
-    def _encoded(
-        self,
-        samples: Samples,
-        begun: tuple[Encoder, Snapshot] | None = None,
-        *,
-        on_error: OnError | None = None,
-    ) -> Features:
-        """Return the features of samples; ``begun`` is what a model is about to begin with."""
-        encoder, now = begun or (self._encoder, self._state())
-        if samples.columns:
-            in_memory.check_columns(samples.columns, now.columns)
-        encoded = encoder.encode(samples, on_error=on_error)
-        if samples.features is not None:
-            check_width(encoded.X, now.n_features)
-        return encoded
-
-    def _features_of(
-        self, items: Any, *, on_error: OnError | None = None
-    ) -> Iterable[Features]:
-        """Return the features of items: those of a stream chunk by chunk."""
-        from evergrow.features.encoding import Features
-
-        if isinstance(items, Features):
-            return [items]
-        return (
-            self._encoded(samples, on_error=on_error)
-            for samples in inputs.item_chunks(items, self._encoder.kind)
-        )
-
-    def _blocks(
-        self,
-        chunks: Iterable[Samples],
-        begun: tuple[Encoder, Snapshot] | None = None,
-        classes: Any = None,
-    ) -> Iterator[LabelledRows]:
-        """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
-        wanted: set[str] = set()
-        kept: set[str] = set()
-        allowed = None
-        if classes is not None:
-            allowed = class_labels.as_names(
-                classes, len(classes) if hasattr(classes, "__len__") else 0
-            )
-
-        def encoded() -> Iterator[LabelledRows]:
-            for samples in chunks:
-                labels = samples.required_labels()
-                if allowed is None:
-                    strange = []
-                else:
-                    strange = np.setdiff1d(labels, allowed).tolist()
-                if strange:
-                    raise LabelError(
-                        f"labels must be among the classes that were announced, got {strange[0]!r}"
-                    )
-                found = self._encoded(samples, begun)
-                wanted.update(labels.tolist())
-                kept.update(labels[found.rows].tolist())
-                if samples.weights is None:
-                    yield LabelledRows(
-                        found.X, labels[found.rows], None, samples.label_kind
-                    )
-                else:
-                    weights = samples.weights[found.rows]
-                    counted = np.flatnonzero(weights)  # the others count for nothing
-                    rows = found.rows[counted]
-                    yield LabelledRows(
-                        found.X[counted],
-                        labels[rows],
-                        weights[counted],
-                        samples.label_kind,
-                    )
-
-        yield from gathered(encoded())
-        check_kept(wanted, kept)
 
 
 def empty_copy(learner: Learner) -> Learner:
@@ -1332,18 +1240,16 @@ def empty_copy(learner: Learner) -> Learner:
     learner : Learner
         A fitted learner; not changed.
     """
-    head = learner._able("spawn").spawn()
-    now = learner._taught()
-    child = learner._twin()
-    child._snapshot = dataclasses.replace(
-        learner._blank(learner._encoder),
+    head = learner._require_method("spawn").spawn()
+    state = learner.state_
+    encoder = encoder_of(learner)
+    empty = dataclasses.replace(
+        parts.empty_state(learner, encoder, state.seed),
         head=head,
-        label_kind=now.label_kind,
-        columns=now.columns,
-        seed=now.seed,
-        origin=None,
+        label_kind=state.label_kind,
+        columns=state.columns,
     )
-    return child
+    return new_learner(learner, encoder, empty)
 
 
 def settle(learner: Learner) -> Learner:
@@ -1358,29 +1264,67 @@ def settle(learner: Learner) -> Learner:
     learner : Learner
         A fitted learner; changed in place.
     """
-    now = learner._taught()
-    head = now.head.branch().settle()
-    learner._snapshot = dataclasses.replace(
-        now, head=head, calibration=now.calibration.applied(head)
-    )
+    head = learner.head_.branch().settle()
+    state = learner.state_
+    calibration = state.calibration.applied(head)
+    learner.state_ = dataclasses.replace(state, head=head, calibration=calibration)
     return learner
 
 
-def _check_alone(engine: Any, **given: Any) -> Any:
-    """Return an engine that can teach, or raise :class:`ParameterError`, also if something is given that none takes."""
+# -- for modules that train learners ---------------------------------------------------
+
+
+def seed_of(learner: Learner) -> int:
+    """Return the seed of the next fit; it is drawn once per fit from a generator."""
+    random_state = learner.random_state
+    if isinstance(random_state, (int, np.integer)):
+        return resolve_seed(random_state)
+    drawn = learner._drawn_seed
+    if drawn is None or drawn[0] is not random_state:
+        drawn = (random_state, resolve_seed(random_state))
+        learner._drawn_seed = drawn
+    return drawn[1]
+
+
+def encoder_of(learner: Learner) -> Encoder:
+    """Return the encoder of a learner that has begun."""
+    return learner._require_encoder()
+
+
+def new_learner(settings: Learner, encoder: Encoder, state: Snapshot) -> Learner:
+    """Return a learner with the parameters of another one and this encoder and state."""
+    learner = type(settings)(**settings.get_params())
+    learner._source = settings._source
+    return replace_model(learner, encoder, state)
+
+
+def replace_model(learner: Learner, encoder: Encoder, state: Snapshot) -> Learner:
+    """Replace encoder and state of a learner; it still belongs to the same file."""
+    origin = None if learner._state is None else learner._state.origin
+    learner._encoder = encoder
+    learner._state = dataclasses.replace(state, origin=origin)
+    return learner
+
+
+def _check_engine(engine: Any, **arguments: Any) -> None:
+    """Raise :class:`ParameterError` unless this is an engine and no argument is given."""
     if not hasattr(engine, "partial_fit"):
         raise ParameterError(
-            f"engine must be one of evergrow.engine, such as LocalEngine(), got {engine!r}"
+            "engine must be one of evergrow.engine, such as LocalEngine(), "
+            f"got {engine!r}"
         )
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None:
             raise ParameterError(
                 f"{name} must be left out with an engine, got {type(value).__name__}"
             )
-    return engine
 
 
-def check_width(X: NDArray[Any], width: int | None) -> None:
-    """Raise :class:`InputError` if features have another width than is learned; None takes any."""
-    if width is not None and X.shape[1] != width:
-        raise InputError(f"features must have {width} columns, got {X.shape[1]}")
+def _check_adaptable(kind: str) -> None:
+    """Raise :class:`InputError` unless samples are images."""
+    if kind == "image":
+        return
+    what = "feature vectors" if kind == "features" else f"{kind}s"
+    raise InputError(
+        f"A backbone is adapted to images, and these are {what}; leave adapt out."
+    )

@@ -1,11 +1,9 @@
-"""A data set that is learned shard by shard: a layer from a sample, statistics of each shard, and their sum.
+"""Train a learner shard by shard: a layer from a sample, statistics per shard, and their sum.
 
-What a shard teaches is an ordinary learner, empty but for what it learned, and nothing
-of it depends on when or where it was made: the same samples give the same file. What is
-calibrated on single samples (temperature, novelty) waits for the sum: a shard alone
-would be calibrated against the little that it knows. The whole is then calibrated on
-the sample, whose rows are scored as if they had not been learned, as those of any batch
-are.
+A trained shard is an ordinary learner that knows only its own rows. It does not depend on
+the time or the machine: the same samples give the same file. Temperature and novelty are
+not calibrated per shard, because a shard alone knows too little. The sum is calibrated on
+the sample, whose rows are scored as held out, as in every batch.
 """
 
 from __future__ import annotations
@@ -18,10 +16,18 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
+from evergrow.learner import parts
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.encoder import Encoder
+from evergrow.learner.feature_rows import check_width
 from evergrow.learner.label_types import common_kind, warn_alike
-from evergrow.learner.learner import Learner, check_width
+from evergrow.learner.learner import (
+    Learner,
+    encoder_of,
+    new_learner,
+    replace_model,
+    seed_of,
+)
 from evergrow.learner.learning import LabelledRows, learned
 from evergrow.learner.measuring import before_new_classes, calibrated
 from evergrow.learner.snapshot import (
@@ -34,7 +40,7 @@ from evergrow.learner.snapshot import (
 )
 
 NO_TIME = "1970-01-01T00:00:00.000+00:00"
-"""When a shard was learned: one that is learned again must give the same file."""
+"""Time of training recorded in a shard, so that training it again gives the same file."""
 
 
 def encoder_for(
@@ -43,33 +49,33 @@ def encoder_for(
     widths: tuple[int, ...] = (),
     first: Callable[[], Samples] | None = None,
 ) -> Encoder:
-    """Return what turns samples of a kind into features when this learner begins with them.
+    """Return the encoder that this learner would begin with.
 
     Parameters
     ----------
     learner : Learner
-        Settings; not changed.
+        Supplies the parameters; not changed.
     kind : {"image", "text", "features"}
-        What the samples are.
+        Type of the samples.
     widths : tuple of int
-        Columns of each block, where samples are features of several.
+        Columns of each feature block, if samples are feature vectors of several blocks.
     first : callable, optional
-        Returns the first samples; images are looked at to choose their views.
+        Returns the first samples. The size of images decides their views.
     """
     if kind == "image" and first is not None:
         samples = first()
     else:
         samples = Samples(kind, widths=widths)
-    return learner._open_encoder().begun(samples)
+    return parts.create_encoder(learner).begun(samples)
 
 
 def check_mergeable(learner: Learner, *, fresh: bool) -> None:
-    """Raise unless a learner can learn by shards: its method adds up, and nothing of its backbone is to be trained.
+    """Raise an error unless the learner can train shard by shard.
 
     Parameters
     ----------
     learner : Learner
-        What is to learn.
+        The learner to train.
     fresh : bool
         Whether it forgets everything first.
 
@@ -78,72 +84,74 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
     UnsupportedError
         If learners of this method cannot be merged.
     ParameterError
-        If a backbone is to be adapted, which takes all images at once.
+        If the backbone is to be adapted, which needs all images at once.
     """
     if fresh and learner.adapt is not None:
         raise ParameterError(
-            f"adapt must be left out with an engine, got {learner.adapt!r}: adapt a model to some of the images "
-            "without it, and update that model with it"
+            f"adapt must be left out with an engine, got {learner.adapt!r}: adapt a "
+            "model to some of the images without it, and update that model with it"
         )
     if fresh:
-        head = learner._new_head()
+        head = parts.create_head(learner, seed_of(learner))
     else:
-        head = learner._state().head
+        head = learner.state_.head
     for method in ("spawn", "merge"):
-        getattr(head, method)  # raises where there is none
+        getattr(head, method)  # raises an error if the head does not have it
 
 
 def deciding_settings(learner: Learner) -> dict[str, Any]:
-    """Return the settings that decide what a learner makes of features, as plain values."""
-    recipe = learner._recipe().plain()
-    return {"method": recipe.method, "options": recipe.options, "seed": learner._seed()}
+    """Return the settings that the trained statistics depend on, as plain values."""
+    recipe = parts.head_recipe(learner).plain()
+    return {
+        "method": recipe.method,
+        "options": recipe.options,
+        "seed": seed_of(learner),
+    }
 
 
 def adopt(learner: Learner, other: Learner) -> Learner:
-    """Make a learner know what another one knows, and nothing else."""
-    learner._begun = other._encoder
-    learner._snapshot = dataclasses.replace(
-        other.state_, origin=learner._blank(other._encoder).origin
-    )
-    return learner
+    """Replace everything a learner knows by what another one knows."""
+    return replace_model(learner, encoder_of(other), other.state_)
 
 
 def with_layer(learner: Learner, encoder: Encoder, sample: LabelledRows) -> Learner:
-    """Return an empty learner whose layer was grown on a sample, for :func:`learn_shard`.
+    """Return an empty learner whose layer was built from a sample.
+
+    It is the template for :func:`learn_shard`.
 
     Parameters
     ----------
     learner : Learner
-        Settings; not changed.
+        Supplies the parameters; not changed.
     encoder : Encoder
-        What computed the features.
+        Computed the features.
     sample : LabelledRows
-        Labelled features.
+        Labelled feature vectors.
     """
-    head = with_widths(learner._new_head(), encoder.widths)
+    seed = seed_of(learner)
+    head = with_widths(parts.create_head(learner, seed), encoder.widths)
     warn_alike(np.empty(0, dtype=np.str_), sample.labels)
     head.fit(sample.X, sample.labels)
-    grown = type(learner)(**learner.get_params())
-    grown._begun = encoder
-    grown._snapshot = dataclasses.replace(learner._blank(encoder), head=head.spawn())
-    return grown
+    state = parts.empty_state(learner, encoder, seed)
+    state = dataclasses.replace(state, head=head.spawn())
+    return new_learner(learner, encoder, state)
 
 
 def learn_shard(
     template: Learner, block: LabelledRows, number: int | None = None
 ) -> Learner:
-    """Return what a shard of the data teaches: the statistics of its rows, by the layer of a template.
+    """Train on one shard with the layer of a template.
 
     Parameters
     ----------
     template : Learner
-        An empty learner with the layer: from :func:`with_layer`, or from
+        An empty learner with a layer: from :func:`with_layer`, or from
         :func:`~evergrow.learner.learner.empty_copy`.
     block : LabelledRows
-        Labelled features.
+        Labelled feature vectors.
     number : int, optional
-        Which shard it is. Shards of the same content are summed only if they have
-        numbers of their own.
+        Number of the shard. Shards of equal content can be merged only if they have
+        different numbers.
 
     Examples
     --------
@@ -152,57 +160,49 @@ def learn_shard(
     >>> from evergrow.learner import empty_copy
     >>> from evergrow.learner.learning import LabelledRows
     >>> from evergrow.learner.sharded_fit import learn_shard
-    >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.array(list("abcd") * 10)
+    >>> X = np.random.default_rng(0).normal(size=(40, 5))
+    >>> y = np.array(list("abcd") * 10)
     >>> template = empty_copy(Learner(options={"n_units": 20}).fit((X, y)))
     >>> learn_shard(template, LabelledRows(X[:8], y[:8])).state_.counts
     {'a': 2, 'b': 2, 'c': 2, 'd': 2}
     """
-    now = template._state()
-    check_width(block.X, now.head.n_features_in_)
-    common_kind(now.label_kind, block.label_kind, block.labels, now.classes)
-    head = now.head.spawn()
+    state = template.state_
+    check_width(block.X, state.head.n_features_in_)
+    common_kind(state.label_kind, block.label_kind, block.labels, state.classes)
+    head = state.head.spawn()
     head.partial_fit(block.X, block.labels)
     if number is not None:
         head.with_shard_id(number)
-    return _shard(
-        template,
-        head,
-        counted({}, block.labels),
-        len(block.labels),
-        (fingerprint(block.X),),
-    )
+    data = (fingerprint(block.X),)
+    counts = counted({}, block.labels)
+    return _shard(template, head, counts, len(block.labels), data)
 
 
 def merge_shards(shards: Iterable[Learner]) -> Learner:
-    """Return one learner that knows what all of these know; they are added in their order, one at a time.
+    """Return one learner that knows everything these know, added in their order.
 
     Parameters
     ----------
     shards : iterable of Learner
-        From :func:`learn_shard` or this function, all of one template. Only two are
-        held at a time.
+        From :func:`learn_shard` or this function, all of one template. At most two are
+        in memory at a time.
     """
     total: Learner | None = None
     for shard in shards:
-        if total is None:
-            total = shard
-            continue
-        mine = total._state()
-        theirs = shard._state()
-        first = mine.history[-1]
-        second = theirs.history[-1]
-        head = mine.head.branch().merge(theirs.head)
-        counts = summed(mine.counts, theirs.counts)
-        total = _shard(
-            total,
-            head,
-            counts,
-            first.samples + second.samples,
-            (*first.data, *second.data),
-        )
+        total = shard if total is None else _merge_two(total, shard)
     if total is None:
         raise MergeError("shards must be at least one, got none")
     return total
+
+
+def _merge_two(first: Learner, second: Learner) -> Learner:
+    mine = first.state_
+    theirs = second.state_
+    head = mine.head.branch().merge(theirs.head)
+    counts = summed(mine.counts, theirs.counts)
+    samples = mine.history[-1].samples + theirs.history[-1].samples
+    data = (*mine.history[-1].data, *theirs.history[-1].data)
+    return _shard(first, head, counts, samples, data)
 
 
 def _shard(
@@ -215,73 +215,80 @@ def _shard(
     change = Change(
         "update", NO_TIME, samples, tuple(sorted(counts)), revision=1, data=data
     )
-    twin = template._twin()
-    twin._snapshot = dataclasses.replace(
-        template._state(), head=head, counts=counts, history=(change,)
+    state = dataclasses.replace(
+        template.state_, head=head, counts=counts, history=(change,)
     )
-    return twin
+    return new_learner(template, encoder_of(template), state)
 
 
 def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Learner:
-    """Make a learner know what the shards of a data set sum up to, as if it had been fitted on all of it.
+    """Give a learner the sum of all shards, as if it had been fitted on all of them.
 
     Parameters
     ----------
     learner : Learner
         Forgets what it knew.
     total : Learner
-        The sum of all shards, each learned with the layer of one :func:`with_layer`.
+        The sum of all shards, each trained with the template of one :func:`with_layer`.
     sample : LabelledRows
-        Rows that are among those learned, to calibrate on; its fingerprint stands for
-        the data where it is all of them.
+        Rows to calibrate on, taken from the training data. If these are all rows, their
+        fingerprint stands for the data in the history.
     """
-    known = total._state()
-    blank = learner._blank(total._encoder)
+    known = total.state_
+    encoder = encoder_of(total)
+    seed = seed_of(learner)
     head = known.head.branch().settle()
-    calibration = calibrated(Calibration(), head, sample, known.counts, learner._seed())
-    values: dict[str, Any] = {
-        "head": head,
-        "calibration": calibration,
-        "label_kind": known.label_kind,
-    }
-    now = learned(blank, "fit", *_record(known, sample), known.counts, **values)
-    learner._begun = total._encoder
-    learner._snapshot = now
-    return learner
+    calibration = calibrated(Calibration(), head, sample, known.counts, seed)
+    empty = parts.empty_state(learner, encoder, seed)
+    samples, data = _learned_data(known, sample)
+    state = learned(
+        empty,
+        "fit",
+        samples,
+        data,
+        known.counts,
+        head=head,
+        calibration=calibration,
+        label_kind=known.label_kind,
+    )
+    return replace_model(learner, encoder, state)
 
 
 def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> Learner:
-    """Add what the shards of a data set sum up to, as if a learner had learned all of it in one batch.
+    """Add the sum of all shards to a learner, as if it had learned them in one batch.
 
     Parameters
     ----------
     learner : Learner
-        A learner that knows something.
+        A fitted learner.
     total : Learner
-        The sum of all shards, each learned with a :func:`~evergrow.learner.learner.empty_copy` of it.
+        The sum of all shards, each trained with one
+        :func:`~evergrow.learner.learner.empty_copy` of it.
     sample : LabelledRows
-        Rows that are among those learned, to calibrate on.
+        Rows to calibrate on, taken from the training data.
     """
-    now = learner._state()
-    more = total._state()
-    warn_alike(now.classes, np.array(sorted(more.counts), dtype=np.str_))
+    state = learner.state_
+    added = total.state_
+    warn_alike(state.classes, np.array(sorted(added.counts), dtype=np.str_))
     calibration = before_new_classes(
-        now.calibration, now.head, sample, now.counts, learner._seed()
+        state.calibration, state.head, sample, state.counts, seed_of(learner)
     )
-    counts = summed(now.counts, more.counts)
-    head = now.head.branch().merge(more.head).settle(cheap_only=True)
-    calibration = calibrated(calibration, head, sample, counts, now.seed)
-    record = _record(more, sample)
-    learner._snapshot = learned(
-        now, "update", *record, counts, head=head, calibration=calibration
+    counts = summed(state.counts, added.counts)
+    head = state.head.branch().merge(added.head).settle(cheap_only=True)
+    calibration = calibrated(calibration, head, sample, counts, state.seed)
+    samples, data = _learned_data(added, sample)
+    learner.state_ = learned(
+        state, "update", samples, data, counts, head=head, calibration=calibration
     )
     return learner
 
 
-def _record(total: Snapshot, sample: LabelledRows) -> tuple[int, tuple[str, ...]]:
-    """Return how many samples were learned and their fingerprints: one of all rows where the sample is all of them."""
+def _learned_data(total: Snapshot, sample: LabelledRows) -> tuple[int, tuple[str, ...]]:
+    """Return the number of samples and their fingerprints.
+
+    There is one fingerprint if the sample has all rows, otherwise one per shard.
+    """
     change = total.history[-1]
-    whole = len(sample.labels) == change.samples
-    return change.samples, (fingerprint(sample.X),) if whole else tuple(
-        dict.fromkeys(change.data)
-    )
+    if len(sample.labels) == change.samples:
+        return change.samples, (fingerprint(sample.X),)
+    return change.samples, tuple(dict.fromkeys(change.data))
