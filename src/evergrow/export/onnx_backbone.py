@@ -103,7 +103,8 @@ class PixelModule(nn.Module):
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
     """Concatenate blocks at equal energy.
 
-    Computes the same as :func:`evergrow.data.feature_blocks.join_blocks`, with operators that
+    Computes the same as
+    :func:`evergrow.data.feature_blocks.join_blocks`, with operators that
     can be traced.
 
     Parameters
