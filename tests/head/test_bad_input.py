@@ -112,13 +112,13 @@ def test_bad_queries(name, model, blobs):
 def test_a_failure_in_the_middle_of_learning_changes_nothing(model, blobs, monkeypatch):
     X, y = blobs
     before = model.decision_function(X)
-    real = RidgeModel._batches
+    real = RidgeModel.batches
 
     def breaks(self, *args, **kwargs):
         yield next(real(self, *args, **kwargs))
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(RidgeModel, "_batches", breaks)
+    monkeypatch.setattr(RidgeModel, "batches", breaks)
     with pytest.raises(MemoryError):
         model.partial_fit(X, y + 100)
     assert np.array_equal(before, model.decision_function(X))

@@ -128,7 +128,7 @@ class PseudoLabels:
     ) -> PseudoLabels:
         """Return the guesses with rows Z, of classes ``codes``, that are not among them."""
         state = self.state.accumulate(
-            base._batches(Z, codes, self.state.n_targets, weights)
+            base.batches(Z, codes, self.state.n_targets, weights)
         )
         return self._joined(state, PseudoLabels(state, row_marks(Z), codes, weights))
 
@@ -149,7 +149,7 @@ class PseudoLabels:
             self.state.n_targets,
         )
         state = self.state.accumulate(
-            base._batches(*taken, self.weights[gone]), sign=-1
+            base.batches(*taken, self.weights[gone]), sign=-1
         )
         kept = torch.ones_like(self.marks, dtype=torch.bool)
         kept[gone] = False
