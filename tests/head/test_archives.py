@@ -150,15 +150,15 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     "a seed": (set_meta(seed="x"), "'seed'"),
     "negative counts": (
         set_tensor("counts", scaled(-1, 0), "model"),
-        "no or too many samples",
+        "no samples or too many",
     ),
     "too many counts": (
         set_tensor("counts", scaled(99, 0), "model"),
-        "more samples than were learned",
+        "more samples than its statistics",
     ),
     "too few samples": (
         set_meta(*STATE, sq_targets=3.0),
-        "targets are not those of its classes",
+        "targets of its statistics do not match",
     ),
     "fewer counts": (set_tensor("counts", lambda t: t[:2], "model"), "'masses'"),
     "another rule": (set_meta("model", normalization="l3"), "'normalization'"),
@@ -168,7 +168,7 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
             gram=torch.ones(6, dtype=torch.float64),
             cross=torch.ones(3, 3, dtype=torch.float64),
         ),
-        "another width than its layer",
+        "different width than its layer",
     ),
     "no triangle": (
         set_tensor("gram", lambda t: t[1:], *STATE),
@@ -210,7 +210,7 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     "a bias too few": (set_tensor("bias", lambda t: t[1:], *LAYER), "'bias'"),
     "units of integers": (
         set_tensor("weights", lambda t: t.to(torch.int64), *LAYER),
-        "floating-point",
+        "must be float32 or float64",
     ),
     "a construction that never was": (
         lambda archive: construction(archive).update(status="lost"),
@@ -218,7 +218,7 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     ),
     "more guided units than units": (
         lambda archive: construction(archive).update(n_guided=10_000),
-        "more units",
+        "more guided units than units",
     ),
     "a log of no records": (
         lambda archive: construction(archive).update(log=[[1, 2]]),

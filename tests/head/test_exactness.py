@@ -80,10 +80,10 @@ def test_noise_counts_less_and_accuracy_gains(data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"blocks": (8, 17)}, "one frozen layer"),
-        ({"blocks": None, "normalize": "none"}, "one frozen layer"),
-        ({"random_state": 9}, "one frozen layer"),
-        ({"shape_directions": 0}, "shapes of classes in the same directions"),
+        ({"blocks": (8, 17)}, "different layers"),
+        ({"blocks": None, "normalize": "none"}, "different layers"),
+        ({"random_state": 9}, "different layers"),
+        ({"shape_directions": 0}, "class shapes in different directions"),
     ],
 )
 def test_learners_of_other_layers_or_shapes_do_not_merge(data, settings, message):

@@ -150,7 +150,7 @@ def first_blocks(
 
 
 def cautious_weights(blocks: int) -> tuple[float, ...]:
-    """Return default weights: the first block counts four times as much as the others.
+    """Return default weights: the first block has four times the weight of the others.
 
     The first block is the network's own feature vector. The mean square of the weights
     is one.

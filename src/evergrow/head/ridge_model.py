@@ -1,7 +1,7 @@
-"""What a classifier has learned: a frozen layer and statistics that can be added, subtracted and merged.
+"""The learned state of a classifier: a frozen layer and ridge statistics.
 
-A model is a record. Every operation returns a new one and leaves the old as it was, so
-that whoever holds the old one after a failure holds the state before it.
+A model is an immutable record. Every operation returns a new one, so a failed operation
+leaves the old model intact.
 """
 
 from __future__ import annotations
@@ -25,38 +25,36 @@ from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.linalg.statistics import Batch, RidgeStatistics, sum_columns
 
 LARGEST_MASS = 1e15
-"""Sums of weights beyond this are no longer exact to one sample."""
+"""Largest sum of weights of a class. Larger sums are not exact to one sample."""
 
 MANY_CLASSES = 1024
-"""Classes beyond which targets of a batch have columns of its own classes only."""
+"""Above this many classes, targets of a batch have columns for its own classes only."""
 
 
 @record("ridge-model", version=2)
 @dataclass(frozen=True)
 class RidgeModel:
-    """A frozen layer and the statistics of everything learned through it.
+    """A frozen layer and the statistics of all samples learned with it.
 
     Parameters
     ----------
     layer : FeatureMap
         The layer.
-    normalization : str
-        What is done to features before it.
+    normalization : {"none", "l2", "sqrt-l2"}
+        Normalisation of the features.
     state : RidgeStatistics
-        Sufficient statistics of (activations, one-hot labels).
+        Sufficient statistics of activations and one-hot targets.
     counts : Tensor of shape (C,)
         Samples per class, int64.
     masses : Tensor of shape (C,)
-        Sum of the weights of each class's samples, float64; the counts where every
-        sample counted as one.
+        Sum of the sample weights of each class, float64. Equal to `counts` if all
+        weights are 1.
     lineage : frozenset of str
-        Fingerprints of the first batches that went in, to notice what would be counted
-        twice.
+        Fingerprints of the first batches, to detect samples that would count twice.
     shapes : ClassShapes or None
-        Second moments per class in a few directions, where they are kept.
+        Second moments per class in a few directions, if used.
     blocks : FeatureBlocks or None
-        What is done to blocks of columns between normalisation and layer, where
-        features have several.
+        Weights of feature blocks, applied after normalisation. None for a single block.
     """
 
     layer: FeatureMap
@@ -72,15 +70,26 @@ class RidgeModel:
     def start(
         cls, layer: FeatureMap, normalization: Any, state: RidgeStatistics, **parts: Any
     ) -> RidgeModel:
-        """Return a model with a frozen layer and empty statistics, that has learned nothing; parts: shapes, blocks."""
+        """Return a model without classes.
+
+        Parameters
+        ----------
+        layer : FeatureMap
+            Frozen layer.
+        normalization : {"none", "l2", "sqrt-l2"}
+            Normalisation of the features.
+        state : RidgeStatistics
+            Empty statistics.
+        **parts
+            `shapes` and `blocks`.
+        """
         counts = torch.zeros(0, dtype=torch.int64, device=state.device)
-        return cls(
-            layer, normalization, state, counts, counts.to(torch.float64), **parts
-        )
+        masses = counts.to(torch.float64)
+        return cls(layer, normalization, state, counts, masses, **parts)
 
     @property
     def rows(self) -> int:
-        """Samples of all classes, or the sum of their weights, rounded."""
+        """Number of samples of all classes, or the rounded sum of their weights."""
         return round(float(self.masses.sum()))
 
     @property
@@ -90,40 +99,62 @@ class RidgeModel:
 
     @property
     def pooled_rows(self) -> float:
-        """Rows behind the statistics, those of forgotten classes among them; the sum of weights where there are any."""
-        weighted = bool((self.masses != self.counts).any())
-        if weighted:
+        """Number of rows in the statistics, including rows of forgotten classes.
+
+        With sample weights, the sum of the weights of the remaining classes.
+        """
+        has_weights = bool((self.masses != self.counts).any())
+        if has_weights:
             return float(self.masses.sum())
         return float(max(self.state.count, 1))
 
+    # -- rows --------------------------------------------------------------------------
+
     def inputs(self, Z: Tensor) -> Tensor:
-        """Return features as the layer sees them: normalised, and their blocks weighted and reduced."""
+        """Return layer inputs (n, d) of features Z (n, d): normalised and weighted."""
         Z = normalize(Z, self.normalization)
         if self.blocks is None:
             return Z
         return self.blocks.apply(Z)
 
     def activations(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Return the rows' activations, one chunk of bounded size after the other."""
+        """Yield (rows, activations) of features Z (n, d), in chunks of bounded size."""
         return self.layer.iter_transform(self.inputs(Z))
 
     def batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
     ) -> Iterator[Batch]:
-        """Yield activations and targets; sums of w h h^T and w h y^T are those of both times the root of w."""
+        """Yield activations and one-hot targets, both scaled by ``sqrt(w)``.
+
+        The statistics of scaled rows are the weighted sums ``sum w h h^T`` and
+        ``sum w h y^T``.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Features.
+        codes : Tensor of shape (n,)
+            Class of each row.
+        n_classes : int
+            Number of classes.
+        weights : Tensor of shape (n,) or None
+            Sample weights. None means 1.
+        """
         for rows, H in self.activations(Z):
-            own = codes[rows]
+            own_codes = codes[rows]
             columns = None
+            n_columns = n_classes
             if n_classes > MANY_CLASSES:
-                columns, own = torch.unique(own, return_inverse=True)
-            targets = torch.nn.functional.one_hot(
-                own, n_classes if columns is None else len(columns)
-            ).to(H.dtype)
+                columns, own_codes = torch.unique(own_codes, return_inverse=True)
+                n_columns = len(columns)
+            targets = torch.nn.functional.one_hot(own_codes, n_columns).to(H.dtype)
             if weights is not None:
                 root = weights[rows].sqrt()[:, None]
                 H = H * root
                 targets = targets * root
             yield H, targets, columns
+
+    # -- learning and unlearning -------------------------------------------------------
 
     def learn(
         self,
@@ -132,17 +163,34 @@ class RidgeModel:
         groups: Sequence[Sequence[int]],
         weights: Tensor | None = None,
     ) -> RidgeModel:
-        """Return the model with rows Z of classes ``codes`` learned; ``groups`` places the old classes."""
+        """Learn rows.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Features.
+        codes : Tensor of shape (n,)
+            Class of each row, among the new classes.
+        groups : sequence of sequences of int
+            The new classes, see :meth:`group`.
+        weights : Tensor of shape (n,) or None
+            Sample weights. None means 1.
+        """
         old = self.group(groups)
         n_classes = len(groups)
+        batches = self.batches(Z, codes, n_classes, weights)
         shapes = old.shapes
         if shapes is not None:
             shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, weights=weights)
         return dataclasses.replace(
             old,
+<<<<<<< HEAD
             state=old.state.accumulate(
                 self.batches(Z, codes, n_classes, weights), rows=len(Z)
             ),
+=======
+            state=old.state.accumulate(batches, rows=len(Z)),
+>>>>>>> room-head1
             counts=old.counts + torch.bincount(codes, minlength=n_classes),
             masses=old.masses + torch.bincount(codes, weights, minlength=n_classes),
             lineage=self.lineage or frozenset([_fingerprint(Z, codes)]),
@@ -152,9 +200,27 @@ class RidgeModel:
     def unlearn(
         self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None
     ) -> RidgeModel:
-        """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
+        """Remove rows that were learned before.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Features.
+        codes : Tensor of shape (n,)
+            Class of each row.
+        alpha : float
+            Ridge of the check that the rows were learned.
+        weights : Tensor of shape (n,) or None
+            Sample weights. None means 1.
+
+        Raises
+        ------
+        UnlearnError
+            If the rows cannot have been learned, as far as the statistics show.
+        """
         n_classes = len(self.counts)
         removed = torch.bincount(codes, minlength=n_classes)
+<<<<<<< HEAD
         if bool((removed > self.counts).any()):
             worst = int((removed - self.counts).argmax())
             raise UnlearnError(
@@ -188,6 +254,11 @@ class RidgeModel:
                         f"{part.shape[0]} given lies where nothing was learned"
                     ) from None
         masses = torch.where(kept, masses, torch.zeros_like(masses))
+=======
+        removed_masses = torch.bincount(codes, weights, minlength=n_classes)
+        masses = self._masses_after(removed, removed_masses)
+        self._require_learned(Z, codes, alpha, weights)
+>>>>>>> room-head1
         shapes = self.shapes
         try:
             state = self.state.accumulate(
@@ -197,12 +268,10 @@ class RidgeModel:
                 shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, -1.0, weights)
         except NumericalError as error:
             raise UnlearnError(
-                f"samples to unlearn must have been learned before: {error}"
+                f"The samples to unlearn were not learned before. {error}"
             ) from error
         if shapes is not None and not shapes.is_plausible(masses):
-            raise UnlearnError(
-                "samples to unlearn must have been learned before, but some were not"
-            )
+            raise UnlearnError("Some samples to unlearn were not learned before.")
         return dataclasses.replace(
             self,
             state=state,
@@ -211,177 +280,240 @@ class RidgeModel:
             masses=masses,
         )
 
+    def _masses_after(self, removed: Tensor, removed_masses: Tensor) -> Tensor:
+        """Return the masses (C,) after samples were removed.
+
+        Classes with remaining samples must keep some weight, and all others none.
+
+        Parameters
+        ----------
+        removed : Tensor of shape (C,)
+            Samples to remove per class.
+        removed_masses : Tensor of shape (C,)
+            Sums of their weights.
+        """
+        if bool((removed > self.counts).any()):
+            worst = int((removed - self.counts).argmax())
+            raise UnlearnError(
+                f"Class {worst} has {int(self.counts[worst])} learned samples, so "
+                f"{int(removed[worst])} cannot be unlearned."
+            )
+        masses = self.masses - removed_masses
+        has_samples = self.counts > removed
+        tolerance = 1e-9 * self.masses
+        is_empty = masses <= tolerance
+        is_off = masses.abs() > tolerance
+        if bool((is_empty & has_samples).any()) or bool((is_off & ~has_samples).any()):
+            raise UnlearnError(
+                "Samples must be unlearned with the weights that they were learned "
+                "with."
+            )
+        return torch.where(has_samples, masses, torch.zeros_like(masses))
+
+    def _require_learned(
+        self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None
+    ) -> None:
+        """Raise :class:`UnlearnError` unless ``H (G + alpha I)^-1 H^T < I``.
+
+        All learned rows satisfy this. Most others do not.
+        """
+        factor = safe_cholesky(self.state.gram, shift=alpha)
+        for H, *_ in self.batches(Z, codes, len(self.counts), weights):
+            for part in torch.split(H, 1024):
+                half = factor.half_solve(self.state.project(part).T)
+                try:
+                    safe_cholesky(
+                        -(half.T @ half), shift=1.0 + 1e-7, allow_jitter=False
+                    )
+                except NumericalError:
+                    raise UnlearnError(
+                        f"At least one of {part.shape[0]} samples to unlearn was not "
+                        "learned before: it lies outside of the learned samples."
+                    ) from None
+
     def require_sound(self, before: RidgeModel, alpha: float | None) -> None:
-        """Raise :class:`UnlearnError` if rounding of what was taken out of a model drowns what is left.
+        """Raise :class:`UnlearnError` if removing samples left only rounding errors.
 
         Parameters
         ----------
         before : RidgeModel
-            The model before.
+            The model before samples were removed.
         alpha : float or None
-            The ridge that will be asked for; None if it will be chosen from the
-            statistics.
+            Ridge of the classifier. None if it will be chosen from the statistics.
         """
-        stats = self.state
-        old = before.state
-        if alpha is None:
+        floor = alpha
+        if floor is None:
             floor = alpha_grid(self.row_energy)[0]
-        else:
-            floor = alpha
-        rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
-        if (
-            1e3 * rounding < floor
-        ):  # so that a factorisation is spared where it cannot fail
+        gram = before.state.gram
+        rounding = float(torch.finfo(gram.dtype).eps * gram.diagonal().sum())
+        if 1e3 * rounding < floor:  # the factorisation cannot fail
             return
+        scatter = ClassGeometry.of(self.state, self.masses).scatter
         try:
-            safe_cholesky(ClassGeometry.of(stats, self.masses).scatter, shift=floor)
+            safe_cholesky(scatter, shift=floor)
         except NumericalError as error:
             raise UnlearnError(
-                "samples to take out must not be so large beside the others that rounding of them drowns those, but "
-                "nothing could be answered any more; learn the others anew"
+                "The samples cannot be removed: they are so large that rounding errors "
+                "hide all other samples. Train a new model on the other samples."
             ) from error
 
-    def keep(self, columns: Sequence[int]) -> RidgeModel:
-        """Return the model with only the classes at ``columns``.
+    # -- classes -----------------------------------------------------------------------
 
-        The means of the others are gone; the spread of their samples around these stays
-        in the pooled statistics.
+    def keep(self, columns: Sequence[int]) -> RidgeModel:
+        """Keep only the given classes.
+
+        The means of all others are removed. The spread of their samples around the
+        means remains in the pooled statistics.
+
+        Parameters
+        ----------
+        columns : sequence of int
+            Classes to keep.
         """
-        dropped = [
-            column for column in range(len(self.counts)) if column not in set(columns)
-        ]
+        kept = set(columns)
+        dropped = [column for column in range(len(self.counts)) if column not in kept]
         stats = self.state
         sums = stats.lift(stats.cross[:, dropped])
-        rows = (
-            sums / counts_or_one(self.masses[dropped].to(sums)).sqrt()
-        ).T.contiguous()
-        state = self.state.accumulate(
-            [(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1
-        )
+        divisors = counts_or_one(self.masses[dropped].to(sums)).sqrt()
+        rows = (sums / divisors).T.contiguous()
+        no_targets = rows.new_zeros(rows.shape[0], len(self.counts))
+        state = stats.accumulate([(rows, no_targets)], sign=-1)
         left = dataclasses.replace(self, state=state).group(
             [[column] for column in columns]
         )
-        # Rows of the classes that are gone still count where the spread of all is
-        # looked at.
+        # All rows still contribute to the pooled scatter, so the count stays.
         state = dataclasses.replace(
-            left.state, count=self.state.count, sq_targets=float(left.masses.sum())
+            left.state, count=stats.count, sq_targets=float(left.masses.sum())
         )
         return dataclasses.replace(left, state=state)
 
     def group(self, groups: Sequence[Sequence[int]]) -> RidgeModel:
-        """Return the model whose classes are each several old ones, as if their samples had been learned as one.
+        """Merge, reorder, add and drop classes.
 
         Parameters
         ----------
         groups : sequence of sequences of int
-            The old classes of each new one, none for one without samples.
+            Old classes that each new class consists of. Empty for a class without
+            samples.
         """
         return dataclasses.replace(
             self,
             state=self.state.group_targets(groups),
             counts=sum_columns(self.counts, groups, dim=0),
             masses=sum_columns(self.masses, groups, dim=0),
-            shapes=None if self.shapes is None else self.shapes.group(groups),
+            shapes=self.shapes and self.shapes.group(groups),
         )
 
     def faded(self, factor: float) -> RidgeModel:
-        """Return the model as if every sample had been learned with its weight times a factor."""
+        """Multiply the weight of every sample learned so far by `factor`."""
         return dataclasses.replace(
             self,
             state=self.state.faded(factor),
             masses=factor * self.masses,
-            shapes=None if self.shapes is None else self.shapes.faded(factor),
+            shapes=self.shapes and self.shapes.faded(factor),
         )
-
-    def merge(self, other: RidgeModel, base: RidgeModel | None = None) -> RidgeModel:
-        """Return what both models know; of two that went on from ``base``, its samples count once.
-
-        Parameters
-        ----------
-        other, base : RidgeModel
-            With the same layer and the same classes in the same order (:meth:`group`).
-
-        Raises
-        ------
-        MergeError
-            If the layers differ, or samples would be counted twice.
-        """
-        if base is None:
-            parts = [other]
-        else:
-            parts = [other, base]
-        state = self.state
-        counts = self.counts
-        masses = self.masses
-        shapes = self.shapes
-        for part in parts:
-            same = (
-                self.blocks == part.blocks and self.normalization == part.normalization
-            )
-            if not (same and self.layer.same_map(part.layer)):
-                raise MergeError(
-                    "learners to merge must share one frozen layer, got two different ones: make the second "
-                    "with spawn(), or load both from files of the same origin"
-                )
-            known = part.shapes
-            if (shapes is None) != (known is None) or (
-                shapes and known and not shapes.same_directions(known)
-            ):
-                raise MergeError(
-                    "learners to merge must know the shapes of classes in the same directions, got others"
-                )
-        self._check_lineage(other, base)
-        for part, sign in zip(parts, (1, -1)):
-            state = state.merge(part.state, sign)
-            counts = counts + sign * part.counts.to(counts.device)
-            masses = masses + sign * part.masses.to(masses.device)
-            shapes = shapes and part.shapes and shapes.merge(part.shapes, sign)
-        lineage = self.lineage | other.lineage
-        return dataclasses.replace(
-            self,
-            state=state,
-            counts=counts,
-            masses=masses,
-            lineage=lineage,
-            shapes=shapes,
-        )
-
-    def _check_lineage(self, other: RidgeModel, base: RidgeModel | None) -> None:
-        common = self.lineage & other.lineage
-        if base is None:
-            if common:
-                raise MergeError(
-                    f"learners to merge must have learned separately, but {len(common)} of their first batches "
-                    "are the same, so samples would be counted twice: let the second one start from spawn()"
-                )
-            return
-        if not base.lineage or not base.lineage <= common:
-            raise MergeError(
-                "base must be what both learners began as, but one of them did not learn its first batch"
-            )
-        if common - base.lineage:
-            raise MergeError(
-                "learners must have gone on separately, but both merged the same "
-                f"{len(common - base.lineage)} learners since"
-            )
-        if bool(
-            (
-                base.counts.cpu() > torch.minimum(self.counts.cpu(), other.counts.cpu())
-            ).any()
-        ):
-            raise MergeError(
-                "base must be part of both learners, but it has more samples of a class than one of them"
-            )
 
     def empty(self) -> RidgeModel:
-        """Return a model with the same layer that has learned nothing."""
+        """Return a model with the same layer and without classes."""
         bare = self.group([])
         return dataclasses.replace(
             bare, state=bare.state.empty_like(), lineage=frozenset()
         )
 
+    # -- merging -----------------------------------------------------------------------
+
+    def merge(self, other: RidgeModel, base: RidgeModel | None = None) -> RidgeModel:
+        """Add the samples of another model.
+
+        Parameters
+        ----------
+        other : RidgeModel
+            A model with the same layer and the same classes in the same order
+            (:meth:`group`).
+        base : RidgeModel or None
+            Common origin of both models. Its samples count once.
+
+        Raises
+        ------
+        MergeError
+            If the layers differ, or if samples would count twice.
+        """
+        parts = [other] if base is None else [other, base]
+        for part in parts:
+            self._require_same_layer(part)
+        self._require_separate_samples(other, base)
+        state = self.state
+        counts = self.counts
+        masses = self.masses
+        shapes = self.shapes
+        for part, sign in zip(parts, (1, -1)):
+            state = state.merge(part.state, sign)
+            counts = counts + sign * part.counts.to(counts.device)
+            masses = masses + sign * part.masses.to(masses.device)
+            shapes = shapes and part.shapes and shapes.merge(part.shapes, sign)
+        return dataclasses.replace(
+            self,
+            state=state,
+            counts=counts,
+            masses=masses,
+            lineage=self.lineage | other.lineage,
+            shapes=shapes,
+        )
+
+    def _require_same_layer(self, other: RidgeModel) -> None:
+        """Raise :class:`MergeError` unless both models transform rows alike."""
+        is_same = (
+            self.blocks == other.blocks
+            and self.normalization == other.normalization
+            and self.layer.same_map(other.layer)
+        )
+        if not is_same:
+            raise MergeError(
+                "The learners have different layers, so they cannot be merged. Create "
+                "the second one with spawn(), or load both from files of the same "
+                "origin."
+            )
+        mine = self.shapes
+        theirs = other.shapes
+        if (mine is None) != (theirs is None) or (
+            mine and theirs and not mine.same_directions(theirs)
+        ):
+            raise MergeError(
+                "The learners keep class shapes in different directions, so they "
+                "cannot be merged."
+            )
+
+    def _require_separate_samples(
+        self, other: RidgeModel, base: RidgeModel | None
+    ) -> None:
+        """Raise :class:`MergeError` if a merge would count samples twice."""
+        common = self.lineage & other.lineage
+        if base is None:
+            if common:
+                raise MergeError(
+                    f"Samples would be counted twice: {len(common)} first batches of "
+                    "the learners are the same. Start the second learner with spawn()."
+                )
+            return
+        if not base.lineage or not base.lineage <= common:
+            raise MergeError(
+                "base is not the origin of both learners: one of them did not learn "
+                "its first batch."
+            )
+        if common - base.lineage:
+            raise MergeError(
+                "Samples would be counted twice: since base, both learners merged the "
+                f"same {len(common - base.lineage)} learners."
+            )
+        smaller = torch.minimum(self.counts.cpu(), other.counts.cpu())
+        if bool((base.counts.cpu() > smaller).any()):
+            raise MergeError(
+                "base is not the origin of both learners: it has more samples of a "
+                "class than one of them."
+            )
+
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless the parts of a file fit each other."""
+        """Raise :class:`FileFormatError` unless the fields agree with each other."""
         width = self.layer.n_features_in
         state = self.state
         counts = self.counts
@@ -389,95 +521,104 @@ class RidgeModel:
         if self.blocks is not None:
             require(
                 sum(self.blocks.sizes) == width,
-                "its layer is for blocks of another width",
+                "its feature blocks have a different width than its layer",
             )
         require(
             state.n_features == self.layer.n_outputs,
-            "its statistics are of another width than its layer",
+            "its statistics have a different width than its layer",
         )
         require(
             state.n_targets == len(counts),
-            "its statistics have another number of classes",
+            "its statistics have a different number of classes",
         )
         require(
             bool(((counts > 0) & (counts < 2**53)).all()),
-            "'counts' has a class of no or too many samples",
+            "'counts' has a class with no samples or too many",
         )
         require(
             int(counts.sum()) <= state.count,
-            "its classes have more samples than were learned",
+            "its classes have more samples than its statistics",
         )
         require(
             bool(((masses > 0) & (masses < LARGEST_MASS)).all()),
-            "a class has no weight or too much",
+            "'masses' has a class with no weight or too much",
         )
-        off = abs(state.sq_targets - float(masses.sum()))
+        total = float(masses.sum())
         require(
-            off <= 1e-6 * max(float(masses.sum()), 1.0),
-            "its targets are not those of its classes",
+            abs(state.sq_targets - total) <= 1e-6 * max(total, 1.0),
+            "the targets of its statistics do not match its classes",
         )
         if self.shapes is not None:
             require(
                 len(self.shapes.centre) == width,
-                "shapes of its classes are for features of another width",
+                "its class shapes have a different width than its layer",
             )
             require(
                 self.shapes.is_plausible(masses),
-                "its moments are not those of any samples",
+                "its class shapes are not those of any samples",
             )
 
 
 def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
-    """Return the mean energy of a row around the mean of all rows."""
-    mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(
-        float(masses.sum()), 1e-12
-    )
-    return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / rows
+    """Return the mean energy of a row around the mean of all rows.
+
+    Parameters
+    ----------
+    stats : RidgeStatistics
+        Statistics of one-hot targets.
+    masses : Tensor of shape (C,)
+        Sum of the sample weights of each class.
+    rows : float
+        Number of rows, or the sum of their weights.
+    """
+    sum_energy = float(stats.cross.sum(dim=1).square().sum())
+    mean_energy = sum_energy / max(float(masses.sum()), 1e-12)
+    return max(float(stats.gram.diagonal().sum()) - mean_energy, 0.0) / rows
 
 
 def _fingerprint(Z: Tensor, codes: Tensor) -> str:
-    """Identify a batch by its content."""
+    """Return a hash of features (n, d) and classes (n,)."""
     digest = hashlib.blake2b(Z.cpu().contiguous().numpy().data, digest_size=16)
     digest.update(codes.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 
-# -- what a head computes, as plain matrices: the form in which it leaves evergrow -----
+# -- export ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LayerMap:
-    """Scores ``units(z) A + z B + c`` of normalised features z, with the terms of class shapes if there are any.
+    """Class scores ``units(z) A + z B + c`` of normalised features z, as matrices.
 
-    Every head with one hidden layer is of this form: a direct link is part of B, and a
-    head without units has only B.
+    Every head with one hidden layer has this form. A direct link is part of B. A head
+    without units has only B.
 
     Parameters
     ----------
-    normalization : str
-        What is done to features first.
+    normalization : {"none", "l2", "sqrt-l2"}
+        Normalisation of the features.
     units : FeatureMap or None
-        The hidden layer.
+        Hidden layer.
     readout : Tensor of shape (L, C) or None
-        A, class weights of the units.
+        A, weights of the units.
     linear : Tensor of shape (d, C) or None
-        B, class weights of the features.
+        B, weights of the features.
     constant : Tensor of shape (C,)
         c.
     dtype : torch.dtype
-        In which the head computes.
+        Dtype of the computation.
     shapes : ShapeScores or None
-        What the shapes of classes add.
+        Shape terms to be added to the scores.
     blocks : FeatureBlocks or None
-        What blocks of columns are multiplied by once they are normalised, before
-        everything else.
+        Weights of feature blocks, applied after normalisation.
 
     Examples
     --------
-    >>> import torch
-    >>> from evergrow.lab.heads import SimpleCILClassifier
-    >>> SimpleCILClassifier().fit([[2.0, 0.0], [0.0, 3.0]], ["a", "b"]).linear_map().linear.tolist()
-    [[1.0, 0.0], [0.0, 1.0]]
+    >>> from sklearn.datasets import load_iris
+    >>> from evergrow import Classifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> Classifier(n_units=0).fit(X, y).linear_map().linear.shape
+    torch.Size([4, 3])
     """
 
     normalization: str
@@ -496,33 +637,46 @@ def layer_map(
     offset: Tensor | None = None,
     factor: float = 1.0,
 ) -> LayerMap:
-    """Return the map of a ridge model with class weights (n_outputs, C), all multiplied by a factor."""
+    """Write the scores ``factor (h @ weights + offset)`` as plain matrices.
+
+    With rows ``h = [units, scale (z - centre), 1]`` and weights ``[A; B; c]``,
+
+        h @ [A; B; c] = units A + z (scale B) - centre (scale B) + c
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The model.
+    weights : Tensor of shape (n_outputs, C)
+        Class weights of the transformed rows.
+    offset : Tensor of shape (C,) or None
+        Offsets.
+    factor : float, default=1.0
+        Factor of all scores.
+    """
     weights = weights.detach().cpu() * factor
     layer = model.layer
-    # [units, (z - centre) scale, 1] @ [A; B; c] = units @ A + z @ (scale B) - centre @
-    # (scale B) + c
+    constant = weights.new_zeros(weights.shape[1])
     if layer.intercept:
         constant = weights[-1]
-    else:
-        constant = weights.new_zeros(weights.shape[1])
     linear = None
     link = layer.link_columns()
-    units = None
-    readout = None
     if link is not None and layer.centre is not None:
         linear = weights[link] * layer.scale
         constant = constant - layer.centre.cpu().to(weights) @ linear
     if offset is not None:
         constant = constant + offset.detach().cpu() * factor
+    units = None
+    readout = None
     if layer.n_units:
         units = layer.units()
         readout = weights[: layer.n_units]
     return LayerMap(
-        model.normalization,
-        units,
-        readout,
-        linear,
-        constant,
-        weights.dtype,
+        normalization=model.normalization,
+        units=units,
+        readout=readout,
+        linear=linear,
+        constant=constant,
+        dtype=weights.dtype,
         blocks=model.blocks,
     )
