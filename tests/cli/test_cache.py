@@ -105,6 +105,6 @@ def test_what_is_in_use_stays_and_is_named(root: Path) -> None:
 def test_a_program_is_not_asked(root: Path) -> None:
     result = cache("clear", "--json")
     assert result.exit_code == 2
-    assert "Add --yes to --json" in result.stderr
+    assert "add --yes to --json" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert names(root) == ["half", "letters", "toy"]

@@ -34,12 +34,12 @@ def test_update_refuses_or_asks_before_it_learns_the_same_data_again(
         said = shell.error("update", model, later)
         assert (
             said
-            == "error: These 60 samples were learned before and would count twice; --again learns them once more."
+            == "error: These 60 samples were learned before and would count twice; --again learns them again."
         )
-    monkeypatch.setattr("evergrow.cli.change.can_ask", lambda as_json: True)
+    monkeypatch.setattr("evergrow.cli.change.is_interactive", lambda as_json: True)
     with unchanged(model):
         assert (
-            "Learn them once more? [y/N]"
+            "Learn them again? [y/N]"
             in shell.run("update", model, later, stdin="n\n", code=1).output
         )
     assert (
@@ -269,7 +269,7 @@ def test_few_samples_beside_others_are_named(shell, model, tests):
     X, y = clouds(("dog",), 1, 4)
     np.savez("one.npz", X_train=X, y_train=y, X_test=X, y_test=y)
     assert (
-        "few samples beside others: dog (1)"
+        "few samples compared with others: dog (1)"
         in shell.run("update", model, "one.npz", "--test", tests).stdout
     )
 
@@ -331,7 +331,7 @@ def test_names_that_do_not_do(shell, model):
             ("ant", "bee", "cat"),
             "Give names in pairs, OLD NEW; 3 names cannot be paired",
         ),
-        (("ant", "x", "ant", "y"), "is to be renamed twice"),
+        (("ant", "x", "ant", "y"), "is renamed twice"),
     ):
         with unchanged(model):
             assert said in shell.error("rename", model, *arguments)
@@ -356,7 +356,7 @@ def test_relabel_of_features_with_and_without_labels(shell, model):
         "relabel", model, "wrong.npy", "--from", "ant", "--to", "wasp"
     ).stdout
     assert (
-        "moved 15 samples from ant to wasp; ant is gone, since none of its samples remained"
+        "moved 15 samples from ant to wasp; ant has no samples left and was removed"
         in output
     )
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tests.cli.conftest import NAMES, clouds
 
-from evergrow.cli.pages import SHOWN, evaluation_page
+from evergrow.cli.evaluation_page import SHOWN, evaluation_page
 from evergrow.data.items import Images, Texts
 from evergrow.learner.evaluation import SampleAnswers, evaluate_predictions
 from evergrow.learner.modelfile import open_model

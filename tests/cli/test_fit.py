@@ -45,7 +45,7 @@ def test_holdout_is_tested_and_not_learned(shell, first):
             "fit", first, "-m", "n.evg", "--units", 50, "--holdout", 0.25
         ).stdout
     )
-    assert "--holdout is a share" in shell.error(
+    assert "--holdout is a fraction" in shell.error(
         "fit", first, "-m", "o.evg", "--holdout", 1
     )
 

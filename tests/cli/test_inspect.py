@@ -54,7 +54,7 @@ def test_images_tell_backbone_and_preprocessing_without_loading_it(
 
 
 def test_long_lists_are_cut_unless_asked_for(shell, first, monkeypatch):
-    monkeypatch.setattr("evergrow.cli.inspect._CLASSES", 2)
+    monkeypatch.setattr("evergrow.cli.inspect._MAX_ROWS", 2)
     shell.run("fit", first, "-m", "m.evg", "--units", 50)
     assert "(and 1 more: --full)" in shell.run("inspect", "m.evg").stdout
     output = shell.run("inspect", "m.evg", "--full").stdout
@@ -166,7 +166,10 @@ def test_models_without_data(shell, model, later):
 
 
 def test_a_model_like_itself(shell, model, hard):
-    assert "no answer changed" in shell.run("diff", model, model, "--data", hard).stdout
+    assert (
+        "no prediction changed"
+        in shell.run("diff", model, model, "--data", hard).stdout
+    )
 
 
 def test_what_cannot_be_compared(shell, model, image_model, hard):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.cli.conftest import NAMES, clouds
 
-from evergrow.cli.predict import read_question
+from evergrow.cli.samples import read_samples
 from evergrow.core.errors import InputError
 from evergrow.learner.modelfile import open_model
 
@@ -180,7 +180,7 @@ def test_one_image_leaves_nothing_behind(shell, image_model, images):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "p.evg"], "There is no image to ask about"),
+        (["predict", "p.evg"], "There is no image to predict"),
         (["predict", "p.evg", "absent.png"], "absent.png"),
         (["predict", "p.evg", "empty"], "empty must hold images, got none"),
         (
@@ -200,7 +200,7 @@ def test_bad_input_is_one_line(shell, image_model, arguments, message):
 
 
 def test_nothing_on_standard_input(shell, image_model):
-    assert "There is no image to ask about" in shell.error(
+    assert "There is no image to predict" in shell.error(
         "predict", image_model, "-", stdin="\n"
     )
 
@@ -209,7 +209,7 @@ def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
     Path("lines.txt").write_text("first\n\nsecond\n")
     Path("table.csv").write_text("text,n\nthird,1\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"fourth\n \n")))
-    items, names = read_question("text", ["lines.txt", "table.csv", "-"], ["fi\nfth"])
+    items, names = read_samples("text", ["lines.txt", "table.csv", "-"], ["fi\nfth"])
     items = items.raw_items()
     assert [items.raw(row) for row in range(len(items))] == [
         "first",
@@ -219,8 +219,8 @@ def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
         "fi\nfth",
     ]
     assert names[-1] == "fi fth"
-    with pytest.raises(InputError, match="no text to ask about"):
-        read_question("text", [], [])
+    with pytest.raises(InputError, match="no text to predict"):
+        read_samples("text", [], [])
 
 
 def test_model_without_probabilities_gives_scores(shell, first, asked):
@@ -232,7 +232,7 @@ def test_model_without_probabilities_gives_scores(shell, first, asked):
     )
     assert "unknown" not in rows[0]
     assert (
-        "nothing is called unknown" in shell.run("predict", "n.evg", "asked.npy").stderr
+        "every sample gets a class" in shell.run("predict", "n.evg", "asked.npy").stderr
     )
 
 

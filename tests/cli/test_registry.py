@@ -127,7 +127,7 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Any:
             ZeroDivisionError("by zero"),
             70,
             "ZeroDivisionError",
-            "error: this is a bug in evergrow: ZeroDivisionError: by zero; EVERGROW_DEBUG=1 shows where it comes from",
+            "error: this is a bug in evergrow: ZeroDivisionError: by zero; set EVERGROW_DEBUG=1 to see the traceback",
         ),
         (RecursionError("too deep"), 70, "RecursionError", None),
     ],

@@ -1,9 +1,18 @@
-"""The command line: parse, call one function, print.
+"""The command line: parse the arguments, call one function, print the answer.
 
-A command is a function under :func:`evergrow.cli.registry.command` in a module of this
-room; :data:`MODULES` lists the modules in the order in which people meet their
-commands.
+A command is a function decorated with :func:`evergrow.cli.registry.command`.
 """
 
-MODULES = ("fit", "predict", "inspect", "change", "tools", "sort", "share", "data")
-"""Modules that hold commands."""
+MODULES = (
+    "fit",
+    "predict",
+    "evaluate",
+    "inspect",
+    "change",
+    "tools",
+    "sort",
+    "share",
+    "data",
+    "features",
+)
+"""Modules that define commands, in the order of ``evergrow --help``."""

@@ -1,20 +1,17 @@
-"""Commands that change a model, each in one step: update, forget, unlearn, rollback, redo, rename, merge-classes, ...
-
-Every one of them opens the model for a change, makes it, commits it and says what it
-was.
-"""
+"""Commands that change a model file in one step, such as update and rollback."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evergrow.cli import model_files, options
-from evergrow.cli.console import Answer, can_ask, listed, plural
-from evergrow.cli.engine import HERE, EngineOptions
+from evergrow.cli.console import Answer, is_interactive, listed, plural
+from evergrow.cli.engine import NO_ENGINE, EngineOptions
 from evergrow.cli.registry import command
+from evergrow.cli.samples import check_paths, read_samples
 from evergrow.core.errors import KnownSamplesError, ParameterError
 from evergrow.core.escaping import one_line
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     from evergrow.engine.job import JobReport
     from evergrow.learner.snapshot import Change
 
-Classes = Annotated[list[str], typer.Argument(metavar="CLASS...")]
 Number = Annotated[int, typer.Option("--number", "-n", min=1)]
 
 
@@ -32,20 +28,19 @@ def update_command(
     model: options.ModelFile,
     data: options.Data,
     test: options.TestData = None,
-    reading: options.Reading = options.AS_FOUND,
-    run: options.ImageOptions = options.RUN_IMAGES,
+    columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    run: options.ImageOptions = options.DEFAULT_IMAGES,
     wait: options.Wait = False,
     again: bool = False,
     unlabelled: bool = False,
-    spread: EngineOptions = HERE,
+    sharding: EngineOptions = NO_ENGINE,
 ) -> Answer:
-    """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
+    """Teach a model new classes or more samples of known ones, without earlier data.
 
-    The model then is, to rounding, the one that learning everything at once would have
-    given. The file is replaced in one step; what it was before is kept for
-    [bold]rollback[/bold]. With --test, accuracy before and after is printed and kept in
-    the history. Data that were learned before are not learned once more unless you say
-    so.
+    Up to rounding, the model equals one that learned all data at once. If DATA has
+    train and test splits, only train is used. [bold]rollback[/bold] undoes the update.
+    With --test the accuracy before and after is printed and kept in the history. Data
+    that the model has learned before are refused unless --again is given.
 
     For example:
 
@@ -60,56 +55,109 @@ def update_command(
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), or not
-    confirmed, 2 bad input, or the data were learned before, and nothing changed, 3
-    another process is changing the model, 130 interrupted and nothing changed.
+    confirmed, 2 bad input or known data, and nothing changed, 3 another process is
+    changing the model, 130 interrupted and nothing changed.
 
     Parameters
     ----------
     again
-        Learn data once more that were learned before: they count twice.
+        Learn data again that the model has learned before; they count twice.
     unlabelled
-        DATA has no labels: learn it as what it looks like, as far as it does; forget
-        MODEL --unlabelled undoes that.
+        Learn samples without labels as their predicted class; forget MODEL --unlabelled
+        undoes it.
     """
+    if sharding.engine is not None:
+        sharding.reject(test=test, unlabelled=unlabelled)
+        return _update_sharded(model, data, columns, run, sharding, wait=wait)
+    if unlabelled:
+        return _update_unlabelled(model, data, test, columns, run, wait=wait)
     from evergrow.data.inputs import read_labelled
     from evergrow.tools.comparison import measured_change
 
-    if unlabelled and spread.engine is None:
-        from evergrow.cli.tools import learned_without_labels
-
-        return learned_without_labels(model, data, test, reading, run, wait)
-    if spread.engine is not None:
-        from evergrow.data import read
-
-        spread.refuse(test=test, unlabelled=unlabelled)
-        source = read(data, reading.options(), part="train")
-
-        def job(engine: Engine) -> tuple[model_files.ModelChange, JobReport]:
-            with model_files.changing_model(model, run, wait=wait) as change:
-                return change, engine.partial_fit(change.learner, source)
-
-        change, report = spread.run(job, model=model, quiet=run.as_json)
-        more: dict[str, Any] = {"seconds": change.seconds, "engine": report.to_values()}
-        return change.answer(
-            [model_files.learned_line(change)], report.summary(), **more
-        )
+    data_options = columns.data_options()
     with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
-        samples = read_labelled(data, "train", learner.state_.kind, reading.options())
-        with measured_change(learner, test, reading.options()):
+        samples = read_labelled(data, "train", learner.state_.kind, data_options)
+        with measured_change(learner, test, data_options):
             try:
                 learner.partial_fit(samples, again=again)
             except KnownSamplesError as error:
-                said = f"These {plural(len(samples), 'sample')} were learned before and would count twice"
-                if not can_ask(run.as_json):
-                    raise KnownSamplesError(
-                        f"{said}; --again learns them once more."
-                    ) from error
-                typer.confirm(f"{said}. Learn them once more?", abort=True)
+                _confirm_known(error, len(samples), run.as_json)
                 learner.partial_fit(samples)
     code = model_files.skipped_code(len(samples) - change.record.samples)
     lines = [model_files.learned_line(change), *model_files.tested_lines(change)]
     return change.answer(lines, code=code, seconds=change.seconds, test=change.tested)
+
+
+def _confirm_known(error: KnownSamplesError, n_samples: int, as_json: bool) -> None:
+    """Ask whether to learn known samples again. Raise an error unless confirmed."""
+    samples = plural(n_samples, "sample")
+    message = f"These {samples} were learned before and would count twice"
+    if not is_interactive(as_json):
+        raise KnownSamplesError(f"{message}; --again learns them again.") from error
+    typer.confirm(f"{message}. Learn them again?", abort=True)
+
+
+def _update_sharded(
+    model: Path,
+    data: str,
+    columns: options.ColumnOptions,
+    run: options.ImageOptions,
+    sharding: EngineOptions,
+    *,
+    wait: bool,
+) -> Answer:
+    from evergrow.data import read
+
+    source = read(data, columns.data_options(), part="train")
+
+    def job(engine: Engine) -> tuple[model_files.ModelChange, JobReport]:
+        with model_files.changing_model(model, run, wait=wait) as change:
+            report = engine.partial_fit(change.learner, source)
+        return change, report
+
+    change, report = sharding.run(job, model=model, quiet=run.as_json)
+    return change.answer(
+        [model_files.learned_line(change)],
+        report.summary(),
+        seconds=change.seconds,
+        engine=report.to_values(),
+    )
+
+
+def _update_unlabelled(
+    model: Path,
+    data: str,
+    test: str | None,
+    columns: options.ColumnOptions,
+    run: options.ImageOptions,
+    *,
+    wait: bool,
+) -> Answer:
+    from evergrow.tools.comparison import measured_change
+
+    check_paths([data])
+    with model_files.changing_model(model, run, wait=wait) as change:
+        learner = change.learner
+        samples, names = read_samples(learner.state_.kind, [data], columns=columns)
+        with measured_change(learner, test, columns.data_options()):
+            report = learner.learn_unlabelled(samples)
+    left_out = []
+    if report.unknown:
+        left_out.append(f"{report.unknown:,} look unknown")
+    if report.repeated:
+        left_out.append(f"{report.repeated:,} are copies")
+    line = f"learned {plural(report.used, 'sample')} without labels"
+    if left_out:
+        line += f" (left out: {listed(left_out)})"
+    n_unreadable = len(names) - report.used - report.unknown - report.repeated
+    return change.answer(
+        [line, *model_files.tested_lines(change)],
+        code=model_files.skipped_code(n_unreadable),
+        unlabelled=vars(report),
+        seconds=change.seconds,
+        test=change.tested,
+    )
 
 
 @command("forget", panel="Edit")
@@ -119,11 +167,11 @@ def forget_command(
     unlabelled: bool = False,
     wait: options.Wait = False,
 ) -> Answer:
-    """Forget whole classes: they are never predicted again. Needs no data and no backbone.
+    """Remove whole classes from a model, without any data.
 
-    Label, count and mean of each class are gone; what its samples add to the pooled
-    spread of all classes stays. Use [bold]unlearn[/bold] with the samples themselves to
-    remove that too.
+    The model never predicts them again. Label, count and mean of each class are
+    removed. The contribution of its samples to the covariance of all classes stays; use
+    [bold]unlearn[/bold] with the samples to remove that too.
 
     For example:
 
@@ -133,8 +181,8 @@ def forget_command(
 
       evergrow forget birds.evg --unlabelled
 
-    Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has
-    the nearest names), 3 another process is changing the model, 130 interrupted and
+    Exit codes: 0 forgotten, 2 unknown class (the message has the nearest names) and
+    nothing changed, 3 another process is changing the model, 130 interrupted and
     nothing changed.
 
     Parameters
@@ -142,37 +190,67 @@ def forget_command(
     classes
         Classes to forget.
     unlabelled
-        Forget what was learned without labels instead: the model is, bit for bit, one
-        that never saw it.
+        Remove everything learned by update --unlabelled instead; the model is then, bit
+        for bit, one that never saw it.
     """
     if bool(classes) == unlabelled:
         raise ParameterError(
-            "Name classes to forget, or give --unlabelled to forget what was learned without labels."
+            "Name classes to forget, or use --unlabelled to forget everything that was "
+            "learned without labels."
         )
     with model_files.changing_model(model, wait=wait) as change:
         if unlabelled:
             change.learner.unlearn(unlabelled=True)
+            what = " without labels"
         else:
             change.learner.forget_classes(classes or [])
-    if unlabelled:
-        what = " without labels"
-    else:
-        what = model_files.classes_note(change.record.classes, "whole")
+            what = model_files.classes_note(change.record.classes, "whole")
     return change.answer([f"forgot {plural(change.record.samples, 'sample')}{what}"])
+
+
+@command("fade", panel="Edit")
+def fade_command(
+    model: options.ModelFile,
+    factor: Annotated[float, typer.Argument(metavar="FACTOR")],
+    wait: options.Wait = False,
+) -> Answer:
+    """Reduce the weight of everything learned so far, for classes whose looks change.
+
+    The model then equals one that learned every sample with FACTOR times its weight.
+    Needs no data.
+
+    For example:
+
+      evergrow fade birds.evg 0.5
+
+    Exit codes: 0 faded, 2 no model or a factor out of range, and nothing changed, 3
+    another process is changing the model.
+
+    Parameters
+    ----------
+    factor
+        Factor by which to multiply the weight of every sample; above 0, at most 1.
+    """
+    with model_files.changing_model(model, wait=wait) as change:
+        change.learner.fade(factor)
+    samples = plural(change.record.samples, "sample")
+    line = f"multiplied the weight of {samples} by {factor:g}"
+    return change.answer([line], factor=factor)
 
 
 @command("unlearn", panel="Edit")
 def unlearn_command(
     model: options.ModelFile,
     data: options.Data,
-    reading: options.Reading = options.AS_FOUND,
-    run: options.RunOptions = options.RUN,
+    columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    run: options.BackboneOptions = options.DEFAULT_BACKBONE,
     wait: options.Wait = False,
 ) -> Answer:
-    """Take samples out again, with the labels they were learned with: the model then equals one that never saw them.
+    """Remove samples from a model, as if it had never seen them.
 
-    Of data with a training and a test part the training part is taken. A class whose
-    last sample goes is gone.
+    DATA holds the samples with the labels that they were learned with. If DATA has
+    train and test splits, only train is used. A class without remaining samples is
+    removed.
 
     For example:
 
@@ -180,23 +258,25 @@ def unlearn_command(
 
       evergrow unlearn intents.evg withdrawn.csv --json
 
-    Exit codes: 0 unlearned, 2 some were never learned, or cannot be read, and nothing
-    changed, 3 another process is changing the model, 130 interrupted and nothing
-    changed.
+    Exit codes: 0 unlearned, 2 some samples were never learned or cannot be read, and
+    nothing changed, 3 another process is changing the model, 130 interrupted and
+    nothing changed.
     """
     from evergrow.data.inputs import read_labelled
 
     with model_files.changing_model(model, run, wait=wait) as change:
-        change.learner.unlearn(
-            read_labelled(data, "train", change.learner.state_.kind, reading.options())
+        learner = change.learner
+        samples = read_labelled(
+            data, "train", learner.state_.kind, columns.data_options()
         )
-    forgotten = model_files.classes_note(change.record.classes, "whole")
-    lines = [f"unlearned {plural(change.record.samples, 'sample')}{forgotten}"]
+        learner.unlearn(samples)
+    removed = model_files.classes_note(change.record.classes, "whole")
+    lines = [f"unlearned {plural(change.record.samples, 'sample')}{removed}"]
     if change.record.influenced_scores:
         scores = plural(change.record.influenced_scores, "calibration score")
         lines.append(
-            f"up to {scores} of other samples were measured while these were learned, "
-            "and are kept as measured"
+            f"up to {scores} of other samples were measured with these samples learned "
+            "and stay unchanged"
         )
     return change.answer(lines)
 
@@ -205,10 +285,10 @@ def unlearn_command(
 def rollback_command(
     model: options.ModelFile, n: Number = 1, wait: options.Wait = False
 ) -> Answer:
-    """Undo the last changes: the file is again, byte for byte, what it was before them.
+    """Undo the last changes of a model, byte for byte.
 
-    The last ten states are kept beside the model, in MODEL.history, within five times
-    its size and 20 MB. [bold]redo[/bold] takes it back.
+    MODEL.history keeps the last ten states, within five times the size of the model
+    plus 20 MB. [bold]redo[/bold] undoes a rollback.
 
     For example:
 
@@ -216,26 +296,26 @@ def rollback_command(
 
       evergrow rollback birds.evg -n 3 --json
 
-    Exit codes: 0 undone, 2 not as many changes are kept and nothing changed, 3 another
+    Exit codes: 0 undone, 2 fewer changes are kept, and nothing changed, 3 another
     process is changing the model.
 
     Parameters
     ----------
     n
-        How many changes to undo.
+        Number of changes to undo.
     """
     from evergrow.learner.modelfile import rollback
 
-    return _restored(model, rollback(model, n, wait=wait))
+    return _restored_answer(model, rollback(model, n, wait=wait))
 
 
 @command("redo", panel="Edit")
 def redo_command(
     model: options.ModelFile, n: Number = 1, wait: options.Wait = False
 ) -> Answer:
-    """Take the last rollback back: the file is again, byte for byte, what it was before it.
+    """Undo the last rollback, byte for byte.
 
-    That is possible until the model learns or changes otherwise.
+    This is possible until the model changes otherwise.
 
     For example:
 
@@ -243,23 +323,22 @@ def redo_command(
 
       evergrow redo birds.evg -n 2 --json
 
-    Exit codes: 0 redone, 2 nothing can be redone and nothing changed, 3 another process
-    is changing the model.
+    Exit codes: 0 redone, 2 nothing to redo, and nothing changed, 3 another process is
+    changing the model.
 
     Parameters
     ----------
     n
-        How many rollbacks to take back.
+        Number of rollbacks to undo.
     """
     from evergrow.learner.modelfile import redo
 
-    return _restored(model, redo(model, n, wait=wait))
+    return _restored_answer(model, redo(model, n, wait=wait))
 
 
-def _restored(model: Path, record: Change) -> Answer:
-    change = model_files.ModelChange(
-        model, model_files.load_model(model, lazy=True), restored=record
-    )
+def _restored_answer(model: Path, record: Change) -> Answer:
+    learner = model_files.load_model(model, lazy=True)
+    change = model_files.ModelChange(model, learner, restored=record)
     return change.answer([record.note or "undone"], note=record.note)
 
 
@@ -269,9 +348,9 @@ def rename_command(
     names: Annotated[list[str], typer.Argument(metavar="OLD NEW...")],
     wait: options.Wait = False,
 ) -> Answer:
-    """Give classes other names: answers are the same under them. Needs no data and no backbone.
+    """Rename classes, without data and without a backbone.
 
-    Several pairs are renamed at once, so that two classes may swap their names.
+    Several pairs are renamed at once, so two classes can swap their names.
 
     For example:
 
@@ -279,9 +358,9 @@ def rename_command(
 
       evergrow rename birds.evg crow raven raven crow --json
 
-    Exit codes: 0 renamed, 2 a class is not known or the new name is that of another and
-    nothing changed, 3 another process is changing the model, 130 interrupted and
-    nothing changed.
+    Exit codes: 0 renamed, 2 unknown class or the new name is taken, and nothing
+    changed, 3 another process is changing the model, 130 interrupted and nothing
+    changed.
 
     Parameters
     ----------
@@ -290,29 +369,30 @@ def rename_command(
     """
     if len(names) % 2:
         raise ParameterError(
-            f"Give names in pairs, OLD NEW; {plural(len(names), 'name')} cannot be paired."
+            f"Give names in pairs, OLD NEW; {plural(len(names), 'name')} cannot be "
+            "paired."
         )
-    pairs = dict(zip(names[::2], names[1::2], strict=True))
-    for name in pairs:
-        if names[::2].count(name) > 1:
-            raise ParameterError(
-                f"{one_line(name)!r} is to be renamed twice; name it once."
-            )
+    old_names = names[::2]
+    for name in old_names:
+        if old_names.count(name) > 1:
+            raise ParameterError(f"{one_line(name)!r} is renamed twice; name it once.")
     with model_files.changing_model(model, wait=wait, lazy=True) as change:
-        change.learner.rename_classes(pairs)
+        change.learner.rename_classes(dict(zip(old_names, names[1::2], strict=True)))
     renamed = dict(change.record.names)
-    said = listed([f"{old} -> {new}" for old, new in renamed.items()])
-    return change.answer([f"renamed {said}"], names=renamed)
+    pairs = listed([f"{old} -> {new}" for old, new in renamed.items()])
+    return change.answer([f"renamed {pairs}"], names=renamed)
 
 
 @command("merge-classes", panel="Edit")
 def merge_classes_command(
     model: options.ModelFile,
-    classes: Classes,
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...")],
     into: Annotated[str, typer.Option()],
     wait: options.Wait = False,
 ) -> Answer:
-    """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
+    """Merge classes, as if their samples had been learned under one name.
+
+    Needs no data.
 
     For example:
 
@@ -320,26 +400,29 @@ def merge_classes_command(
 
       evergrow merge-classes intents.evg refund money_back --into refund --json
 
-    Exit codes: 0 merged, 2 a class is not known or there is only one and nothing
-    changed, 3 another process is changing the model, 130 interrupted and nothing
-    changed.
+    Exit codes: 0 merged, 2 unknown class or only one class, and nothing changed, 3
+    another process is changing the model, 130 interrupted and nothing changed.
 
     Parameters
     ----------
     classes
         Classes to merge.
     into : CLASS
-        Name of the one that they become; may be one of them.
+        Name of the merged class; an existing class is merged too.
     """
     with model_files.changing_model(model, wait=wait, lazy=True) as change:
         learner = change.learner
-        before = learner.state_.counts
+        existed = into in learner.state_.counts
         learner.merge_classes(classes, into)
     record = change.record
-    merged = sorted({*record.names, *({into} & before.keys())})
-    total = plural(learner.state_.counts[record.classes[0]], "sample")
-    said = f"merged {plural(len(merged), 'class', 'classes')} ({listed(merged)}) into {record.classes[0]}: {total}"
-    return change.answer([said], names=dict(record.names), merged=merged)
+    merged = set(record.names)
+    if existed:
+        merged.add(into)
+    name = record.classes[0]
+    samples = plural(learner.state_.counts[name], "sample")
+    count = plural(len(merged), "class", "classes")
+    line = f"merged {count} ({listed(sorted(merged))}) into {name}: {samples}"
+    return change.answer([line], names=dict(record.names), merged=sorted(merged))
 
 
 @command("relabel", panel="Edit")
@@ -348,15 +431,15 @@ def relabel_command(
     data: options.Data,
     source: Annotated[str, typer.Option("--from")],
     target: Annotated[str, typer.Option("--to")],
-    reading: options.Reading = options.AS_FOUND,
-    run: options.RunOptions = options.RUN,
+    columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    run: options.BackboneOptions = options.DEFAULT_BACKBONE,
     wait: options.Wait = False,
 ) -> Answer:
-    """Take samples out of one class and into another, exactly as if they had been learned as the second.
+    """Move samples to another class, as if they had been learned with that label.
 
-    Of DATA with labels the samples labelled --from are moved, and of data with a
-    training and a test part those of the training part; a folder of images without
-    classes, or a file of texts or features without labels, is moved whole.
+    If DATA has labels, only the samples labelled --from are moved. If DATA has train
+    and test splits, only train is used. Without labels (a folder of images, a file of
+    texts or features) all samples are moved.
 
     For example:
 
@@ -364,27 +447,24 @@ def relabel_command(
 
       evergrow relabel intents.evg wrong.csv --from refund --to complaint --json
 
-    Exit codes: 0 moved, 2 some were never learned as --from, or cannot be read, and
-    nothing changed, 3 another process is changing the model, 130 interrupted and
+    Exit codes: 0 moved, 2 some samples were never learned as --from or cannot be read,
+    and nothing changed, 3 another process is changing the model, 130 interrupted and
     nothing changed.
 
     Parameters
     ----------
     source : CLASS
-        The class they were learned as.
+        Class that the samples were learned as.
     target : CLASS
-        The class they are of; it may be new.
+        Class to move them to; may be new.
     """
     from evergrow.learner.edits import read_movable
 
     with model_files.changing_model(model, run, wait=wait) as change:
         learner = change.learner
-        learner.relabel(
-            read_movable(data, learner.state_.kind, reading.options()), source, target
-        )
-    if source in learner.state_.counts:
-        gone = ""
-    else:
-        gone = f"; {source} is gone, since none of its samples remained"
-    said = f"moved {plural(change.record.samples, 'sample')} from {source} to {target}{gone}"
-    return change.answer([said], names=dict(change.record.names))
+        samples = read_movable(data, learner.state_.kind, columns.data_options())
+        learner.relabel(samples, source, target)
+    line = f"moved {plural(change.record.samples, 'sample')} from {source} to {target}"
+    if source not in learner.state_.counts:
+        line += f"; {source} has no samples left and was removed"
+    return change.answer([line], names=dict(change.record.names))

@@ -1,4 +1,4 @@
-"""One way to print: the answer of a command for people and for programs, and the words and tables it is made of."""
+"""Answers of commands, and the text that they consist of: counts, tables, facts."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import typer
 from rich.cells import cell_len
 
-from evergrow.cli.exits import ExitCode, PrintError, complain
+from evergrow.cli.exits import ExitCode, PrintError, print_to_stderr
 from evergrow.core.errors import EvergrowWarning
 from evergrow.core.escaping import one_line, printable
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of a command, for people and for programs.
+    """The result of a command.
 
     Parameters
     ----------
     values : dict
-        For ``--json``: plain values.
+        Plain values for ``--json``.
     lines : list of str
-        For people.
+        Lines to print without ``--json``.
     cautions : list of str
-        Remarks on work that is done but deserves a look; any of them makes the exit
-        code 1.
+        Warnings about the result. Any of them makes the exit code 1.
     code : ExitCode, optional
-        Another exit code than that.
+        Exit code, if not 0 or 1 by `cautions`.
     done : str
-        The file that has been written for good, in a few words: said where the answer
-        itself cannot be printed.
+        What was written to disk, such as ``"m.evg was written"``. The error message
+        contains it if the answer cannot be printed.
 
     Examples
     --------
@@ -52,60 +52,38 @@ class Answer:
 
     @property
     def exit_code(self) -> ExitCode:
-        """0, or 1 if there is something to look at, unless the command has chosen."""
+        """The exit code of the command."""
         if self.code is not None:
             return self.code
         return ExitCode.LOOK if self.cautions else ExitCode.OK
 
 
-def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> ExitCode:
-    """Run a command and print its answer: as lines, or as one JSON object with all warnings in it.
+def run_and_print(name: str, work: Callable[[], Answer], *, as_json: bool) -> ExitCode:
+    """Run a command, print its answer and return its exit code.
 
     Parameters
     ----------
     name : str
-        Of the command.
-    command : callable
-        Does the work.
+        Name of the command.
+    work : callable
+        Runs the command.
     as_json : bool
-        Which of the two.
+        Print one JSON object that contains all warnings, instead of lines.
 
     Raises
     ------
     PrintError
-        If standard output does not take the answer.
+        If standard output does not accept the answer.
     """
-    said: list[str] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", EvergrowWarning)
-        otherwise = warnings.showwarning
-
-        def show(
-            message: Warning | str, category: type[Warning], *rest: Any, **more: Any
-        ) -> None:
-            """Print each of evergrow's warnings once, on one line; pass others on unchanged."""
-            text = one_line(str(message))
-            if not issubclass(category, EvergrowWarning):
-                otherwise(message, category, *rest, **more)
-            elif text not in said:
-                said.append(text)
-                warn_line(text)
-
-        warnings.showwarning = show
-        answer = command()
+    with _printed_warnings() as notes:
+        answer = work()
     for caution in answer.cautions:
         warn_line(caution)
+        notes.append(one_line(caution))
     try:
         if as_json:
-            notes = [*said, *(one_line(caution) for caution in answer.cautions)]
-            print_json(
-                {
-                    "command": name,
-                    "exit_code": int(answer.exit_code),
-                    **answer.values,
-                    "warnings": notes,
-                }
-            )
+            head = {"command": name, "exit_code": int(answer.exit_code)}
+            print_json({**head, **answer.values, "warnings": notes})
         else:
             for line in answer.lines:
                 typer.echo(printable(line))
@@ -114,18 +92,40 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
     return answer.exit_code
 
 
+@contextmanager
+def _printed_warnings() -> Iterator[list[str]]:
+    """Print each of evergrow's warnings once, on one line. Yield the list of them."""
+    notes: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EvergrowWarning)
+        show_other = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], *rest: Any, **more: Any
+        ) -> None:
+            text = one_line(str(message))
+            if not issubclass(category, EvergrowWarning):
+                show_other(message, category, *rest, **more)
+            elif text not in notes:
+                notes.append(text)
+                warn_line(text)
+
+        warnings.showwarning = show
+        yield notes
+
+
 def warn_line(text: str) -> None:
     """Print a warning on standard error."""
-    complain(f"warning: {one_line(text)}", typer.colors.YELLOW)
+    print_to_stderr(f"warning: {one_line(text)}", typer.colors.YELLOW)
 
 
 def note_line(text: str) -> None:
-    """Print something worth knowing on standard error."""
-    complain(one_line(text), None)
+    """Print a note on standard error."""
+    print_to_stderr(one_line(text), None)
 
 
 def print_json(values: Any) -> None:
-    """Print one JSON object, in ASCII so that every terminal and every file name can take it."""
+    """Print one JSON object in ASCII, which every terminal can show."""
 
     def plain(value: Any) -> Any:
         if hasattr(value, "tolist"):
@@ -136,7 +136,7 @@ def print_json(values: Any) -> None:
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """Return a count with its noun.
+    """Return a number with its noun.
 
     Examples
     --------
@@ -144,11 +144,13 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     >>> plural(1, "class", "classes"), plural(1200, "sample")
     ('1 class', '1,200 samples')
     """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    if count == 1:
+        return f"1 {one}"
+    return f"{count:,} {many or one + 's'}"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Return the first few names, and how many more there are.
+    """Return the first names and the number of further ones.
 
     Examples
     --------
@@ -167,8 +169,7 @@ def table(
 ) -> list[str]:
     """Return the lines of a table with aligned columns.
 
-    rich would draw it too, but importing it takes longer than drawing; ``predict`` has
-    no time for that.
+    rich can do this too, but its import takes longer than ``predict``.
 
     Parameters
     ----------
@@ -177,7 +178,7 @@ def table(
     rows : iterable of sequence of str
         Cells.
     right : iterable of str
-        Headings of the columns to align to the right.
+        Headings of right-aligned columns.
 
     Examples
     --------
@@ -189,29 +190,30 @@ def table(
     otter  12
     """
     cells = [list(columns), *([printable(cell) for cell in row] for row in rows)]
-    widths = [
-        max(cell_len(row[column]) for row in cells) for column in range(len(columns))
-    ]
-    aligned = set(right)
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    right_aligned = set(right)
     lines = []
     for row in cells:
         parts = []
         for name, cell, width in zip(columns, row, widths, strict=True):
             gap = " " * (width - cell_len(cell))
-            parts.append(gap + cell if name in aligned else cell + gap)
+            if name in right_aligned:
+                parts.append(gap + cell)
+            else:
+                parts.append(cell + gap)
         lines.append("  ".join(parts).rstrip())
     return lines
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Return labelled values as aligned lines; empty values are left out."""
+    """Return labelled values as aligned lines. Empty values are left out."""
     kept = [(label, value) for label, value in pairs if value]
     width = max((len(label) for label, _ in kept), default=0)
     return [f"{label:<{width}}  {printable(value)}" for label, value in kept]
 
 
 def percent(value: float | None) -> str:
-    """Return a share in percent, or a dash if it is not a number.
+    """Return a fraction in percent, or a dash if it is None or not finite.
 
     Examples
     --------
@@ -224,6 +226,6 @@ def percent(value: float | None) -> str:
     return f"{100 * value:.1f} %"
 
 
-def can_ask(as_json: bool) -> bool:
-    """Return whether somebody is there to answer a question: a person at a terminal, and no program."""
+def is_interactive(as_json: bool) -> bool:
+    """Return whether a person at a terminal can answer a question."""
     return not as_json and sys.stdin is not None and sys.stdin.isatty()

@@ -1,4 +1,4 @@
-"""``--engine`` of several commands: work on several processes or machines."""
+"""The options ``--engine`` and ``--workers``: work on several processes or machines."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-PANEL = "On several processes or machines"
+PANEL = "Several processes or machines"
 
 
 @dataclass(frozen=True)
 class WorkerOptions(OptionGroup):
-    """Where work is done that several workers share.
+    """Workers of an engine.
 
     Parameters
     ----------
     address
-        Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (finds or starts one) or
-        local.
+        Address of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (find or start
+        one) or local.
     gpus_per_worker
-        GPUs, or a share of one, of each worker.
+        GPUs of each worker; a fraction shares a GPU.
     """
 
     engine: Annotated[
@@ -45,25 +45,25 @@ class WorkerOptions(OptionGroup):
 
 @dataclass(frozen=True)
 class EngineOptions(WorkerOptions):
-    """Where a command does its work: here and at once, or shard by shard on an engine.
+    """Whether a command works shard by shard, and how.
 
     Parameters
     ----------
     engine
-        Work shard by shard, on processes of this machine or a Ray cluster; DATA may
-        then be an address such as s3://bucket/train/ too.
+        Work shard by shard, on processes of this machine (local) or a Ray cluster
+        (ray); DATA may then be an address such as s3://bucket/train/.
     workers
-        Workers at a time.
+        Number of workers.
     cpus_per_worker
-        Cores of each worker on a cluster: those beside the first decode images.
+        Cores of each worker on a cluster; additional cores decode images.
     out_dir
-        Folder of manifest and results, which an interrupted command goes on from.
+        Folder of the job; the same command resumes an interrupted job from it.
     shard_rows
-        Most samples of a shard.
+        Maximum number of samples in a shard.
     shard_mib
-        Most bytes of a shard, in MiB.
+        Maximum size of a shard in MiB.
     first_rows
-        Most samples that the layer is grown on.
+        Maximum number of samples from which the layer is built.
     """
 
     cpus_per_worker: Rare[int] = 1
@@ -80,52 +80,61 @@ class EngineOptions(WorkerOptions):
         folder: Path | None = None,
         quiet: bool = False,
     ) -> Result:
-        """Run a job on the engine that was asked for, and return its result.
+        """Run a job on the selected engine and return its result.
 
         Parameters
         ----------
         job : callable
-            Does the work.
+            Called with the engine.
         model : Path, optional
-            The model of the job: its folder lies beside it, and goes with the job
-            unless the user named one.
+            Model file of the job. Without `folder` and `out_dir` the job uses the
+            folder ``MODEL.engine`` and removes it at the end.
         folder : Path, optional
-            The folder of a job whose results stay there.
-        quiet : bool
-            Whether to show no progress bar.
+            Folder of the job, which is kept.
+        quiet : bool, default=False
+            Show no progress bar.
         """
-        from evergrow.engine.engines import LocalEngine, RayEngine
-
-        named = folder or self.out_dir
-        used = named or Path(f"{model}.engine")
-        common: dict[str, Any] = {
-            "folder": used,
-            "progress": not quiet and sys.stderr.isatty(),
-        }
-        common |= {
-            name: getattr(self, name)
-            for name in ("shard_rows", "shard_mib", "first_rows")
-        }
-        if self.engine == "ray":
-            cluster = {
-                name: getattr(self, name)
-                for name in ("address", "gpus_per_worker", "cpus_per_worker")
-            }
-            result = job(RayEngine(workers=self.workers or None, **cluster, **common))
-        else:
-            result = job(LocalEngine(workers=self.workers or 1, **common))
-        if named is None:
-            shutil.rmtree(used, ignore_errors=True)
+        kept_folder = folder or self.out_dir
+        job_folder = kept_folder or Path(f"{model}.engine")
+        result = job(self._create_engine(job_folder, quiet))
+        if kept_folder is None:
+            shutil.rmtree(job_folder, ignore_errors=True)
         return result
 
-    def refuse(self, **given: Any) -> None:
-        """Raise :class:`ParameterError` for options that do not go with an engine, by their name without dashes."""
-        for name, value in given.items():
+    def _create_engine(self, folder: Path, quiet: bool) -> Engine:
+        from evergrow.engine.engines import LocalEngine, RayEngine
+
+        settings: dict[str, Any] = {
+            "folder": folder,
+            "progress": not quiet and sys.stderr.isatty(),
+            "shard_rows": self.shard_rows,
+            "shard_mib": self.shard_mib,
+            "first_rows": self.first_rows,
+        }
+        if self.engine == "local":
+            return LocalEngine(workers=self.workers or 1, **settings)
+        return RayEngine(
+            address=self.address,
+            workers=self.workers,
+            gpus_per_worker=self.gpus_per_worker,
+            cpus_per_worker=self.cpus_per_worker,
+            **settings,
+        )
+
+    def reject(self, **options: Any) -> None:
+        """Raise :class:`ParameterError` for options that do not work with an engine.
+
+        Parameters
+        ----------
+        **options
+            Values by option name. False, None and 0 count as not given.
+        """
+        for name, value in options.items():
             if value:
+                option = name.replace("_", "-")
                 raise ParameterError(
-                    f"--{name.replace('_', '-')} does not work with --engine; leave one of them out."
+                    f"--{option} does not work with --engine; leave one of them out."
                 )
 
 
-HERE = EngineOptions()
-"""Here and at once."""
+NO_ENGINE = EngineOptions()

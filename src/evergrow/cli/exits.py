@@ -1,4 +1,4 @@
-"""The one way out of every command: exit codes, errors as one line or one JSON object, and streams that are shut."""
+"""How commands end: exit codes, error messages and closed streams."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from evergrow.core.errors import BusyError, EvergrowError
 from evergrow.core.escaping import one_line
 
 DEBUG = "EVERGROW_DEBUG"
-"""Environment variable that shows the traceback of an error."""
+"""Environment variable that makes errors print their traceback."""
 
-_ArgumentsError: type[Exception] = typer.BadParameter.__mro__[
-    2
-]  # the root of click's errors, which typer hides
-
+# The base class of click's errors, which typer does not export.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 CHANGING = frozenset(
     {
@@ -40,7 +38,7 @@ CHANGING = frozenset(
         "fade",
     }
 )
-"""Commands that write a model in one step, at their end."""
+"""Commands that replace a model file in one step, at their end."""
 
 SYNONYMS = {
     **dict.fromkeys(("learn", "train", "teach"), "'fit' or 'update'"),
@@ -52,11 +50,11 @@ SYNONYMS = {
     **dict.fromkeys(("delete", "remove"), "'forget' or 'unlearn'"),
     **dict.fromkeys(("bench", "report", "methods"), "'lab'"),
 }
-"""Commands that people look for under another name."""
+"""Suggestions for words that are not commands."""
 
 
 class ExitCode(IntEnum):
-    """Exit codes of all commands; docs/cli.md lists them for people."""
+    """Exit codes of all commands. docs/cli.md describes them."""
 
     OK = 0
     LOOK = 1
@@ -69,15 +67,15 @@ class ExitCode(IntEnum):
 
 
 class PrintError(Exception):
-    """The answer could not be printed.
+    """Standard output did not accept the answer.
 
     Parameters
     ----------
     done : str
-        Sentence on the file that was written for good; empty where the command changes
-        nothing.
+        What was written to disk before, such as ``"m.evg was written"``. Empty if the
+        command writes nothing.
     cause : OSError
-        The error of printing.
+        The error of the stream.
     """
 
     def __init__(self, done: str, cause: OSError) -> None:
@@ -86,14 +84,14 @@ class PrintError(Exception):
         self.cause = cause
 
 
-def failure_of(error: BaseException) -> tuple[ExitCode, str, str]:
+def describe_error(error: BaseException) -> tuple[ExitCode, str, str]:
     """Return exit code, type and message of an error.
 
     Examples
     --------
-    >>> from evergrow.cli.exits import failure_of
+    >>> from evergrow.cli.exits import describe_error
     >>> from evergrow.core.errors import BusyError
-    >>> failure_of(BusyError("m.evg is in use"))
+    >>> describe_error(BusyError("m.evg is in use"))
     (<ExitCode.BUSY: 3>, 'BusyError', 'm.evg is in use')
     """
     kind = type(error).__name__
@@ -102,102 +100,87 @@ def failure_of(error: BaseException) -> tuple[ExitCode, str, str]:
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             return ExitCode.INTERRUPTED, "KeyboardInterrupt", "Interrupted."
         return ExitCode.LOOK, kind, "Not confirmed; nothing was done."
-    if isinstance(error, _ArgumentsError):
-        return ExitCode.BAD, "UsageError", _usage(error)
+    if isinstance(error, _UsageError):
+        return ExitCode.BAD, "UsageError", _usage_message(error)
     if isinstance(error, PrintError):
-        said = f"{error.done}; " if error.done else ""
         reason = error.cause.strerror or str(error.cause)
-        return (
-            ExitCode.UNPRINTED,
-            kind,
-            one_line(f"{said}the answer could not be printed: {reason}"),
-        )
+        message = f"the answer could not be printed: {reason}"
+        if error.done:
+            message = f"{error.done}; {message}"
+        return ExitCode.UNPRINTED, kind, one_line(message)
     if isinstance(error, MemoryError):
         return (
             ExitCode.BAD,
             kind,
             message or "This machine has too little memory for that.",
         )
+    if isinstance(error, BusyError):
+        return ExitCode.BUSY, kind, message
     if isinstance(error, (EvergrowError, OSError)):
+        return ExitCode.BAD, kind, message
+    message = f"this is a bug in evergrow: {kind}: {message}"
+    if not os.environ.get(DEBUG):
+        message += f"; set {DEBUG}=1 to see the traceback"
+    return ExitCode.BUG, kind, message
+
+
+def _usage_message(error: Any) -> str:
+    """Return what is wrong with the arguments, and which command explains them."""
+    command = getattr(getattr(error, "ctx", None), "command_path", "evergrow")
+    message = error.format_message()
+    unknown = re.match(r"No such command '(\w+)'", message)
+    if unknown and unknown[1].lower() in SYNONYMS:
+        suggestion = SYNONYMS[unknown[1].lower()]
         return (
-            ExitCode.BUSY if isinstance(error, BusyError) else ExitCode.BAD,
-            kind,
-            message,
+            f"No such command {unknown[1]!r}. Did you mean {suggestion}? "
+            f"({command} --help lists all commands)"
         )
-    if os.environ.get(DEBUG):
-        hint = ""
-    else:
-        hint = f"; {DEBUG}=1 shows where it comes from"
-    return ExitCode.BUG, kind, f"this is a bug in evergrow: {kind}: {message}{hint}"
-
-
-def _usage(error: Any) -> str:
-    """Return the fault of the arguments, and where to read about them."""
-    path = getattr(getattr(error, "ctx", None), "command_path", "evergrow")
-    meant = re.match(r"No such command '(\w+)'", error.format_message())
-    if meant and meant[1].lower() in SYNONYMS:
-        return f"No such command {meant[1]!r}. Did you mean {SYNONYMS[meant[1].lower()]}? ({path} --help lists all)"
-    return one_line(
-        f"{error.format_message().rstrip('.')} ({path} --help shows what there is)"
-    )
+    return one_line(f"{message.rstrip('.')} (see {command} --help)")
 
 
 class CommandGroup(TyperGroup):
-    """The commands as a whole: whatever happens inside of one ends here."""
+    """The ``evergrow`` command. All errors of its subcommands end here."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Run a command and leave with its exit code."""
-        given = list(sys.argv[1:] if args is None else args)
-        mend_streams()
+        """Run a command and exit with its exit code."""
+        words = list(sys.argv[1:] if args is None else args)
+        repair_streams()
         try:
-            code = super().main(given, *rest, **{**extra, "standalone_mode": False})
+            code = super().main(words, *rest, **{**extra, "standalone_mode": False})
             flush()
         except Exception as error:
-            if type(error).__name__ == "NoArgsIsHelpError":  # its help has been printed
+            if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed
                 sys.exit(ExitCode.BAD)
-            _leave(
-                error,
-                self._command(given),
-                "--json" in takewhile(lambda word: word != "--", given),
-            )
+            as_json = "--json" in takewhile(lambda word: word != "--", words)
+            _exit_with_error(error, self._command_name(words), as_json)
         sys.exit(int(code or 0))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was parsed."""
+        """Run the parsed command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise typer.Abort from error  # which typer hands on
-        except (
-            BrokenPipeError
-        ) as error:  # typer would leave with 1, which says that all is done
+            raise typer.Abort from error  # the only exception that typer passes on
+        except BrokenPipeError as error:
+            # typer would exit with 1, which means that the work is done.
             raise PrintError("", error) from error
 
-    def _command(self, given: Sequence[str]) -> str:
-        """Return the name of the command that was asked for, such as ``lab run``."""
-        first = None
-        if given:
-            first = self.commands.get(given[0])
-        in_group = len(given) > 1 and given[1] in getattr(first, "commands", {})
-        if first:
-            return " ".join(given[: 1 + in_group])
-        return ""
+    def _command_name(self, words: Sequence[str]) -> str:
+        """Return the name of the command in the arguments, such as ``lab run``."""
+        if not words or words[0] not in self.commands:
+            return ""
+        subcommands = getattr(self.commands[words[0]], "commands", {})
+        if len(words) > 1 and words[1] in subcommands:
+            return f"{words[0]} {words[1]}"
+        return words[0]
 
 
-def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
+def _exit_with_error(error: Exception, command: str, as_json: bool) -> NoReturn:
     """Print an error and end the process."""
-    if isinstance(error, PrintError):
-        cause = error.cause
-    else:
-        cause = error
-    if (
-        isinstance(cause, OSError)
-        and cause.errno == errno.EPIPE
-        and not getattr(error, "done", "")
-    ):
-        silence(sys.stdout)  # the reader has had enough, which is no error of ours
+    if _is_closed_pipe(error):
+        discard_buffer(sys.stdout)
         sys.exit(ExitCode.PIPE_CLOSED)
-    code, kind, message = failure_of(error)
+    code, kind, message = describe_error(error)
     if code is ExitCode.INTERRUPTED and command in CHANGING:
         message = "Interrupted; the model was not changed."
     if os.environ.get(DEBUG):
@@ -207,52 +190,59 @@ def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
         from evergrow.cli.console import print_json
 
         try:
-            about = {"type": kind, "message": message}
-            print_json({"command": command, "exit_code": int(code), "error": about})
+            details = {"type": kind, "message": message}
+            print_json({"command": command, "exit_code": int(code), "error": details})
             flush()
-        except OSError:  # the line below still tells it
-            silence(sys.stdout)
-    complain(f"error: {message}", typer.colors.RED)
+        except (OSError, PrintError):  # the line on standard error has to do
+            discard_buffer(sys.stdout)
+    print_to_stderr(f"error: {message}", typer.colors.RED)
     if code is ExitCode.UNPRINTED:
-        silence(sys.stdout)
+        discard_buffer(sys.stdout)
     sys.exit(code)
 
 
-def complain(line: str, colour: str | None) -> None:
-    """Print a line on standard error; where that is shut too, the exit code has to do."""
+def _is_closed_pipe(error: Exception) -> bool:
+    """Return whether the reader of the output stopped, and nothing was written."""
+    cause: Exception = error
+    if isinstance(error, PrintError):
+        if error.done:
+            return False
+        cause = error.cause
+    return isinstance(cause, OSError) and cause.errno == errno.EPIPE
+
+
+def print_to_stderr(line: str, colour: str | None) -> None:
+    """Print a line on standard error, if that is open."""
     try:
         typer.secho(line, fg=colour, err=True)
     except OSError:
-        silence(sys.stderr)
+        discard_buffer(sys.stderr)
 
 
-# -- streams ---------------------------------------------------------------------------
+def repair_streams() -> None:
+    """Open the null device for closed standard streams, and escape unprintable text.
 
-
-def mend_streams() -> None:
-    """Put the null device in place of standard streams that are closed, and let none of them fail on a letter.
-
-    The first file that is opened would otherwise take a closed stream's number, and be
-    read or written as that stream.
+    The operating system would give the number of a closed stream to the next opened
+    file, which would then be used as that stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  until the end
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  stays open
         if mode == "w" and hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
 def flush() -> None:
-    """Send off everything printed so far, so that a failure shows now and not while Python ends."""
+    """Flush standard output, so that a failure raises here and not at exit."""
     try:
         sys.stdout.flush()
     except OSError as error:
         raise PrintError("", error) from error
 
 
-def silence(stream: Any) -> None:
-    """Drop the text that a stream still holds, so that Python can end without a second complaint."""
+def discard_buffer(stream: Any) -> None:
+    """Drop the buffered text of a stream, so that Python exits without an error."""
     with suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, stream.fileno())
+        os.close(null_device)

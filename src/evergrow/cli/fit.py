@@ -1,4 +1,4 @@
-"""``evergrow fit``: a model from a folder of images, a table of texts or features."""
+"""``evergrow fit``: train a new model on images, texts or features."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import typer
 
 from evergrow.cli import model_files, options
 from evergrow.cli.console import Answer
-from evergrow.cli.engine import HERE, EngineOptions
+from evergrow.cli.engine import NO_ENGINE, EngineOptions
 from evergrow.cli.registry import command
-from evergrow.core.bounds import LARGEST_WIDTH
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -30,19 +29,19 @@ def fit_command(
     epochs: options.Rare[int | None] = None,
     features: options.Recipe = "auto",
     preset: options.Rare[str] = "timm",
-    units: Annotated[int | None, typer.Option(min=0, max=LARGEST_WIDTH)] = None,
+    units: Annotated[int | None, typer.Option(min=0)] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     holdout: float = 0.0,
     test: options.TestData = None,
-    reading: options.Reading = options.AS_FOUND,
-    run: options.ImageOptions = options.RUN_IMAGES,
-    spread: EngineOptions = HERE,
+    columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    run: options.ImageOptions = options.DEFAULT_IMAGES,
+    sharding: EngineOptions = NO_ENGINE,
     force: bool = False,
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    Of data with a training and a test part the training part is learned, else all of it
-    but --holdout.
+    If DATA has train and test splits, only train is used; otherwise everything except
+    --holdout.
 
     For example:
 
@@ -56,9 +55,9 @@ def fit_command(
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 
-    With --engine the data are learned shard by shard, to the same model; what is done
-    lies in MODEL.engine (or in the folder of --set out_dir=...), and the same command
-    goes on from there.
+    With --engine the model is the same, but it learns shard by shard. The folder
+    MODEL.engine (or --set out_dir=...) keeps finished shards, and the same command
+    resumes an interrupted job.
 
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad
     input or the model exists, and nothing written, 3 another process is changing the
@@ -69,63 +68,51 @@ def fit_command(
     model
         Model file to write, such as birds.evg.
     backbone
-        auto takes the best one on this machine; or a name such as
-        tf_efficientnet_lite0.
+        Name of the backbone, such as tf_efficientnet_lite0; auto takes the best one
+        with weights on this machine.
     method
-        One of those that evergrow lab methods lists.
+        Name of the head; evergrow lab methods lists all.
     adapt
-        Train a tuner on the images first: adapter or ssf.
+        Train a tuner on the images first: ssf, adapter, lora, vpt-deep or vpt-shallow.
     epochs
-        Passes over the images for --adapt; 20 by default.
+        Epochs of --adapt (20).
     preset
         Preprocessing of images: timm, pilot or pilot-cifar.
     units
-        Width of the random layer; 0 for none.
+        Width of the random layer; 0 for no layer.
     seed
-        Seed of layer, --adapt and --holdout.
+        Random seed of the layer, --adapt and --holdout.
     holdout
-        Share of each class to keep out and test with, 0 to 1.
+        Fraction of each class to hold out and test on, 0 to below 1.
     force
-        Replace a model, keeping what it was for rollback.
+        Replace an existing model; rollback restores it.
     """
     model_files.check_target(
         "--model", model, force=force, existing=model_files.REPLACING
     )
     if not 0 <= holdout < 1:
         raise ParameterError(
-            f"--holdout is a share from 0 to below 1, not {holdout:g}."
+            f"--holdout is a fraction from 0 to below 1, not {holdout:g}."
         )
     if adapt is None and epochs is not None:
         raise ParameterError(
-            "epochs is for --adapt, and nothing is to be trained; leave it out or add --adapt."
+            "epochs is for --adapt, which was not given; leave it out or add --adapt."
         )
     if holdout and test is not None:
         raise ParameterError("--holdout and --test do not go together; choose one.")
-    config = None
-    if adapt is not None:
-        from evergrow.adapt.fsa import adaptation_config
-
-        config = adaptation_config(adapt)
-        if config is not None and epochs is not None:
-            config = config.changed(epochs=epochs)
     started = time.perf_counter()
+    adaptation = _adaptation(adapt, epochs)
     samples: Any = None
-    tested: Any = test
-    if spread.engine is not None:
-        spread.refuse(holdout=holdout, adapt=adapt, test=test)
-    else:  # before anything heavy is imported: most mistakes show here
-        import numpy as np
-
-        from evergrow.data.class_labels import stratified_split
+    test_data: Any = test
+    if sharding.engine is not None:
+        sharding.reject(holdout=holdout, adapt=adapt, test=test)
+    else:
+        # Before torch is imported, because most mistakes are in the data.
         from evergrow.data.inputs import read_labelled
 
-        samples = read_labelled(data, "train", options=reading.options())
+        samples = read_labelled(data, "train", options=columns.data_options())
         if holdout:
-            names, codes = np.unique(samples.required_labels(), return_inverse=True)
-            keep, hold, _ = stratified_split(
-                codes.astype(np.int64), names.tolist(), holdout, seed
-            )
-            samples, tested = samples.take(keep), samples.take(hold)
+            samples, test_data = _split(samples, holdout, seed)
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
     from evergrow.tools.comparison import measured_change
@@ -133,31 +120,31 @@ def fit_command(
     learner = Learner(
         backbone,
         method,
-        config,
+        adaptation,
         features=features,
         options=None if units is None else {"n_units": units},
         preset=preset,
         random_state=seed,
-        **{**run.loading(), "device": run.device},
+        **{**run.load_settings(), "device": run.device},
     )
     change = model_files.ModelChange(model, learner)
-    if spread.engine is not None:
+    if sharding.engine is not None:
         from evergrow.data import read
 
-        source = read(data, reading.options(), part="train")
+        source = read(data, columns.data_options(), part="train")
 
         def job(engine: Engine) -> JobReport:
             report = engine.fit(learner, source)
             change.dropped = commit(model, learner).dropped
             return report
 
-        report = spread.run(job, model=model, quiet=run.as_json)
+        report = sharding.run(job, model=model, quiet=run.as_json)
         more: dict[str, Any] = {
             "engine": report.to_values(),
             "cautions": report.summary(),
         }
     else:
-        with measured_change(learner, tested, reading.options()):
+        with measured_change(learner, test_data, columns.data_options()):
             learner.fit(samples)
         change.dropped = commit(model, learner).dropped
         more = {
@@ -168,27 +155,51 @@ def fit_command(
     return _answer(change, more)
 
 
+def _adaptation(tuner: str | None, epochs: int | None) -> Any:
+    """Return the settings of ``--adapt``."""
+    if tuner is None:
+        return None
+    from evergrow.adapt.fsa import adaptation_config
+
+    config = adaptation_config(tuner)
+    if config is not None and epochs is not None:
+        return config.changed(epochs=epochs)
+    return config
+
+
+def _split(samples: Any, holdout: float, seed: int) -> tuple[Any, Any]:
+    """Return the training samples and the held-out samples."""
+    import numpy as np
+
+    from evergrow.data.class_labels import stratified_split
+
+    names, codes = np.unique(samples.required_labels(), return_inverse=True)
+    train_rows, test_rows, _ = stratified_split(
+        codes.astype(np.int64), names.tolist(), holdout, seed
+    )
+    return samples.take(train_rows), samples.take(test_rows)
+
+
 def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
     info = change.learner.state_.describe()
     spec = info["backbone"] or {}
-    adapted = info["adaptation"]
+    adaptation = info["adaptation"]
     lines = [model_files.learned_line(change)]
     if spec:
-        why = ""
-        if spec.get("reason"):
-            why = ", the strongest whose weights are here"
-        lines.append(f"backbone: {spec['name']}{why}")
-    if note := model_files.recipe_note(spec):
-        lines.append(f"features: {note}")
-    if adapted:
-        lines.append(f"adapted: {model_files.adapted_note(adapted)}")
+        reason = ", the strongest whose weights are here" if spec.get("reason") else ""
+        lines.append(f"backbone: {spec['name']}{reason}")
+    recipe = model_files.recipe_note(spec)
+    if recipe:
+        lines.append(f"features: {recipe}")
+    if adaptation:
+        lines.append(f"adapted: {model_files.adapted_note(adaptation)}")
     return change.answer(
         [*lines, *model_files.tested_lines(change)],
         seconds=change.seconds,
         kind=info["kind"],
         backbone=spec.get("name"),
         reason=spec.get("reason", ""),
-        adaptation=adapted,
+        adaptation=adaptation,
         n_units=info["n_units"],
         **more,
     )

@@ -1,4 +1,4 @@
-"""``evergrow inspect``, ``log`` and ``diff``: what a model knows, who changed it, and what differs between two."""
+"""``evergrow inspect``, ``log`` and ``diff``: describe models and their changes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.model_files import (
     adapted_note,
+    dropped_lines,
     load_model,
     recipe_note,
-    revisions_note,
 )
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
     from evergrow.learner.snapshot import Change
-    from evergrow.tools.comparison import Comparison
+    from evergrow.tools.comparison import ChangedAnswer, Comparison
 
-_CLASSES = 20
-_CHANGES = 10
+_MAX_ROWS = 20  # of a table without --full
+_MAX_CHANGES = 10  # that `inspect` lists without --full
 
 Revision = Annotated[
     str,
@@ -35,9 +35,11 @@ Revision = Annotated[
 ]
 
 
-@command("inspect", panel="Ask")
+@command("inspect", panel="Predict and inspect")
 def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
-    """Show what a model knows: its classes and counts, layer, backbone, preprocessing and history. Loads no backbone.
+    """Show the classes, layer, backbone, preprocessing and history of a model.
+
+    Does not load the backbone.
 
     For example:
 
@@ -54,7 +56,7 @@ def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
     """
     from evergrow.learner.modelfile import history
 
-    # The file's own history, which knows what was rolled back too.
+    # The history of the file also contains changes that were rolled back.
     changes = history(model)
     learner = load_model(model, lazy=True)
     info = {
@@ -63,29 +65,94 @@ def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
     }
     size = model.stat().st_size
     classes = [[row["name"], f"{row['samples']:,}"] for row in info["classes"]]
-    listing = _shown(
-        ["class", "samples"], classes, ["samples"], None if full else _CLASSES
-    )
     lines = [
-        *facts(_about(info, size)),
+        *facts(_model_facts(info, size)),
         "",
-        *listing,
+        *_limited_table(["class", "samples"], classes, ["samples"], full=full),
         "",
-        *_history(changes, None if full else _CHANGES),
+        *_history_lines(changes, None if full else _MAX_CHANGES),
     ]
     return Answer({"model": str(model), "bytes": size, **info}, lines)
 
 
-@command("log", panel="Ask")
+def _model_facts(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
+    """Return labels and values. Labels with empty values are not shown."""
+    method = info["method"]
+    for name, value in info["options"].items():
+        method += f", {name} = {value}"
+    unlabelled = ""
+    if info["n_unlabelled"]:
+        unlabelled = f"{info['n_unlabelled']:,}, as guesses"
+    entries = [
+        ("classes", f"{info['n_classes']:,}"),
+        ("samples learned", f"{info['n_samples']:,}"),
+        ("without labels", unlabelled),
+        ("method", method),
+    ]
+    if info["n_units"] is not None:
+        layer = f"{info['n_units']:,} units on {info['n_features']:,} features"
+        entries.append(("layer", layer))
+    if info["blocks"]:
+        blocks = [
+            f"{block['weight']:.2f} x {block['columns']:,} columns"
+            for block in info["blocks"]
+        ]
+        entries.append(("blocks", f"weight and width: {', '.join(blocks)}"))
+    adapted = ""
+    if info["adaptation"]:
+        adapted = adapted_note(info["adaptation"])
+    return [
+        *entries,
+        *_backbone_facts(info["backbone"]),
+        ("adapted", adapted),
+        ("unknown samples", _novelty_note(info["novelty"])),
+        ("revision", str(info["revision"])),
+        ("file", f"{size / 1e6:.1f} MB"),
+    ]
+
+
+def _backbone_facts(spec: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if spec is None:
+        return [("backbone", "none: samples are feature vectors")]
+    source = str(spec["weights"]).partition(":")[0]
+    weights = f"{source} weights {str(spec['weights_hash'])[:12]}"
+    steps = [f"{name} {_short(value)}" for name, value in spec["preprocessing"].items()]
+    preprocessing = f"{spec['preset']}: {', '.join(steps)}" if steps else ""
+    return [
+        ("backbone", f"{spec['name']} for {spec['kind']}s, {weights}"),
+        ("features", recipe_note(spec)),
+        ("preprocessing", preprocessing),
+    ]
+
+
+def _novelty_note(novelty: dict[str, Any] | None) -> str:
+    if novelty is None:
+        return "not calibrated"
+    samples = plural(novelty["calibrated_on"], "held-out sample")
+    return (
+        f"above novelty {novelty['threshold']:.4g} at "
+        f"{100 * novelty['false_alarm']:g} % false alarms, from {samples}"
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "x".join(_short(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+@command("log", panel="Predict and inspect")
 def log_command(
     model: options.ModelFile,
     n: Annotated[int, typer.Option("--number", "-n", min=1)] = 20,
     full: bool = False,
 ) -> Answer:
-    """List the changes of a model, the latest first: who, when, what, and accuracy where it was tested.
+    """List the changes of a model, the latest first: author, time, change, accuracy.
 
-    What was rolled back stays in the list. A user is named as
-    [bold]EVERGROW_AUTHOR[/bold] says, where that is set.
+    Changes that were rolled back stay in the list. The environment variable
+    [bold]EVERGROW_AUTHOR[/bold] sets the author of changes.
 
     For example:
 
@@ -98,7 +165,7 @@ def log_command(
     Parameters
     ----------
     n
-        How many of the latest changes to list.
+        Number of changes to list.
     full
         List all changes.
     """
@@ -106,139 +173,72 @@ def log_command(
 
     changes = history(model)
     dropped = dropped_revisions(model)
-    told = [change.to_dict() for change in changes]
     values = {
         "model": str(model),
-        "history": told,
+        "history": [change.to_dict() for change in changes],
         "kept": kept_revisions(model),
         "dropped": dropped,
     }
-    if dropped:
-        fell = [f"no longer kept for rollback: {revisions_note(dropped)}"]
-    else:
-        fell = []
-    return Answer(values, [*_history(changes, None if full else n), *fell])
+    lines = _history_lines(changes, None if full else n)
+    return Answer(values, [*lines, *dropped_lines(dropped)])
 
 
-def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
-    settings = "".join(f", {name} = {value}" for name, value in info["options"].items())
-    spec = info["backbone"]
-    novelty = info["novelty"]
-    entries = [
-        ("classes", f"{info['n_classes']:,}"),
-        ("samples learned", f"{info['n_samples']:,}"),
-        (
-            "without labels",
-            f"{info['n_unlabelled']:,}, as guesses" if info["n_unlabelled"] else "",
-        ),
-        ("method", f"{info['method']}{settings}"),
-    ]
-    if info["n_units"] is not None:
-        entries.append(
-            ("layer", f"{info['n_units']:,} units on {info['n_features']:,} features")
-        )
-    if info["blocks"]:
-        blocks = [
-            f"{block['weight']:.2f} x {block['columns']:,} columns"
-            for block in info["blocks"]
-        ]
-        entries.append(("blocks", "weight and width: " + ", ".join(blocks)))
-    if spec is None:
-        entries.append(("backbone", "none: samples are feature vectors"))
-    else:
-        weights = f"{str(spec['weights']).partition(':')[0]} weights {str(spec['weights_hash'])[:12]}"
-        steps = ", ".join(
-            f"{name} {_short(value)}" for name, value in spec["preprocessing"].items()
-        )
-        entries += [
-            ("backbone", f"{spec['name']} for {spec['kind']}s, {weights}"),
-            ("features", recipe_note(spec)),
-            ("preprocessing", f"{spec['preset']}: {steps}" if steps else ""),
-        ]
-    unknown = "not calibrated"
-    if novelty is not None:
-        alarms = f"{100 * novelty['false_alarm']:g} % false alarms"
-        samples = plural(novelty["calibrated_on"], "held-out sample")
-        unknown = (
-            f"above novelty {novelty['threshold']:.4g} at {alarms}, from {samples}"
-        )
-    return [
-        *entries,
-        ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
-        ("unknown things", unknown),
-        ("revision", str(info["revision"])),
-        ("file", f"{size / 1e6:.1f} MB"),
-    ]
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "x".join(_short(item) for item in value)
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
-
-
-def _history(changes: Sequence[Change], most: int | None) -> list[str]:
+def _history_lines(changes: Sequence[Change], most: int | None) -> list[str]:
     """Return the latest changes as a table, the last one first."""
     shown = changes if most is None else changes[-most:]
-    rows = []
-    for change in reversed(shown):
-        when = change.when[:19].replace("T", " ")
-        rows.append(
-            [
-                str(change.revision),
-                when,
-                change.who,
-                change.what,
-                f"{change.samples:,}",
-                _described(change),
-            ]
-        )
-    lines = table(
-        ["revision", "when (UTC)", "who", "what", "samples", "details"],
-        rows,
-        right=["revision", "samples"],
-    )
-    rest = len(changes) - len(shown)
-    if rest:
-        return [*lines, f"({plural(rest, 'earlier change')}: --full)"]
+    rows = [
+        [
+            str(change.revision),
+            change.when[:19].replace("T", " "),
+            change.who,
+            change.what,
+            f"{change.samples:,}",
+            _change_details(change),
+        ]
+        for change in reversed(shown)
+    ]
+    columns = ["revision", "when (UTC)", "who", "what", "samples", "details"]
+    lines = table(columns, rows, right=["revision", "samples"])
+    n_hidden = len(changes) - len(shown)
+    if n_hidden:
+        lines.append(f"({plural(n_hidden, 'earlier change')}: --full)")
     return lines
 
 
-def _described(change: Change) -> str:
-    """Return what a change did to classes and accuracy, in a few words."""
-    parts = []
+def _change_details(change: Change) -> str:
+    """Return the classes, the accuracy and the note of a change."""
+    details = []
     if change.names:
-        parts.append(
-            listed([f"{old} -> {new}" for old, new in change.names.items()], 3)
-        )
+        pairs = [f"{old} -> {new}" for old, new in change.names.items()]
+        details.append(listed(pairs, 3))
     elif change.classes:
         sign = "-" if change.what in ("forget", "unlearn") else "+"
-        parts.append(f"{sign}{len(change.classes)}: {listed(change.classes, 3)}")
-    if change.tested is not None and change.tested.after is not None:
-        if change.tested.before is None:
-            before = ""
-        else:
-            before = f"{percent(change.tested.before)} -> "
-        parts.append(f"accuracy {before}{percent(change.tested.after)}")
-    return "; ".join([*parts, *([change.note] if change.note else [])])
+        details.append(f"{sign}{len(change.classes)}: {listed(change.classes, 3)}")
+    tested = change.tested
+    if tested is not None and tested.after is not None:
+        before = ""
+        if tested.before is not None:
+            before = f"{percent(tested.before)} -> "
+        details.append(f"accuracy {before}{percent(tested.after)}")
+    if change.note:
+        details.append(change.note)
+    return "; ".join(details)
 
 
-@command("diff", panel="Ask")
+@command("diff", panel="Predict and inspect")
 def diff_command(
     first: Revision,
     second: Revision,
     data: str | None = None,
-    reading: options.Reading = options.AS_FOUND,
+    columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
     full: bool = False,
-    run: options.ImageOptions = options.RUN_IMAGES,
+    run: options.ImageOptions = options.DEFAULT_IMAGES,
 ) -> Answer:
-    """Compare two models, or two revisions of one: classes, samples, and with --data accuracy and changed answers.
+    """Compare two models, or two revisions of one: classes, samples and accuracy.
 
-    Of data with a training and a test part the test part is asked about. Where the
-    second came of the first, answers of the first are shown under the names that its
-    classes have now.
+    If the data has train and test splits, only test is used. If the second model
+    descends from the first, predictions of the first appear under the current class
+    names.
 
     For example:
 
@@ -252,20 +252,22 @@ def diff_command(
     Parameters
     ----------
     data : DATA
-        Labelled data to ask both about.
+        Labelled data on which to compare accuracy and predictions.
     full
-        List all classes and all changed answers.
+        List all classes and all changed predictions.
     """
     from evergrow.data.inputs import read_labelled
     from evergrow.tools.comparison import compare_learners
 
     models = (
-        _opened(first, run, lazy=data is None),
-        _opened(second, run, lazy=data is None),
+        _open_revision(first, run, lazy=data is None),
+        _open_revision(second, run, lazy=data is None),
     )
     samples = None
     if data is not None:
-        samples = read_labelled(data, "test", models[0].state_.kind, reading.options())
+        samples = read_labelled(
+            data, "test", models[0].state_.kind, columns.data_options()
+        )
     found = compare_learners(*models, samples)
     values = {
         "models": [first, second],
@@ -277,92 +279,92 @@ def diff_command(
         "data": data,
         **found.to_dict(),
     }
-    return Answer(
-        values, _differences((first, second), models, found, None if full else _CLASSES)
-    )
+    lines = facts(_difference_facts((first, second), models, found))
+    if found.counts:
+        rows = [
+            [name, f"{old:,}", f"{new:,}"] for name, (old, new) in found.counts.items()
+        ]
+        right = ["samples", "then"]
+        lines += ["", *_limited_table(["class", *right], rows, right, full=full)]
+    if found.results is not None:
+        lines += _accuracy_lines(found, full=full)
+    return Answer(values, lines)
 
 
-def _opened(name: str, run: options.ImageOptions, *, lazy: bool) -> Learner:
-    """Return a model, or one of its revisions where the name ends in one; a file of that very name comes first."""
+def _open_revision(name: str, run: options.ImageOptions, *, lazy: bool) -> Learner:
+    """Load ``MODEL`` or ``MODEL@REVISION``. A file of that name takes priority."""
     from evergrow.learner.modelfile import open_revision
 
     matched = re.fullmatch(r"(.+)@(\d{1,9})", name)
     if matched is None or Path(name).exists():
         return load_model(Path(name), run, lazy=lazy)
-    return open_revision(matched[1], int(matched[2]), lazy=lazy, **run.loading())
+    return open_revision(matched[1], int(matched[2]), lazy=lazy, **run.load_settings())
 
 
-def _differences(
-    names: tuple[str, str],
-    models: Sequence[Learner],
-    found: Comparison,
-    most: int | None,
-) -> list[str]:
-    entries = [
-        (
-            name,
-            f"{plural(len(learner.classes_), 'class', 'classes')}, "
-            f"{plural(sum(learner.state_.label_counts.values()), 'sample')} (revision {learner.state_.revision})",
-        )
-        for name, learner in zip(names, models, strict=True)
-    ]
-    entries += [
+def _difference_facts(
+    names: tuple[str, str], models: Sequence[Learner], found: Comparison
+) -> list[tuple[str, str]]:
+    entries = []
+    for name, learner in zip(names, models, strict=True):
+        classes = plural(len(learner.classes_), "class", "classes")
+        samples = plural(sum(learner.state_.label_counts.values()), "sample")
+        text = f"{classes}, {samples} (revision {learner.state_.revision})"
+        entries.append((name, text))
+    renamed = [f"{old} -> {new}" for old, new in found.names.items()]
+    return [
+        *entries,
         ("only in the first", listed(found.first_only, 10)),
         ("only in the second", listed(found.second_only, 10)),
-        (
-            "now called",
-            listed([f"{old} -> {new}" for old, new in found.names.items()], 10),
-        ),
+        ("now called", listed(renamed, 10)),
     ]
-    lines = facts(entries)
-    if found.counts:
-        rows = [
-            [name, f"{old:,}", f"{new:,}"] for name, (old, new) in found.counts.items()
-        ]
-        lines += [
-            "",
-            *_shown(["class", "samples", "then"], rows, ["samples", "then"], most),
-        ]
-    if found.results is None:
-        return lines
-    figures = [
+
+
+def _accuracy_lines(found: Comparison, *, full: bool) -> list[str]:
+    """Return the accuracies, classes whose recall differs, and changed predictions."""
+    accuracies = [
         f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
-        for result in found.results
+        for result in found.results or ()
     ]
-    lines += ["", *facts([("accuracy", f"{figures[0]}, then {figures[1]}")])]
+    lines = ["", *facts([("accuracy", ", then ".join(accuracies))])]
     recalls = sorted(
         found.recalls().items(),
         key=lambda entry: (entry[1][1] or 0.0) - (entry[1][0] or 0.0),
     )
-    if rows := [
+    rows = [
         [name, percent(old), percent(new)] for name, (old, new) in recalls if old != new
-    ]:
-        lines += [
-            "",
-            *_shown(["class", "found", "then"], rows, ["found", "then"], most),
-        ]
+    ]
+    if rows:
+        right = ["recall", "then"]
+        lines += ["", *_limited_table(["class", *right], rows, right, full=full)]
     if not found.changed:
-        return [*lines, "no answer changed"]
-    rows = []
-    for entry in found.changed:
-        right = "wrong before and now"
-        if entry.first == entry.label:
-            right = "now wrong"
-        if entry.second == entry.label:
-            verdict = "now right"
-        else:
-            verdict = right
-        rows.append([entry.item, entry.label, entry.first, entry.second, verdict])
-    lines += ["", f"{plural(len(found.changed), 'answer')} changed:"]
-    return [*lines, *_shown(["item", "class", "answer", "then", ""], rows, [], most)]
+        return [*lines, "no prediction changed"]
+    rows = [
+        [entry.item, entry.label, entry.first, entry.second, _verdict(entry)]
+        for entry in found.changed
+    ]
+    columns = ["item", "class", "predicted", "then", ""]
+    return [
+        *lines,
+        "",
+        f"{plural(len(found.changed), 'prediction')} changed:",
+        *_limited_table(columns, rows, [], full=full),
+    ]
 
 
-def _shown(
-    columns: list[str], rows: list[list[str]], right: list[str], most: int | None
+def _verdict(entry: ChangedAnswer) -> str:
+    if entry.second == entry.label:
+        return "now right"
+    if entry.first == entry.label:
+        return "now wrong"
+    return "wrong before and now"
+
+
+def _limited_table(
+    columns: list[str], rows: list[list[str]], right: list[str], *, full: bool
 ) -> list[str]:
-    kept = rows[:most]
-    if len(kept) < len(rows):
-        more = [f"(and {len(rows) - len(kept)} more: --full)"]
-    else:
-        more = []
-    return [*table(columns, kept, right), *more]
+    """Return a table with a limited number of rows, unless `full`."""
+    shown = rows if full else rows[:_MAX_ROWS]
+    lines = table(columns, shown, right)
+    if len(shown) < len(rows):
+        lines.append(f"(and {len(rows) - len(shown)} more: --full)")
+    return lines

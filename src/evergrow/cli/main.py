@@ -5,9 +5,9 @@ from __future__ import annotations
 from evergrow.cli.registry import build_app
 
 app = build_app()
-"""The application with all commands that are registered by now."""
+"""The application with all registered commands."""
 
 
 def main() -> None:
-    """Run the command line and leave with an exit code."""
+    """Run the command line and exit with its exit code."""
     app()

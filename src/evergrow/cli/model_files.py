@@ -1,4 +1,4 @@
-"""Opening models and reporting their changes, the same way in every command."""
+"""Open and change model files, check output files, and describe models and changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evergrow.cli.console import Answer, listed, note_line, percent, plural
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import RUN, RunOptions
+from evergrow.cli.options import DEFAULT_BACKBONE, BackboneOptions
 from evergrow.core.errors import ParameterError, PathError
 from evergrow.learner import settle
 
@@ -19,17 +19,25 @@ if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
     from evergrow.learner.snapshot import Change
 
+REPLACING = (
+    "'evergrow update' teaches it more, --force replaces it and keeps the old model "
+    "for rollback"
+)
+"""Advice if the model file to write exists."""
 
-def load_model(path: Path, run: RunOptions = RUN, *, lazy: bool = False) -> Learner:
-    """Return a model to be asked, not changed; a lazy one imports torch only where an answer takes it."""
+
+def load_model(
+    path: Path, run: BackboneOptions = DEFAULT_BACKBONE, *, lazy: bool = False
+) -> Learner:
+    """Load a model for reading. A lazy one imports torch only for predictions."""
     from evergrow.learner.modelfile import open_model
 
-    return open_model(path, lazy=lazy, **run.loading())
+    return open_model(path, lazy=lazy, **run.load_settings())
 
 
 @dataclass
 class ModelChange:
-    """A model that is being changed, and what there is to say about it afterwards.
+    """A model that a command changes, and the change.
 
     Parameters
     ----------
@@ -38,11 +46,11 @@ class ModelChange:
     learner : Learner
         The model.
     seconds : float
-        How long the change took.
+        Duration of the change.
     restored : Change, optional
-        The change, where it only brought an earlier state back.
+        The record of a rollback or redo.
     dropped : tuple of int
-        Revisions that fell out of the history for it.
+        Revisions that this change removed from the history.
     """
 
     path: Path
@@ -53,36 +61,36 @@ class ModelChange:
 
     @property
     def record(self) -> Change:
-        """The change, as the history has it."""
+        """The record of the change in the history."""
         return self.restored or self.learner.state_.history[-1]
 
     @property
     def tested(self) -> dict[str, Any] | None:
-        """Accuracy on test data before and after, as plain values; None where there were none."""
+        """Accuracy on test data before and after, or None without test data."""
         if self.record.tested is None:
             return None
         return self.record.tested.to_dict()
 
     def answer(
         self,
-        said: list[str],
+        lines: Sequence[str],
         cautions: Sequence[str] = (),
         code: ExitCode | None = None,
-        **more: Any,
+        **values: Any,
     ) -> Answer:
-        """Return the answer of a command that made the change.
+        """Return the answer of the command.
 
         Parameters
         ----------
-        said : list of str
-            What was done, for people.
+        lines : sequence of str
+            Description of the change.
         cautions, code
             As for :class:`Answer`.
-        **more
+        **values
             Further values for ``--json``.
         """
         learner = self.learner
-        values = {
+        all_values = {
             "model": str(self.path),
             "revision": learner.state_.revision,
             "samples": self.record.samples,
@@ -90,67 +98,65 @@ class ModelChange:
             "n_classes": len(learner.classes_),
             "n_samples": sum(learner.state_.label_counts.values()),
             "dropped": list(self.dropped),
-            **more,
+            **values,
         }
-        if self.dropped:
-            fell = [f"no longer kept for rollback: {revisions_note(self.dropped)}"]
-        else:
-            fell = []
-        lines = [*said, *fell, model_line(self.path, learner)]
+        all_lines = [
+            *lines,
+            *dropped_lines(self.dropped),
+            model_line(self.path, learner),
+        ]
         done = f"revision {learner.state_.revision} of {self.path} was written"
-        return Answer(values, lines, list(cautions), code, done=done)
-
-
-def revisions_note(numbers: Sequence[int]) -> str:
-    """Return revisions in a few words.
-
-    Examples
-    --------
-    >>> from evergrow.cli.model_files import revisions_note
-    >>> revisions_note([3]), revisions_note([1, 2, 3]), revisions_note([1, 4])
-    ('revision 3', 'revisions 1 to 3', 'revisions 1, 4')
-    """
-    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"revisions {numbers[0]} to {numbers[-1]}"
-    return f"revision{'s' * (len(numbers) != 1)} {listed([str(number) for number in numbers])}"
+        return Answer(all_values, all_lines, list(cautions), code, done=done)
 
 
 @contextmanager
 def changing_model(
-    path: Path, run: RunOptions = RUN, *, wait: bool = False, lazy: bool = False
+    path: Path,
+    run: BackboneOptions = DEFAULT_BACKBONE,
+    *,
+    wait: bool = False,
+    lazy: bool = False,
 ) -> Iterator[ModelChange]:
-    """Yield a model that nobody else changes meanwhile; it is solved and committed where the block ends well."""
+    """Lock a model file and yield the model. Solve and commit it unless an error rises.
+
+    Parameters
+    ----------
+    path : Path
+        The model file.
+    run : BackboneOptions
+        How to run the backbone.
+    wait : bool, default=False
+        Wait for another process instead of raising :class:`BusyError`.
+    lazy : bool, default=False
+        Load and commit without torch. The model is not solved.
+    """
     from evergrow.learner.modelfile import commit, locked_model
 
-    with locked_model(path, wait=wait, lazy=lazy, **run.loading()) as learner:
+    with locked_model(path, wait=wait, lazy=lazy, **run.load_settings()) as learner:
         started = time.perf_counter()
         change = ModelChange(path, learner)
         yield change
         if not lazy and learner.__sklearn_is_fitted__():
-            settle(learner)  # so that no answer has to
+            settle(learner)  # so that predictions need no solving
         change.dropped = commit(path, learner).dropped
         change.seconds = time.perf_counter() - started
-
-
-REPLACING = "'evergrow update' teaches it more, --force replaces it and keeps what it was for rollback"
-"""Advice to who names an existing model as the file to write."""
 
 
 def check_target(
     name: str, path: Path, *, force: bool = True, existing: str = "--force replaces it"
 ) -> None:
-    """Refuse a file that could not be written, before any work is done for it.
+    """Raise an error if a file cannot be written.
 
     Parameters
     ----------
     name : str
-        The option, for messages.
+        The option that names the file.
     path : Path
         The file.
-    force : bool
-        Whether an existing file may be replaced.
+    force : bool, default=True
+        Allow an existing file to be replaced.
     existing : str
-        Advice where it may not.
+        Advice in the message if the file exists.
     """
     if path.is_dir():
         raise ParameterError(f"{path} is a folder; name a file for {name}.")
@@ -163,12 +169,13 @@ def check_target(
     from evergrow.core.files import check_replaceable, check_writable_folder, real_path
 
     try:
-        target = real_path(path)  # a link is followed when the file is written
+        target = real_path(path)  # writing follows links
         check_replaceable(target)
         check_writable_folder(target.parent)
     except PathError as error:
         raise PathError(
-            f"{path} cannot be written: {error}. Nothing was done; name another file for {name}."
+            f"{path} cannot be written: {error}. Nothing was done; name another file "
+            f"for {name}."
         ) from error
 
 
@@ -181,27 +188,51 @@ def write_text(path: Path, text: str) -> None:
 
 
 def model_line(path: Path, learner: Learner) -> str:
-    """Return one line on the classes and samples that a model knows."""
-    known = plural(len(learner.classes_), "class", "classes")
+    """Return the number of classes and samples of a model."""
+    classes = plural(len(learner.classes_), "class", "classes")
     samples = plural(sum(learner.state_.label_counts.values()), "sample")
-    return f"{path} knows {known} from {samples} (revision {learner.state_.revision})"
+    return f"{path} knows {classes} from {samples} (revision {learner.state_.revision})"
 
 
 def learned_line(change: ModelChange) -> str:
-    """Return one line on what a change taught a model."""
-    news = classes_note(change.record.classes, "new")
-    return f"learned {plural(change.record.samples, 'sample')}{news} in {change.seconds:.1f} s"
+    """Return the number of learned samples and the new classes."""
+    samples = plural(change.record.samples, "sample")
+    classes = classes_note(change.record.classes, "new")
+    return f"learned {samples}{classes} in {change.seconds:.1f} s"
 
 
-def classes_note(classes: tuple[str, ...], what: str) -> str:
-    """Return which classes came or went, in brackets; nothing where none did."""
+def classes_note(classes: Sequence[str], what: str) -> str:
+    """Return classes in brackets, or nothing if there are none."""
     if not classes:
         return ""
-    return f" ({plural(len(classes), f'{what} class', f'{what} classes')}: {listed(classes)})"
+    count = plural(len(classes), f"{what} class", f"{what} classes")
+    return f" ({count}: {listed(classes)})"
+
+
+def dropped_lines(revisions: Sequence[int]) -> list[str]:
+    """Return a line on revisions that the history no longer keeps, if there are any.
+
+    Examples
+    --------
+    >>> from evergrow.cli.model_files import dropped_lines
+    >>> dropped_lines([]), dropped_lines([1, 2, 3])
+    ([], ['no longer kept for rollback: revisions 1 to 3'])
+    >>> dropped_lines([1, 4])
+    ['no longer kept for rollback: revisions 1, 4']
+    """
+    if not revisions:
+        return []
+    if len(revisions) == 1:
+        text = f"revision {revisions[0]}"
+    elif revisions[-1] - revisions[0] == len(revisions) - 1:
+        text = f"revisions {revisions[0]} to {revisions[-1]}"
+    else:
+        text = f"revisions {listed([str(revision) for revision in revisions])}"
+    return [f"no longer kept for rollback: {text}"]
 
 
 def recipe_note(spec: dict[str, Any] | None) -> str:
-    """Return the blocks that feature vectors are made of, their widths, and why views were chosen, on one line.
+    """Return the blocks of a feature recipe, their widths, and why they were chosen.
 
     Examples
     --------
@@ -221,68 +252,86 @@ def recipe_note(spec: dict[str, Any] | None) -> str:
     return blocks
 
 
-def adapted_note(found: dict[str, Any]) -> str:
-    """Return the tuner of an adapted backbone and the course of its training, on one line.
+def adapted_note(adaptation: dict[str, Any]) -> str:
+    """Return the tuner of an adapted backbone and a summary of its training.
 
     Examples
     --------
     >>> from evergrow.cli.model_files import adapted_note
-    >>> adapted_note({"tuner": "ssf", "n_parameters": 1200, "backbone": {"name": "vit"}, "training": {}})
+    >>> tuner = {"tuner": "ssf", "n_parameters": 1200, "training": {}}
+    >>> adapted_note({**tuner, "backbone": {"name": "vit"}})
     'ssf, 1,200 parameters on vit'
     """
-    said = f"{found['tuner']}, {found['n_parameters']:,} parameters on {found['backbone']['name']}"
-    training = found["training"]
+    tuner = adaptation["tuner"]
+    backbone = adaptation["backbone"]["name"]
+    note = f"{tuner}, {adaptation['n_parameters']:,} parameters on {backbone}"
+    training = adaptation["training"]
     if not training:
-        return said
+        return note
+    epochs = plural(training["epochs"], "epoch")
     return (
-        f"{said}, trained for {plural(training['epochs'], 'epoch')} in {training['seconds']:.1f} s, "
+        f"{note}, trained for {epochs} in {training['seconds']:.1f} s, "
         f"loss {training['first_loss']:.3g} to {training['last_loss']:.3g}"
     )
 
 
 def tested_lines(change: ModelChange) -> list[str]:
-    """Return how a change did on test data, and which classes have few samples, for people."""
+    """Return the accuracy before and after, and classes that need attention."""
     from evergrow.learner.label_types import few_samples
 
     found = change.record.tested
     if found is None:
         return []
-    if found.after is None:
-        now = "no class in it is known"
-    else:
-        now = f"accuracy {percent(found.after)}"
+    after = "no class in it is known"
+    if found.after is not None:
+        after = f"accuracy {percent(found.after)}"
+    now = f"{after} of {plural(found.samples, 'sample')} now"
     if found.before is not None:
-        now = f"accuracy {percent(found.before)} of {plural(found.samples_before, 'sample')} before, {now[9:]}"
-    lines = [f"tested: {now} of {plural(found.samples, 'sample')} now"]
+        samples = plural(found.samples_before, "sample")
+        before = f"accuracy {percent(found.before)} of {samples} before"
+        now = f"{before}, {now.removeprefix('accuracy ')}"
+    lines = [f"tested: {now}"]
     if found.fell:
         fell = [
             f"{name} {percent(old)} -> {percent(new)}"
             for name, (old, new) in found.fell.items()
         ]
         lines.append(f"fell: {listed(fell, 10)}")
-    if few := [
-        f"{name} ({count})"
-        for name, count in few_samples(change.learner.state_.label_counts).items()
-    ]:
+    few = few_samples(change.learner.state_.label_counts)
+    if few:
+        counts = [f"{name} ({count})" for name, count in few.items()]
         lines.append(
-            f"few samples beside others: {listed(few, 10)}; such classes are recognised less surely"
+            f"few samples compared with others: {listed(counts, 10)}; the model "
+            "recognises such classes less reliably"
         )
     return lines
 
 
-def note_rough(learner: Learner) -> None:
-    """Say that probabilities are rough where classes have few samples."""
+def can_reject_unknown(learner: Learner) -> bool:
+    """Return whether a model can reject unknown samples. Print a note if it cannot."""
+    if learner.state_.describe()["novelty"] is not None:
+        return True
+    note_line(
+        "the model is not calibrated for unknown samples: every sample gets a class"
+    )
+    return False
+
+
+def note_few_samples(learner: Learner) -> None:
+    """Print a note if classes have too few samples for reliable probabilities."""
     from evergrow.learner.label_types import ENOUGH_SAMPLES
 
-    if few := sum(
+    n_few = sum(
         count < ENOUGH_SAMPLES for count in learner.state_.label_counts.values()
-    ):
-        known = plural(len(learner.classes_), "class", "classes")
+    )
+    if n_few:
+        classes = plural(len(learner.classes_), "class", "classes")
         note_line(
-            f"percentages are rough guesses: {few} of {known} learned fewer than {ENOUGH_SAMPLES} samples"
+            f"percentages are rough guesses: {n_few} of {classes} learned fewer than "
+            f"{ENOUGH_SAMPLES} samples"
         )
 
 
-def skipped_code(left_out: int) -> ExitCode | None:
-    """Return the exit code where samples were left out that could not be read; a warning has named them already."""
-    return ExitCode.LOOK if left_out else None
+def skipped_code(n_skipped: int) -> ExitCode | None:
+    """Return exit code 1 if unreadable samples were left out. A warning names them."""
+    return ExitCode.LOOK if n_skipped else None

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, so that they read and behave the same everywhere."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 RARE = "rare"
 
 Rare = Annotated[T, RARE]
-"""A parameter that few people need: it has no option of its own but is set by ``--set NAME=VALUE``."""
+"""A rarely used parameter, which ``--set NAME=VALUE`` sets."""
 
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.")]
 
@@ -25,81 +25,90 @@ Data = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="Folder with a subfolder per class, a .zip or .tar of one, a table of "
-        "text,label or path,label (.csv, .jsonl, .parquet), a .json of Label Studio, .npz of features.",
+        help="Folder with one subfolder per class, a .zip or .tar of one, a table "
+        "with columns text,label or path,label (.csv, .jsonl, .parquet), "
+        "a .json export of Label Studio, or a .npz file of features.",
     ),
 ]
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the outcome as one JSON object.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...: where to compute.")]
+Device = Annotated[str, typer.Option(help="Compute device: auto, cpu, cuda, ...")]
 
 FalseAlarm = Annotated[
     float,
     typer.Option(
         min=0,
         max=1,
-        help="Share of known things that may be called unknown, between 0 and 1.",
+        help="Fraction of known samples that may be called unknown, 0 to 1.",
     ),
 ]
 
 Wait = Annotated[
-    bool, typer.Option(help="Wait for another process that changes the model.")
+    bool, typer.Option(help="Wait if another process is changing the model.")
 ]
 
-_TESTED = "Labelled data to test with before and after."
-TestData = Annotated[str | None, typer.Option(metavar="DATA", help=_TESTED)]
+TestData = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATA",
+        help="Labelled data to measure the accuracy on, before and after the change.",
+    ),
+]
 
-_RECIPES = "What features are made of: fast, rich or best, or a recipe such as rich@224+320:mirror or final,mean@-2."
-Recipe = Annotated[str, typer.Option("--features", help=_RECIPES)]
+Recipe = Annotated[
+    str,
+    typer.Option(
+        "--features",
+        help="Feature level (fast, rich, best) or a recipe of depths and views, "
+        "such as rich@224+320:mirror or final,mean@-2.",
+    ),
+]
 
 
 class OptionGroup:
-    """Options that belong together: a command takes them as one parameter, people type them one by one.
+    """Base class of options that a command takes as one parameter.
 
-    A subclass is a frozen dataclass whose fields are annotated and documented as
-    parameters of commands are.
+    A subclass is a frozen dataclass. Each field becomes an option, annotated and
+    documented like a parameter of a command.
     """
 
 
 @dataclass(frozen=True)
-class Reading(OptionGroup):
-    """How a command reads data.
+class ColumnOptions(OptionGroup):
+    """Names of the columns of a table.
 
     Parameters
     ----------
     image_column
-        Column of images in a table.
+        Column with the image files of a table.
     text_column
-        Column of texts in a table.
+        Column with the texts of a table.
     label_column
-        Column of classes in a table.
+        Column with the class labels of a table.
     """
 
     image_column: Rare[str] = ""
     text_column: Rare[str] = ""
     label_column: Rare[str] = ""
 
-    def options(self, **more: Any) -> DataOptions:
-        """Return the data options; ``more`` are further ones of the command."""
+    def data_options(self, **more: Any) -> DataOptions:
+        """Return data options with these columns and further fields."""
         from evergrow.data import DataOptions
 
         return DataOptions(**vars(self), **more)
 
 
 @dataclass(frozen=True)
-class RunOptions(OptionGroup):
-    """How a command runs a model's backbone, and whether a person or a program reads what it prints.
+class BackboneOptions(OptionGroup):
+    """How to run the backbone of a model, and whether to print JSON.
 
     Parameters
     ----------
     cache
-        Whether features are kept, so that images are looked at once.
+        Keep extracted features in the cache (true or false).
     weights
-        The backbone's weights, if not where they were: a file, or bundled, hub or
-        random.
+        Backbone weights, if they moved: a file, bundled, hub or random.
     """
 
     device: Device = "auto"
@@ -107,40 +116,37 @@ class RunOptions(OptionGroup):
     weights: Rare[str | None] = None
     as_json: Json = False
 
-    def loading(self) -> dict[str, Any]:
-        """Return the settings of :meth:`evergrow.Learner.load`."""
-        device = None if self.device == "auto" else self.device
-        cache = None if self.cache else False
+    def load_settings(self) -> dict[str, Any]:
+        """Return the keyword arguments of :meth:`evergrow.Learner.load`."""
         return {
             "weights": self.weights,
-            "device": device,
-            "cache": cache,
-            "extract": self.encoding(),
+            "device": None if self.device == "auto" else self.device,
+            "cache": None if self.cache else False,
+            "extract": self.encode_settings(),
         }
 
-    def encoding(self) -> dict[str, Any]:
-        """Return the settings of encoding; programs are shown no progress bar."""
+    def encode_settings(self) -> dict[str, Any]:
+        """Return the settings of the encoder. With ``--json`` it shows no progress."""
         return {"progress": not self.as_json and sys.stderr.isatty()}
 
 
 @dataclass(frozen=True)
-class ImageOptions(RunOptions):
-    """How a command runs a model's backbone, and what it does about images.
+class ImageOptions(BackboneOptions):
+    """How to run the backbone of a model on images, some of them unreadable.
 
     Parameters
     ----------
     on_error
-        Images that cannot be read: stop, or leave them out and say so.
+        raise stops at an unreadable image; skip leaves it out and reports it.
     """
 
     on_error: Literal["raise", "skip"] = "raise"
 
-    def encoding(self) -> dict[str, Any]:
-        """Return the settings of encoding."""
-        return {**super().encoding(), "on_error": self.on_error}
+    def encode_settings(self) -> dict[str, Any]:
+        """Return the settings of the encoder."""
+        return {**super().encode_settings(), "on_error": self.on_error}
 
 
-AS_FOUND = Reading()
-RUN = RunOptions()
-RUN_IMAGES = ImageOptions()
-"""What commands do unless told otherwise."""
+DEFAULT_COLUMNS = ColumnOptions()
+DEFAULT_BACKBONE = BackboneOptions()
+DEFAULT_IMAGES = ImageOptions()

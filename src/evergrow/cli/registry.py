@@ -1,8 +1,8 @@
-"""The one list of commands, filled by a decorator, and the application that is built from it.
+"""The registry of commands, and the typer application that is built from it.
 
-The docstring of a command is its help, and the section on parameters that of its
-options. What few people need is no option of its own: ``--set NAME=VALUE`` sets it, by
-the name that it has in Python.
+The docstring of a command is its help text. Its section "Parameters" holds the help of
+the options. Rarely used options (:data:`evergrow.cli.options.Rare`) are set by
+``--set NAME=VALUE``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -22,37 +22,48 @@ from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from evergrow.cli import MODULES
-from evergrow.cli.console import Answer, answer_with
+from evergrow.cli.console import Answer, run_and_print
 from evergrow.cli.exits import CommandGroup
 from evergrow.cli.options import RARE, Json, OptionGroup
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import load_plugins, nearest
 from evergrow.core.version import __version__
 
-ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
+ABOUT = (
+    "Classifiers that keep learning new classes, without old data and without "
+    "forgetting."
+)
 
 OTHERS = "Data and tools"
-"""Heading of the commands that name none; the help would else list them before all others."""
+"""Panel of commands without one. Without a panel they would be listed first."""
 
-_SET = "set_"  # the parameter that holds the values of --set
+_SET = "set_"  # the parameter with the values of --set
 _PARAMETERS = "\n\nParameters\n----------\n"
+
+_BOOLEANS = {
+    "true": True,
+    "yes": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "0": False,
+}
 
 Function = TypeVar("Function", bound=Callable[..., Answer])
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command as people type it.
+    """A registered command.
 
     Parameters
     ----------
     name : str
-        ``fit``, or ``lab run`` for a command of a group.
+        The words that users type: ``"fit"``, or ``"lab run"`` in a group.
     function : callable
-        Takes what typer parses and returns an :class:`Answer`; its docstring is the
-        help.
+        Takes the parsed arguments and returns an :class:`Answer`.
     panel : str or None
-        Heading under which the help lists it.
+        Panel of the help that lists it.
     """
 
     name: str
@@ -64,22 +75,23 @@ COMMANDS: dict[str, Command] = {}
 """All commands by name, in the order of the help."""
 
 GROUPS: dict[str, str] = {}
-"""Groups of commands with their help."""
+"""Help texts of the command groups by name."""
 
 
 def command(name: str, *, panel: str | None = None) -> Callable[[Function], Function]:
-    """Return a decorator that makes a function a command; the function itself stays as it is.
+    """Return a decorator that registers a function as a command.
 
-    Errors need no care: whatever a command raises becomes one line, one JSON object and
-    an exit code. Every command has ``--json``; one that has to know takes it as
+    The function itself is not changed. It may raise any error: the command line prints
+    one line or one JSON object and exits with the code for that error. Every command
+    has the option ``--json``. A function that needs its value takes a parameter
     ``as_json``.
 
     Parameters
     ----------
     name : str
-        As people type it; two words for a command of a group.
+        The words that users type; two words for a command of a group.
     panel : str, optional
-        Heading in the help.
+        Panel of the help that lists it.
 
     Examples
     --------
@@ -105,18 +117,12 @@ def command(name: str, *, panel: str | None = None) -> Callable[[Function], Func
 
 
 def command_group(name: str, help: str) -> None:
-    """Give a group of commands its help."""
+    """Set the help text of a command group."""
     GROUPS[name] = help
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
 def build_app() -> typer.Typer:
-    """Return the application with every command that is registered by now."""
+    """Import all modules with commands and return the application."""
     for module in MODULES:
         importlib.import_module(f"evergrow.cli.{module}")
     load_plugins("evergrow.commands")
@@ -126,262 +132,288 @@ def build_app() -> typer.Typer:
         help=ABOUT,
         no_args_is_help=True,
         rich_markup_mode="rich",
-        callback=_root,  # so that it is a group even with a single command
+        callback=_root,  # makes the application a group even with a single command
     )
     groups: dict[str, typer.Typer] = {}
     for entry in COMMANDS.values():
-        first, _, second = entry.name.partition(" ")
         parent = app
-        if second:
-            if first not in groups:
-                groups[first] = typer.Typer(
-                    help=GROUPS.get(first),
-                    no_args_is_help=True,
-                    rich_markup_mode="rich",
-                )
-                app.add_typer(groups[first], name=first, rich_help_panel=OTHERS)
-            parent = groups[first]
-        about = reflowed(entry.function.__doc__ or "")
-        panel = entry.panel if second else entry.panel or OTHERS
+        name = entry.name
+        panel: str | None = entry.panel or OTHERS
+        group, _, subcommand = entry.name.partition(" ")
+        if subcommand:
+            if group not in groups:
+                groups[group] = _add_group(app, group)
+            parent = groups[group]
+            name = subcommand
+            panel = entry.panel
         parent.command(
-            second or first, cls=FileCommand, help=about, rich_help_panel=panel
-        )(_printing(entry))
+            name,
+            cls=FileCommand,
+            help=help_text(entry.function.__doc__ or ""),
+            rich_help_panel=panel,
+        )(_typer_function(entry))
     return app
+
+
+def _add_group(app: typer.Typer, name: str) -> typer.Typer:
+    group = typer.Typer(
+        help=GROUPS.get(name), no_args_is_help=True, rich_markup_mode="rich"
+    )
+    app.add_typer(group, name=name, rich_help_panel=OTHERS)
+    return group
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 _VERSION = typer.Option(
     "--version",
-    help="Print the version and leave.",
+    help="Print the version and exit.",
     is_eager=True,
     callback=_print_version,
 )
 
 
 def _root(version: Annotated[bool, _VERSION] = False) -> None:
-    """Take the options that stand before any command."""
+    """Take the options that come before a command."""
 
 
 class FileCommand(TyperCommand):
-    """A command that looks for its files first."""
+    """A command that checks the paths of models and data before it imports anything."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, unless models or data are not there: that is said before anything heavy is imported."""
-        from evergrow.core.files import existing_model
+        """Check the paths, then run the command."""
+        paths = list(self._model_paths(ctx))
+        if paths:
+            from evergrow.core.files import existing_model
 
-        for each in self.params:
-            if each.name in ("model", "sources") and each.metavar in (
-                "MODEL",
-                "MODEL MODEL...",
-            ):
-                given = ctx.params[each.name]
-                for path in given if isinstance(given, (list, tuple)) else [given]:
-                    if path is not None:
-                        existing_model(path)
-                if ctx.params.get("data") is not None:
-                    from evergrow.data.load import check_source
+            for path in paths:
+                existing_model(path)
+            if ctx.params.get("data") is not None:
+                from evergrow.data.load import check_source
 
-                    check_source(ctx.params["data"])
+                check_source(ctx.params["data"])
         return super().invoke(ctx)
 
+    def _model_paths(self, ctx: Any) -> Iterator[Any]:
+        for parameter in self.params:
+            if parameter.name is None:
+                continue
+            value = ctx.params.get(parameter.name)
+            if parameter.metavar == "MODEL MODEL...":
+                yield from value
+            elif parameter.name == "model" and parameter.metavar == "MODEL" and value:
+                yield value
 
-def _printing(entry: Command) -> Callable[..., None]:
-    """Return a command for typer: it prints the answer and leaves with its exit code."""
+
+def _typer_function(entry: Command) -> Callable[..., None]:
+    """Return a function for typer that runs a command, prints its answer and exits."""
     groups = {
-        name: kind for name, kind in _hints(entry.function).items() if _is_group(kind)
+        name: kind
+        for name, kind in _type_hints(entry.function).items()
+        if _is_group(kind)
     }
-    options = list(_options(entry.function))
-    takes_json = any(option.name == "as_json" for option, _ in options)
-    rare = {
-        option.name: option
-        for option, _ in options
-        if RARE in option.annotation.__metadata__
-    }
-    shown = [option for option, _ in options if option.name not in rare]
-    shown.sort(key=lambda option: option.name == "as_json")  # last
+    visible = []
+    rare = {}
+    rare_help = []
+    for option, text in _options(entry.function):
+        if RARE in option.annotation.__metadata__:
+            rare[option.name] = option
+            rare_help.append(f"{option.name}: {text}")
+        else:
+            visible.append(option)
+    takes_json = any(option.name == "as_json" for option in visible)
     if not takes_json:
-        shown.append(
-            inspect.Parameter(
-                "as_json",
-                inspect.Parameter.KEYWORD_ONLY,
-                default=False,
-                annotation=Json,
-            )
-        )
+        visible.append(_keyword("as_json", False, Json))
+    visible.sort(key=lambda option: option.name == "as_json")  # --json comes last
     if rare:
-        names = " ".join(
-            f"{option.name}: {text}" for option, text in options if option.name in rare
-        )
-        about = f"What is rarely needed; repeatable. {names}"
-        kind = Annotated[
-            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=about)
-        ]
-        shown.append(
-            inspect.Parameter(
-                _SET, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
-            )
-        )
+        visible.append(_set_option(rare_help))
 
     @functools.wraps(entry.function)
-    def run(as_json: bool, **given: Any) -> None:
-        given |= {"as_json": as_json} if takes_json else {}
-        given |= settings_of(given.pop(_SET, None) or [], rare)
+    def run(as_json: bool, **arguments: Any) -> None:
+        if takes_json:
+            arguments["as_json"] = as_json
+        arguments |= parse_settings(arguments.pop(_SET, None) or [], rare)
         for name, group in groups.items():
-            given[name] = group(
-                **{
-                    field: given.pop(field)
-                    for field in inspect.signature(group).parameters
-                }
-            )
-        work = functools.partial(entry.function, **given)
-        code = answer_with(entry.name, work, as_json=as_json)
+            fields = inspect.signature(group).parameters
+            arguments[name] = group(**{field: arguments.pop(field) for field in fields})
+        work = functools.partial(entry.function, **arguments)
+        code = run_and_print(entry.name, work, as_json=as_json)
         if code:
             raise typer.Exit(int(code))
 
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    run.__annotations__ = {option.name: option.annotation for option in shown}
+    run.__signature__ = inspect.Signature(visible)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in visible}
     return run
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _set_option(help_texts: Iterable[str]) -> inspect.Parameter:
+    """Return the option ``--set``, whose help lists all rarely used options."""
+    info = typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help=f"Set a rarely used option; repeatable. {' '.join(help_texts)}",
+    )
+    return _keyword(_SET, None, Annotated[list[str] | None, info])
 
 
 def _is_group(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, OptionGroup)
 
 
-def _hints(owner: Any) -> dict[str, Any]:
+def _type_hints(owner: Any) -> dict[str, Any]:
     if isinstance(owner, type):
         return typing.get_type_hints(owner, include_extras=True)
-    # In Python 3.10 typing.get_type_hints hides the option of a parameter whose default
-    # is None.
+    # In Python 3.10 typing.get_type_hints hides the metadata of a parameter whose
+    # default is None.
     return inspect.get_annotations(owner, eval_str=True)
 
 
 def _options(owner: Any) -> Iterator[tuple[inspect.Parameter, str]]:
-    """Yield the options of a command or a group as typer takes them, each with its help from the docstring."""
-    hints = _hints(owner)
-    texts: dict[str, tuple[str, str]] = {}
-    for base in reversed(inspect.getmro(owner) if isinstance(owner, type) else [owner]):
-        texts |= parameter_texts(base.__doc__ or "")
+    """Yield the options of a command or an option group with their help texts."""
+    hints = _type_hints(owner)
+    texts = _inherited_texts(owner)
     for name, parameter in inspect.signature(owner).parameters.items():
-        if _is_group(hints[name]):
-            yield from _options(hints[name])
+        hint = hints[name]
+        if _is_group(hint):
+            yield from _options(hint)
             continue
-        kind, *marks = (
-            typing.get_args(hints[name])
-            if hasattr(hints[name], "__metadata__")
-            else [hints[name]]
-        )
+        kind = hint
+        metadata: list[Any] = []
+        if hasattr(hint, "__metadata__"):
+            kind, *metadata = typing.get_args(hint)
         metavar, text = texts.get(name, ("", ""))
-        if RARE not in marks:
-            is_option = parameter.default is not parameter.empty
-            if marks:
-                info = copy.copy(marks[0])
-            elif is_option:
-                info = typer.Option()
-            else:
-                info = typer.Argument()
-            info.help = info.help or text or None
-            info.metavar = info.metavar or metavar or None
-            # Where an option is annotated, typer takes its first name as the default.
-            if isinstance(info, OptionInfo) and not str(info.default).startswith("--"):
-                long = name.replace("_", "-")
-                if parameter.default is True:
-                    switch = f"--{long}/--no-{long}"
-                else:
-                    switch = f"--{long}"
-                if info.default is ...:
-                    short = []
-                else:
-                    short = [str(info.default)]
-                info.default = switch
-                info.param_decls = (*short, *(info.param_decls or ()))
-            marks = [info]
-        yield (
-            parameter.replace(
-                kind=parameter.KEYWORD_ONLY, annotation=Annotated[(kind, *marks)]
-            ),
-            text,
+        if RARE not in metadata:
+            metadata = [_typer_info(parameter, metadata, metavar, text)]
+        option = parameter.replace(
+            kind=parameter.KEYWORD_ONLY, annotation=Annotated[(kind, *metadata)]
         )
+        yield option, text
 
 
-def settings_of(
-    given: Sequence[str], rare: Mapping[str, inspect.Parameter]
+def _inherited_texts(owner: Any) -> dict[str, tuple[str, str]]:
+    """Return the parameter texts of a function, or of a class and its base classes."""
+    if not isinstance(owner, type):
+        return parameter_texts(owner.__doc__ or "")
+    texts: dict[str, tuple[str, str]] = {}
+    for base in reversed(owner.__mro__):
+        texts |= parameter_texts(base.__doc__ or "")
+    return texts
+
+
+def _typer_info(
+    parameter: inspect.Parameter, metadata: Sequence[Any], metavar: str, text: str
+) -> Any:
+    """Return the typer description of an option or argument."""
+    if metadata:
+        info = copy.copy(metadata[0])
+    elif parameter.default is parameter.empty:
+        info = typer.Argument()
+    else:
+        info = typer.Option()
+    info.help = info.help or text or None
+    info.metavar = info.metavar or metavar or None
+    # In an annotation, typer takes the first name of an option as its default.
+    if isinstance(info, OptionInfo) and not str(info.default).startswith("--"):
+        names = [] if info.default is ... else [str(info.default)]
+        name = parameter.name.replace("_", "-")
+        info.default = f"--{name}"
+        if parameter.default is True:
+            info.default = f"--{name}/--no-{name}"
+        info.param_decls = (*names, *(info.param_decls or ()))
+    return info
+
+
+def parse_settings(
+    texts: Sequence[str], options: Mapping[str, inspect.Parameter]
 ) -> dict[str, Any]:
-    """Return the value of everything that ``--set`` can set.
+    """Return the value of every option that ``--set`` can set.
 
     Parameters
     ----------
-    given : sequence of str
-        As typed, ``NAME=VALUE`` each.
-    rare : mapping
-        The parameters of the command that are marked as rare.
+    texts : sequence of str
+        Values of ``--set``, each ``NAME=VALUE``.
+    options : mapping
+        The rarely used options of the command by name.
     """
-    values = {name: option.default for name, option in rare.items()}
-    for text in given:
+    values = {name: option.default for name, option in options.items()}
+    for text in texts:
         name, sign, value = text.partition("=")
         if not sign:
+            example = next(iter(options))
             raise ParameterError(
-                f"--set takes NAME=VALUE, such as --set {next(iter(rare))}=..., not {text!r}."
+                f"--set takes NAME=VALUE, such as --set {example}=..., not {text!r}."
             )
         name = name.strip().replace("-", "_")
-        if name not in rare:
+        if name not in options:
+            suggestion = nearest(name, options, 1)
             raise UnknownNameError(
-                f"There is nothing called {name!r} to set. Did you mean {nearest(name, rare, 1)}?"
+                f"--set has no option {name!r}. Did you mean {suggestion}?"
             )
-        values[name] = _converted(
-            name, value, typing.get_args(rare[name].annotation)[0]
-        )
+        kind = typing.get_args(options[name].annotation)[0]
+        values[name] = _parse_value(name, value, kind)
     return values
 
 
-def _converted(name: str, value: str, kind: Any) -> Any:
-    """Return the text of a setting as the type that it has in Python."""
-    words = {bool: "true or false", int: "a whole number", float: "a number"}
-    kinds = typing.get_args(kind) or (
-        kind,
-    )  # of int | None its parts, of Literal["cpu", "gpu"] its values
-    try:
-        if isinstance(kinds[0], str):
-            return {choice: choice for choice in kinds}[value]
-        if kind is bool:
-            return {
-                "true": True,
-                "yes": True,
-                "1": True,
-                "false": False,
-                "no": False,
-                "0": False,
-            }[value.lower()]
-        return kinds[0](value)
-    except (KeyError, ValueError) as error:
-        raise ParameterError(
-            f"{name} is {words.get(kinds[0]) or ', '.join(kinds)}, not {value!r}."
-        ) from error
+def _parse_value(name: str, text: str, kind: Any) -> Any:
+    """Convert the text of a setting to its Python type."""
+    # int | None has the parts int and NoneType, Literal["a", "b"] its values.
+    parts = typing.get_args(kind) or (kind,)
+    first = parts[0]
+    if isinstance(first, str):
+        if text in parts:
+            return text
+        expected = ", ".join(parts)
+    elif kind is bool:
+        if text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
+        expected = "true or false"
+    else:
+        try:
+            return first(text)
+        except ValueError:
+            expected = "a whole number" if first is int else "a number"
+    raise ParameterError(f"{name} is {expected}, not {text!r}.")
 
 
 def parameter_texts(doc: str) -> dict[str, tuple[str, str]]:
-    r"""Return metavar and help of the parameters in a numpydoc docstring; the metavar stands where a type would.
+    r"""Return metavar and help text of the parameters in a numpydoc docstring.
+
+    The metavar takes the place of the type.
 
     Examples
     --------
     >>> from evergrow.cli.registry import parameter_texts
-    >>> parameter_texts("Ask.\n\nParameters\n----------\ndata : DATA\n    Never\n    learned.\ntop\n    How many.")
-    {'data': ('DATA', 'Never learned.'), 'top': ('', 'How many.')}
+    >>> doc = "Run.\n\nParameters\n----------\nx : DATA\n    The\n    data.\nk\n    K."
+    >>> parameter_texts(doc)
+    {'x': ('DATA', 'The data.'), 'k': ('', 'K.')}
     """
     entries = re.split(r"\n(?=\S)", inspect.cleandoc(doc).partition(_PARAMETERS)[2])
     texts = {}
-    for head, _, text in (entry.partition("\n") for entry in entries):
+    for entry in entries:
+        head, _, text = entry.partition("\n")
         name, _, metavar = head.partition(" : ")
         texts[name] = metavar, " ".join(text.split())
     return texts
 
 
-def reflowed(text: str) -> str:
-    r"""Return a docstring without its parameters, one line per paragraph: a terminal is narrower than the source.
+def help_text(doc: str) -> str:
+    r"""Return a docstring without its parameters, each paragraph on one line.
 
     Examples
     --------
-    >>> from evergrow.cli.registry import reflowed
-    >>> reflowed("One\nparagraph.\n\n    Another\n    one.")
+    >>> from evergrow.cli.registry import help_text
+    >>> help_text("One\nparagraph.\n\n    Another\n    one.")
     'One paragraph.\n\nAnother one.'
     """
-    paragraphs = inspect.cleandoc(text).partition(_PARAMETERS)[0].split("\n\n")
+    paragraphs = inspect.cleandoc(doc).partition(_PARAMETERS)[0].split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -1,4 +1,4 @@
-"""Commands that bring a model to others: ``spawn`` and ``merge``, ``export`` to ONNX, and ``serve`` over HTTP."""
+"""Commands that pass a model on: ``spawn``, ``merge``, ``export`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import printable
 from evergrow.core.optional import require
-from evergrow.learner import empty_copy, settle
+from evergrow.learner import settle
 
 Output = Annotated[Path, typer.Option("-o", help="File to write.")]
 
 
 @command("spawn", panel="Share")
 def spawn_command(model: options.ModelFile, output: Output) -> Answer:
-    """Write an empty model with the same backbone and layer, to be taught elsewhere and merged back.
+    """Write an empty model with the same backbone and layer, to train and merge back.
 
     For example:
 
@@ -38,27 +38,29 @@ def spawn_command(model: options.ModelFile, output: Output) -> Answer:
     model_files.check_target(
         "--output", output, force=False, existing="choose another name"
     )
-    # A beginning, not a change: its history starts with what it is taught.
+    # Saved without a history entry: the history of a spawned model starts empty.
+    from evergrow.learner import empty_copy
+
     empty_copy(model_files.load_model(model)).save(output)
     values = {"model": str(output), "parent": str(model), "n_classes": 0}
-    line = f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"
+    line = f"{output} has the layer of {model} and no classes: use evergrow update"
     return Answer(values, [line], done=f"{output} was written")
 
 
 @command("merge", panel="Share")
 def merge_command(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.")
+        list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to merge.")
     ],
     output: Output,
     base: Path | None = None,
     force: bool = False,
 ) -> Answer:
-    """Add up what several models know: exactly as if one had learned everything. Needs no data and no backbone.
+    """Merge models into one that equals a model trained on all their data.
 
-    They must share a layer: all but one made by [bold]spawn[/bold], or all copies of
-    one model, given as --base, that learned more. What would be counted twice is
-    refused.
+    Needs no data and no backbone. The models must share a layer: all but one come from
+    [bold]spawn[/bold], or all are copies of the --base model that learned more. Samples
+    that would count twice are refused.
 
     For example:
 
@@ -66,15 +68,15 @@ def merge_command(
 
       evergrow merge berlin.evg paris.evg -o all.evg --base start.evg
 
-    Exit codes: 0 merged, 2 they do not go together or the file exists, and nothing
-    written, 3 another process is changing the output.
+    Exit codes: 0 merged, 2 the models do not fit together or the file exists, and
+    nothing written, 3 another process is changing the output.
 
     Parameters
     ----------
     base
-        The model that all began as copies of: it is counted once.
+        Model that all others are copies of; its samples count once.
     force
-        Replace an existing file, keeping what it was for rollback.
+        Replace an existing file; rollback restores it.
     """
     from evergrow.learner.modelfile import commit
 
@@ -84,21 +86,26 @@ def merge_command(
         "--output", output, force=force, existing=model_files.REPLACING
     )
     learner = model_files.load_model(sources[0])
-    origin = None
+    base_learner = None
     if base is not None:
-        origin = model_files.load_model(base)
-    known = set(learner.state_.classes.tolist())
-    samples = sum(learner.state_.label_counts.values())
+        base_learner = model_files.load_model(base)
+    old_classes = set(learner.state_.classes.tolist())
+    n_before = sum(learner.state_.label_counts.values())
     for path in sources[1:]:
-        learner.merge(model_files.load_model(path), base=origin)
+        learner.merge(model_files.load_model(path), base=base_learner)
     change = model_files.ModelChange(output, learner)
-    settle(learner)
+    settle(learner)  # so that predictions need no solving
     change.dropped = commit(output, learner).dropped
-    added = sum(learner.state_.label_counts.values()) - samples
-    news = tuple(name for name in learner.state_.classes.tolist() if name not in known)
-    said = f"added {plural(added, 'sample')}{model_files.classes_note(news, 'new')} to what {sources[0]} knows"
+    n_added = sum(learner.state_.label_counts.values()) - n_before
+    new_classes = [
+        name for name in learner.state_.classes.tolist() if name not in old_classes
+    ]
+    classes = model_files.classes_note(new_classes, "new")
     return change.answer(
-        [said], samples=added, classes=list(news), merged=list(map(str, sources))
+        [f"added {plural(n_added, 'sample')}{classes} to {sources[0]}"],
+        samples=n_added,
+        classes=new_classes,
+        merged=[str(path) for path in sources],
     )
 
 
@@ -112,15 +119,15 @@ def export_command(
     weights: options.Rare[str | None] = None,
     force: bool = False,
 ) -> Answer:
-    """Write a model as one ONNX file: from pixels to scores and labels, without evergrow or torch.
+    """Write a model as one ONNX file that needs neither evergrow nor torch.
 
-    Its input is [bold]pixels[/bold], bytes of shape (n, 3, height, width), resized and
-    cropped as its metadata say; normalisation, backbone, layer and class weights are in
-    the graph. The labels are in the metadata.
+    Of a model of images the input is [bold]pixels[/bold]: bytes of shape (n, 3, height,
+    width), resized and cropped as the metadata say. Normalisation, backbone, layer and
+    class weights are in the graph, the labels in the metadata.
 
     Of a model of texts the inputs are [bold]input_ids[/bold],
-    [bold]attention_mask[/bold] and, where the encoder has them,
-    [bold]token_type_ids[/bold]; its tokenizer is written beside the graph, as
+    [bold]attention_mask[/bold] and, if the encoder has them,
+    [bold]token_type_ids[/bold]. The tokenizer is written next to the graph, such as
     intents.tokenizer.json.
 
     For example:
@@ -129,7 +136,7 @@ def export_command(
 
       evergrow export intents.evg --onnx intents.onnx
 
-    Exit codes: 0 written, 2 it cannot be exported, or the file exists, and nothing was
+    Exit codes: 0 written, 2 it cannot be exported or the file exists, and nothing
     written.
 
     Parameters
@@ -137,14 +144,13 @@ def export_command(
     onnx
         File to write, such as birds.onnx.
     opset
-        Version of ONNX's operators, from 17.
+        Version of the ONNX operator set, at least 17.
     check
         Compare with onnxruntime before writing.
     head_only
-        Leave the backbone out: the input is features.
+        Leave out the backbone; the input is features.
     weights
-        The backbone's weights, if not where they were: a file, or bundled, hub or
-        random.
+        Backbone weights, if they moved: a file, bundled, hub or random.
     force
         Replace an existing file.
     """
@@ -152,16 +158,15 @@ def export_command(
     from evergrow.export.onnx_export import export_learner
 
     model_files.check_target("--onnx", onnx, force=force)
-    learner = model_files.load_model(
-        model, options.RunOptions(device="cpu", weights=weights, as_json=True)
-    )
+    run = options.BackboneOptions(device="cpu", weights=weights, as_json=True)
+    learner = model_files.load_model(model, run)
     if (
         learner.state_.spec is not None
         and learner.state_.spec.kind == "text"
         and not head_only
     ):
         model_files.check_target(
-            "the tokenizer beside --onnx", tokenizer_path(onnx), force=force
+            "the tokenizer of --onnx", tokenizer_path(onnx), force=force
         )
     report = export_learner(
         learner, onnx, opset=opset, check=check, head_only=head_only
@@ -169,20 +174,20 @@ def export_command(
     names = ", ".join(entry["name"] for entry in report.inputs)
     first = report.inputs[0]
     shape = ", ".join(map(str, first["shape"]))
-    known = plural(report.n_classes, "class", "classes")
+    classes = plural(report.n_classes, "class", "classes")
     lines = [
-        f"{report.path}: {names}, {first['type']} ({shape}), to {known}; "
-        f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, in {report.seconds:.1f} s",
-        *(f"{path}: its tokenizer, which belongs to it" for path in report.beside),
+        f"{report.path}: {names}, {first['type']} ({shape}), to {classes}; "
+        f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, "
+        f"in {report.seconds:.1f} s",
+        *(f"{path}: its tokenizer; keep both files together" for path in report.beside),
     ]
     if report.check is not None:
-        rows = f"({report.check.rows} {report.check.samples})"
         lines.append(
-            f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread {rows}"
+            f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of "
+            f"their spread ({report.check.rows} {report.check.samples})"
         )
-    return Answer(
-        {"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written"
-    )
+    values = {"model": str(model), **report.to_dict()}
+    return Answer(values, lines, done=f"{onnx} was written")
 
 
 @command("serve", panel="Share")
@@ -202,11 +207,11 @@ def serve_command(
     open_page: Annotated[bool, typer.Option("--open")] = False,
     as_json: options.Json = False,
 ) -> Answer:
-    """Serve the models of a folder: a page to teach them on, and an HTTP API to ask and change them.
+    """Serve the models of a folder as a web page and an HTTP API.
 
-    Nothing leaves this machine and no sample is kept. A change is on disk before it is
-    acknowledged. Other commands may change the same files meanwhile. Ctrl-C ends it,
-    after the change in flight.
+    No data leaves this machine, and no sample is stored. A change is on disk before the
+    client gets the answer. Other commands may change the same files meanwhile. Ctrl-C
+    stops the service after the current change.
 
     For example:
 
@@ -221,34 +226,34 @@ def serve_command(
 
       evergrow serve models/ --read-only --port 8081
 
-    Exit codes: 0 ended as asked, 2 it could not begin (the address is taken, a file
-    cannot be read).
+    Exit codes: 0 stopped, 2 it could not start (the address is in use, a file cannot be
+    read).
 
     Parameters
     ----------
     folder
-        Folder of model files; made if missing.
+        Folder of model files; created if missing.
     host
         Address to bind; any but this machine's own needs --token-file.
     port
         Port to bind; 0 takes a free one.
     lan
-        Let phones in the same network in too: prints a QR code with an address (TLS)
-        and a token that lives an hour.
+        Let phones in the same network in: prints a QR code with a TLS address and a
+        token that is valid for one hour.
     token_file
-        File of lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.
+        File with lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.
     allow_host
-        A further name that the service is reached by, as behind a proxy.
+        Additional host name of the service, such as that of a proxy; repeatable.
     read_only
-        Answer, and change nothing.
+        Forbid changes.
     rate
-        Requests in a second of one token, or of one address.
+        Maximum requests per second of one token or address.
     label_studio
-        Address of a Label Studio that images of tasks may be fetched from.
+        Address of the Label Studio from which to fetch images of tasks.
     label_studio_token_file
-        File with the token for it.
+        File with the token for that Label Studio.
     log_level
-        Least level of the log; info logs every request.
+        Minimum level of log messages; info logs every request.
     open_page
         Open the page in a browser.
     """
@@ -257,37 +262,39 @@ def serve_command(
     from evergrow.serve.app import run_server
     from evergrow.serve.config import Limits, ServeConfig, Tokens
 
-    secrets = _contents("--token-file", token_file)
+    tokens = Tokens()
+    if token_file is not None:
+        text = _read_option_file("--token-file", token_file)
+        tokens = Tokens.parse(text, os.fspath(token_file))
+    label_studio_token = ""
+    if label_studio_token_file is not None:
+        label_studio_token = _read_option_file(
+            "--label-studio-token-file", label_studio_token_file
+        ).strip()
     config = ServeConfig(
         folder,
         host=host,
         port=port,
         lan=lan,
-        tokens=Tokens()
-        if token_file is None
-        else Tokens.parse(secrets, os.fspath(token_file)),
+        tokens=tokens,
         read_only=read_only,
         allowed_hosts=tuple(allow_host or ()),
         device=device,
         limits=Limits(requests_per_second=rate),
         label_studio=label_studio or "",
-        label_studio_token=_contents(
-            "--label-studio-token-file", label_studio_token_file
-        ).strip(),
+        label_studio_token=label_studio_token,
     )
 
     def announce(address: str, code: str = "") -> None:
         if not as_json:
+            note = f"what you teach is kept in {printable(str(folder.resolve()))}"
             if read_only:
-                kept = "nothing can be changed"
-            else:
-                kept = f"what you teach is kept in {printable(str(folder.resolve()))}"
-            typer.echo(
-                f"serving {printable(os.fspath(folder))} on {address}\n{kept}; Ctrl-C ends it"
-            )
+                note = "nothing can be changed"
+            typer.echo(f"serving {printable(os.fspath(folder))} on {address}")
+            typer.echo(f"{note}; Ctrl-C ends it")
             typer.echo(code, nl=bool(code))
             flush()
-        if open_page and not _opened(address):
+        if open_page and not _open_browser(address):
             note_line(f"no browser can be opened here: open {address} yourself")
 
     run_server(config, announce, log_level=log_level)
@@ -297,11 +304,9 @@ def serve_command(
     )
 
 
-def _contents(option: str, file: Path | None) -> str:
-    """Return the text of the file of an option; none is empty."""
+def _read_option_file(option: str, file: Path) -> str:
+    """Return the text of a file that an option names."""
     try:
-        if file is None:
-            return ""
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(
@@ -309,13 +314,15 @@ def _contents(option: str, file: Path | None) -> str:
         ) from error
 
 
-def _opened(address: str) -> bool:
-    """Open a page in a browser with a window, and return whether there is one; one of text would take the terminal."""
+def _open_browser(address: str) -> bool:
+    """Open a page in a graphical browser and return whether that worked.
+
+    Without a display a text browser would take over the terminal, so none is opened.
+    """
     import webbrowser
 
-    if sys.platform.startswith("linux") and not (
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    ):
+    has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if sys.platform.startswith("linux") and not has_display:
         return False
     try:
         return webbrowser.open(address)

@@ -1,4 +1,4 @@
-"""``evergrow sort``: the images of a folder into a folder for each class, and back again."""
+"""``evergrow sort``: sort the images of a folder into one folder per class."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, listed, note_line, percent, plural, table
-from evergrow.cli.model_files import load_model, note_rough
+from evergrow.cli.console import Answer, listed, percent, plural, table
+from evergrow.cli.model_files import can_reject_unknown, load_model, note_few_samples
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.tools.sorting import SortedFile
 
-_EXAMPLES = 3
+_MAX_EXAMPLES = 3  # file names per folder
 
 
-@command("sort", panel="Ask")
+@command("sort", panel="Predict and inspect")
 def sort_command(
     model: Annotated[
         Path | None, typer.Argument(metavar="MODEL", help="The model file.")
@@ -36,15 +36,14 @@ def sort_command(
     least: Annotated[float, typer.Option("--min", min=0, max=1)] = 0.8,
     false_alarm: options.FalseAlarm = 0.05,
     undo: Path | None = None,
-    run: options.RunOptions = options.RUN,
+    run: options.BackboneOptions = options.DEFAULT_BACKBONE,
 ) -> Answer:
-    """Sort the images of FOLDER into a folder for each class.
+    """Sort the images of FOLDER into one folder per class.
 
-    Without --move, --copy or --link nothing is touched: it shows what would go where.
-    Images of no learned class go to a folder of their own, and so do answers that are
-    not sure. OUT/sorted.csv lists every file with its answer and probability. No file
-    is overwritten. After an interruption the same command goes on, and --undo takes all
-    back.
+    Without --move, --copy or --link it only shows where each file would go. Images that
+    look unknown and uncertain predictions go to folders of their own.
+    OUT/sorted.csv lists every file with its prediction. No file is overwritten. The
+    same command resumes after an interruption, and --undo restores all files.
 
     For example:
 
@@ -62,22 +61,42 @@ def sort_command(
     Parameters
     ----------
     folder
-        Folder of images, in subfolders too.
+        Folder of images, including its subfolders.
     into : OUT
-        Folder of the sorted images; made if missing.
+        Folder for the sorted images; created if missing.
     move
         Move the files.
     copy
-        Copy them.
+        Copy the files.
     link
-        Make symbolic links to them.
+        Create symbolic links to the files.
     unknown : NAME
-        Folder of images of no learned class.
+        Folder name for images that look unknown.
     least
-        Probability below which an image goes to the folder unsure.
+        Minimum probability; images below it go to the folder unsure.
     undo : TABLE
-        Take back what this table lists.
+        Undo the sort that this table lists.
     """
+    if undo is not None:
+        if model is not None:
+            raise ParameterError(
+                "--undo takes only the table, such as sorted/sorted.csv."
+            )
+        return _undo(undo, run)
+    if model is None or folder is None or into is None:
+        raise ParameterError(
+            "Name a model, a folder of images, and by --into the folder to sort them "
+            "into."
+        )
+    modes = [
+        name
+        for name, wanted in (("move", move), ("copy", copy), ("link", link))
+        if wanted
+    ]
+    if len(modes) > 1:
+        raise ParameterError(
+            f"--{modes[0]} and --{modes[1]} do not go together; choose one."
+        )
     from evergrow.tools.sorting import (
         TABLE,
         plan_sort,
@@ -86,133 +105,109 @@ def sort_command(
         split_planned,
     )
 
-    if undo is not None:
-        if model is not None:
-            raise ParameterError(
-                "--undo takes only the table, such as sorted/sorted.csv."
-            )
-        return _undone(undo, run)
-    if model is None or folder is None or into is None:
-        raise ParameterError(
-            "Name a model, a folder of images, and by --into the folder to sort them into."
-        )
-    chosen = [
-        name
-        for name, wanted in (("move", move), ("copy", copy), ("link", link))
-        if wanted
-    ]
-    if len(chosen) > 1:
-        raise ParameterError(
-            f"--{chosen[0]} and --{chosen[1]} do not go together; choose one."
-        )
-    how = options.ImageOptions(
+    image_options = options.ImageOptions(
         run.device, run.cache, run.weights, run.as_json, on_error="skip"
     )
-    learner = load_model(model, how)
-    path = into / TABLE
-    if os.path.lexists(path):
-        earlier = read_table(path)
-    else:
-        earlier = []
+    learner = load_model(model, image_options)
+    table_path = into / TABLE
+    earlier: list[SortedFile] = []
+    if os.path.lexists(table_path):
+        earlier = read_table(table_path)
     resumed, waiting = split_planned(earlier, folder)
-    note_rough(learner)
+    note_few_samples(learner)
+    can_reject_unknown(learner)
     settings: dict[str, Any] = {
         "unknown": unknown,
         "least": least,
         "false_alarm": false_alarm,
     }
-    if learner.state_.describe()["novelty"] is None:
-        note_line(
-            "the model has too few samples to tell what it never learned: nothing is called unknown"
-        )
-    if chosen:
+    if modes:
         rows = sort_folder(
             learner,
             folder,
             into,
-            chosen[0],  # type: ignore[arg-type]
-            progress=bool(how.encoding()["progress"]),
+            modes[0],  # type: ignore[arg-type]
+            progress=bool(image_options.encode_settings()["progress"]),
             **settings,
         )
         n_sorted = sum(bool(row.place) for row in rows)
-        said = [f"{plural(n_sorted, 'file')} sorted, listed in {path}"]
-        done = str(path)
+        notes = [f"{plural(n_sorted, 'file')} sorted, listed in {table_path}"]
     else:
         rows = plan_sort(learner, folder, into, **settings, earlier=earlier)
-        said = ["nothing was touched: add --move, --copy or --link to sort them"]
-        done = ""
+        notes = ["nothing was touched: add --move, --copy or --link to sort them"]
         if resumed:
-            said.append(
+            notes.append(
                 f"{plural(len(resumed), 'file')} of an interrupted sort will be "
                 "completed first"
             )
     if waiting:
-        other = waiting[0].folder
-        said.append(
-            f"{plural(len(waiting), 'file')} of an interrupted sort of {other} are not "
-            "sorted yet: sort that folder again"
+        notes.append(
+            f"{plural(len(waiting), 'file')} of an interrupted sort of "
+            f"{waiting[0].folder} are not sorted yet: sort that folder again"
         )
+    written = table_path if modes else None
+    return _answer(folder, rows, notes, written)
+
+
+def _answer(
+    folder: Path, rows: Sequence[SortedFile], notes: list[str], written: Path | None
+) -> Answer:
     groups: dict[str, list[SortedFile]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)
-    stay = groups.pop("", [])
+    left = groups.pop("", [])
     values = {
-        "table": done or None,
-        "folders": {name: len(found) for name, found in sorted(groups.items())},
-        "left": {row.file: row.note for row in stay},
+        "table": None if written is None else str(written),
+        "folders": {name: len(group) for name, group in sorted(groups.items())},
+        "left": {row.file: row.note for row in left},
         "files": [
             {"file": row.file, "answer": row.answer, "probability": row.probability}
             for row in rows
         ],
     }
-    if stay:
-        cautions = [f"{plural(len(stay), 'file')} left in place: {_reasons(stay)}"]
-    else:
-        cautions = []
-    written = f"{done} was written" if done else ""
+    cautions = []
+    if left:
+        cautions.append(f"{plural(len(left), 'file')} left in place: {_reasons(left)}")
     return Answer(
-        values, [*_table(folder, sorted(groups.items())), *said], cautions, done=written
+        values,
+        [*_folder_lines(folder, sorted(groups.items())), *notes],
+        cautions,
+        done="" if written is None else f"{written} was written",
     )
 
 
-def _table(folder: Path, groups: Sequence[tuple[str, list[SortedFile]]]) -> list[str]:
-    """Return how many files go to each folder, how sure the least sure of them is, and a few of their names."""
+def _folder_lines(
+    folder: Path, groups: Sequence[tuple[str, list[SortedFile]]]
+) -> list[str]:
+    """Return a table of the folders: files, lowest probability and examples."""
+    if not groups:
+        return []
+    root = os.path.realpath(folder)
     cells = []
     for name, rows in groups:
-        likely = [row.probability for row in rows if row.probability is not None]
-        shown = sorted(rows, key=lambda row: row.probability or 0.0)[:_EXAMPLES]
-        names = listed(
-            [os.path.relpath(row.file, os.path.realpath(folder)) for row in shown],
-            _EXAMPLES,
-        )
-        cells.append(
-            [name, f"{len(rows):,}", percent(min(likely)) if likely else "", names]
-        )
-    if cells:
-        return table(
-            ["folder", "files", "least sure", "examples"],
-            cells,
-            ["files", "least sure"],
-        )
-    return []
+        probabilities = [row.probability for row in rows if row.probability is not None]
+        least_sure = percent(min(probabilities)) if probabilities else ""
+        examples = sorted(rows, key=lambda row: row.probability or 0.0)[:_MAX_EXAMPLES]
+        names = [os.path.relpath(row.file, root) for row in examples]
+        cells.append([name, f"{len(rows):,}", least_sure, listed(names, _MAX_EXAMPLES)])
+    columns = ["folder", "files", "least sure", "examples"]
+    return table(columns, cells, ["files", "least sure"])
 
 
-def _reasons(stay: Sequence[SortedFile]) -> str:
-    return listed(
-        [f"{os.path.basename(row.file)} ({row.note})" for row in stay], _EXAMPLES
-    )
+def _reasons(rows: Sequence[SortedFile]) -> str:
+    reasons = [f"{os.path.basename(row.file)} ({row.note})" for row in rows]
+    return listed(reasons, _MAX_EXAMPLES)
 
 
-def _undone(path: Path, run: options.RunOptions) -> Answer:
+def _undo(path: Path, run: options.BackboneOptions) -> Answer:
     from evergrow.tools.sorting import read_table, undo_sort
 
+    rows: list[SortedFile] = []
     if os.path.lexists(path):
         rows = read_table(path)
-    else:
-        rows = []
-    n_done = sum(row.state in ("done", "undoing") for row in rows)
-    kept = undo_sort(path, progress=bool(run.encoding()["progress"]))
-    n_undone = n_done - sum(row.state == "done" for row in kept)
+    n_before = sum(row.state in ("done", "undoing") for row in rows)
+    kept = undo_sort(path, progress=bool(run.encode_settings()["progress"]))
+    n_undone = n_before - sum(row.state == "done" for row in kept)
     cautions = []
     if kept:
         cautions.append(

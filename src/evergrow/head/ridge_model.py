@@ -184,13 +184,7 @@ class RidgeModel:
             shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, weights=weights)
         return dataclasses.replace(
             old,
-<<<<<<< HEAD
-            state=old.state.accumulate(
-                self.batches(Z, codes, n_classes, weights), rows=len(Z)
-            ),
-=======
             state=old.state.accumulate(batches, rows=len(Z)),
->>>>>>> room-head1
             counts=old.counts + torch.bincount(codes, minlength=n_classes),
             masses=old.masses + torch.bincount(codes, weights, minlength=n_classes),
             lineage=self.lineage or frozenset([_fingerprint(Z, codes)]),
@@ -220,45 +214,9 @@ class RidgeModel:
         """
         n_classes = len(self.counts)
         removed = torch.bincount(codes, minlength=n_classes)
-<<<<<<< HEAD
-        if bool((removed > self.counts).any()):
-            worst = int((removed - self.counts).argmax())
-            raise UnlearnError(
-                f"no more samples of a class can be unlearned than were learned, got {int(removed[worst])} "
-                f"where {int(self.counts[worst])} were learned (class at position {worst})"
-            )
-        # A class of which samples are left must keep some weight, one without must not.
-        masses = self.masses - torch.bincount(codes, weights, minlength=n_classes)
-        kept = self.counts > removed
-        slack = 1e-9 * self.masses
-        if bool(((masses <= slack) & kept).any()) or bool(
-            ((masses.abs() > slack) & ~kept).any()
-        ):
-            raise UnlearnError(
-                "samples to unlearn must have the weights that they were learned with, got others"
-            )
-        # Rows that were learned satisfy H (G + alpha I)^-1 H^T < I; others usually do
-        # not.
-        stats = self.state
-        factor = safe_cholesky(stats.gram, shift=alpha)
-        for H, *_ in self.batches(Z, codes, n_classes, weights):
-            for part in torch.split(H, 1024):
-                half = factor.half_solve(stats.project(part).T)
-                try:
-                    safe_cholesky(
-                        -(half.T @ half), shift=1.0 + 1e-7, allow_jitter=False
-                    )
-                except NumericalError:
-                    raise UnlearnError(
-                        "samples to unlearn must have been learned before, but at least one of the "
-                        f"{part.shape[0]} given lies where nothing was learned"
-                    ) from None
-        masses = torch.where(kept, masses, torch.zeros_like(masses))
-=======
         removed_masses = torch.bincount(codes, weights, minlength=n_classes)
         masses = self._masses_after(removed, removed_masses)
         self._require_learned(Z, codes, alpha, weights)
->>>>>>> room-head1
         shapes = self.shapes
         try:
             state = self.state.accumulate(

@@ -1,0 +1,244 @@
+"""``evergrow evaluate``: compare predictions with labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evergrow.cli import options
+from evergrow.cli.console import Answer, facts, listed, percent, plural, table
+from evergrow.cli.engine import NO_ENGINE, EngineOptions
+from evergrow.cli.model_files import check_target, load_model, skipped_code, write_text
+from evergrow.cli.registry import command
+
+if TYPE_CHECKING:
+    from evergrow.learner.evaluation import Evaluation
+    from evergrow.learner.learner import Learner
+    from evergrow.tools.learning_curves import LearningCurve
+
+_MAX_ROWS = 10  # in the tables of classes and of confused pairs
+
+
+@command("evaluate", panel="Predict and inspect")
+def evaluate_command(
+    model: options.ModelFile,
+    data: options.Data,
+    report: Path | None = None,
+    unknown: str | None = None,
+    false_alarm: options.FalseAlarm = 0.05,
+    min_accuracy: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    curve: bool = False,
+    columns: options.ColumnOptions = options.DEFAULT_COLUMNS,
+    run: options.ImageOptions = options.DEFAULT_IMAGES,
+    sharding: EngineOptions = NO_ENGINE,
+) -> Answer:
+    """Measure accuracy, recall and precision, and list the most confused classes.
+
+    If DATA has train and test splits, only test is used. Classes in DATA that the model
+    has not learned do not count in the accuracy. Like the data of --unknown, they test
+    the detection of unknown samples.
+
+    For example:
+
+      evergrow evaluate birds.evg birds/test --report birds.html
+
+      evergrow evaluate birds.evg birds/test --unknown other-birds/
+
+      evergrow evaluate birds.evg birds/test --min-accuracy 0.9 --json
+
+      evergrow evaluate birds.evg birds/ --curve --report birds.html
+
+      evergrow evaluate birds.evg s3://bucket/test/ --engine local --workers 4
+
+    Exit codes: 0 done, 1 done but the accuracy is below --min-accuracy or images were
+    left out (--on-error skip), 2 bad input, 130 interrupted.
+
+    Parameters
+    ----------
+    report
+        HTML page to write, in one file.
+    unknown : DATA
+        Data of classes that the model has not learned.
+    min_accuracy
+        Exit with code 1 if accuracy is below this.
+    curve
+        Also train on parts of DATA and estimate the gain from ten more samples per
+        class.
+    """
+    if report is not None:
+        check_target("--report", report)
+    learner = load_model(model, run)
+    job = None
+    if sharding.engine is not None:
+        from evergrow.data import read
+
+        sharding.reject(report=report, unknown=unknown, curve=curve)
+        source = read(data, columns.data_options(), part="test")
+        result, job = sharding.run(
+            lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm),
+            model=model,
+            quiet=run.as_json,
+        )
+    else:
+        result = _evaluate(
+            learner,
+            data,
+            unknown,
+            columns,
+            false_alarm=false_alarm,
+            keep_samples=report is not None,
+        )
+    values: dict[str, Any] = {
+        "model": str(model),
+        "data": data,
+        **result.to_dict(),
+        "report": None if report is None else str(report),
+    }
+    lines = _evaluation_lines(result)
+    cautions = []
+    # "not >=" is also true if the accuracy is NaN.
+    if min_accuracy is not None and not result.accuracy >= min_accuracy:
+        cautions.append(
+            f"accuracy is {percent(result.accuracy)}, below the "
+            f"{percent(min_accuracy)} of --min-accuracy"
+        )
+    if job is not None:
+        values["engine"] = job.to_values()
+        return Answer(values, lines, [*cautions, *job.summary()])
+
+    picture = ""
+    if curve:
+        from evergrow.data.inputs import read_labelled
+        from evergrow.tools.learning_curves import curve_svg, learning_curve
+
+        samples = read_labelled(
+            data, "train", learner.state_.kind, columns.data_options()
+        )
+        found = learning_curve(learner, samples)
+        lines += _curve_lines(found)
+        picture = curve_svg(found)
+        values["curve"] = found.to_values()
+    done = ""
+    if report is not None:
+        from evergrow.cli.evaluation_page import evaluation_page
+
+        page = evaluation_page(
+            result,
+            title=f"{model.stem} on {Path(data).name}",
+            lead=f"Predictions of {model.name} for {data}",
+            picture=picture,
+        )
+        write_text(report, page)
+        lines += ["", f"report in {report}"]
+        done = f"{report} was written"
+    code = skipped_code(len(result.left_out))
+    return Answer(values, lines, cautions, code, done=done)
+
+
+def _evaluate(
+    learner: Learner,
+    data: str,
+    unknown: str | None,
+    columns: options.ColumnOptions,
+    *,
+    false_alarm: float,
+    keep_samples: bool,
+) -> Evaluation:
+    from evergrow.data.inputs import read_labelled, read_unknown
+
+    data_options = columns.data_options()
+    unknown_samples = None
+    if unknown is not None:
+        unknown_samples = read_unknown(
+            unknown, learner.state_.kind, options=data_options
+        )
+    return learner.evaluate(
+        read_labelled(data, "test", learner.state_.kind, data_options),
+        unknown=unknown_samples,
+        false_alarm=false_alarm,
+        keep_samples=keep_samples,
+    )
+
+
+def _evaluation_lines(result: Evaluation) -> list[str]:
+    """Return the figures, the classes with the lowest recall and the confused pairs."""
+    lines = _summary_lines(result)
+    lines += _class_lines(result)
+    if result.confused:
+        right = ["times", "of the class"]
+        pairs = [
+            [pair.true, pair.predicted, str(pair.n), percent(pair.share)]
+            for pair in result.confused[:_MAX_ROWS]
+        ]
+        lines += ["", *table(["class", "predicted", *right], pairs, right)]
+    return lines
+
+
+def _summary_lines(result: Evaluation) -> list[str]:
+    accuracy = f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
+    entries = [
+        ("accuracy", accuracy),
+        ("mean over classes", percent(result.balanced_accuracy)),
+    ]
+    if result.unknown_classes:
+        names = listed(list(result.unknown_classes), 3)
+        samples = plural(result.n_unknown, "sample")
+        entries.append(("never learned", f"{samples} of {names}; not in the accuracy"))
+    found = result.unknown
+    if found is not None:
+        detected = percent(found.detection_rate)
+        alarms = percent(found.false_alarm_rate)
+        entries.append(
+            (
+                "unknown spotted",
+                f"{detected} of {plural(found.n_unknown, 'sample')}, at {alarms} false "
+                f"alarms ({percent(found.false_alarm)} aimed at); "
+                f"AUROC {percent(found.auroc)}",
+            )
+        )
+    return facts([*entries, ("seconds", f"{result.seconds:.1f}")])
+
+
+def _class_lines(result: Evaluation) -> list[str]:
+    from evergrow.cli.evaluation_page import sort_by_recall
+
+    tested = [score for score in result.per_class if score.n]
+    wrong = [score for score in sort_by_recall(tested) if score.recall < 1]
+    if not wrong:
+        return []
+    rows = [
+        [score.name, str(score.n), percent(score.recall), percent(score.precision)]
+        for score in wrong[:_MAX_ROWS]
+    ]
+    right = ["samples", "recall", "precision"]
+    more = plural(len(wrong) - len(rows), "more class", "more classes")
+    n_perfect = len(tested) - len(wrong)
+    return [
+        "",
+        *table(["class", *right], rows, right),
+        f"({more} with errors, {n_perfect} without)",
+    ]
+
+
+def _curve_lines(curve: LearningCurve) -> list[str]:
+    points = [
+        f"{size}: {percent(accuracy)}"
+        for size, accuracy in zip(curve.sizes, curve.accuracy, strict=True)
+    ]
+    gain, low, high = (100 * value for value in curve.gain)
+    estimate = f"{gain:+.1f} points, in 9 of 10 cases {low:+.1f} to {high:+.1f}"
+    if curve.is_enough:
+        estimate += "; more samples would hardly help"
+    gained = [
+        f"{name} ({percent(value)})"
+        for name, value in curve.classes.items()
+        if value > 0
+    ]
+    entries = [
+        ("samples per class", ", ".join(points)),
+        ("ten more of each", estimate),
+        ("gained most last", listed(gained, 5)),
+    ]
+    return ["", *facts(entries)]
