@@ -60,6 +60,11 @@ ALIASES = {"np": "numpy", "pd": "pandas", "F": "torch.nn.functional"}
 LIBRARIES = ("torch", "numpy", "sklearn", "scipy", "timm", "PIL", "pyarrow", "onnx")
 
 ALLOWED = {
+    # Symbols of formulas.
+    "GCV",
+    "score_c",
+    "shape_c",
+    "tr",
     # Arguments, attributes and functions of other libraries.
     "check_estimator",
     "coef_",

@@ -13,7 +13,6 @@ from evergrow.cli.console import Answer, listed, note_line, percent, plural
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import DEFAULT_BACKBONE, BackboneOptions
 from evergrow.core.errors import ParameterError, PathError
-from evergrow.learner import settle
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -137,6 +136,8 @@ def changing_model(
         change = ModelChange(path, learner)
         yield change
         if not lazy and learner.__sklearn_is_fitted__():
+            from evergrow.learner import settle
+
             settle(learner)  # so that predictions need no solving
         change.dropped = commit(path, learner).dropped
         change.seconds = time.perf_counter() - started

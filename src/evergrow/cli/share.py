@@ -16,7 +16,6 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import printable
 from evergrow.core.optional import require
-from evergrow.learner import settle
 
 Output = Annotated[Path, typer.Option("-o", help="File to write.")]
 
@@ -94,6 +93,8 @@ def merge_command(
     for path in sources[1:]:
         learner.merge(model_files.load_model(path), base=base_learner)
     change = model_files.ModelChange(output, learner)
+    from evergrow.learner import settle
+
     settle(learner)  # so that predictions need no solving
     change.dropped = commit(output, learner).dropped
     n_added = sum(learner.state_.label_counts.values()) - n_before
