@@ -1,4 +1,4 @@
-"""Features of any size: answers are right, or a typed error names the size as the trouble; no chance in silence."""
+"""Features of any size give correct predictions or a typed error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def accuracy(model: Any, size: float) -> float:
     "size", [1e-300, 1e-200, 1e-100, 1e-30, 1e-15, 1e30, 1e100, 1e155, 1e200, 1e300]
 )
 @pytest.mark.parametrize("name", OURS)
-def test_no_head_falls_to_chance_in_silence(name: str, size: float) -> None:
+def test_heads_predict_well_or_raise_a_typed_error(name: str, size: float) -> None:
     options = dict(OPTIONS[name])
     if name != "simplecil":
         options["random_state"] = 0
@@ -52,7 +52,9 @@ def test_no_head_falls_to_chance_in_silence(name: str, size: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-30, 1e30, 1e154, 1e200, 1e300])
-def test_normalised_features_may_be_of_any_size(size: float) -> None:
+def test_predictions_do_not_depend_on_the_size_of_normalised_features(
+    size: float,
+) -> None:
     X, y = data()
     usual = Classifier(n_units=40, random_state=0).fit(X, y)
     scaled = Classifier(n_units=40, random_state=0).fit(X * size, y)
@@ -63,7 +65,7 @@ def test_normalised_features_may_be_of_any_size(size: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e155])
-def test_the_error_says_that_the_size_is_the_trouble(size: float) -> None:
+def test_the_error_names_the_size_of_the_features(size: float) -> None:
     X, y = data()
     with pytest.raises(InputError, match=r"size|numbers between|finite"):
         SCLClassifier(n_units=40, scales="auto", random_state=0).fit(X * size, y)
@@ -73,9 +75,7 @@ def test_the_error_says_that_the_size_is_the_trouble(size: float) -> None:
 @pytest.mark.parametrize(
     "size", [5e-324, 1e-308, 1e-160, 1e-20, 1.0, 1e20, 1e160, 1e308]
 )
-def test_rows_of_any_size_have_length_one_once_normalised(
-    rule: str, size: float
-) -> None:
+def test_normalised_rows_of_any_size_have_length_one(rule: str, size: float) -> None:
     Z = size * torch.tensor([[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
     wanted = normalize(
         torch.tensor([[1.0, 0.0, -1.0], [1.0, 1.0, 1.0]], dtype=torch.float64), rule
@@ -84,11 +84,11 @@ def test_rows_of_any_size_have_length_one_once_normalised(
     assert not normalize(torch.zeros(1, 3, dtype=torch.float64), rule).any()
 
 
-# -- asking ----------------------------------------------------------------------------
+# -- predicting ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1e100, 1e160, 1e300])
-def test_what_is_huge_beyond_all_that_was_learned_is_unknown(size: float) -> None:
+def test_huge_samples_are_novel(size: float) -> None:
     X, y = data()
     model = Classifier(**RECOMMENDED).fit(X, y)
     found = model.novelty_score(X[:3] * size)
@@ -96,7 +96,7 @@ def test_what_is_huge_beyond_all_that_was_learned_is_unknown(size: float) -> Non
     assert found.min() > model.novelty_score(X).max()
 
 
-def test_scores_that_overflow_are_a_typed_error() -> None:
+def test_scores_that_overflow_are_a_numerical_error() -> None:
     X, y = data()
     model = Classifier(**RECOMMENDED).fit(X, y)
     with pytest.raises(NumericalError, match=r"scores must be finite.* row 1"):
@@ -104,7 +104,7 @@ def test_scores_that_overflow_are_a_typed_error() -> None:
     assert len(model.predict(X)) == 120
 
 
-def test_sums_that_overflow_change_nothing() -> None:
+def test_sums_that_overflow_leave_the_head_unchanged() -> None:
     X, y = data()
     model = SimpleCILClassifier().fit(X, y)
     before = model.class_scores(X)
@@ -115,7 +115,7 @@ def test_sums_that_overflow_change_nothing() -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("size", [1e-160, 1e160])
-def test_statistics_refuse_rows_whose_squares_say_nothing(
+def test_statistics_reject_rows_whose_squares_overflow_or_underflow(
     solver: str, size: float
 ) -> None:
     state = create_state(solver, 4, 1, alpha=0.1, floor=0.1)
@@ -124,7 +124,7 @@ def test_statistics_refuse_rows_whose_squares_say_nothing(
     assert state.update(torch.zeros(2, 4), torch.ones(2, 1)).count == 2
 
 
-# -- taking out ------------------------------------------------------------------------
+# -- unlearning ------------------------------------------------------------------------
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "recommended": {},
@@ -137,13 +137,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("size", [1e3, 1e7, 1e9, 1e12])
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_large_samples_are_taken_out_or_refused_and_answers_go_on(
-    name: str, size: float
-) -> None:
+def test_large_samples_are_unlearned_or_rejected(name: str, size: float) -> None:
     if name == "recursive" and size > 1e7:
-        pytest.skip(
-            "a recursion at so small a ridge does not get over learning such samples"
-        )
+        pytest.skip("does not apply: the recursion overflows at this ridge")
     X, y = data()
     solver = name if name in ("recursive", "compact") else "auto"
     model = with_solver(Classifier(**RECOMMENDED, **VARIANTS[name]), solver)
@@ -159,7 +155,7 @@ def test_large_samples_are_taken_out_or_refused_and_answers_go_on(
     assert np.isfinite(model.novelty_score(X)).all()
 
 
-def test_a_class_of_large_samples_is_forgotten_or_refused_and_answers_go_on() -> None:
+def test_a_class_of_large_samples_is_forgotten_or_rejected() -> None:
     X, y = data()
     model = Classifier(**RECOMMENDED).fit(X, y)
     model.partial_fit(

@@ -1,4 +1,4 @@
-"""Samples that count for more or less than one: integers are copies, and what was weighed can be taken out again."""
+"""Sample weights: integers equal copies, and weighted samples can be unlearned."""
 
 from __future__ import annotations
 
@@ -28,30 +28,33 @@ def data() -> Data:
 
 @pytest.mark.parametrize("solver", ["dense", "compact"])
 @pytest.mark.parametrize("readout", ["denoised", "ridge"])
-def test_integer_weights_are_copies(data: Data, solver: str, readout: str) -> None:
+def test_integer_weights_equal_copies(data: Data, solver: str, readout: str) -> None:
     X, y = data
     first = head(solver=solver, readout=readout).fit(X[:100], y[:100])
-    times = np.random.default_rng(1).integers(0, 4, size=150)
+    n_copies = np.random.default_rng(1).integers(0, 4, size=150)
     rows = X[100:250]
     labels = y[100:250]
-    weighed = first.branch().partial_fit(rows, labels, sample_weight=times).settle()
+    weighted = first.branch().partial_fit(rows, labels, sample_weight=n_copies).settle()
     copied = (
         first.branch()
-        .partial_fit(np.repeat(rows, times, axis=0), np.repeat(labels, times))
+        .partial_fit(np.repeat(rows, n_copies, axis=0), np.repeat(labels, n_copies))
         .settle()
     )
-    assert weighed.alpha_ == pytest.approx(copied.alpha_, rel=1e-9)
-    for ask in ("decision_function", "predict_proba", "novelty_score", "novelty_terms"):
+    assert weighted.alpha_ == pytest.approx(copied.alpha_, rel=1e-9)
+    for name in (
+        "decision_function",
+        "predict_proba",
+        "novelty_score",
+        "novelty_terms",
+    ):
         np.testing.assert_allclose(
-            getattr(weighed, ask)(X), getattr(copied, ask)(X), rtol=1e-6, atol=1e-7
+            getattr(weighted, name)(X), getattr(copied, name)(X), rtol=1e-6, atol=1e-7
         )
-    assert weighed.class_counts_.sum() == 100 + (times > 0).sum()
+    assert weighted.class_counts_.sum() == 100 + (n_copies > 0).sum()
 
 
-@pytest.mark.parametrize(
-    "rows", [30, 250]
-)  # few rows are followed, many are solved for anew
-def test_what_was_weighed_can_be_taken_out(
+@pytest.mark.parametrize("rows", [30, 250])  # solution followed, solved from scratch
+def test_weighted_samples_can_be_unlearned(
     data: Data, rows: int, tmp_path: Path
 ) -> None:
     X, y = data
@@ -64,14 +67,14 @@ def test_what_was_weighed_can_be_taken_out(
     learned.decision_function(X[:1])
     learned.unlearn(X[gone], y[gone], sample_weight=weights[gone])
     rest = slice(50 + rows // 2, 50 + rows)
-    never = (
+    without = (
         head(alpha=0.5)
         .fit(X[:50], y[:50])
         .partial_fit(X[rest], y[rest], sample_weight=weights[rest])
     )
     np.testing.assert_allclose(
         learned.settle().decision_function(X),
-        never.settle().decision_function(X),
+        without.settle().decision_function(X),
         rtol=1e-6,
         atol=1e-6,
     )
@@ -81,7 +84,7 @@ def test_what_was_weighed_can_be_taken_out(
     assert torch.equal(again.model_.masses, learned.model_.masses)
 
 
-def test_rows_are_scored_as_if_their_weight_had_not_been_learned(data: Data) -> None:
+def test_held_out_scores_leave_out_weighted_rows(data: Data) -> None:
     X, y = data
     weights = np.random.default_rng(3).uniform(0.2, 3.0, size=300)
     learned = head(alpha=0.5).partial_fit(X, y, sample_weight=weights)
@@ -98,7 +101,7 @@ def test_rows_are_scored_as_if_their_weight_had_not_been_learned(data: Data) -> 
     )
 
 
-def test_masses_of_merged_heads_add_up(data: Data) -> None:
+def test_masses_add_up_in_a_merge(data: Data) -> None:
     X, y = data
     first = head().fit(X[:100], y[:100])
     other = first.spawn().partial_fit(X[100:], y[100:], sample_weight=np.full(200, 0.5))
@@ -108,17 +111,26 @@ def test_masses_of_merged_heads_add_up(data: Data) -> None:
     assert first.forget_classes([0]).model_.masses.shape == (4,)
 
 
-def test_refusals(data: Data) -> None:
+def test_unlearn_rejects_other_weights(data: Data) -> None:
     X, y = data
     learned = head().partial_fit(X, y, sample_weight=np.full(300, 2.0))
     with pytest.raises(UnlearnError, match="weights that they were learned with"):
         learned.unlearn(X, y)
+
+
+def test_partial_fit_rejects_bad_weights(data: Data) -> None:
+    X, y = data
+    learned = head().fit(X, y)
     with pytest.raises(
         InputError, match=r"sample_weight must be one number per row \(300\)"
     ):
         learned.partial_fit(X, y, sample_weight=np.ones(299))
     with pytest.raises(InputError, match="numbers"):
         learned.partial_fit(X, y, sample_weight=["a"] * 300)
+
+
+def test_heads_without_weights_reject_them(data: Data) -> None:
+    X, y = data
     assert [name for name in HEADS.names() if HEADS[name].takes_weights] == [
         "evergrow",
         "scl-mgsm",
@@ -133,7 +145,7 @@ def test_refusals(data: Data) -> None:
 # -- settings that every head takes ----------------------------------------------------
 
 
-def test_one_class_to_begin_with(data: Data) -> None:
+def test_the_first_batch_may_have_one_class(data: Data) -> None:
     X, y = data
     one = head(normalize="none").fit(X[y == 0], y[y == 0])
     assert set(one.predict(X).tolist()) == {0}
@@ -147,7 +159,7 @@ def test_one_class_to_begin_with(data: Data) -> None:
         SCLClassifier(n_units=20).fit(X[y == 0], y[y == 0])
 
 
-def test_targets_of_many_classes_have_columns_of_their_own(monkeypatch):
+def test_targets_of_many_classes_give_the_same_statistics(monkeypatch):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(120, 6))
     y = np.arange(120) % 30
