@@ -1,4 +1,4 @@
-"""A small stream of overlapping classes, for heads and their transcriptions to learn side by side."""
+"""A small stream of overlapping classes, learned by heads and reference code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # the transcriptions live in benchmarks/
+# The reference code is in benchmarks/.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,12 @@ class SmallStream:
     n_classes: int
 
     def teach(self, learner: Any) -> Any:
-        """Let a head or a transcription learn every task."""
+        """Teach a head or reference code every task."""
         for X, y in self.tasks:
-            (learner.partial_fit if hasattr(learner, "partial_fit") else learner.learn)(
-                X, y
-            )
+            if hasattr(learner, "partial_fit"):
+                learner.partial_fit(X, y)
+            else:
+                learner.learn(X, y)
         return learner
 
 

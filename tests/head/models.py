@@ -19,17 +19,13 @@ SOLVERS = ("auto", "dense", "compact", "recursive")
 
 
 def small(solver: str = "auto", **settings: Any) -> Classifier:
-    """Return a small classifier; ``solver`` is the form of its statistics, which its users do not choose."""
-    return with_solver(
-        Classifier(
-            **{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings}
-        ),
-        solver,
-    )
+    """Return a small classifier with a given form of its statistics."""
+    defaults = {"n_units": 60, "random_state": 0, "shape_directions": 6}
+    return with_solver(Classifier(**{**defaults, **settings}), solver)
 
 
 def with_solver(model: Classifier, solver: str) -> Classifier:
-    """Return a classifier whose statistics are kept in one form."""
+    """Return a classifier with a given form of its statistics."""
 
     def empty_state(width: int, floor: float, device: torch.device) -> RidgeStatistics:
         return create_state(
@@ -48,7 +44,7 @@ def with_solver(model: Classifier, solver: str) -> Classifier:
 def assert_same(
     one: Classifier, other: Classifier, X: np.ndarray, rtol: float = 1e-7
 ) -> None:
-    """Fail unless both give the same answers once everything is chosen for their statistics."""
+    """Fail unless both heads predict the same after they settle."""
     one.settle()
     other.settle()
     assert one.classes_.tolist() == other.classes_.tolist()
@@ -62,7 +58,7 @@ def assert_same(
 
 
 def rows_in_blocks() -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of three blocks of columns (8, 12, 5): one tells classes apart, one is noise, one tells a little."""
+    """Return rows of three blocks (8, 12, 5): informative, noise, and in between."""
     rng = np.random.default_rng(0)
     y = rng.permutation(np.repeat(np.arange(6), [60, 60, 40, 40, 20, 8]))
     parts = [
@@ -70,9 +66,8 @@ def rows_in_blocks() -> tuple[np.ndarray, np.ndarray]:
         rng.normal(size=(len(y), 12)),
         0.4 * rng.normal(size=(6, 5))[y] + rng.normal(size=(len(y), 5)),
     ]
-    return np.concatenate(
-        [part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1
-    ) / 3**0.5, y
+    parts = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts]
+    return np.concatenate(parts, axis=1) / 3**0.5, y
 
 
 def create_state(
@@ -84,7 +79,7 @@ def create_state(
     floor: float,
     device: torch.device | str = "cpu",
 ) -> RidgeStatistics:
-    """Return statistics of no rows in any form."""
+    """Return empty statistics in a given form."""
     if solver == "recursive":
         return RecursiveState.of(
             RidgeStatistics.create(n_features, n_targets, device=device), alpha
@@ -95,11 +90,9 @@ def create_state(
 
 
 def map_scores(found: LayerMap, Z: Tensor) -> Tensor:
-    """Return scores (n, C) of features Z (n, d) by the plain matrices of a head."""
+    """Return the scores (n, C) of features Z (n, d) by the matrices of a head."""
     Z = normalize(Z, found.normalization).to(found.dtype)
-    if found.blocks is None:
-        Z = Z
-    else:
+    if found.blocks is not None:
         Z = found.blocks.apply(Z)
     total = found.constant.expand(Z.shape[0], -1)
     if found.units is not None and found.readout is not None:

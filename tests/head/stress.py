@@ -1,4 +1,4 @@
-"""Threads that use one model, in a process of its own: ``python stress.py KIND FOLDER AMOUNT``."""
+"""Stress test of threads that share a model: ``stress.py KIND FOLDER AMOUNT``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 from evergrow import Classifier, Learner
 from evergrow.head import base
 from evergrow.learner.modelfile import commit, open_model
+from evergrow.tools import drift, group_unknown, learning_curve, suggest
 
 draws = np.random.default_rng(0)
 centres = 3.0 * draws.normal(size=(6, 40))
@@ -25,20 +26,22 @@ X = centres[y] + draws.normal(size=(len(y), 40))
 names = np.array([f"c{label}" for label in y])
 faults: list[str] = []
 
+SOLVING = ("readout.py", "solved_cache.py", "classifier_state.py", "classifier.py")
 
-# -- a head that is asked by many threads at once --------------------------------------
+
+# -- many threads query one head -------------------------------------------------------
 
 
 def pause(frame: Any, event: str, _: Any) -> Any:
-    """Stop a thread for a moment at each line that solves something."""
-    if not frame.f_code.co_filename.endswith(("readout.py", "classifier.py")):
+    """Pause a thread at each line that solves something."""
+    if not frame.f_code.co_filename.endswith(SOLVING):
         return None
     if event == "line":
         time.sleep(2e-3 * random.random())
     return pause
 
 
-QUESTIONS = [
+QUERIES = [
     lambda head: head.class_scores(X[:5]),
     lambda head: head.novelty_score(X[:5]),
     lambda head: head.whitened(X[:5]),
@@ -47,8 +50,8 @@ QUESTIONS = [
 ]
 
 
-def ask_together(seed: int) -> None:
-    """Let ten threads ask a head that has not solved anything since it learned."""
+def query_together(seed: int) -> None:
+    """Let ten threads query a head that has solved nothing since its last batch."""
     head = Classifier(n_units=20, blocks=(20, 20), random_state=seed, device="cpu")
     head.fit(X[:100], y[:100]).predict(X[:1])
     head.partial_fit(X[100:200], y[100:200])
@@ -57,7 +60,7 @@ def ask_together(seed: int) -> None:
     def run(index: int) -> None:
         barrier.wait()
         try:
-            QUESTIONS[index % 5](head)
+            QUERIES[index % 5](head)
         except Exception:
             faults.append(traceback.format_exc())
 
@@ -68,7 +71,7 @@ def ask_together(seed: int) -> None:
         thread.join()
 
 
-# -- a model that is asked, studied and taught -----------------------------------------
+# -- threads predict, analyse and learn ------------------------------------------------
 
 
 def ask(learner: Learner) -> None:
@@ -80,10 +83,10 @@ def ask(learner: Learner) -> None:
 
 def study(learner: Learner) -> None:
     studies = [
-        lambda: learner.learning_curve(X, names),
-        lambda: learner.suggest(X, 3),
-        lambda: learner.group_unknown(X, false_alarm=0.5),
-        lambda: learner.drift(X),
+        lambda: learning_curve(learner, X, names),
+        lambda: suggest(learner, X, 3),
+        lambda: group_unknown(learner, X, false_alarm=0.5),
+        lambda: drift(learner, X),
     ]
     random.choice(studies)()
 
@@ -95,7 +98,7 @@ def look(learner: Learner) -> None:
 
 
 class Mixed:
-    """Threads that share the version that is current, while one thread makes the next."""
+    """Threads that share the current version, while one thread makes the next one."""
 
     def __init__(self, path: str, seconds: float) -> None:
         self.path = path
@@ -151,9 +154,9 @@ if __name__ == "__main__":
     threading.settrace(pause)
     if kind == "lines":
         for turn in range(int(amount)):
-            ask_together(turn)
+            query_together(turn)
     else:
-        base.CHEAP_ORDER = 0  # as for a large model: answers solve what a change left
+        base.CHEAP_ORDER = 0  # as for a large model: solve at the first query
         learner = Learner(
             None, options={"n_units": 10, "blocks": (20, 20)}, device="cpu"
         )

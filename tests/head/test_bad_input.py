@@ -1,4 +1,4 @@
-"""Bad input gets a typed error that says what was expected and what came, and changes nothing."""
+"""Bad input raises a typed error and changes nothing."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("name", list(BATCHES))
-def test_bad_batches_raise_and_change_nothing(name, model, blobs):
+def test_partial_fit_rejects_a_bad_batch_and_changes_nothing(name, model, blobs):
     X, y = blobs
     make, error, message = BATCHES[name]
     before = model.decision_function(X)
@@ -96,17 +96,17 @@ def test_bad_batches_raise_and_change_nothing(name, model, blobs):
 @pytest.mark.parametrize(
     "name", ["nan", "wrong width", "one dimension", "narrow tensor"]
 )
-def test_bad_queries(name, model, blobs):
+def test_predictions_reject_bad_features(name, model, blobs):
     make, error, message = BATCHES[name]
     X, _ = make(blobs[0][:100], blobs[1][:100])
-    for ask in (
+    for method in (
         model.predict,
         model.predict_proba,
         model.decision_function,
         model.novelty_score,
     ):
         with pytest.raises(error, match=message):
-            ask(X)
+            method(X)
 
 
 def test_a_failure_in_the_middle_of_learning_changes_nothing(model, blobs, monkeypatch):
@@ -125,7 +125,7 @@ def test_a_failure_in_the_middle_of_learning_changes_nothing(model, blobs, monke
     assert model.classes_.tolist() == list(range(6))
 
 
-def test_a_failed_fit_leaves_a_fitted_learner_as_it_was(model, blobs):
+def test_a_failed_fit_keeps_the_fitted_state(model, blobs):
     X, y = blobs
     before = model.decision_function(X)
     for bad in ((X[:, :4], y[:-1]), (X[:, :4], np.zeros(300, int)), (X * np.nan, y)):
@@ -134,7 +134,7 @@ def test_a_failed_fit_leaves_a_fitted_learner_as_it_was(model, blobs):
         assert np.array_equal(before, model.decision_function(X))
 
 
-def test_asked_before_fit(blobs):
+def test_methods_raise_not_fitted_before_fit(blobs):
     X, y = blobs
     model = SCLClassifier(**SMALL)
     for call in (
@@ -153,7 +153,7 @@ def test_asked_before_fit(blobs):
             call()
 
 
-PARAMETERS = [
+SCL_PARAMETERS = [
     ({"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
     ({"alpha": -1}, "alpha"),
     ({"alpha": float("nan")}, "alpha"),
@@ -178,7 +178,7 @@ PARAMETERS = [
 ]
 
 
-OF_THE_CLASSIFIER = [
+CLASSIFIER_PARAMETERS = [
     ({"alpha": "holdout"}, "alpha"),
     ({"readout": "lda"}, "readout"),
     ({"normalize": "l3"}, "normalize"),
@@ -198,18 +198,21 @@ OF_THE_CLASSIFIER = [
     [
         *(
             (SCLClassifier, {**SMALL, **setting}, message)
-            for setting, message in PARAMETERS
+            for setting, message in SCL_PARAMETERS
         ),
-        *((Classifier, setting, message) for setting, message in OF_THE_CLASSIFIER),
+        *((Classifier, setting, message) for setting, message in CLASSIFIER_PARAMETERS),
     ],
 )
-def test_bad_parameters(kind, setting, message, blobs):
+def test_fit_rejects_parameters_out_of_range(kind, setting, message, blobs):
     with pytest.raises(ParameterError, match=message):
         kind(**setting).fit(*blobs)
 
 
-def test_a_gpu_where_none_is_and_classes_that_were_not_announced(model, blobs):
+def test_fit_rejects_a_missing_device(blobs):
     with pytest.raises(DeviceError, match="There is no device"):
         SCLClassifier(**SMALL, device=f"cuda:{torch.cuda.device_count()}").fit(*blobs)
+
+
+def test_partial_fit_rejects_labels_outside_classes(model, blobs):
     with pytest.raises(LabelError, match="among the classes"):
         model.partial_fit(*blobs, classes=[0, 1])

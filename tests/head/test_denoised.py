@@ -1,4 +1,4 @@
-"""The denoised readout: against plain matrices, exact under every change, sensible where there is next to nothing."""
+"""The denoised readout against explicit matrices, and on degenerate data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 def by_hand(
     model: Classifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray, shared: float
 ) -> np.ndarray:
-    """Return the scores from rows, with every matrix formed and inverted; blocks have ridges of their own."""
+    """Compute scores with explicit matrices. Each block has its own ridge."""
     classes = np.unique(y)
     Zn, Zq = (model.model_.inputs(torch.from_numpy(rows)) for rows in (X, queries))
     H = model.layer_.transform(Zn).numpy()
@@ -108,7 +108,9 @@ def shapes_by_hand(
 @pytest.mark.parametrize(
     ("limit", "shared"), [(8, 0.5), (7, 0.0)]
 )  # means of many classes are shrunk one by one
-def test_scores_against_plain_matrices(data, blocks, limit, shared, monkeypatch):
+def test_scores_equal_those_of_explicit_matrices(
+    data, blocks, limit, shared, monkeypatch
+):
     X, y = data
     monkeypatch.setattr("evergrow.head.linalg.scatter.MAX_SHARED_CLASSES", limit)
     model = small(blocks=blocks).fit(X, y)
@@ -118,7 +120,7 @@ def test_scores_against_plain_matrices(data, blocks, limit, shared, monkeypatch)
     )
 
 
-def test_answers_without_settling_are_those_of_the_last_choice(data):
+def test_predictions_before_settle_use_the_last_choice(data):
     X, y = data
     model = small().fit(X[:180], y[:180])
     model.predict(X[:1])
@@ -134,7 +136,7 @@ def test_answers_without_settling_are_those_of_the_last_choice(data):
     )
 
 
-def test_a_class_of_five_is_recognised():
+def test_denoised_readout_recognises_a_class_with_five_samples():
     rng = np.random.default_rng(3)
     centres = rng.normal(size=(21, 40)) / 3
 
@@ -187,7 +189,7 @@ CASES = {
     [{}, {"n_units": 0}, {"normalize": "none"}],
     ids=["", "link", "unnormalised"],
 )
-def test_degenerate_data_gets_finite_answers(case, settings):
+def test_degenerate_data_gives_finite_scores(case, settings):
     X, y = CASES[case]
     model = small(**settings).fit(X, y)
     for _ in range(2):
@@ -199,7 +201,7 @@ def test_degenerate_data_gets_finite_answers(case, settings):
     assert model.predict(X[:1]).shape == (1,)
 
 
-def test_one_row_per_class_is_the_nearest_mean():
+def test_one_row_per_class_predicts_the_nearest_mean():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(10, 6))
     y = np.arange(10)
@@ -210,7 +212,7 @@ def test_one_row_per_class_is_the_nearest_mean():
 
 
 @pytest.mark.slow
-def test_five_thousand_classes():
+def test_five_thousand_classes_are_learned_without_warnings():
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(5000, 16))
     y = np.repeat(np.arange(5000), 2)

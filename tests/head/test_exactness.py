@@ -1,4 +1,4 @@
-"""Parts, merged and unlearned, are the whole with every setting; blocks of features count as they should."""
+"""Incremental, merged and unlearned heads equal joint training; blocks of features."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
-def test_parts_merged_and_unlearned_are_the_whole(
+def test_incremental_merged_and_unlearned_equal_joint_training(
     data: tuple[np.ndarray, np.ndarray], name: str
 ) -> None:
     X, y = data
@@ -64,7 +64,7 @@ def test_parts_merged_and_unlearned_are_the_whole(
     )
 
 
-def test_noise_counts_less_and_accuracy_gains(data):
+def test_noise_blocks_get_smaller_weights_without_loss_of_accuracy(data):
     X, y = data
     model = make().fit(X[::2], y[::2])
     plain = make(blocks=None, normalize="none").fit(X[::2], y[::2])
@@ -86,7 +86,7 @@ def test_noise_counts_less_and_accuracy_gains(data):
         ({"shape_directions": 0}, "class shapes in different directions"),
     ],
 )
-def test_learners_of_other_layers_or_shapes_do_not_merge(data, settings, message):
+def test_merge_rejects_other_layers_and_shape_directions(data, settings, message):
     X, y = data
     model = make().fit(X, y)
     before = model.decision_function(X)
@@ -95,7 +95,7 @@ def test_learners_of_other_layers_or_shapes_do_not_merge(data, settings, message
     assert np.array_equal(before, model.decision_function(X))
 
 
-def test_wrong_blocks_are_refused(data):
+def test_fit_rejects_wrong_blocks(data):
     X, y = data
     with pytest.raises(InputError, match=r"X must have 26 columns.*got 25"):
         make(blocks=(8, 12, 6)).fit(X, y)
@@ -121,7 +121,7 @@ def test_wrong_blocks_are_refused(data):
         {"sizes": [2**62, 1, 1]},
     ],
 )
-def test_nonsense_in_a_file_is_refused(data, change):
+def test_damaged_blocks_in_a_file_are_refused(data, change):
     X, y = data
     archive = make().fit(X, y).to_archive()
     archive.parts["model"].parts["blocks"].meta.update(change)
@@ -132,7 +132,7 @@ def test_nonsense_in_a_file_is_refused(data, change):
 @pytest.mark.parametrize(
     "weights", [[1.0, float("inf"), 1.0], [1.0, 1e9, 1.0], [1.0, 1.0], [0.0, 1.0, 1.0]]
 )
-def test_nonsense_weights_of_a_solution_are_refused(data, weights):
+def test_damaged_block_weights_of_a_solution_are_refused(data, weights):
     X, y = data
     model = make().fit(X, y)
     model.predict(X[:2])
@@ -142,7 +142,7 @@ def test_nonsense_weights_of_a_solution_are_refused(data, weights):
         Classifier.from_archive(archive)
 
 
-def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
+def test_shape_directions_of_many_features_are_principal_components(monkeypatch):
     rows = torch.randn(
         300, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
@@ -152,7 +152,7 @@ def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
     assert torch.allclose(ClassShapes.first(rows, 6).basis, exact, atol=1e-6)
 
 
-def test_directions_of_few_rows_are_those_of_the_whole_decomposition():
+def test_shape_directions_of_few_rows_span_their_rank():
     rows = torch.randn(
         9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )

@@ -1,4 +1,4 @@
-"""What all heads share, and one typed error for what a head cannot do."""
+"""The interface that all heads share."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def fitted(name: str) -> IncrementalClassifier:
     return HEADS[name](**options).fit(*data())
 
 
-def test_every_head_is_looked_at() -> None:
+def test_all_registered_heads_are_tested() -> None:
     assert sorted(SMALL) == OURS
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_branch_learns_on_its_own_and_as_the_head_would(name: str) -> None:
+def test_a_branch_learns_like_the_head_and_leaves_it_unchanged(name: str) -> None:
     head = fitted(name)
     X = data()[0]
     more = data((3, 4))
@@ -69,7 +69,7 @@ def test_a_branch_learns_on_its_own_and_as_the_head_would(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in OURS if name not in ("anacp", "klda")]
 )
-def test_plain_matrices_compute_what_the_head_does(name: str) -> None:
+def test_linear_map_gives_the_same_scores(name: str) -> None:
     head = fitted(name)
     X = data()[0]
     found = map_scores(head.linear_map(), torch.from_numpy(X)).numpy()
@@ -77,14 +77,14 @@ def test_plain_matrices_compute_what_the_head_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_settling_changes_no_answer(name: str) -> None:
+def test_settle_does_not_change_scores(name: str) -> None:
     X = data()[0]
     np.testing.assert_array_equal(
         fitted(name).settle().class_scores(X), fitted(name).class_scores(X)
     )
 
 
-def test_settling_cheaply_leaves_what_takes_long(
+def test_settle_cheap_only_skips_expensive_solves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     head = fitted("scl-mgsm")
@@ -97,7 +97,7 @@ def test_settling_cheaply_leaves_what_takes_long(
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_a_head_cannot_do_is_one_typed_error(name: str) -> None:
+def test_missing_methods_raise_unsupported_error(name: str) -> None:
     head = fitted(name)
     for method, lacking in vars(IncrementalClassifier).items():
         if not isinstance(lacking, Unsupported):
@@ -117,15 +117,15 @@ def test_what_a_head_cannot_do_is_one_typed_error(name: str) -> None:
 # -- the solution ----------------------------------------------------------------------
 
 
-def without_solution() -> SCLClassifier:
+def fitted_scl() -> SCLClassifier:
     head = fitted("scl-mgsm")
     assert isinstance(head, SCLClassifier)
     return head
 
 
-def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_solution_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
     X = data()[0]
-    settled = without_solution().settle()
+    settled = fitted_scl().settle()
     fresh = SCLClassifier.from_archive(settled.to_archive())
     monkeypatch.setattr("evergrow.head.solved_cache.solve_ridge", None)
     monkeypatch.setattr("evergrow.head.solved_cache.ridge_temperature", None)
@@ -159,10 +159,10 @@ def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda meta, part: meta.update(temperature="warm"), "'temperature'"),
     ],
 )
-def test_a_solution_that_does_not_fit_is_refused(
+def test_a_damaged_solution_is_refused(
     change: Callable[[Any, Any], Any], match: str
 ) -> None:
-    archive = without_solution().settle().to_archive()
+    archive = fitted_scl().settle().to_archive()
     solution = archive.parts["solution"]
     change(solution.meta, solution.parts["readout"])
     with pytest.raises(FileFormatError, match=match):

@@ -1,4 +1,4 @@
-"""Rows as if they had not been learned: against models that never saw them, and terms against plain matrices."""
+"""Held-out scores equal those of models that never saw the rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(X: np.ndarray, y: np.ndarray, **settings: Any) -> Classifier:
 
 
 def without(model: Classifier, X: np.ndarray, y: np.ndarray) -> Classifier:
-    """Return a model of the same layer, ridge and strength that has learned only these rows."""
+    """Return a model with the same layer and settings that learned only these rows."""
     rest = model.spawn().partial_fit(X, y)
     model.predict(X[:1])
     assert model._state.solved.choice is not None
@@ -67,7 +67,7 @@ def losses_by_hand(scores: np.ndarray, codes: np.ndarray) -> np.ndarray:
     ],
     ids=str,
 )
-def test_rows_are_scored_as_by_a_model_that_never_saw_them(
+def test_held_out_scores_equal_a_model_without_the_fold(
     data: Data, settings: dict[str, Any]
 ) -> None:
     X, y = data
@@ -88,7 +88,7 @@ def test_rows_are_scored_as_by_a_model_that_never_saw_them(
     np.testing.assert_allclose(found.terms, terms, rtol=1e-6, atol=1e-8)
 
 
-def test_small_batches_factor_nothing_of_the_order_of_the_layer(
+def test_small_batches_are_scored_without_factoring_again(
     data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = data
@@ -106,7 +106,7 @@ def test_small_batches_factor_nothing_of_the_order_of_the_layer(
 
 
 @pytest.mark.parametrize("solver", ["dense", "compact"])
-def test_little_to_go_by(data: Data, solver: str) -> None:
+def test_tiny_training_sets_give_finite_scores(data: Data, solver: str) -> None:
     X, y = data
     whole = make(X, y, solver=solver)
     first = np.array([np.flatnonzero(y == c)[0] for c in range(6)])
@@ -129,7 +129,7 @@ def test_little_to_go_by(data: Data, solver: str) -> None:
     assert np.isfinite(found.log_losses).all()
 
 
-def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
+def test_calibration_survives_learning_and_saving(data: Data) -> None:
     X, y = data
     model = make(X[y < 5], y[y < 5])
     before = model.novelty_score(X)
@@ -148,7 +148,7 @@ def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
         model.calibrate(temperature=0.0)
 
 
-def test_the_ridge_readout_has_the_same_novelty_and_a_temperature_of_its_own(
+def test_ridge_readout_has_the_novelty_of_the_denoised_readout(
     data: Data,
 ) -> None:
     X, y = data
@@ -165,7 +165,7 @@ def test_the_ridge_readout_has_the_same_novelty_and_a_temperature_of_its_own(
     )
 
 
-def test_losses_have_their_minimum_at_the_right_temperature() -> None:
+def test_best_temperature_recovers_the_true_temperature() -> None:
     source = torch.Generator().manual_seed(0)
     scores = torch.randn(4000, 5, generator=source, dtype=torch.float64)
     codes = torch.multinomial(torch.softmax(scores, dim=1), 1, generator=source)[:, 0]

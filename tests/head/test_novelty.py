@@ -1,4 +1,4 @@
-"""Weights of novelty from sums: what they favour, in any order, and what far things get."""
+"""Terms of novelty, their weights and the score."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pool(terms: NDArray[np.float64], *unknown: UnknownRows) -> NoveltyPool:
     return NoveltyPool(terms, np.full(len(terms), 1.0 / len(terms)), unknown)
 
 
-def test_terms_that_tell_new_classes_get_the_weight() -> None:
+def test_weights_favour_terms_that_separate_new_classes() -> None:
     np.testing.assert_allclose(pool(known(0)).weights(), DEFAULT_WEIGHTS / 4)
     rows = known(1, 200)
     rows[:, 1] += 3.0
@@ -36,7 +36,7 @@ def test_terms_that_tell_new_classes_get_the_weight() -> None:
     assert weights.sum() == pytest.approx(1.0)
 
 
-def test_rows_that_are_found_anyway_leave_the_weights_alone() -> None:
+def test_rows_with_high_default_scores_do_not_change_the_weights() -> None:
     far = known(1, 200)
     far[:, 4] += 0.3 * 60
     far[:, :4] += 30.0 * np.array([3, 1, 1, 2])
@@ -49,7 +49,7 @@ def test_rows_that_are_found_anyway_leave_the_weights_alone() -> None:
     np.testing.assert_allclose(one, both, atol=0.01)
 
 
-def test_the_order_of_batches_plays_no_part() -> None:
+def test_scores_do_not_depend_on_the_order_of_batches() -> None:
     terms = np.concatenate([known(seed, 50 + seed) for seed in range(5)])
     new = np.random.default_rng(9).normal(size=(60, 6)) + 2.0
     unknown = [UnknownRows(size, new + size / 500) for size in (500, 700, 900)]
@@ -59,7 +59,7 @@ def test_the_order_of_batches_plays_no_part() -> None:
     np.testing.assert_allclose(one.score(new), other.score(new), rtol=1e-9)
 
 
-def test_far_things_and_what_is_no_number_are_unknown() -> None:
+def test_far_rows_and_nan_terms_get_large_scores() -> None:
     standard = pool(known(0)).standard()
     usual = np.ones((3, 6))
     usual[1, 4] = 1.0 + 0.3 * 60  # sixty spreads of energy outside the span
@@ -71,7 +71,7 @@ def test_far_things_and_what_is_no_number_are_unknown() -> None:
     assert standard.score(np.full((1, 6), np.nan))[0] > 1e300
 
 
-def test_few_rows_of_the_nearest_class_are_allowed_for() -> None:
+def test_scores_are_corrected_for_the_count_of_the_nearest_class() -> None:
     rng = np.random.default_rng(0)
     classes = np.arange(2000) // 20
     inverse = rng.choice([0.02, 0.2], size=100)[classes]
@@ -86,7 +86,7 @@ def test_few_rows_of_the_nearest_class_are_allowed_for() -> None:
         assert few.mean() - many.mean() < 0.3
 
 
-def test_one_class_of_another_kind_is_no_effect_of_counts() -> None:
+def test_an_unusual_class_hardly_changes_the_count_slope() -> None:
     rng = np.random.default_rng(0)
     classes = np.repeat(np.arange(11), [6] * 10 + [18])
     inverse = np.repeat([0.2, 1 / 18], [60, 18])
@@ -98,7 +98,7 @@ def test_one_class_of_another_kind_is_no_effect_of_counts() -> None:
     assert NoveltyPool(terms, shares, classes=classes).standard().slope < 0.5 * plain
 
 
-def test_a_term_that_never_varies_decides_nothing() -> None:
+def test_a_constant_term_has_no_influence() -> None:
     rows = np.random.default_rng(0).normal(size=(100, 6))
     rows[:, 2] = -1.0
     standard = pool(rows).standard()
@@ -117,7 +117,7 @@ def test_terms_of_any_scale_give_finite_weights(offset: float) -> None:
 
 
 @pytest.mark.parametrize("classes", [4, 9, 30])
-def test_terms_are_those_of_their_definition_with_more_classes_than_coordinates_too(
+def test_terms_follow_their_definition_for_any_number_of_classes(
     classes: int,
 ) -> None:
     k = 9
@@ -175,10 +175,9 @@ def test_terms_are_those_of_their_definition_with_more_classes_than_coordinates_
 @pytest.mark.parametrize(
     "rows", [30, 6]
 )  # the means of few rows are mostly noise where classes lie close together
-def test_what_is_expected_of_known_rows_holds_with_any_number_of_classes(
+def test_expected_rows_match_new_rows_for_any_number_of_classes(
     rows: int,
 ) -> None:
-    """Rows drawn from the statistics are about as far from the means as rows that were not learned."""
     k = 20
     source = torch.Generator().manual_seed(0)
     for classes in (10, 19, 20, 21, 60):

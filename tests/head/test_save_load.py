@@ -1,4 +1,4 @@
-"""One file, written atomically, that says what it is and executes nothing."""
+"""Saved heads predict and learn like the original; their files contain no code."""
 
 import json
 import os
@@ -39,7 +39,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *LAYERS])
-def test_loaded_equals_saved_and_goes_on_learning(name, blobs, tmp_path):
+def test_a_loaded_head_predicts_and_learns_like_the_saved_one(name, blobs, tmp_path):
     X, y = blobs
     kind = Classifier if name in LAYERS else SCLClassifier
     if name in LAYERS:
@@ -69,7 +69,7 @@ def test_loaded_equals_saved_and_goes_on_learning(name, blobs, tmp_path):
 @pytest.mark.parametrize(
     "labels", [[3, 70], ["böse", "gut"], [False, True], [1.0, 2.0]]
 )
-def test_label_kinds_survive(labels, blobs, tmp_path):
+def test_label_types_survive_saving(labels, blobs, tmp_path):
     X, y = blobs
     y = np.array(labels)[(y > 2).astype(int)]
     model = SCLClassifier(scales="auto", **SMALL).fit(X, y)
@@ -79,7 +79,7 @@ def test_label_kinds_survive(labels, blobs, tmp_path):
     assert back.classes_.dtype.kind == model.classes_.dtype.kind
 
 
-def test_same_seed_same_file(blobs, tmp_path):
+def test_the_same_seed_gives_the_same_file(blobs, tmp_path):
     files = []
     for name in "ab":
         model = Classifier(n_units=20, random_state=0).fit(*blobs)
@@ -89,7 +89,7 @@ def test_same_seed_same_file(blobs, tmp_path):
     assert len(set(files)) == 1
 
 
-def test_random_state_objects_are_saved_by_what_they_gave(blobs, tmp_path):
+def test_random_state_objects_are_saved_as_their_seed(blobs, tmp_path):
     X, y = blobs
     model = SCLClassifier(
         n_units=20, scales="auto", random_state=np.random.RandomState(3)
@@ -101,7 +101,7 @@ def test_random_state_objects_are_saved_by_what_they_gave(blobs, tmp_path):
     )
 
 
-def test_file_is_plain_json_and_numbers(blobs, tmp_path):
+def test_files_contain_only_json_and_numbers(blobs, tmp_path):
     SCLClassifier(scales="auto", **SMALL).fit(*blobs).save(tmp_path / "m.evg")
     data = (tmp_path / "m.evg").read_bytes()
     length = int.from_bytes(data[:8], "little")

@@ -1,4 +1,4 @@
-"""SCLClassifier: incremental = joint, and the exact edits, each against an independent computation."""
+"""SCLClassifier against joint ridge regression, exact edits, and accuracy."""
 
 import copy
 
@@ -76,7 +76,7 @@ def test_unlearn_equals_never_seen(blobs, solver):
     assert relative(model.decision_function(X), never.decision_function(X)) < 1e-6
 
 
-def test_unlearn_refuses_what_was_not_learned(blobs):
+def test_unlearn_rejects_samples_that_were_not_learned(blobs):
     X, y = blobs
     model = SCLClassifier(alpha=0.05, **SMALL).fit(X[:200], y[:200])
     before = model.decision_function(X)
@@ -105,7 +105,7 @@ def test_forgotten_classes_are_never_predicted(blobs):
         model.forget_classes([])
 
 
-def test_the_ridge_is_chosen_from_the_statistics(blobs):
+def test_gcv_chooses_the_ridge_after_every_update(blobs):
     X, y = blobs
     chosen = SCLClassifier(alpha="gcv", **SMALL).fit(X[:30], y[:30])
     first = chosen.alpha_
@@ -115,7 +115,7 @@ def test_the_ridge_is_chosen_from_the_statistics(blobs):
 
 
 @pytest.mark.parametrize("readout", ["ridge", "denoised"])
-def test_probabilities_are_about_right(readout):
+def test_probabilities_are_calibrated(readout):
     X, y = load_digits(return_X_y=True)
     model = Classifier(n_units=200, random_state=0, readout=readout).fit(
         X[:900], y[:900]
@@ -140,7 +140,7 @@ def test_novelty_finds_unknown_classes():
     assert roc_auc_score(~known[~train], model.novelty_score(X[~train])) > 0.85
 
 
-def test_log_and_status(blobs):
+def test_construction_log_and_status(blobs):
     X, y = blobs
     model = SCLClassifier(
         alpha=0.01, scales=(1.0, 3.0), block_size=10, tol=0.05, random_state=0
@@ -172,7 +172,7 @@ def test_verbose_shows_the_construction(blobs, capsys, verbose):
     assert ("growing the layer" in capsys.readouterr().err) == bool(verbose)
 
 
-# -- real features, where they lie beside the checkout; bars leave room for the spread over seeds
+# -- accuracy on real features; the bounds leave room for the spread over seeds --------
 
 
 def class_incremental(shared, name, model, increment=10, seed=1993):
@@ -195,15 +195,15 @@ def class_incremental(shared, name, model, increment=10, seed=1993):
         pytest.param("clinc150_minilm", 3000, 0.945, marks=pytest.mark.slow),
     ],
 )
-def test_the_recommended_classifier(shared, name, units, bar):
+def test_accuracy_on_real_features(shared, name, units, bar):
     assert (
         class_incremental(shared, name, Classifier(n_units=units, random_state=0)) > bar
     )
 
 
 @pytest.mark.slow
-def test_paper_settings_on_birds(shared):
-    """In the printed range of scales the layer is affine, so it cannot pass affine ridge (68.9)."""
+def test_paper_settings_reach_affine_ridge_on_birds(shared):
+    """The printed scales make an affine layer, so affine ridge (68.9) is the limit."""
     model = SCLClassifier(n_units=3000, random_state=0)
     assert class_incremental(
         shared, "cub200_efficientnet_lite0", model

@@ -1,4 +1,4 @@
-"""Threads share a head: its results are solved once, and do not change afterwards."""
+"""Threads can share a head: results are solved once and do not change."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def data(n: int) -> tuple[np.ndarray, np.ndarray]:
     return centres[y] + draws.normal(size=(n, 40)), y
 
 
-def unsolved(**settings: Any) -> Classifier:
-    """Return a head with a factor that is followed, and choices that no longer hold."""
+def unsolved_head(**settings: Any) -> Classifier:
+    """Return a head with an updated factor and outdated settings."""
     X, y = data(200)
     head = Classifier(
         n_units=20, blocks=(20, 20), random_state=0, device="cpu", **settings
@@ -37,17 +37,17 @@ def unsolved(**settings: Any) -> Classifier:
     return head.partial_fit(X[100:], y[100:])
 
 
-QUESTIONS: dict[str, Callable[[Classifier], Any]] = {
+QUERIES: dict[str, Callable[[Classifier], Any]] = {
     "scores": lambda head: head.class_scores(data(9)[0]),
     "novelty": lambda head: head.novelty_score(data(9)[0]),
     "whitened": lambda head: head.whitened(data(9)[0]),
-    "fold-outs": lambda head: head.held_out_scores(*data(30)).terms,
+    "held-out": lambda head: head.held_out_scores(*data(30)).terms,
     "expected": lambda head: head.expected_terms(),
 }
 
 
 def in_threads(n: int, work: Callable[[int], Any]) -> list[Any]:
-    """Return what each of several threads returned, which all begin together."""
+    """Run work in threads that start together. Return the results."""
     barrier = threading.Barrier(n)
     found: list[Any] = [None] * n
 
@@ -64,12 +64,12 @@ def in_threads(n: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["denoised", "ridge"])
-def test_threads_that_ask_together_solve_once_and_agree(
+def test_concurrent_queries_solve_once_and_agree(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    questions = list(QUESTIONS.values())
-    expected = [question(unsolved(readout=kind)) for question in questions]
-    head = unsolved(readout=kind)
+    queries = list(QUERIES.values())
+    expected = [query(unsolved_head(readout=kind)) for query in queries]
+    head = unsolved_head(readout=kind)
     solved: list[str] = []
     for name in ("choose_ridge", "solve_ridge"):
         original = getattr(solved_cache, name)
@@ -79,28 +79,28 @@ def test_threads_that_ask_together_solve_once_and_agree(
             return original(*args)
 
         monkeypatch.setattr(solved_cache, name, counted)
-    found = in_threads(20, lambda index: questions[index % 5](head))
+    found = in_threads(20, lambda index: queries[index % 5](head))
     assert sorted(solved) == sorted(set(solved))
     for index, answer in enumerate(found):
         np.testing.assert_array_equal(answer, expected[index % 5])
 
 
-def test_no_question_changes_what_is_solved() -> None:
-    head = unsolved()
-    for question in QUESTIONS.values():
-        question(head)
+def test_queries_do_not_change_solved_results() -> None:
+    head = unsolved_head()
+    for query in QUERIES.values():
+        query(head)
     before = dict(vars(head._state.solved))
-    for question in QUESTIONS.values():
-        question(head)
+    for query in QUERIES.values():
+        query(head)
     head.to_archive()
     after = dict(vars(head._state.solved))
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
 
 
-def test_guesses_are_added_once_for_all_threads() -> None:
+def test_threads_share_one_blended_cache() -> None:
     X, _ = data(120)
-    head = unsolved()
+    head = unsolved_head()
     head.learn_unlabelled(X + 0.1)
     caches = in_threads(12, lambda _: head._state.answering)
     assert all(cache is caches[0] for cache in caches)
@@ -109,17 +109,19 @@ def test_guesses_are_added_once_for_all_threads() -> None:
 @pytest.mark.parametrize(
     "again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
-@pytest.mark.parametrize("guessed", [False, True])
-def test_a_solved_head_can_be_copied_and_pickled(again: Any, guessed: bool) -> None:
-    head = unsolved()
-    if guessed:
+@pytest.mark.parametrize("has_pseudo_labels", [False, True])
+def test_a_solved_head_can_be_copied_and_pickled(
+    again: Any, has_pseudo_labels: bool
+) -> None:
+    head = unsolved_head()
+    if has_pseudo_labels:
         head.learn_unlabelled(data(60)[0] + 0.1)
-    for question in QUESTIONS.values():
-        question(head)
+    for query in QUERIES.values():
+        query(head)
     twin = again(head)
     assert twin._state.solved._lock is not head._state.solved._lock
-    for question in QUESTIONS.values():
-        np.testing.assert_array_equal(question(twin), question(head))
+    for query in QUERIES.values():
+        np.testing.assert_array_equal(query(twin), query(head))
 
 
 def stress(tmp_path: Path, what: str, amount: int) -> None:
@@ -134,10 +136,10 @@ def stress(tmp_path: Path, what: str, amount: int) -> None:
 
 
 @pytest.mark.slow
-def test_threads_that_are_stopped_at_any_line(tmp_path: Path) -> None:
+def test_threads_paused_at_any_line_do_not_fail(tmp_path: Path) -> None:
     stress(tmp_path, "lines", 20)
 
 
 @pytest.mark.slow
-def test_threads_that_ask_study_and_teach(tmp_path: Path) -> None:
+def test_threads_can_predict_analyse_and_learn_together(tmp_path: Path) -> None:
     stress(tmp_path, "mixed", 15)

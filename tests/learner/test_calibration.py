@@ -15,7 +15,7 @@ from evergrow.core.errors import FewSamplesWarning
 from evergrow.head.novelty.score import term_units, to_units
 from evergrow.head.temperature import TEMPERATURES
 from evergrow.learner import empty_copy
-from evergrow.learner.measuring import ENOUGH, assign_folds, row_keys
+from evergrow.learner.measuring import ENOUGH_ROWS, assign_folds, row_keys
 
 
 def test_folds_leave_something_of_every_class() -> None:
@@ -44,7 +44,9 @@ def test_large_batches_are_scored_in_part() -> None:
         X = rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]
         learner = Learner(None, options={"n_units": 20}, device="cpu").fit((X, y))
         assert (
-            ENOUGH <= learner.state_.describe()["novelty"]["calibrated_on"] < 2 * ENOUGH
+            ENOUGH_ROWS
+            <= learner.state_.describe()["novelty"]["calibrated_on"]
+            < 2 * ENOUGH_ROWS
         )
         shares.append(
             learner.is_unknown(rng.normal(size=(4000, 6)) + 4 * np.eye(6)[y]).mean()

@@ -97,7 +97,7 @@ class Unsupported:
     Parameters
     ----------
     ability : str
-        What the method would do, for the message.
+        Action of the method, for the message.
     """
 
     def __init__(self, ability: str) -> None:
@@ -137,7 +137,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     """
 
     learned_as: ClassVar[type]
-    """Dataclass of the learned contents of a file. Its tensors are read to the device."""
+    """Dataclass of the learned contents of a file."""
     takes_weights: ClassVar[bool] = False
     """Whether the head supports sample weights."""
     classes_: NDArray[Any]
@@ -252,7 +252,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             )
 
     def _require_started(self) -> None:
-        """Raise unless there is a state. A spawned classifier has one without classes."""
+        """Raise unless it was fitted or spawned."""
         if "classes_" not in vars(self):
             self._require_fitted()
 
@@ -468,7 +468,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         return Z
 
     def _is_plain_array(self, X: Any, *, reset: bool) -> bool:
-        """Return whether X is an array that scikit-learn's checks would accept as it is.
+        """Return whether X passes scikit-learn's checks unchanged.
 
         Those checks take milliseconds, too long for a stream. A sum that is not finite
         may come from finite numbers; such an array is left to scikit-learn.
@@ -694,7 +694,7 @@ def finite_scores(scores: Tensor) -> Tensor:
 
 
 def _usable_device(name: str, device: Any) -> torch.device:
-    """Return the device named in a file, or the CPU if this machine does not have it."""
+    """Return the device named in a file, or the CPU if it is not available."""
     try:
         if device == "auto":
             return resolve_device(device)

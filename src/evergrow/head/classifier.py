@@ -108,7 +108,7 @@ class Learned:
 
 
 def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
-    """Run a method of the classifier with as many threads as its work deserves.
+    """Run a method of the classifier with a number of threads that fits its work.
 
     The first argument of the method, if any, has one item per row.
     """
@@ -126,7 +126,7 @@ def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
 
 @HEADS.register("evergrow")
 class Classifier(IncrementalClassifier):
-    """A classifier that learns new classes batch by batch, exactly as if trained jointly.
+    """Classifier that learns new classes batch by batch, exactly as in joint training.
 
     The first batch fixes a layer: the features themselves and random Fourier features
     with a bandwidth that suits the data. Every batch is added to sums over samples, and
@@ -564,7 +564,7 @@ class Classifier(IncrementalClassifier):
 
     @_with_threads_for_rows
     def whitened(self, X: Any) -> NDArray[np.float64]:
-        """Return centred features in units of the scatter within classes, of unit length.
+        """Return whitened features of unit length: centred, in units of the scatter.
 
         Parameters
         ----------
@@ -695,7 +695,9 @@ class Classifier(IncrementalClassifier):
         return self
 
     def with_shard_id(self, place: int) -> Self:
-        """Mark the shard that was learned, so that shards of equal content can be merged.
+        """Set the number of the learned shard.
+
+        Shards of equal content can be merged if their numbers differ.
 
         Parameters
         ----------

@@ -1,8 +1,7 @@
-"""An open set of labels, and what files hold of them.
+"""Class labels: checks, the table of classes, renaming, and labels in files.
 
-Labels are of any one kind (integers, strings, ...), grow and shrink, and are always
-sorted. What needs the names of classes alone is done without torch, which takes a
-second to import.
+Labels are of one type (integers, strings, ...). Classes come and go and are always
+sorted. torch takes a second to import, so it is imported only where it is needed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _KINDS = {
     "U": "strings",
     "S": "bytes",
 }
-
+"""Types of labels, by the letter of their NumPy type."""
 
 _STORED: dict[str, tuple[Any, tuple[type, ...]]] = {
     "b": (np.bool_, (bool,)),
@@ -41,23 +40,23 @@ _STORED: dict[str, tuple[Any, tuple[type, ...]]] = {
     "f": (np.float64, (int, float)),
     "U": (np.str_, (str,)),
 }
-"""Kinds of labels that a file holds: their type here, and that of their values in JSON."""
+"""Types of labels in a file: the NumPy type and the types of the JSON values."""
 
 
 @dataclass(frozen=True)
 class LabelUpdate:
-    """What a batch of labels means for the table of classes.
+    """The table of classes after a batch of labels.
 
     Parameters
     ----------
     classes : ndarray of shape (C,)
         All classes after the batch, sorted.
     groups : list of list of int
-        For each of them its column before the batch, none where it is new.
+        The old column of each class; an empty list for a new class.
     codes : Tensor of shape (n,)
-        Position of every label in ``classes``, on the head's device.
+        Index of every label in ``classes``, on the head's device.
     weights : Tensor of shape (n,) or None
-        What each sample counts for; None where each counts as one.
+        Weight of each sample. None stands for ones.
 
     Examples
     --------
@@ -81,30 +80,34 @@ class LabelUpdate:
         device: torch.device | str,
         weights: Tensor | None = None,
     ) -> LabelUpdate:
-        """Fit new labels into the table of known classes."""
+        """Add new labels to the table of known classes."""
         import torch
 
         if known is None or len(known) == 0:
             known = labels[:0]
-        else:
-            known = known
         check_kind(known, labels)
         classes = np.union1d(known, labels)
-        codes = torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64)).to(
-            device
-        )
-        return cls(classes, old_columns(known, classes), codes, weights)
+        codes = np.searchsorted(classes, labels).astype(np.int64)
+        groups = old_columns(known, classes)
+        return cls(classes, groups, torch.from_numpy(codes).to(device), weights)
 
 
 def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
-    """Return labels as a 1-D array of one kind, one per row, or raise :class:`LabelError`."""
+    """Return labels as a 1-D array of one type, one per row.
+
+    Raises
+    ------
+    LabelError
+        If they are not class labels, or of several types.
+    """
     if hasattr(y, "detach"):
         y = y.detach().cpu().numpy()
     if type(y) is np.ndarray and y.dtype.kind in "iU" and y.shape == (n_rows,):
-        return y  # what a stream hands over: scikit-learn's checks would find nothing
+        return y  # skip scikit-learn's checks, which are slow for a stream
     if y is None:
         raise LabelError(
-            "y must be one label per row, got None (requires y to be passed, but the target y is None)"
+            "y must be one label per row, got None "
+            "(requires y to be passed, but the target y is None)"
         )
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import column_or_1d
@@ -121,16 +124,7 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
             f"y must have one label per row of X ({n_rows}), got {labels.shape[0]}"
         )
     if labels.dtype.kind == "O":
-        words = all(isinstance(label, str) for label in labels)
-        objects = labels
-        labels = np.array(labels.tolist())
-        if (
-            labels.dtype.kind in "USO" and not words
-        ):  # numpy would silently turn numbers into strings
-            kinds = sorted({type(label).__name__ for label in objects})
-            raise LabelError(
-                f"labels must all be of one kind, got a mix of {', '.join(kinds)}"
-            )
+        labels = _from_objects(labels)
     if labels.dtype.kind not in _KINDS:
         raise LabelError(
             f"labels must be integers, strings or booleans, got {labels.dtype}"
@@ -138,8 +132,21 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
     return np.asarray(labels)
 
 
+def _from_objects(objects: NDArray[Any]) -> NDArray[Any]:
+    """Return labels of dtype object as an array of their type."""
+    labels = np.array(objects.tolist())
+    is_all_strings = all(isinstance(label, str) for label in objects)
+    if labels.dtype.kind in "USO" and not is_all_strings:
+        # NumPy would silently turn numbers into strings.
+        types = sorted({type(label).__name__ for label in objects})
+        raise LabelError(
+            f"labels must all be of one kind, got a mix of {', '.join(types)}"
+        )
+    return labels
+
+
 def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
-    """Raise :class:`LabelError` if new labels are of another kind than the known ones."""
+    """Raise :class:`LabelError` if labels are not of the type of the known ones."""
     old = _KINDS.get(known.dtype.kind)
     new = _KINDS.get(labels.dtype.kind)
     if old != new:
@@ -149,43 +156,51 @@ def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
 
 
 def old_columns(known: NDArray[Any], classes: NDArray[Any]) -> list[list[int]]:
-    """Return for each of ``classes`` its position in ``known``, none where it is new."""
-    places = {label: [index] for index, label in enumerate(known.tolist())}
-    return [places.get(label, []) for label in classes.tolist()]
+    """Return the index of each class in `known`; an empty list for a new class."""
+    indices = {label: [index] for index, label in enumerate(known.tolist())}
+    return [indices.get(label, []) for label in classes.tolist()]
 
 
 def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> Tensor:
-    """Return positions of labels that must all be known, or raise :class:`LabelError`."""
+    """Return the index of each label in the known classes.
+
+    Raises
+    ------
+    LabelError
+        If a label is not known.
+    """
     check_kind(known, labels)
     missing = np.setdiff1d(labels, known)
     if len(missing):
         raise LabelError(
-            f"labels must be known classes, got {missing[:5].tolist()} that were never learned"
+            "labels must be known classes, "
+            f"got {missing[:5].tolist()} that were never learned"
         )
     import torch
 
     return torch.from_numpy(np.searchsorted(known, labels).astype(np.int64))
 
 
-# -- other names -----------------------------------------------------------------------
+# -- renaming and merging --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ClassChange:
-    """Another table of classes, each of which is one or several of the old ones.
+    """A new table of classes. Each class is one or several of the old ones.
 
     Parameters
     ----------
     classes : ndarray of shape (C',)
         The new labels, sorted.
     groups : list of list of int
-        For each of them the positions of the old classes that it is made of.
+        The old columns of each new class.
 
     Examples
     --------
     >>> import numpy as np
     >>> from evergrow.head.label_set import ClassChange
-    >>> change = ClassChange.of(np.array(["crow", "owl", "raven"]), {"crow": "corvid", "raven": "corvid"})
+    >>> classes = np.array(["crow", "owl", "raven"])
+    >>> change = ClassChange.of(classes, {"crow": "corvid", "raven": "corvid"})
     >>> change.classes.tolist(), change.groups
     (['corvid', 'owl'], [[0, 2], [1]])
     """
@@ -195,43 +210,45 @@ class ClassChange:
 
     @classmethod
     def of(cls, classes: NDArray[Any], names: Mapping[Any, Any]) -> ClassChange:
-        """Return the table after classes got other names; those that share one become one class.
+        """Rename classes. Classes with the same new label are merged.
+
+        Parameters
+        ----------
+        classes : ndarray of shape (C,)
+            The old labels.
+        names : mapping
+            New labels by old ones.
 
         Raises
         ------
         LabelError
-            If a class is not known, or a new label is of another kind than the old
-            ones.
+            If a class is not known, or a new label has another type than the old ones.
         """
-        for given in (list(names), list(names.values())) if names else ():
-            check_kind(classes, _label_array(given))
+        if names:
+            check_kind(classes, _label_array(list(names)))
+            check_kind(classes, _label_array(list(names.values())))
         known = classes.tolist()
         for label in names:
             if label not in known:
+                close = ", ".join(map(repr, known[:3]))
                 if isinstance(label, str):
                     close = nearest(label, known)
-                else:
-                    close = ", ".join(map(repr, known[:3]))
                 raise LabelError(f"There is no class {label!r}; nearest: {close}.")
-        table, codes = np.unique(
-            _label_array([names.get(label, label) for label in known]),
-            return_inverse=True,
-        )
-        return cls(
-            table,
-            [np.flatnonzero(codes == code).tolist() for code in range(len(table))],
-        )
+        renamed = _label_array([names.get(label, label) for label in known])
+        table, codes = np.unique(renamed, return_inverse=True)
+        groups = [np.flatnonzero(codes == code).tolist() for code in range(len(table))]
+        return cls(table, groups)
 
     @property
     def order(self) -> list[int] | None:
-        """For every new class the position of the old one; None where several become one."""
+        """Old column of every new class. None if classes were merged."""
         if any(len(group) > 1 for group in self.groups):
             return None
         return [group[0] for group in self.groups]
 
 
 class NamedClasses:
-    """Classes that can get other names: a head, or what a file holds of one.
+    """Base of heads and stored heads: classes that can be renamed and merged.
 
     Attributes
     ----------
@@ -247,15 +264,20 @@ class NamedClasses:
 
     @abstractmethod
     def _change_classes(self, change: ClassChange) -> Self:
-        """Take over another table of classes; all or nothing."""
+        """Use another table of classes, atomically."""
 
     def rename_classes(self, names: Mapping[Any, Any]) -> Self:
-        """Give classes other labels; nothing else changes.
+        """Give classes new labels.
 
         Parameters
         ----------
         names : mapping
-            New labels by old ones, all at once: two classes may swap theirs.
+            New labels by old ones. All are renamed at once, so two classes may swap
+            their labels.
+
+        Returns
+        -------
+        self
 
         Raises
         ------
@@ -265,7 +287,8 @@ class NamedClasses:
         Examples
         --------
         >>> from evergrow.lab.heads import SimpleCILClassifier
-        >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [0.0, 1.0]], ["east", "north"])
+        >>> X = [[1.0, 0.0], [0.0, 1.0]]
+        >>> model = SimpleCILClassifier().fit(X, ["east", "north"])
         >>> model.rename_classes({"east": "right"}).predict([[5.0, 1.0]]).tolist()
         ['right']
         """
@@ -276,22 +299,26 @@ class NamedClasses:
         for label, group in zip(change.classes.tolist(), change.groups, strict=True):
             if len(group) > 1:
                 raise LabelError(
-                    f"Two classes would be called {label!r}; merging classes makes them one."
+                    f"Two classes would be called {label!r}; "
+                    "merging classes makes them one."
                 )
         return self._change_classes(change)
 
     def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
-        """Make several classes one, as if all their samples had been learned under one label.
+        """Merge classes, as if all their samples had been learned with one label.
 
-        What was chosen on single batches (a held-out ridge) stays as it was chosen.
+        A ridge that was chosen on held-out rows of single batches does not change.
 
         Parameters
         ----------
         labels : iterable
-            Classes to merge, at least two with ``into``.
+            Classes to merge, at least two together with ``into``.
         into : object
-            The label they get: a new one, or that of a class, which then is one of
-            those merged.
+            Label of the merged class: a new label, or a class, which is merged too.
+
+        Returns
+        -------
+        self
 
         Raises
         ------
@@ -301,13 +328,17 @@ class NamedClasses:
         Examples
         --------
         >>> from evergrow.lab.heads import SimpleCILClassifier
-        >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], ["east", "north", "west"])
+        >>> X = [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]
+        >>> model = SimpleCILClassifier().fit(X, ["east", "north", "west"])
         >>> model.merge_classes(["east", "west"], "level").classes_.tolist()
         ['level', 'north']
         """
         self._require_fitted()
         names = dict.fromkeys([labels] if isinstance(labels, str) else labels, into)
-        if len({*names, *([into] if into in self.classes_.tolist() else [])}) < 2:
+        merged = set(names)
+        if into in self.classes_.tolist():
+            merged.add(into)
+        if len(merged) < 2:
             raise LabelError(
                 f"Name at least two different classes to merge, not {list(names)}."
             )
@@ -315,16 +346,19 @@ class NamedClasses:
 
 
 def _label_array(values: list[Any]) -> NDArray[Any]:
-    """Return labels as an array. scikit-learn's checks, meant for samples, warn about many different labels."""
+    """Return labels as an array.
+
+    Strings and integers skip scikit-learn's checks, which warn about many labels.
+    """
     if all(isinstance(value, str) for value in values):
         return np.array(values, dtype=np.str_)
-    plain = all(
-        isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        for value in values
-    )
-    if plain:
+    if all(_is_integer(value) for value in values):
         return np.array(values)
     return as_labels(values, len(values))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 # -- files -----------------------------------------------------------------------------
@@ -332,15 +366,15 @@ def _label_array(values: list[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class StoredLabels:
-    """Labels of the columns of statistics, in a form that JSON holds.
+    """Labels of the columns of statistics, as JSON values.
 
-    In a file classes may have got other names: then labels are in any order, and
-    columns of one label are one class, whose sums are added when the head is read.
+    Classes may have been renamed or merged in the file. Then the labels are not sorted,
+    and columns with the same label are added when the head is loaded.
 
     Parameters
     ----------
     kind : str
-        Letter of their type in NumPy.
+        Letter of their NumPy type.
     values : list
         The labels.
     """
@@ -350,46 +384,63 @@ class StoredLabels:
 
     @classmethod
     def of(cls, labels: NDArray[Any]) -> StoredLabels:
-        """Return labels as a file holds them, or raise :class:`InputError`."""
+        """Return labels in the form of a file.
+
+        Raises
+        ------
+        InputError
+            If a file cannot hold labels of this type.
+        """
         if labels.dtype.kind not in _STORED:
             raise InputError(
-                f"labels must be integers, numbers, strings or booleans to be saved, got {labels.dtype}"
+                "labels must be integers, numbers, strings or booleans to be saved, "
+                f"got {labels.dtype}"
             )
         return cls(labels.dtype.kind, labels.tolist())
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless the labels are of one kind."""
+        """Raise :class:`FileFormatError` unless all labels are of the stated type."""
         require(
             self.kind in _STORED,
             f"'kind' should be one of {', '.join(map(repr, _STORED))}",
         )
         dtype, types = _STORED[self.kind]
         for value in self.values:
-            right = isinstance(value, types) and (
-                not isinstance(value, bool) or bool in types
-            )
-            require(right, "labels are not all of their kind")
+            is_right = isinstance(value, types)
+            if isinstance(value, bool):  # which is an int in Python
+                is_right = bool in types
+            require(is_right, "labels are not all of their kind")
         try:
             labels = self.table()
         except (OverflowError, ValueError, TypeError) as error:
             require(False, f"a label is out of range: {error}")
-        require(
-            dtype is not np.float64 or bool(np.isfinite(labels).all()),
-            "a label is not finite",
-        )
+        if dtype is np.float64:
+            require(bool(np.isfinite(labels).all()), "a label is not finite")
 
     def table(self) -> NDArray[Any]:
-        """Return the labels as they were."""
+        """Return the labels as an array."""
         return np.asarray(self.values, dtype=_STORED[self.kind][0])
 
 
 BUILT_IN = {"evergrow": "evergrow.head.classifier", "scl-mgsm": "evergrow.head.scl"}
-"""Modules of the heads that are always there, by their names. Their classes can be renamed and merged."""
+"""Modules of the heads in this package, by name. Their classes can be renamed."""
 
 
 @dataclass(frozen=True)
 class SavedHead:
-    """What files hold of every head beside what it learned: its settings, its labels, its features."""
+    """The contents of a file that all heads have in common.
+
+    Parameters
+    ----------
+    params : dict
+        Constructor arguments.
+    labels : StoredLabels
+        Class labels.
+    n_features : int
+        Number of features.
+    feature_names : tuple of str or None
+        Names of the features.
+    """
 
     params: dict[str, Any]
     labels: StoredLabels
@@ -397,6 +448,9 @@ class SavedHead:
     feature_names: tuple[str, ...] | None = None
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where the names are not those of the features."""
-        named = self.feature_names is None or len(self.feature_names) == self.n_features
-        require(named, "it has another number of features than names for them")
+        """Raise :class:`FileFormatError` unless every feature has a name."""
+        if self.feature_names is not None:
+            require(
+                len(self.feature_names) == self.n_features,
+                "it has another number of features than names for them",
+            )

@@ -1,14 +1,15 @@
-"""Rows without labels: what a classifier took them for, as sums of their own that can be taken out again exactly.
+"""Pseudo-labels: unlabelled rows, learned as their predicted class.
 
-A row of the likeliest class c, of calibrated probability p, enters with the weight ``p
-/ sqrt(n_c)`` where n_c samples of the class have labels. A guess so counts as much as a
-sample where the class has one, and fades out by itself as labels come. The first pass
-guesses by the labelled samples alone, the second by these and the first guesses. Rows
-that look unknown are left out, to the labelled samples in the first pass, to all in the
-second.
+A row with the predicted class c, of calibrated probability p, is learned with the
+weight ``p / sqrt(n_c)``, if the class has n_c labelled samples. A pseudo-label counts
+almost as much as a sample if the class has one sample, and less and less as more labels
+come. The first pass predicts from labelled samples alone, the second pass also from the
+first pseudo-labels. Rows that look novel are left out: compared with the labelled
+samples in the first pass, and with all rows in the second.
 
-Class weights, their ridge and the weights of blocks are solved from samples and guesses
-together. Counts, shapes of classes, calibration and novelty are those of samples alone.
+The statistics of pseudo-labels are kept apart, so that they can be removed exactly. The
+readout, its ridge and the block weights are solved from samples and pseudo-labels
+together. Counts, class shapes, calibration and novelty use labelled samples alone.
 """
 
 from __future__ import annotations
@@ -34,32 +35,32 @@ if TYPE_CHECKING:
     from evergrow.head.novelty.score import NoveltyStandard
     from evergrow.head.solved_cache import SolvedCache
 
-PASSES = 2
-"""Times that rows without labels are guessed; a third time changes little."""
+N_PASSES = 2
+"""Passes over the unlabelled rows. A third pass changes little."""
 
-LEFT_OUT = 0.05
-"""Share of known rows that may be left out as unknown, where no calibrated threshold says so."""
+EXPECTED_REJECTS = 0.05
+"""Fraction of known rows that may be left out as novel without a calibrated
+threshold."""
 
-COLD_SHARE = 0.2
-"""Temperature of the first pass in units of the spread of all scores, where each class has one sample and nothing is
-known of their spread. Chosen on species and sentences that no figure is reported on:
-0.1 to 0.4 do alike."""
+COLD_TEMPERATURE = 0.2
+"""Temperature of the first pass, relative to the standard deviation of all scores, if
+every class has one sample. Values from 0.1 to 0.4 work alike."""
 
 
 @dataclass(frozen=True)
 class PseudoLabelReport:
-    """What became of rows without labels.
+    """Counts of used and left-out unlabelled rows.
 
     Parameters
     ----------
-    used : int
-        Rows that were learned as guesses.
-    unknown : int
-        Rows left out because they look like no class that was learned.
-    repeated : int
-        Rows left out because they are copies of another.
+    used : int, default=0
+        Rows learned with a pseudo-label.
+    unknown : int, default=0
+        Rows left out because they look like no learned class.
+    repeated : int, default=0
+        Rows left out because they are copies of others.
     classes : dict of label to int
-        Guessed rows of each class, the most first.
+        Number of used rows per predicted class, the largest first.
     """
 
     used: int = 0
@@ -68,29 +69,34 @@ class PseudoLabelReport:
     classes: dict[Any, int] = field(default_factory=dict)
 
     def plus(self, other: PseudoLabelReport) -> PseudoLabelReport:
-        """Return both together."""
-        used = self.used + other.used
-        unknown = self.unknown + other.unknown
-        classes = dict((Counter(self.classes) + Counter(other.classes)).most_common())
-        return PseudoLabelReport(used, unknown, self.repeated + other.repeated, classes)
+        """Return the sum of two reports."""
+        classes = Counter(self.classes) + Counter(other.classes)
+        return PseudoLabelReport(
+            self.used + other.used,
+            self.unknown + other.unknown,
+            self.repeated + other.repeated,
+            dict(classes.most_common()),
+        )
 
 
 @record("guesses")
 @dataclass(frozen=True, eq=False)
 class PseudoLabels:
-    """Sums over guessed rows, and of each row what is needed to take it out when its label comes.
+    """Statistics of rows with pseudo-labels, and a fingerprint of each row.
+
+    The fingerprints find the row again when its label comes.
 
     Parameters
     ----------
     state : RidgeStatistics
-        Statistics of the rows with their weights.
+        Statistics of the weighted rows.
     marks : Tensor of shape (n,)
-        Fingerprints of the rows, 8 bytes each, all different; no row can be found from
-        them.
+        Fingerprints of the rows, 8 bytes each, all different. They do not allow to
+        reconstruct a row.
     codes : Tensor of shape (n,)
-        The classes they were taken for.
+        Predicted classes.
     weights : Tensor of shape (n,)
-        What each counts for.
+        Weights of the rows.
     """
 
     state: RidgeStatistics
@@ -100,7 +106,7 @@ class PseudoLabels:
 
     @classmethod
     def none(cls, model: RidgeModel) -> PseudoLabels:
-        """Return no guesses, for a model."""
+        """Return no pseudo-labels, with the layer and the classes of a model."""
         marks = torch.zeros(0, dtype=torch.int64, device=model.state.device)
         return cls(model.state.empty_like(), marks, marks, marks.to(torch.float64))
 
@@ -108,143 +114,161 @@ class PseudoLabels:
         return len(self.marks)
 
     def as_model(self, base: RidgeModel) -> RidgeModel:
-        """Return the guesses as what a model of the same layer learned."""
-        counts = torch.bincount(self.codes, minlength=self.state.n_targets)
-        masses = torch.bincount(
-            self.codes, self.weights, minlength=self.state.n_targets
-        )
+        """Return the pseudo-labels as a model with the layer of `base`."""
+        n_classes = self.state.n_targets
         return replace(
-            base, state=self.state, counts=counts, masses=masses, shapes=None
+            base,
+            state=self.state,
+            counts=torch.bincount(self.codes, minlength=n_classes),
+            masses=torch.bincount(self.codes, self.weights, minlength=n_classes),
+            shapes=None,
         )
 
     def blended(self, base: RidgeModel) -> RidgeModel:
-        """Return what labelled samples and guesses say together; counts and shapes are those of samples."""
-        masses = self.as_model(base).masses
-        return replace(
-            base, state=base.state.merge(self.state), masses=base.masses + masses
-        )
+        """Return labelled samples and pseudo-labels as one model.
+
+        Counts and class shapes are those of the labelled samples, `base`.
+        """
+        masses = base.masses + self.as_model(base).masses
+        return replace(base, state=base.state.merge(self.state), masses=masses)
 
     def added(
         self, base: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor
     ) -> PseudoLabels:
-        """Return the guesses with rows Z, of classes ``codes``, that are not among them."""
-        state = self.state.accumulate(
-            base.batches(Z, codes, self.state.n_targets, weights)
-        )
+        """Return the pseudo-labels with more rows.
+
+        Parameters
+        ----------
+        base : RidgeModel
+            The labelled samples.
+        Z : Tensor of shape (n, d)
+            Features of rows that have no pseudo-label yet.
+        codes, weights : Tensor of shape (n,)
+            Their predicted classes and weights.
+        """
+        batches = base.batches(Z, codes, self.state.n_targets, weights)
+        state = self.state.accumulate(batches)
         return self._joined(state, PseudoLabels(state, row_marks(Z), codes, weights))
 
     def without(self, base: RidgeModel, Z: Tensor) -> PseudoLabels:
-        """Return the guesses without those about rows Z, as if these had never been guessed."""
+        """Return the pseudo-labels without those of rows Z (n, d).
+
+        The result equals pseudo-labels that never had these rows.
+        """
         marks, first = np.unique(row_marks(Z).cpu().numpy(), return_index=True)
-        _, places, rows = np.intersect1d(
+        _, own, given = np.intersect1d(
             self.marks.cpu().numpy(), marks, return_indices=True
         )
-        if not len(places):
+        if not len(own):
             return self
-        if len(places) == len(self):
+        if len(own) == len(self):
             return self.none(base)
-        gone = torch.from_numpy(places).to(self.marks.device)
-        taken = (
-            Z[torch.from_numpy(first[rows]).to(Z.device)],
-            self.codes[gone],
-            self.state.n_targets,
+        removed = torch.from_numpy(own).to(self.marks.device)
+        rows = Z[torch.from_numpy(first[given]).to(Z.device)]
+        batches = base.batches(
+            rows, self.codes[removed], self.state.n_targets, self.weights[removed]
         )
-        state = self.state.accumulate(base.batches(*taken, self.weights[gone]), sign=-1)
-        kept = torch.ones_like(self.marks, dtype=torch.bool)
-        kept[gone] = False
-        return self._picked(state, kept)
+        state = self.state.accumulate(batches, sign=-1)
+        is_kept = torch.ones_like(self.marks, dtype=torch.bool)
+        is_kept[removed] = False
+        return self._selected(state, is_kept)
 
     def group(self, groups: Sequence[Sequence[int]]) -> PseudoLabels:
-        """Return the guesses where each class is several old ones together, or none; every old one is in a group."""
-        places = torch.zeros(
-            self.state.n_targets, dtype=torch.int64, device=self.codes.device
-        )
-        for place, group in enumerate(groups):
-            places[list(group)] = place
-        return replace(
-            self, state=self.state.group_targets(groups), codes=places[self.codes]
-        )
+        """Return the pseudo-labels with new classes.
 
-    def keep(self, base: RidgeModel, columns: Sequence[int]) -> PseudoLabels:
-        """Return the guesses of some classes; of others the spread stays, as it does of their samples."""
-        places = torch.full(
-            (self.state.n_targets,), -1, dtype=torch.int64, device=self.codes.device
-        )
-        places[list(columns)] = torch.arange(len(columns), device=places.device)
-        codes = places[self.codes]
-        return replace(self, codes=codes)._picked(
-            self.as_model(base).keep(columns).state, codes >= 0
-        )
+        Parameters
+        ----------
+        groups : sequence of sequences of int
+            The old columns of each new class, none for one without rows. Every old
+            column must be in a group.
+        """
+        device = self.codes.device
+        columns = torch.zeros(self.state.n_targets, dtype=torch.int64, device=device)
+        for column, group in enumerate(groups):
+            columns[list(group)] = column
+        state = self.state.group_targets(groups)
+        return replace(self, state=state, codes=columns[self.codes])
+
+    def keep(self, base: RidgeModel, kept: Sequence[int]) -> PseudoLabels:
+        """Return the pseudo-labels of some classes.
+
+        The spread of the other classes stays in the statistics, as in
+        :meth:`RidgeModel.keep`.
+        """
+        device = self.codes.device
+        columns = torch.full((self.state.n_targets,), -1, device=device)
+        columns[list(kept)] = torch.arange(len(kept), device=device)
+        codes = columns[self.codes]
+        state = self.as_model(base).keep(kept).state
+        return replace(self, codes=codes)._selected(state, codes >= 0)
 
     def faded(self, factor: float) -> PseudoLabels:
-        """Return the guesses with every weight multiplied by a factor."""
-        return replace(
-            self, state=self.state.faded(factor), weights=factor * self.weights
-        )
+        """Return the pseudo-labels with all weights multiplied by a factor."""
+        weights = factor * self.weights
+        return replace(self, state=self.state.faded(factor), weights=weights)
 
     def merged(
         self, other: PseudoLabels, base: PseudoLabels | None = None
     ) -> PseudoLabels:
-        """Return both sides' guesses; those that both have from a common base count once.
+        """Return the pseudo-labels of both sides. Those of a common base count once.
 
         Raises
         ------
         MergeError
-            If one side no longer has all guesses of the base, whose sums could then not
-            be told apart.
+            If one side no longer has all pseudo-labels of the base. Their sums cannot
+            be separated then.
         """
         state = self.state.merge(other.state)
         if not base:
             return self._joined(state, other)
         if not base._rows() <= self._rows() & other._rows():
             raise MergeError(
-                "labels came for rows that were guessed before the learners parted, so their guesses cannot be "
-                "told apart: call forget_unlabelled() on both and on the base, merge, and learn them again"
+                "labels came for rows that had a pseudo-label before the learners "
+                "parted, so their pseudo-labels cannot be separated: call "
+                "forget_unlabelled() on both and on the base, merge, and learn them "
+                "again"
             )
-        new = ~torch.isin(other.marks, base.marks.to(other.marks.device))
+        is_new = ~torch.isin(other.marks, base.marks.to(other.marks.device))
         return self._joined(
-            state.merge(base.state, -1), other._picked(other.state, new)
+            state.merge(base.state, -1), other._selected(other.state, is_new)
         )
 
     def _rows(self) -> set[tuple[Any, ...]]:
-        """Return what is known of each row."""
+        """Return fingerprint, class and weight of each row."""
         return set(zip(self.marks.tolist(), self.codes.tolist(), self.weights.tolist()))
 
     def _joined(self, state: RidgeStatistics, other: PseudoLabels) -> PseudoLabels:
-        """Return the rows of both, with the sums of both."""
-        pairs = (
-            (self.marks, other.marks),
-            (self.codes, other.codes),
-            (self.weights, other.weights),
-        )
+        """Return the rows of both, with the given statistics."""
+        device = self.marks.device
         return PseudoLabels(
             state,
-            *(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs),
+            torch.cat([self.marks, other.marks.to(device)]),
+            torch.cat([self.codes, other.codes.to(device)]),
+            torch.cat([self.weights, other.weights.to(device)]),
         )
 
-    def _picked(self, state: RidgeStatistics, kept: Tensor) -> PseudoLabels:
-        """Return some of the rows, with their sums."""
+    def _selected(self, state: RidgeStatistics, is_kept: Tensor) -> PseudoLabels:
+        """Return the rows of a mask, with the given statistics."""
         return PseudoLabels(
-            state, self.marks[kept], self.codes[kept], self.weights[kept]
+            state, self.marks[is_kept], self.codes[is_kept], self.weights[is_kept]
         )
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless a file holds guesses that can be."""
-        require(len(self) > 0, "it has guesses about no rows")
+        """Raise :class:`FileFormatError` if the contents of a file are impossible."""
+        require(len(self) > 0, "it has pseudo-labels of no rows")
+        is_class = (self.codes >= 0) & (self.codes < self.state.n_targets)
+        require(bool(is_class.all()), "a pseudo-label is of no class")
+        is_weight = (self.weights > 0.0) & (self.weights <= 1.0)
+        require(bool(is_weight.all()), "the weight of a pseudo-label is out of range")
+        total = float(self.weights.sum())
         require(
-            bool(((self.codes >= 0) & (self.codes < self.state.n_targets)).all()),
-            "a guess is of no class",
+            abs(self.state.sq_targets - total) <= 1e-6 * max(total, 1.0),
+            "the sums of its pseudo-labels are of other weights",
         )
         require(
-            bool(((self.weights > 0.0) & (self.weights <= 1.0)).all()),
-            "a guess counts for nothing or too much",
+            len(self) <= self.state.count,
+            "it has more pseudo-labels than rows in their sums",
         )
-        off = abs(self.state.sq_targets - float(self.weights.sum()))
-        require(
-            off <= 1e-6 * max(float(self.weights.sum()), 1.0),
-            "the sums of its guesses are of other weights",
-        )
-        require(len(self) <= self.state.count, "it has more guesses than were added up")
 
 
 def merge_pseudo_labels(
@@ -252,37 +276,33 @@ def merge_pseudo_labels(
     groups: Sequence[Sequence[Sequence[int]]],
     model: RidgeModel,
 ) -> PseudoLabels | None:
-    """Return the guesses of two learners, and of their base where there is one, with classes grouped as ``groups`` say.
+    """Merge the pseudo-labels of two classifiers. Those of their base count once.
 
     Parameters
     ----------
     sides : sequence of PseudoLabels or None
-        Of this learner, of the other, and of what both began as.
+        Pseudo-labels of this classifier, of the other one, and of the base if there is
+        one.
     groups : sequence of sequences of sequences of int
-        For each, the old column of every class of the merged model, none where it is
-        new there.
+        For each of them, the old column of every merged class; none for a new class.
     model : RidgeModel
-        With the merged classes.
+        A model with the merged classes.
     """
     if not any(sides):
         return None
-    pairs = zip(sides, groups, strict=True)
-    placed = [
+    grouped = [
         PseudoLabels.none(model) if side is None else side.group(own)
-        for side, own in pairs
+        for side, own in zip(sides, groups, strict=True)
     ]
-    return placed[0].merged(*placed[1:]) or None
+    return grouped[0].merged(*grouped[1:]) or None
 
 
 def row_marks(Z: Tensor) -> Tensor:
     """Return a fingerprint of every row (n,), int64."""
     rows = np.ascontiguousarray(Z.detach().cpu().numpy(), dtype=np.float32)
-    digests = b"".join(
-        hashlib.blake2b(row.data, digest_size=8).digest() for row in rows
-    )
-    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64)).to(
-        Z.device
-    )
+    digests = [hashlib.blake2b(row.data, digest_size=8).digest() for row in rows]
+    marks = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+    return torch.from_numpy(marks).to(Z.device)
 
 
 def pseudo_label_rows(
@@ -331,10 +351,10 @@ def pseudo_label_rows(
     found = others
     state = state.with_pseudo_labels(others, alpha)
     codes = distinct[:0]
-    for turn in range(PASSES if len(rows) else 0):
+    for turn in range(N_PASSES if len(rows) else 0):
         scores = finite_scores(state.class_scores(rows))
         if turn == 0 and not is_spread_known:
-            divisor = COLD_SHARE * float(scores.std())
+            divisor = COLD_TEMPERATURE * float(scores.std())
         else:
             divisor = state.temperature(temperature)
         probabilities = torch.softmax(scores / max(divisor, 1e-12), dim=1)
@@ -369,10 +389,11 @@ def _looks_known(
 ) -> Tensor:
     """Return a mask of rows (n,) whose novelty is at most a threshold.
 
-    Without a threshold, :data:`LEFT_OUT` of the known rows are expected to exceed it.
+    Without a threshold, one is used that :data:`EXPECTED_REJECTS` of the known rows are
+    expected to exceed.
     """
     if threshold is None:
         expected = standard.score(solved.expected_terms)
-        threshold = float(np.quantile(expected, 1.0 - LEFT_OUT))
+        threshold = float(np.quantile(expected, 1.0 - EXPECTED_REJECTS))
     novelty = standard.score(solved.novelty_terms(Z).cpu().numpy())
     return torch.from_numpy(novelty <= threshold).to(Z.device)

@@ -1,4 +1,4 @@
-"""SCL-MGSM, the paper's method: a guided layer grown on the first task, and recursive ridge regression on it."""
+"""SCL-MGSM, the method of the paper: a guided layer and recursive ridge regression."""
 
 from __future__ import annotations
 
@@ -17,53 +17,59 @@ from evergrow.head.linalg.statistics import RidgeStatistics
 
 @HEADS.register("scl-mgsm")
 class SCLClassifier(Classifier):
-    """The method of the SCL-MGSM paper, under the paper's names.
+    """The method of the SCL-MGSM paper, with the parameter names of the paper.
 
-    ``fit`` grows a layer of random units from the first task (MGSM) and freezes it;
-    every later batch only adds to sufficient statistics of a ridge regression, so
-    nothing is forgotten and no data is kept. It is a :class:`~evergrow.Classifier` with
-    a guided layer and the ridge readout, with the paper's defaults; for data of your
-    own take that one.
+    ``fit`` builds a layer of random units on the first batch (MGSM) and freezes it.
+    Every later batch is added to the statistics of a ridge regression, so nothing is
+    forgotten and no data is kept. The class is a :class:`~evergrow.Classifier` with a
+    guided layer, the ridge readout and the defaults of the paper. Prefer
+    :class:`~evergrow.Classifier` for data of your own.
 
     Parameters
     ----------
-    alpha : float or "gcv"
-        Ridge. ``"gcv"`` chooses it by generalised cross-validation on the accumulated
-        statistics, anew after every update.
-    block_size, n_candidates, contraction, tol : int, int, float, float
-        s, B_max, r and epsilon of the construction.
-    scales : "paper", "auto" or sequence of float
-        Scales of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16
-        features; ``"auto"`` is set from the first task.
-    activation : str
-        Activation of the units.
-    criterion : {"exact", "theorem"}
-        Acceptance by the true fall of the residual, or by the paper's printed
-        inequality.
-    max_units : int
-        Cap on the width of the layer.
-    solver : {"auto", "dense", "compact", "recursive"}
-        Form of the statistics; ``"recursive"`` is the paper's recursion.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"``, ...
-    random_state : int, numpy generator or None
+    alpha : float or "gcv", default=0.01
+        Ridge. ``"gcv"`` chooses it from the statistics by generalised
+        cross-validation, after every update.
+    block_size : int, default=50
+        Units added in each step, s.
+    n_candidates : int, default=10
+        Candidate blocks per step, B_max.
+    contraction : float, default=0.99
+        Contraction factor r of the residual.
+    tol : float, default=0.01
+        Residual at which the construction stops, epsilon.
+    scales : "paper", "auto" or sequence of float, default="paper"
+        Scales of the random weights. ``"paper"`` is made for ViT-B/16 features that are
+        not normalised. ``"auto"`` sets them from the first batch.
+    activation : str, default="sigmoid"
+        Activation function of the units.
+    criterion : {"exact", "theorem"}, default="exact"
+        When a block is accepted: by the exact decrease of the residual, or by the
+        inequality printed in the paper.
+    max_units : int, default=20000
+        Largest number of units.
+    solver : {"auto", "dense", "compact", "recursive"}, default="auto"
+        Form of the statistics. ``"recursive"`` is the recursion of the paper.
+    device : str or torch.device, default="auto"
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or another device.
+    random_state : int, numpy generator or None, default=None
         Seed of the layer.
-    verbose : int
+    verbose : int, default=0
         Show the progress of the construction if positive.
-    n_units : int or None
-        Exact width; the search is filled up with units of the same distribution. None
-        keeps what it accepts.
+    n_units : int or None, default=None
+        Exact number of units. The accepted units are filled up with units of the same
+        distribution. None keeps the accepted units only.
 
     Attributes
     ----------
-    classes_ : ndarray
-        Labels learned, sorted.
-    class_counts_ : ndarray of int
-        Samples learned of each.
+    classes_ : ndarray of shape (C,)
+        Learned labels, sorted.
+    class_counts_ : ndarray of int of shape (C,)
+        Number of learned samples per class.
     n_units_ : int
-        Width L of the layer.
+        Number of units L of the layer.
     status_ : str
-        How its construction ended: ``"converged"``, ``"exhausted"`` or ``"capped"``.
+        How the construction ended: ``"converged"``, ``"exhausted"`` or ``"capped"``.
     construction_log_ : list of BlockRecord
         One entry per accepted block.
     alpha_ : float
@@ -121,28 +127,20 @@ class SCLClassifier(Classifier):
     def _check_params(self) -> None:
         super()._check_params()
         check_choice("solver", self.solver, ("auto", "dense", "compact", "recursive"))
-        check_number(
-            "verbose",
-            int(self.verbose) if isinstance(self.verbose, bool) else self.verbose,
-            integer=True,
-        )
+        verbose = self.verbose
+        if isinstance(verbose, bool):
+            verbose = int(verbose)
+        check_number("verbose", verbose, integer=True)
 
     def _chosen_layer(self) -> Layer:
-        values = self.get_params(deep=False)
-        return GuidedLayer(
-            **{
-                name: values[name]
-                for name in field_names(GuidedLayer)
-                if name in values
-            }
-        )
+        params = self.get_params(deep=False)
+        names = field_names(GuidedLayer)
+        return GuidedLayer(**{name: params[name] for name in names if name in params})
 
     def _empty_state(
         self, width: int, floor: float, device: torch.device
     ) -> RidgeStatistics:
         if self.solver == "recursive":
-            return RecursiveState.of(
-                RidgeStatistics.create(width, 0, device=device),
-                self._fixed_alpha() or floor,
-            )
+            empty = RidgeStatistics.create(width, 0, device=device)
+            return RecursiveState.of(empty, self._fixed_alpha() or floor)
         return RidgeStatistics.create(width, 0, self.solver, floor=floor, device=device)

@@ -614,7 +614,8 @@ class SolvedCache(Locked):
             The weights they were learned with. By default ones. Each row is scored once
             in any case.
         """
-        self.readout()  # shares most of its cost with the lines below, and files keep it
+        # Most of its cost is shared with the lines below, and files keep the result.
+        self.readout()
         n_classes = len(self.scatter()[1].counts)
         shapes = self.model.shapes
         reduced, outside = self.project(Z)

@@ -1,4 +1,4 @@
-"""Calibrate probabilities and novelty with samples that the scoring model had not learned.
+"""Calibrate probabilities and novelty on held-out rows.
 
 The temperature of probabilities, the weights of the novelty terms and the threshold for
 a stated fraction of false alarms are computed from held-out rows. Terms are kept in
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
 
 FALSE_ALARM = 0.05
-"""Default share of known things that may be called unknown."""
+"""Default fraction of known samples that may be called unknown."""
 
 EASY_CLASS = 2.0
-"""How fast the weight of a class in the threshold falls with the mean novelty of its
-held-out rows below that of other classes."""
+"""Decrease of the log-weight of a class in the threshold, per unit by which the mean
+novelty of its held-out rows is below the median of all classes."""
 
 
 @record("calibration")
@@ -68,11 +68,11 @@ class Calibration:
     unknown : HeldOutRows
         Rows of new classes, measured before they were learned.
     expected : ndarray of shape (m, 6)
-        Terms that stand in for samples that were never scored, as the statistics of the
-        present model expect them.
+        Terms drawn from the statistics of the present model. They stand in for samples
+        that were never scored.
     n_classes : int
-        Classes that the model knows. Novelty of a single class is a plain distance, so
-        rows measured with one class and with several are never used together.
+        Number of classes of the model. Novelty of a single class is a plain distance,
+        so rows measured with one class and with several are never used together.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class Calibration:
 
     @cached_property
     def _in_use(self) -> NDArray[np.bool_]:
-        """Mask of the known rows that were measured with as many classes as needed."""
+        """Mask of the known rows that were measured with one class, or with several."""
         is_single = np.array([m.n_classes == 1 for m in self.measurements], dtype=bool)
         return np.asarray(is_single[self.known.measurement] == (self.n_classes == 1))
 
@@ -148,22 +148,20 @@ class Calibration:
 
     @cached_property
     def _n_expected(self) -> int:
-        """Rows drawn from the statistics that are needed."""
+        """Number of rows drawn from the statistics that are needed."""
         used = np.unique(self.known.measurement[self._in_use]).tolist()
         wanted: int = sum(self.measurements[index].expected for index in used)
         return min(wanted, MAX_DRAWN_ROWS)
 
     @cached_property
     def _terms(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Terms of known rows and of rows that stand in, and their weights."""
+        """Terms of known rows and of drawn rows, and their weights."""
         weights = self._weights
         drawn = self.expected[: self._n_expected]
-        # Rows that stand in count as much as the oldest rows do.
-        share = 1.0
-        if len(weights):
-            share = float(weights.min())
+        # Drawn rows have the weight of the oldest rows.
+        smallest = float(weights.min()) if len(weights) else 1.0
         terms = np.concatenate([self.known.terms[self._in_use], drawn])
-        return terms, np.concatenate([weights, np.full(len(drawn), share)])
+        return terms, np.concatenate([weights, np.full(len(drawn), smallest)])
 
     @cached_property
     def pool(self) -> NoveltyPool:
@@ -174,7 +172,7 @@ class Calibration:
             for index in np.unique(self.unknown.measurement).tolist():
                 rows = self.unknown.terms[self.unknown.measurement == index]
                 unknown.append(UnknownRows(self.measurements[index].size, rows))
-        # Rows that stand in belong to no class: each is one of its own.
+        # Each drawn row counts as a class.
         drawn = len(self.classes) + np.arange(len(terms) - self.n)
         classes = np.concatenate([self.known.codes[self._in_use], drawn])
         return NoveltyPool(terms, weights / weights.sum(), tuple(unknown), classes)
@@ -200,7 +198,7 @@ class Calibration:
         return np.empty(0)
 
     def temperature(self) -> float | None:
-        """Return the temperature at which held-out rows are likeliest; None without."""
+        """Return the temperature with the smallest log loss. None without losses."""
         if self.known.losses is None or not self.n:
             return None
         total = self._weights @ self.known.losses[self._in_use].astype(np.float64)
@@ -211,13 +209,13 @@ class Calibration:
         return best_temperature(total / self._weights.sum())
 
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
-        """Return the smallest score that at most this share of known things exceeds.
+        """Return the score that at most a fraction of known samples exceeds.
 
         Parameters
         ----------
-        false_alarm : float
-            Between 0 and 1. Shares below one by the number of scores cannot be told
-            apart: the largest score is returned.
+        false_alarm : float, default=0.05
+            The fraction, between 0 and 1. Below 1 / n for n scores, the largest score
+            is returned.
 
         Raises
         ------
@@ -234,22 +232,21 @@ class Calibration:
             )
         scores, weights = self._scores
         reached = np.cumsum(weights)
-        # One more thing, of the latest model, is as likely in any place among the
-        # scores: it counts as one of them.
+        # A new sample has any rank among the scores with the same probability, so it
+        # counts as one of them, with the weight of the latest model.
         total = reached[-1] + weights.max()
         wanted = (1.0 - false_alarm) * total * (1.0 - 1e-12)
-        place = int(np.searchsorted(reached, wanted))
-        return float(scores[min(place, len(scores) - 1)])
+        index = int(np.searchsorted(reached, wanted))
+        return float(scores[min(index, len(scores) - 1)])
 
     def applied(self, head: IncrementalClassifier) -> Calibration:
-        """Calibrate a head, and return the calibration of its present statistics.
-
-        Nothing happens for heads that are not calibrated this way.
+        """Calibrate a head, and return the calibration for its present statistics.
 
         Parameters
         ----------
         head : IncrementalClassifier
-            Its probabilities and novelty are calibrated in place.
+            Its probabilities and novelty are calibrated in place. A head without
+            calibration is not changed.
         """
         if not hasattr(head, "calibrate"):
             return self
@@ -259,8 +256,8 @@ class Calibration:
             return after
         found = head.expected_terms()
         units = term_units(found)
-        spots = np.linspace(0, len(found) - 1, after._n_expected).astype(np.int64)
-        after = replace(after, expected=to_units(found[spots], units))
+        drawn = np.linspace(0, len(found) - 1, after._n_expected).astype(np.int64)
+        after = replace(after, expected=to_units(found[drawn], units))
         head.calibrate(
             temperature=after.temperature(),
             novelty=from_units(after.pool.standard(), units),
@@ -294,17 +291,17 @@ class Calibration:
         losses : ndarray of shape (n, 29), optional
             Their log losses.
         known : bool
-            Whether the class was learned, without the fold of the row.
+            Whether the class of the rows was known to the measuring model.
         """
         classes = tuple(dict.fromkeys([*self.classes, *np.unique(labels).tolist()]))
-        places = {name: place for place, name in enumerate(classes)}
+        columns = {name: column for column, name in enumerate(classes)}
         kept = None
         if losses is not None:
             bounded = np.nan_to_num(losses, nan=LARGEST_LOSS, posinf=LARGEST_LOSS)
             kept = np.minimum(bounded, 0.99 * LARGEST_LOSS).astype(np.float32)
         rows = HeldOutRows(
             np.full(len(labels), len(self.measurements), dtype=np.int64),
-            np.array([places[name] for name in labels.tolist()], dtype=np.int64),
+            np.array([columns[name] for name in labels.tolist()], dtype=np.int64),
             sample_marks(X),
             terms,
             kept,
@@ -349,13 +346,13 @@ class Calibration:
         marks = sample_marks(X)
         lengths = np.linalg.norm(bounded_features(X), axis=1)
         within = MARK_TOLERANCE * lengths / math.sqrt(X.shape[1])
-        places = {name: place for place, name in enumerate(self.classes)}
-        codes = np.array([places.get(name, -1) for name in labels.tolist()])
+        columns = {name: column for column, name in enumerate(self.classes)}
+        codes = np.array([columns.get(name, -1) for name in labels.tolist()])
         left = np.array([counts.get(name, 0) for name in self.classes], dtype=np.int64)
         known = matching_rows(self.known, marks, codes, within, left)
         unknown = matching_rows(self.unknown, marks, codes, within, left)
-        # A sample was in the model from the measurement on in which its class was
-        # learned. Without a row of it, this may have been the first.
+        # A sample influenced all measurements since the one in which its class was
+        # learned. If it has no row, this may be the first measurement.
         first = np.zeros(len(labels), dtype=np.int64)
         has_unknown = unknown >= 0
         first[has_unknown] = self.unknown.measurement[unknown[has_unknown]] + 1
@@ -377,7 +374,7 @@ class Calibration:
         return self._with_kept(~gone[self.known.codes], ~gone[self.unknown.codes])
 
     def renamed(self, names: Mapping[str, str]) -> Calibration:
-        """Return the calibration with other names of classes; two may become one."""
+        """Return the calibration with renamed classes. Equal names are merged."""
         given = [names.get(name, name) for name in self.classes]
         classes = tuple(dict.fromkeys(given))
         if classes == self.classes:
@@ -393,15 +390,12 @@ class Calibration:
     def merged(
         self, other: Calibration, base: Calibration | None = None
     ) -> Calibration:
-        """Return the rows of both; rows of a common ancestor count once."""
-        if base is None:
-            common = set()
-        else:
-            common = set(base._digests())
+        """Return the rows of both. Rows of a common base count once."""
+        common = set() if base is None else set(base._digests())
         classes = tuple(dict.fromkeys([*self.classes, *other.classes]))
         codes = np.array([classes.index(name) for name in other.classes], dtype=int)
         is_new = np.array([name not in common for name in other._digests()], dtype=bool)
-        places = len(self.measurements) + np.cumsum(is_new) - 1
+        indices = len(self.measurements) + np.cumsum(is_new) - 1
         entries = zip(other.measurements, is_new.tolist(), strict=True)
         added = tuple(entry for entry, new in entries if new)
         tables = []
@@ -409,7 +403,7 @@ class Calibration:
             rows = theirs.take(is_new[theirs.measurement])
             rows = replace(
                 rows,
-                measurement=places[rows.measurement].astype(np.int64),
+                measurement=indices[rows.measurement].astype(np.int64),
                 codes=codes[rows.codes].astype(np.int64),
             )
             tables.append(mine.joined(rows))
@@ -431,7 +425,7 @@ class Calibration:
     def _with_kept(
         self, known: NDArray[np.bool_], unknown: NDArray[np.bool_]
     ) -> Calibration:
-        """Return the rows of two masks, without measurements and names not used."""
+        """Return the rows of two masks, and the measurements and classes they use."""
         tables = [self.known.take(known), self.unknown.take(unknown)]
         used = np.unique(np.concatenate([rows.measurement for rows in tables]))
         named = np.unique(np.concatenate([rows.codes for rows in tables]))
@@ -459,18 +453,18 @@ def class_shares(
 ) -> NDArray[np.float64]:
     """Return the weight of each held-out row in the threshold, by its class.
 
-    A class of another kind, whose rows all look more familiar than those of the others,
-    would loosen the threshold for them. Its rows count less. Class means are shrunk by
-    their noise. If classes differ, the threshold leans towards the harder ones.
+    A class with much lower novelty than the others would lower the threshold, and raise
+    false alarms in the other classes. Its rows have smaller weights. Class means are
+    shrunk by their noise. If classes differ, the threshold fits the harder ones.
 
     Parameters
     ----------
     scores : ndarray of shape (n,)
-        Novelty of rows.
+        Novelty of the rows.
     codes : ndarray of shape (n,)
         Their classes.
     weights : ndarray of shape (n,)
-        Their weights otherwise.
+        Their weights from other causes.
 
     Examples
     --------

@@ -21,14 +21,14 @@ from evergrow.head.novelty.score import LARGEST_TERM, N_COLUMNS
 from evergrow.head.temperature import TEMPERATURES
 
 MAX_DRAWN_ROWS = 256
-"""Most rows drawn from the statistics in place of samples that were never scored."""
+"""Largest number of drawn rows that stand in for samples that were never scored."""
 
 MARK_LENGTH = 4
-"""Random projections that identify a row."""
+"""Number of random projections that identify a row."""
 
 MARK_TOLERANCE = 1e-4
-"""Largest difference of the marks of one sample, in units of its length. Features of
-one image differ by about 1e-6 if it passes a network in another batch."""
+"""Largest difference between marks of the same sample, relative to its length. Features
+of an image differ by about 1e-6 if it is encoded in another batch."""
 
 LARGEST_LOSS = 1e30
 """Bound of stored losses; larger ones overflow when they are pooled."""
@@ -41,13 +41,13 @@ class Measurement:
     Parameters
     ----------
     size : int
-        Samples that the measuring model had learned.
+        Number of samples that the measuring model had learned.
     n_classes : int
-        Classes that it knew.
-    guess : float
-        Temperature that its statistics suggested.
-    expected : int
-        Rows drawn from the statistics that stand in for samples never scored.
+        Number of its classes.
+    guess : float, default=1.0
+        Temperature estimated from its statistics.
+    expected : int, default=0
+        Number of drawn rows that stand in for samples that were never scored.
     """
 
     size: Annotated[int, Between(1, 2**53)]
@@ -64,9 +64,9 @@ class HeldOutRows:
     Parameters
     ----------
     measurement : ndarray of shape (n,)
-        The measurement of each row, by index.
+        Index of the measurement of each row.
     codes : ndarray of shape (n,)
-        Its class, as an index into the names of the calibration.
+        Index of its class among the classes of the calibration.
     marks : ndarray of shape (n, 4)
         Random projections of its features; see :func:`sample_marks`.
     terms : ndarray of shape (n, 6)
@@ -119,14 +119,7 @@ class HeldOutRows:
             return self
         losses = None
         if self.losses is not None or other.losses is not None:
-            # A loss that is the same at all temperatures decides nothing.
-            parts = [
-                np.zeros((len(part), len(TEMPERATURES)), dtype=np.float32)
-                if part.losses is None
-                else part.losses
-                for part in (self, other)
-            ]
-            losses = np.concatenate(parts)
+            losses = np.concatenate([self._losses_or_zeros(), other._losses_or_zeros()])
         return HeldOutRows(
             np.concatenate([self.measurement, other.measurement]),
             np.concatenate([self.codes, other.codes]),
@@ -134,6 +127,12 @@ class HeldOutRows:
             np.concatenate([self.terms, other.terms]),
             losses,
         )
+
+    def _losses_or_zeros(self) -> NDArray[np.float32]:
+        """Return the losses. Zeros at all temperatures have no influence."""
+        if self.losses is None:
+            return np.zeros((len(self), len(TEMPERATURES)), dtype=np.float32)
+        return self.losses
 
     def digest(self, measurement: int) -> str:
         """Return a checksum of the rows of one measurement."""
@@ -171,7 +170,7 @@ def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def bounded_features(X: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return features as float64 with the precision and the range of float32."""
+    """Return features as float64, with the precision and range of float32."""
     largest = float(np.finfo(np.float32).max)
     bounded = np.clip(X, -largest, largest).astype(np.float32)
     return np.asarray(bounded, dtype=np.float64)
@@ -184,10 +183,10 @@ def matching_rows(
     within: NDArray[np.float64],
     left: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the row of each sample, or -1; no row is returned twice.
+    """Return the row of each sample, or -1. No row is returned twice.
 
-    Of several rows of one sample the one measured last is returned first. If more rows
-    of a class than ``left`` would remain, the nearest ones are returned too.
+    If a sample has several rows, the one measured last is returned. If more rows of a
+    class than ``left`` would remain, the nearest rows are returned as well.
 
     Parameters
     ----------
@@ -196,43 +195,57 @@ def matching_rows(
     marks : ndarray of shape (n, 4)
         Marks of the samples.
     codes : ndarray of shape (n,)
-        Their classes; -1 for a class without rows.
+        Their classes. -1 stands for a class without rows.
     within : ndarray of shape (n,)
-        Largest difference of marks of the same sample.
+        Largest difference between marks of the same sample.
     left : ndarray of shape (C,)
-        Samples of each class that remain.
+        Number of samples of each class that remain.
     """
+    found = np.full(len(marks), -1, dtype=np.int64)
+    for code in np.unique(codes[codes >= 0]).tolist():
+        candidates = np.flatnonzero(rows.codes == code)
+        if len(candidates):
+            # The latest rows come first.
+            latest = np.argsort(-rows.measurement[candidates], kind="stable")
+            samples = np.flatnonzero(codes == code)
+            found[samples] = _match_class(
+                rows, candidates[latest], marks[samples], within[samples], left[code]
+            )
+    return found
+
+
+def _match_class(
+    rows: HeldOutRows,
+    candidates: NDArray[np.int64],
+    marks: NDArray[np.float32],
+    within: NDArray[np.float64],
+    n_left: int,
+) -> NDArray[np.int64]:
+    """Return the row of each sample of a class, or -1, out of some rows."""
     from scipy.spatial import cKDTree
 
     found = np.full(len(marks), -1, dtype=np.int64)
-    for code in np.unique(codes[codes >= 0]).tolist():
-        places = np.flatnonzero(rows.codes == code)
-        if not len(places):
-            continue
-        # The latest rows come first.
-        places = places[np.argsort(-rows.measurement[places], kind="stable")]
-        stored = rows.marks[places].astype(np.float64)
-        tree = cKDTree(stored)
-        is_free = np.ones(len(places), dtype=bool)
-        samples = np.flatnonzero(codes == code)
-        wanted, copies = np.unique(marks[samples], axis=0, return_inverse=True)
-        copies = copies.reshape(-1)
-        for copy, mark in enumerate(wanted.astype(np.float64)):
-            mine = samples[copies == copy]
-            radius = float(within[mine].max()) + 1e-30
-            near = np.array(tree.query_ball_point(mark, radius, p=np.inf), dtype=int)
-            near = np.sort(near[is_free[near]])
-            gaps = np.abs(stored[near] - mark).max(axis=1)
-            near = near[np.argsort(gaps, kind="stable")][: len(mine)]
-            is_free[near] = False
-            found[mine[: len(near)]] = places[near]
-        # Features that differ by more than rounding: no class keeps too many rows.
-        for sample in samples[found[samples] < 0].tolist():
-            if int(is_free.sum()) <= left[code]:
-                break
-            free = np.flatnonzero(is_free)
-            gaps = np.abs(stored[free] - marks[sample]).max(axis=1)
-            nearest = int(free[int(gaps.argmin())])
-            is_free[nearest] = False
-            found[sample] = places[nearest]
+    stored = rows.marks[candidates].astype(np.float64)
+    tree = cKDTree(stored)
+    is_free = np.ones(len(candidates), dtype=bool)
+    distinct, copies = np.unique(marks, axis=0, return_inverse=True)
+    copies = copies.reshape(-1)
+    for copy, mark in enumerate(distinct.astype(np.float64)):
+        samples = np.flatnonzero(copies == copy)
+        radius = float(within[samples].max()) + 1e-30
+        near = np.array(tree.query_ball_point(mark, radius, p=np.inf), dtype=int)
+        near = np.sort(near[is_free[near]])
+        gaps = np.abs(stored[near] - mark).max(axis=1)
+        near = near[np.argsort(gaps, kind="stable")][: len(samples)]
+        is_free[near] = False
+        found[samples[: len(near)]] = candidates[near]
+    # The other samples have features that differ by more than rounding.
+    for sample in np.flatnonzero(found < 0).tolist():
+        if int(is_free.sum()) <= n_left:
+            break
+        free = np.flatnonzero(is_free)
+        gaps = np.abs(stored[free] - marks[sample]).max(axis=1)
+        nearest = int(free[int(gaps.argmin())])
+        is_free[nearest] = False
+        found[sample] = candidates[nearest]
     return found

@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from evergrow.head.solved_cache import HeldOutScores
     from evergrow.learner.learning import LabelledRows
 
-FOLDS = 10
-"""Folds of a batch, unless it is so large that they would exceed FOLD_ROWS."""
+MIN_FOLDS = 10
+"""Number of folds of a batch, unless it has more rows than they may have."""
 
-FOLD_ROWS = 500
-"""Most rows of a fold: taking out more costs time and moves the model further."""
+MAX_FOLD_ROWS = 500
+"""Largest number of rows in a fold. Larger folds take more time and leave a model that
+differs more from the full one."""
 
-ENOUGH = 1000
-"""Scores of a batch that suffice; further folds are not scored."""
+ENOUGH_ROWS = 1000
+"""Number of scored rows of a batch after which no further fold is scored."""
 
 
 # -- folds -----------------------------------------------------------------------------
@@ -50,37 +51,37 @@ def row_keys(X: NDArray[np.floating], seed: int) -> NDArray[np.uint64]:
     X : ndarray of shape (n, d)
         Features.
     seed : int
-        Other seeds give other numbers.
+        Seed of the numbers.
     """
     start = hashlib.blake2b(str(seed).encode(), digest_size=8)
     keys = np.empty(len(X), dtype=np.uint64)
-    for place, row in enumerate(bounded_features(X).astype(np.float32)):
-        found = start.copy()
-        found.update(row.data)
-        keys[place] = int.from_bytes(found.digest(), "little")
+    for index, row in enumerate(bounded_features(X).astype(np.float32)):
+        digest = start.copy()
+        digest.update(row.data)
+        keys[index] = int.from_bytes(digest.digest(), "little")
     return keys
 
 
 def assign_folds(
     codes: NDArray[np.int64], counts: NDArray[np.int64], keys: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
-    """Divide a batch into folds that leave something of every class.
+    """Divide a batch into folds, none of which has all samples of a class.
 
-    The order of the rows does not matter.
+    The folds do not depend on the order of the rows.
 
     Parameters
     ----------
     codes : ndarray of shape (n,)
-        Classes of the batch, which has been learned.
+        Classes of the rows of a learned batch.
     counts : ndarray of shape (C,)
-        Samples learned of each class, with the batch.
+        Number of learned samples of each class, with the batch.
     keys : ndarray of shape (n,)
         From :func:`row_keys`.
 
     Returns
     -------
     ndarray of shape (n,)
-        The fold of each row; -1 for the only sample of a class, which cannot be left
+        The fold of each row. -1 for the only sample of a class, which cannot be held
         out.
 
     Examples
@@ -92,7 +93,7 @@ def assign_folds(
     >>> np.bincount(folds[:20]).tolist(), int(folds[20])
     ([2, 2, 2, 2, 2, 2, 2, 2, 2, 2], -1)
     """
-    number = max(FOLDS, math.ceil(len(codes) / FOLD_ROWS))
+    number = max(MIN_FOLDS, math.ceil(len(codes) / MAX_FOLD_ROWS))
     folds = np.full(len(codes), -1, dtype=np.int64)
     for code in np.unique(codes):
         rows = np.flatnonzero(codes == code)
@@ -115,23 +116,20 @@ def before_new_classes(
 ) -> Calibration:
     """Measure the rows of new classes with a head that has not learned them yet.
 
+    Nothing is measured with a single class, because its novelty is a plain distance.
+
     Parameters
     ----------
     before : Calibration
-        The calibration without them.
+        The calibration without these rows.
     head : IncrementalClassifier
-        Not changed.
+        The head. It is not changed.
     block : LabelledRows
         Samples that will be learned.
     counts : mapping of str to int
-        Samples learned of each class so far.
-    seed : int
+        Number of learned samples of each class.
+    seed : int, default=0
         Seed of the choice of rows.
-
-    Returns
-    -------
-    Calibration
-        The same one if a single class is known, since its novelty is a plain distance.
     """
     new = np.flatnonzero(~np.isin(block.labels, list(counts)))
     known = replace(before, n_classes=len(counts))
@@ -140,7 +138,7 @@ def before_new_classes(
     if not hasattr(head, "novelty_terms"):
         return before
     keys = row_keys(block.X[new], seed)
-    rows = np.sort(new[np.argsort(keys, kind="stable")[:ENOUGH]])
+    rows = np.sort(new[np.argsort(keys, kind="stable")[:ENOUGH_ROWS]])
     units = term_units(head.expected_terms())
     terms = to_units(head.novelty_terms(block.X[rows]), units)
     measurement = Measurement(sum(counts.values()), len(counts))
@@ -163,11 +161,11 @@ def calibrated(
     before : Calibration
         The calibration without the block.
     head : IncrementalClassifier
-        A head without novelty is not calibrated.
+        The head. It is not calibrated if it has no novelty score.
     block : LabelledRows
         Samples that were learned.
     counts : mapping of str to int
-        Samples learned of each class, with the block.
+        Number of learned samples of each class, with the block.
     seed : int
         Seed of the folds.
     """
@@ -181,7 +179,7 @@ def calibrated(
     sizes = np.bincount(folds[folds >= 0], minlength=1)
     # Folds are scored until there are enough rows.
     rows_before = np.cumsum(sizes) - sizes
-    rows = np.flatnonzero((folds >= 0) & (rows_before[folds] < ENOUGH))
+    rows = np.flatnonzero((folds >= 0) & (rows_before[folds] < ENOUGH_ROWS))
     if not len(rows):
         return before.applied(head)
     if block.weights is None:

@@ -1,21 +1,17 @@
 """Learn the weights of the novelty terms from held-out rows of a stream.
 
-No term of novelty (:mod:`evergrow.head.novelty.terms`) is good on all data, so their
-weights are learned. Held-out rows of known classes show what a model knows. Rows of a new
-class, measured before they are learned, show what it does not know. With the mean D
-and the spread S of the terms of unknown rows, in units of the mean and spread of known
-ones, the weights are
+Held-out rows of known classes and rows of new classes, measured before they are
+learned, show which terms separate known from unknown rows. Let D and S be the mean and
+the covariance of the terms of unknown rows, standardised on known rows. The weights are
 
     w = argmin over w >= 0 of  w^T (S + rho I) w / 2 - w^T (D + rho c w_0)
     c = w_0^T D / w_0^T S w_0
 
-The default w_0 is used while no unknown row was measured. The score ``w^T z`` has mean
-0 and spread 1 on known rows, less what the count of the nearest class explains, and
-the score of far things is raised.
+Without unknown rows, the default weights w_0 are used.
 
-An unknown row that the default weights find anyway says nothing about the weights. Its
-evidence falls with its default score (:func:`evidence`), and rho grows as evidence gets
-scarce, so that one class of far things does not decide for all later ones.
+An unknown row with a high default score needs no other weights. Its evidence falls with
+its default score (:func:`evidence`), and rho grows if there is little evidence, so that
+a single class that is very unlike the others does not set the weights.
 """
 
 from __future__ import annotations
@@ -34,29 +30,29 @@ from evergrow.head.novelty.score import (
 )
 
 PRIOR_STRENGTH = 0.3
-"""rho: how strongly weights are drawn to the default. Results from 0.03 to 1 differ by
-less than half a point."""
+"""Smallest rho: how strongly the weights are drawn to the default. Results from 0.03 to
+1 differ by less than half a point."""
 
 CLIP = 6.0
-"""Largest value of a term of an unknown row, in spreads of known rows."""
+"""Largest standardised term of an unknown row."""
 
 HARD_SCORE = 3.0
-"""Default novelty up to which an unknown row counts in full as evidence for weights."""
+"""Default score up to which an unknown row counts as full evidence."""
 
 EVIDENCE = 10.0
-"""Evidence, in rows, at which rho has twice its smallest value."""
+"""Evidence, in rows, at which rho is twice its smallest value."""
 
 COUNT_PRIOR = 0.1
-"""Information, in units of precision, that speaks for no effect of class counts."""
+"""Precision of the prior that class counts have no effect."""
 
-SUFFICIENT = 200
-"""Rows that a pooled number should rest on before smaller models are discounted."""
+MIN_EFFECTIVE_ROWS = 200
+"""Total weight of rows that must remain when rows of smaller models are discounted."""
 
-AGEING = (8, 6, 4, 3, 2, 1)
-"""Powers to try, the strongest discount of small models first."""
+AGEING_POWERS = (8, 6, 4, 3, 2, 1)
+"""Discounts of smaller models to try, the strongest first."""
 
 _UNKNOWN_AGEING = 2
-"""Power of the share of samples with which unknown rows of smaller models count."""
+"""Discount of unknown rows of smaller models."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,18 +73,18 @@ class UnknownRows:
 
 @dataclass(frozen=True, eq=False)
 class NoveltyPool:
-    """Terms of known and of unknown rows.
+    """Terms of known and of unknown rows, from which the score is computed.
 
     Parameters
     ----------
     known : ndarray of shape (n, 6)
         Terms of held-out rows of known classes, and 1 / count of the nearest class.
     shares : ndarray of shape (n,)
-        Weight of each of these rows; the sum is 1.
+        Weight of each known row. The weights sum to 1.
     unknown : tuple of UnknownRows
         Rows of new classes, measured before they were learned.
     classes : ndarray of shape (n,), optional
-        Class of each known row; by default every row is one of its own.
+        Class of each known row. By default every row is its own class.
 
     Examples
     --------
@@ -108,7 +104,7 @@ class NoveltyPool:
     classes: NDArray[np.int64] | None = None
 
     def weights(self) -> NDArray[np.float64]:
-        """Return the weights of the terms, not negative, with sum 1."""
+        """Return the weights of the terms, at least 0, with sum 1."""
         default = DEFAULT_WEIGHTS / DEFAULT_WEIGHTS.sum()
         if not self.unknown:
             return np.asarray(default)
@@ -117,9 +113,8 @@ class NoveltyPool:
             return np.asarray(default)
         from scipy.optimize import nnls
 
-        strength = max(
-            float(default @ mean) / max(float(default @ spread @ default), 1e-12), 1e-3
-        )
+        variance = max(float(default @ spread @ default), 1e-12)
+        strength = max(float(default @ mean) / variance, 1e-3)
         prior = PRIOR_STRENGTH * (1.0 + EVIDENCE / evidence)
         lower = np.linalg.cholesky(spread + prior * np.eye(N_TERMS))
         wanted = mean + prior * strength * default
@@ -130,7 +125,7 @@ class NoveltyPool:
         return np.asarray(found / found.sum())
 
     def standard(self) -> NoveltyStandard:
-        """Return how terms become a score; at least one known row is needed."""
+        """Return the score with mean 0 and deviation 1 on the known rows."""
         mean, second = self._known_moments()
         weights = self.weights()
         return NoveltyStandard.of(
@@ -143,38 +138,40 @@ class NoveltyPool:
         second: NDArray[np.float64],
         weights: NDArray[np.float64],
     ) -> float | None:
-        """Return how much the weighted terms rise with 1 / count; None without classes.
+        """Return the slope of the weighted sum over 1 / count. None without classes.
 
-        Classes are random effects: one class of another kind, with its own count, says
-        little about the effect of counts.
+        Classes are random effects: a single unusual class says little about the effect
+        of its count.
         """
         if self.classes is None:
             return None
         scale, _ = term_spreads(mean, second)
         scores = (self.known[:, :N_TERMS] - mean[:N_TERMS]) / scale @ weights
+        inverse_counts = self.known[:, N_TERMS]
+        n_rows = len(self.known)
         _, codes = np.unique(self.classes, return_inverse=True)
-        numbers = np.bincount(codes, self.shares) * len(codes)
-        levels = np.bincount(codes, self.shares * scores) * len(codes) / numbers
-        inverse = self.known[:, N_TERMS]
-        inverses = np.bincount(codes, self.shares * inverse) * len(codes) / numbers
-        within = float(self.shares @ (scores - levels[codes]) ** 2)
-        within *= len(codes) / max(len(codes) - len(numbers), 1)
-        noise = max(within, 1e-12) / numbers
-        between = max(float(np.var(levels) - noise.mean()), 0.0)
+        sizes = np.bincount(codes, self.shares) * n_rows
+        class_scores = np.bincount(codes, self.shares * scores) * n_rows / sizes
+        inverse_sums = np.bincount(codes, self.shares * inverse_counts) * n_rows
+        class_inverses = inverse_sums / sizes
+        within = float(self.shares @ (scores - class_scores[codes]) ** 2)
+        within *= n_rows / max(n_rows - len(sizes), 1)
+        noise = max(within, 1e-12) / sizes
+        between = max(float(np.var(class_scores) - noise.mean()), 0.0)
         precision = 1.0 / (between + noise)
-        centred = inverses - precision @ inverses / precision.sum()
+        centred = class_inverses - precision @ class_inverses / precision.sum()
         information = float(precision @ centred**2) + COUNT_PRIOR
-        return max(float(precision @ (centred * levels)) / information, 0.0)
+        return max(float(precision @ (centred * class_scores)) / information, 0.0)
 
     def _known_moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the means of the terms of known rows (6,) and of products (6, 6)."""
+        """Return the means of known terms (6,) and of their products (6, 6)."""
         weighted = self.shares[:, None] * self.known
         return weighted.sum(axis=0), weighted.T @ self.known
 
     def _unknown_moments(
         self,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Return mean (5,) and spread (5, 5) of unknown rows, and the evidence."""
+        """Return mean (5,) and covariance (5, 5) of unknown rows, and the evidence."""
         known_mean, known_second = self._known_moments()
         scale, covariance = term_spreads(known_mean, known_second)
         known_spread = covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale)
@@ -205,12 +202,12 @@ class NoveltyPool:
 
 
 def evidence(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much unknown rows say about the weights, by their default score.
+    """Return the evidence of unknown rows for other weights, by their default score.
 
     Parameters
     ----------
     scores : ndarray of shape (n,)
-        Novelty with the default weights.
+        Novelty score with the default weights.
 
     Examples
     --------
@@ -223,18 +220,18 @@ def evidence(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float64]:
-    """Return the weight of one row of each batch; rows of smaller models count less.
+    """Return the weight of a row of each batch. Rows of smaller models count less.
 
-    Scores of a model that had learned a share q of the samples count ``q**p``, with the
-    largest p that leaves the weight of SUFFICIENT rows. All rows count if there are
-    few, since then chance does more harm than age.
+    Rows of a model that had learned a fraction q of the samples have the weight
+    ``q**p``, with the largest p that leaves a total weight of at least
+    :data:`MIN_EFFECTIVE_ROWS`. If there are fewer rows, all count in full.
 
     Parameters
     ----------
     numbers : sequence of int
-        Rows of each batch.
+        Number of rows in each batch.
     sizes : sequence of int
-        Samples that the model had learned when it scored them.
+        Number of samples that the scoring model had learned.
 
     Examples
     --------
@@ -244,8 +241,11 @@ def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.f
     >>> ageing_weights([20, 20], [50, 100]).tolist()
     [1.0, 1.0]
     """
-    shares = np.asarray(sizes, dtype=np.float64)
-    shares = shares / shares.max()
-    counted = np.asarray(numbers, dtype=np.float64)
-    powers = (power for power in AGEING if float(counted @ shares**power) >= SUFFICIENT)
-    return np.asarray(shares ** next(powers, 0))
+    fractions = np.asarray(sizes, dtype=np.float64)
+    fractions = fractions / fractions.max()
+    counts = np.asarray(numbers, dtype=np.float64)
+    for power in AGEING_POWERS:
+        weights = fractions**power
+        if float(counts @ weights) >= MIN_EFFECTIVE_ROWS:
+            return np.asarray(weights)
+    return np.ones(len(fractions))
