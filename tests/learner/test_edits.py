@@ -257,7 +257,7 @@ def test_samples_that_cannot_be_moved() -> None:
     learner = fitted()
     for data, source, target, error, said in (
         (X, "crwo", "raven", LabelError, "nearest: 'crow'"),
-        (X, "crow", "crow", LabelError, "'crow' are to move to the same class"),
+        (X, "crow", "crow", LabelError, "'crow' cannot move to the same class"),
         (
             (X[y == "jay"], y[y == "jay"]),
             "crow",

@@ -299,7 +299,7 @@ def instead(
         outside = path.parent.parent / "outside"
         shutil.move(file, outside)
         put(file, outside)
-        return "an ordinary file of at most"
+        return "a regular file of at most"
 
     return attack
 

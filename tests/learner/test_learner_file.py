@@ -81,10 +81,10 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("counts", "0", 51), "counts other samples"),
+        (_set("counts", "0", 51), "the sample counts of .* differ"),
         (_set("counts", "0", 0), "integer from 1"),
-        (_set("counts", "fox", 3), "samples of other classes"),
-        (lambda meta: meta["counts"].pop("0"), "samples of other classes"),
+        (_set("counts", "fox", 3), "have different classes"),
+        (lambda meta: meta["counts"].pop("0"), "have different classes"),
         (_set("history", 0, "revision", 9), "do not ascend"),
         (_set("history", 0, "what", "magic"), "'what' should be one of"),
         (_set("lineage", {"number": 5, "ancestors": []}), "written as revision 5"),
@@ -98,10 +98,10 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
             ),
             "do not ascend",
         ),
-        (_set("recipe", "method", "ranpac"), "of another method"),
+        (_set("recipe", "method", "ranpac"), "has another method"),
         (
             _set("label_kind", "boolean"),
-            "its labels are of kind 'boolean', but '0' is none",
+            "its labels are of type 'boolean', but '0' is not",
         ),
     ],
 )

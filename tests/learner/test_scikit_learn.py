@@ -270,7 +270,7 @@ def test_names_of_columns_in_a_file_are_as_many_as_columns(data: Any) -> None:
     X, y = data
     archive = small().fit(as_pandas(X), y).state_.to_archive()
     archive.meta["columns"] = ["width"]
-    with pytest.raises(FileFormatError, match="another number of columns"):
+    with pytest.raises(FileFormatError, match="the number of its column names"):
         Learner.load(archive)
 
 

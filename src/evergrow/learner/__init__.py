@@ -1,4 +1,4 @@
-"""The product: a learner on images, texts or features, its model file and its history."""
+"""`Learner`, its model file and its history."""
 
 from __future__ import annotations
 

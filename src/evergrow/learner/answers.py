@@ -1,4 +1,4 @@
-"""What a learner answers, all of it at once."""
+"""The result of `Learner.ask`: labels, probabilities and novelty of samples."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from evergrow.learner.label_types import as_labels
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Answers about items, one row for each that could be read.
+    """Predictions for samples, one row per readable sample.
 
     Parameters
     ----------
     classes : ndarray of str of shape (C,)
-        The columns of ``values``.
+        Class names, the columns of ``values``.
     values : ndarray of shape (n, C)
-        Probabilities, or scores where the method has none.
+        Probabilities, or scores if the method has no probabilities.
     measure : {"probability", "score"}
-        Which of the two.
+        Whether ``values`` are probabilities or scores.
     rows : ndarray of int of shape (n,)
-        The items that the rows belong to: all, unless some could not be read and were
-        skipped.
+        Row number of each sample in the data; unreadable samples are missing.
     failures : tuple of (str, str)
-        Name of every item left out, and why.
+        Name and error of each unreadable item.
     novelty : ndarray of shape (n,) or None
-        How unlike anything learned each is, where that was asked for.
+        Novelty scores, if requested.
     unknown : ndarray of bool of shape (n,) or None
-        Which belong to no class that was learned, where that was asked for.
+        Whether each sample looks like none of the learned classes, if requested.
     threshold : ndarray of shape (n,) or None
-        The novelty above which each is unknown, where that was asked for.
+        Novelty score above which each sample is unknown, if requested.
     label_kind : {"name", "integer", "boolean"}
-        What the labels are that were learned.
+        Type of the labels.
     index : pandas.Index or None
-        Index of the frame that the items came in, where they did.
+        Index of the data frame with the samples, if there was one.
 
     Examples
     --------
     >>> import numpy as np, pandas
     >>> from evergrow import Learner
     >>> y = np.arange(40) % 2
-    >>> frame = pandas.DataFrame({"a": 3.0 * y, "b": np.linspace(0, 1, 40)}, index=[f"s{n}" for n in range(40)])
+    >>> columns = {"a": 3.0 * y, "b": np.linspace(0, 1, 40)}
+    >>> frame = pandas.DataFrame(columns, index=[f"s{n}" for n in range(40)])
     >>> answers = Learner(None, options={"n_units": 20}).fit(frame, y).ask(frame)
     >>> answers.to_frame()["class"].loc[["s0", "s1"]].tolist()
     [0, 1]
@@ -65,15 +65,15 @@ class Answers:
 
     @property
     def labels(self) -> NDArray[Any]:
-        """The classes as labels of the kind that was learned, one per column of ``values``."""
+        """Class labels in the type passed to `fit`, one per column of ``values``."""
         return as_labels(self.classes.tolist(), self.label_kind)
 
     def ranked(self, top: int) -> NDArray[np.int64]:
-        """Return the columns of the likeliest classes of each row, the answer first."""
+        """Return the columns of the `top` most likely classes per row, best first."""
         return (-self.values).argsort(axis=1, kind="stable")[:, :top]
 
     def part(self, rows: slice) -> Answers:
-        """Return the answers of some rows, numbered anew; of failures nothing is said."""
+        """Return some rows, renumbered from 0 and without failures."""
         names = ("values", "novelty", "unknown", "threshold", "index")
         cut = {
             name: getattr(self, name)[rows]
@@ -83,25 +83,24 @@ class Answers:
         return replace(self, rows=np.arange(len(cut["values"])), failures=(), **cut)
 
     def to_frame(self, library: str = "pandas", *, top: int = 1) -> Any:
-        """Return the answers as a data frame, one row for each item that could be read.
+        """Return a data frame with one row per readable sample.
 
         Parameters
         ----------
         library : {"pandas", "polars"}
-            Whose frame it is.
+            Library of the data frame.
         top : int
-            How many classes to give of each item.
+            Number of classes per sample.
 
         Returns
         -------
         DataFrame
             Columns ``class`` and ``probability`` (or ``score``); with ``top`` also
-            ``class_2``, ``probability_2`` and so on. If novelty was asked for, also
+            ``class_2``, ``probability_2`` and so on. If novelty was requested, also
             ``novelty``, ``threshold``, ``unknown``, ``nearest_class`` and
-            ``nearest_probability``; unknown items then have a nearest class, and
-            neither a class nor a probability. The index in pandas is that of the
-            frame that was asked about, or the numbers of the items; in polars they
-            are in the column ``row``.
+            ``nearest_probability``; unknown samples then have a nearest class, but
+            neither class nor probability. In pandas the index is that of the data, or
+            the row numbers; in polars the column ``row`` has the row numbers.
         """
         check_choice("library", library, ("pandas", "polars"))
         check_number("top", top, low=1, integer=True)
@@ -130,7 +129,7 @@ class Answers:
         )
 
     def _known_labels(self, module: Any, library: str) -> Any:
-        """Return the label of each item as a column; unknown items have none."""
+        """Return a column with the label of each sample; empty for unknown samples."""
         assert self.unknown is not None
         found = self.labels[self.ranked(1)[:, 0]].tolist()
         known = [

@@ -1,4 +1,4 @@
-"""What a model knows after an edit: classes renamed, merged or forgotten, samples moved, another model merged in."""
+"""State changes: edit classes, unlearn and relabel samples, merge two models."""
 
 from __future__ import annotations
 
@@ -43,24 +43,25 @@ def _class_name(value: Any) -> str:
 
 
 def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
-    """Return what is known with other names of classes.
+    """Rename classes, all at once.
 
     Parameters
     ----------
     now : Snapshot
-        What is known.
+        The current state.
     names : mapping of str to str
-        New names by old ones, all at once.
+        New names by old names.
 
     Raises
     ------
     LabelError
-        If a class is not known, or a new name is that of another class.
+        If a class was never learned, or a new name belongs to another class.
     """
     mapping = {str(old): _class_name(new) for old, new in names.items()}
     if mapping and all(old == new for old, new in mapping.items()):
         raise LabelError(
-            f"new name must be another than the old one, got {next(iter(mapping))!r} for both"
+            "new name must be another than the old one, "
+            f"got {next(iter(mapping))!r} for both"
         )
     head = now.head.branch().rename_classes(mapping)
     mapping = {old: new for old, new in mapping.items() if new != old}
@@ -78,22 +79,22 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
 
 
 def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:
-    """Return what is known with several classes as one.
+    """Merge several classes into one.
 
     Parameters
     ----------
     now : Snapshot
-        What is known.
+        The current state.
     names : iterable of str
         Classes to merge.
     into : str
-        Name of the one that they become: a new one, or that of a class, which then is
-        among those merged.
+        Name of the merged class: a new name, or that of a class, which is then merged
+        too.
 
     Raises
     ------
     LabelError
-        If a class is not known, or there are fewer than two.
+        If a class was never learned, or there are fewer than two.
     """
     if isinstance(names, str):
         given = {names}
@@ -121,7 +122,7 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
 
 
 def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
-    """Return the snapshot without whole classes; without the last one it is empty.
+    """Remove whole classes; without the last one the state is empty.
 
     Held-out rows of these classes are removed from the calibration too.
 
@@ -135,16 +136,14 @@ def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
         raise LabelError("names must name at least one class to forget, got none")
     require_known(gone, now.counts)
     left = {name: n for name, n in now.counts.items() if name not in gone}
-    forget = (
-        now.head.branch().forget_classes
-    )  # a head that cannot says so, also of its last class
+    forget = now.head.branch().forget_classes  # raises an error if unsupported
     change = Change.now("forget", sum(now.counts[name] for name in gone), gone)
     calibration = now.calibration.without_classes(gone)
     return _with_left(now, change, forget(gone) if left else None, left, calibration)
 
 
 def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
-    """Return the snapshot without samples, as if they had never been learned.
+    """Remove samples, as if they had never been learned.
 
     Their held-out rows are removed from the calibration. Remaining rows that were
     measured while the samples were learned stay as they are; the change says how many.
@@ -165,11 +164,10 @@ def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
         name, n = min(counts.items(), key=lambda entry: entry[1])
         if n < 0:
             raise UnlearnError(
-                f"no more samples of a class can be unlearned than were learned, got {-n} too many of {name!r}"
+                "no more samples of a class can be unlearned than were learned, "
+                f"got {-n} too many of {name!r}"
             )
-        with suppress(
-            NothingLeftError
-        ):  # the last ones; the head stays as it is, and is not used any more
+        with suppress(NothingLeftError):  # the last samples: the head is not used again
             head.unlearn(block.X, block.labels, sample_weight=block.weights)
         data.append(fingerprint(block.X, block.weights))
         calibration, found = calibration.without_samples(block.X, block.labels, counts)
@@ -190,7 +188,7 @@ def unlearned(now: Snapshot, blocks: Iterable[LabelledRows]) -> Snapshot:
     except NumericalError as error:
         raise UnlearnError(
             "samples to unlearn must have the labels that they were learned with: "
-            "without the given ones the statistics are those of no samples"
+            "removing these leaves statistics that no samples can have"
         ) from error
 
 
@@ -201,7 +199,7 @@ def _with_left(
     left: dict[str, int],
     calibration: Calibration,
 ) -> Snapshot:
-    """Return the snapshot after samples were removed; empty without the last one."""
+    """Return the state after samples were removed; empty without the last one."""
     if left:
         head = head.settle(cheap_only=True)
         calibration = calibration.applied(head)
@@ -214,7 +212,7 @@ def _with_left(
 def read_movable(
     data: Any, kind: str | None, options: DataOptions | None = None
 ) -> Samples:
-    """Return samples with labels, of two parts the training part, or those of data that have none."""
+    """Return samples, with labels if the data has them."""
     if isinstance(data, (str, os.PathLike)) and os.path.splitext(data)[1].lower() in (
         ".txt",
         ".npy",
@@ -224,24 +222,24 @@ def read_movable(
 
 
 def moving(now: Snapshot, source: Any, target: Any) -> tuple[str, str]:
-    """Return the classes that samples are moved from and to, or raise an error before anything is read."""
-    _ = now.head.unlearn  # raises where the method cannot
+    """Return the names of both classes, or raise an error if they are not valid."""
+    _ = now.head.unlearn  # raises an error if unsupported
     names = str(source), _class_name(target)
     require_known(names[:1], now.counts)
     if names[0] == names[1]:
         raise LabelError(
-            f"Samples of {names[0]!r} are to move to the same class; name another."
+            f"Samples of {names[0]!r} cannot move to the same class; name another."
         )
     return names
 
 
 def samples_to_move(samples: Samples, source: str) -> Samples:
-    """Return the samples that a relabelling moves: of labelled data those of the class, of others all.
+    """Return the samples to move: those of the class, or all if there are no labels.
 
     Raises
     ------
     LabelError
-        If labelled data have none of the class.
+        If no sample has this label.
     """
     if samples.labels is None:
         return samples
@@ -249,27 +247,28 @@ def samples_to_move(samples: Samples, source: str) -> Samples:
     if not len(rows):
         there = ", ".join(map(repr, np.unique(samples.labels).tolist()[:5]))
         raise LabelError(
-            f"No sample in the data is labelled {source!r}; labels there are {there}. Data without labels move whole."
+            f"No sample in the data is labelled {source!r}; labels there are {there}. "
+            "Without labels, all samples are moved."
         )
     return samples.take(rows)
 
 
 def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snapshot:
-    """Return what is known with rows of one class moved to another, as if they had been learned so.
+    """Move rows from one class to another, as if they had been learned so.
 
     Parameters
     ----------
     now : Snapshot
-        What is known.
+        The current state.
     X : ndarray of shape (n, d)
         Features of the samples.
     source, target : str
-        The class they were learned as, and the one they are of; that may be new.
+        The class they were learned as, and the class to move them to, which may be new.
 
     Raises
     ------
     UnlearnError
-        If they were not learned as the first.
+        If they were not learned as `source`.
     """
     left = now.counts[source] - len(X)
     if not left and len(now.counts) == 1:
@@ -299,22 +298,23 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
     return now.after(change, head=head, counts=counts, calibration=calibration)
 
 
-# -- two models become one -------------------------------------------------------------
+# -- merging two models --
 
 
 def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
-    """Return what both know; what they have from a common base counts once.
+    """Add two states; what both have from a common base counts once.
 
     Raises
     ------
     MergeError
-        If they do not go together, or samples would be counted twice.
+        If backbones or label types differ, or samples would be counted twice.
     """
     for other in (theirs, *([] if base is None else [base])):
         different = backbone_differences(mine.spec, other.spec)
         if different:
             raise MergeError(
-                f"learners to merge must have one backbone, got two: {'; '.join(different)}"
+                "learners to merge must have one backbone, got two: "
+                f"{'; '.join(different)}"
             )
         if mine.counts and other.counts and mine.label_kind != other.label_kind:
             kinds = f"{mine.label_kind} and {other.label_kind}"
@@ -343,7 +343,7 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
 
 
 def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list[str]:
-    """Return how two backbones differ; where their weights were found plays no part."""
+    """Return how two backbones differ; the location of the weights does not count."""
     if a is None or b is None:
         names = ["none" if spec is None else spec.name for spec in (a, b)]
         if a is b:
@@ -359,13 +359,14 @@ def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list
 
 
 def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> None:
-    """Refuse what would be counted twice, as far as fingerprints of whole batches tell."""
+    """Raise :class:`MergeError` if fingerprints show that batches would count twice."""
     shared = learned_data(mine.history) & learned_data(theirs.history)
     if base is None:
         if shared:
             raise MergeError(
-                f"Both models have learned the same data ({len(shared)} of their batches), which would count twice. If "
-                "both are copies of one model, name that as the base; else let one begin with spawn."
+                f"Both models have learned the same data ({len(shared)} of their "
+                "batches), which would count twice. If both are copies of one model, "
+                "name that as the base; otherwise start one of them with spawn."
             )
         return
     # Numbers and notes may differ between files.
@@ -377,18 +378,21 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
             for change in side.history[: len(began)]
         ] != began:
             raise MergeError(
-                f"base must be what both learners began as, but {name} has another history"
+                "base must be the model that both learners were copied from, but "
+                f"{name} has another history"
             )
         edits = sorted(
             {change.what for change in since} - {"update", "merge", "unlabelled"}
         )
         if edits:
             raise MergeError(
-                f"learners may only have learned or merged since their base, but {name} has {', '.join(edits)} in its "
-                f"history; undo that first (rollback) and do it after the merge"
+                "learners may only have learned or merged since their base, but "
+                f"{name} has {', '.join(edits)} in its history; undo that first "
+                "(rollback) and do it after the merge"
             )
     twice = shared - learned_data(base.history)
     if twice:
         raise MergeError(
-            f"learners must have learned different data since their base, but {len(twice)} are in both"
+            "learners must have learned different data since their base, but "
+            f"{len(twice)} are in both"
         )

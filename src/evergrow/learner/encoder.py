@@ -1,4 +1,4 @@
-"""From samples to feature vectors: which backbone, when it is loaded, and what may go through it."""
+"""Choose, load and apply the backbone of a learner."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ _LOG = logging.getLogger("evergrow")
 
 @dataclass(eq=False)
 class Encoder:
-    """A backbone that is looked for, loaded and checked only once something has to go through it.
+    """Encodes samples; the backbone is chosen, loaded and checked on first use.
 
     Parameters
     ----------
     wanted : "auto", str, Backbone, torch.nn.Module or None
-        What was asked for; None means that samples are features.
+        The requested backbone; None means that samples are feature vectors.
     weights, preset, device
         For :func:`evergrow.features.create_backbone`.
     recipe : str or sequence of str
-        What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that
+        Recipe of the feature vectors; ``"auto"`` keeps the recipe of a backbone that
         has one.
     automatic : str
-        What ``"auto"`` stands for elsewhere.
+        The recipe for ``"auto"`` if the backbone has none.
     config : EncodeConfig
-        How samples are encoded.
+        Settings of the extraction.
     chosen : bool
-        Whether the backbone is chosen, or it is clear that there is none.
+        Whether the backbone is chosen (there may be none).
     spec : BackboneSpec or None
-        What computes the features, once that is chosen; it need not be loaded.
+        Description of the chosen backbone, loaded or not.
     adaptation : Adaptation or None
-        What the backbone was adapted with.
+        Adaptation of the backbone.
     reason : str
-        Why the backbone was chosen, where that was automatic.
+        Why the backbone was chosen, if it was chosen automatically.
     own_widths : tuple of int
-        Columns of each block of features that come without a backbone.
+        Columns of each feature block, if there is no backbone.
     """
 
     wanted: Any
@@ -75,7 +75,7 @@ class Encoder:
     _backbone: Backbone | None = None
 
     def begun(self, samples: Samples) -> Encoder:
-        """Return an encoder for a model that begins with these samples: its backbone is chosen."""
+        """Return an encoder whose backbone is chosen for these samples."""
         encoder = replace(self, chosen=True)
         named = self.wanted is not None and (
             not isinstance(self.wanted, str) or self.wanted != "auto"
@@ -86,9 +86,8 @@ class Encoder:
                 encoder.automatic = samples.origin.get("recipe", {}).get(
                     "blocks", FINAL
                 )
-                encoder._create(
-                    self.wanted, self.weights, None
-                )  # its description belongs to the model
+                # The model file describes the backbone that computed the features.
+                encoder._create(self.wanted, self.weights, None)
         elif self.wanted is None:
             raise InputError(
                 f"data must be feature vectors, since no backbone is given, got "
@@ -125,7 +124,7 @@ class Encoder:
             )
         self._backbone = made
         self.spec = made.spec
-        if "tuner" in made.spec.options:  # it was adapted before it came here
+        if "tuner" in made.spec.options:  # the backbone was adapted before
             from evergrow.adapt.fsa import adaptation_of
 
             self.adaptation = adaptation_of(made)
@@ -133,16 +132,16 @@ class Encoder:
     def adapted(
         self, samples: Samples, config: FsaConfig, *, seed: int
     ) -> tuple[Encoder, Samples]:
-        """Return an encoder whose backbone has a tuner that was trained on labelled images, and those that can be read.
+        """Train a tuner of the backbone; return the encoder and the readable images.
 
         Parameters
         ----------
         samples : Samples
             The first task.
         config : FsaConfig
-            What is trained, and how.
+            Settings of the training.
         seed : int
-            Of the training.
+            Seed of the training.
         """
         from evergrow.adapt.fsa import adapt
 
@@ -172,14 +171,14 @@ class Encoder:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Columns of each block of a feature vector; a single one, or none, where it is to be taken as it is."""
+        """Columns of each feature block; at most one entry for a single block."""
         if self.spec is None:
             return self.own_widths
         return self.spec.blocks.widths
 
     @property
     def kind(self) -> str | None:
-        """``"image"``, ``"text"``, ``"features"``, or None while that is open."""
+        """``"image"``, ``"text"``, ``"features"``, or None if not known yet."""
         if self.spec is not None:
             return self.spec.kind
         if self.chosen or self.wanted is None:
@@ -195,15 +194,14 @@ class Encoder:
         return None
 
     def encode(self, samples: Samples, *, on_error: OnError | None = None) -> Features:
-        """Return the features of samples; those that are features already are only checked.
+        """Return the features of samples; feature vectors are only checked.
 
         Parameters
         ----------
         samples : Samples
-            What to encode.
+            Samples to encode.
         on_error : {"raise", "skip"}, optional
-            What to do about images that cannot be read, instead of what the settings
-            say.
+            How to handle unreadable images; overrides the settings.
         """
         from evergrow.features.encoding import Features, encode
 
@@ -217,48 +215,45 @@ class Encoder:
             raise InputError(f"The model takes {wanted}; these are {samples.kind}s.")
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
-        assert samples.items is not None  # what is no feature vector is an item
+        assert samples.items is not None
         config = self.config
-        if (
-            config.cache is None and not samples.lasting
-        ):  # what lies in memory is kept only where a cache is named
-            config = config.changed(cache=False)
+        if config.cache is None and not samples.lasting:
+            config = config.changed(cache=False)  # samples in memory are not cached
         if on_error not in (None, config.on_error):
             config = config.changed(on_error=on_error)
-        backbone = self._backbone
-        if backbone is None:  # it is loaded only if the cache does not have everything
+        backbone: Backbone | LazyBackbone | None = self._backbone
+        if backbone is None:  # it is loaded only if the cache lacks features
             assert spec is not None
-            return encode(
-                LazyBackbone(spec, self.backbone, resolve_device(self.device)),
-                samples.items,
-                config=config,
-            )
+            device = resolve_device(self.device)
+            backbone = LazyBackbone(spec, self.backbone, device)
         return encode(backbone, samples.items, config=config)
 
     def _check_origin(self, samples: Samples) -> None:
-        """Refuse features that say of themselves that another backbone, or another recipe, computed them."""
+        """Raise :class:`InputError` for features of another backbone or recipe."""
         if samples.widths and samples.widths != self.widths:
             mine, yours = (
                 " + ".join(map(str, widths)) or "one block"
                 for widths in (self.widths, samples.widths)
             )
             raise InputError(
-                f"features must have the blocks that the model was made with, {mine}, got {yours}"
+                "features must have the blocks that the model was made with, "
+                f"{mine}, got {yours}"
             )
         theirs = samples.origin.get("weights_hash")
         if self.spec is not None and theirs and theirs != self.spec.weights_hash:
             raise InputError(
-                f"features must come from the backbone of the model, {self.spec.name} (hash {self.spec.weights_hash}), "
-                f"got features of {samples.origin.get('name')} (hash {theirs})"
+                f"features must come from the backbone of the model, {self.spec.name} "
+                f"(hash {self.spec.weights_hash}), got features of "
+                f"{samples.origin.get('name')} (hash {theirs})"
             )
 
     def backbone(self) -> Backbone:
-        """Return the backbone, loading it if need be.
+        """Return the backbone, loading it if needed.
 
         Raises
         ------
         WeightsError
-            If its weights are missing or no longer the same.
+            If its weights are missing or have changed.
         """
         given = self.wanted
         spec = self.spec
@@ -277,15 +272,16 @@ class Encoder:
         adapted = adapted_from(_adaptable(self._load(learned.base)), learned)
         if adapted.spec.weights_hash != spec.weights_hash:
             raise WeightsError(
-                f"tuner of {spec.name} must be the one that the model was made with (hash {spec.weights_hash}), got "
-                f"another (hash {adapted.spec.weights_hash})"
+                f"tuner of {spec.name} must be the one that the model was made with "
+                f"(hash {spec.weights_hash}), got another "
+                f"(hash {adapted.spec.weights_hash})"
             )
         adapted.spec = spec
         self._backbone = adapted
         return adapted
 
     def _load(self, spec: BackboneSpec) -> Backbone:
-        """Return the backbone of a description, as it was before any tuner was put on it."""
+        """Return the backbone of a description, without any tuner."""
         from evergrow.features.catalog import backbone_from_spec
 
         given = self.wanted
@@ -301,23 +297,25 @@ class Encoder:
                 weights = self.weights
             return backbone_from_spec(spec, weights=weights, device=self.device)
         raise WeightsError(
-            f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), got {name}"
+            f"backbone must be the one that the model was made with, {spec.name} "
+            f"(hash {spec.weights_hash}), got {name}"
         )
 
 
 def _adaptable(backbone: Backbone) -> ImageBackbone:
-    """Return a backbone that a tuner can sit on, or raise :class:`ParameterError`."""
+    """Return an image backbone, or raise :class:`ParameterError`."""
     from evergrow.features import ImageBackbone
 
     if not isinstance(backbone, ImageBackbone):
         raise ParameterError(
-            f"backbone must be a network for images to be adapted, got {type(backbone).__name__}"
+            "backbone must be a network for images to be adapted, "
+            f"got {type(backbone).__name__}"
         )
     return backbone
 
 
 def check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
-    """Raise :class:`InputError` for a class of which no sample could be read."""
+    """Raise :class:`InputError` if no sample of a class could be read."""
     lost = sorted(set(wanted) - set(kept))
     if lost:
         raise InputError(
@@ -326,7 +324,7 @@ def check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
 
 
 def encode_config(settings: Any, cache: Any) -> EncodeConfig:
-    """Return how samples are encoded, from the arguments of a learner."""
+    """Return the extraction settings from the arguments of a learner."""
     from evergrow.features.encoding import EncodeConfig
 
     given = {} if cache is None else {"cache": cache}
@@ -334,7 +332,8 @@ def encode_config(settings: Any, cache: Any) -> EncodeConfig:
         return settings.changed(**given)
     if settings is not None and not isinstance(settings, dict):
         raise ParameterError(
-            f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}"
+            "extract must be an EncodeConfig, a dict or None, "
+            f"got {type(settings).__name__}"
         )
     return from_mapping(
         EncodeConfig, {**(settings or {}), **given}, "setting of an encoding"

@@ -1,16 +1,15 @@
-"""The history of a model: earlier states, which share what they have in common, and a log of rollbacks.
+"""The history of a model: earlier states, and a log of rollbacks.
 
-The folder ``model.evg.history`` lies beside the model. ``<number>.json`` is a state: it
-lists the pieces that its file consists of. A piece is a tensor, a part of a large one,
-or what lies between two; its file ``<hash>.piece`` is named after its content, so that
-states with the same tensor share it. ``log.json`` records what was rolled back and
-redone. The model itself is not in its history: whoever replaces it puts it there first.
+The folder ``model.evg.history`` lies beside the model. ``<number>.json`` is a state:
+the list of pieces of its model file. A piece is a tensor, a part of a large tensor, or
+the bytes between two tensors. Its file ``<hash>.piece`` is named after its content, so
+that states with equal tensors share it. ``log.json`` records rollbacks and redos. The
+current model is not in its history; it is added before it is replaced.
 
-Pieces are written before the state that lists them, and states are removed before their
-pieces, so that a crash leaves at most pieces that nobody lists; the next writer removes
-them. Nothing in the folder is believed: a state is put in the model's place only if
-every piece has its hash and the whole has the checksum that the model, or the log,
-knows of it.
+Pieces are written before the state that lists them, and removed after it. A crash
+leaves at most unlisted pieces, which the next writer removes. The folder is not
+trusted: a state is restored only if each piece has its hash and the whole has the
+checksum stored in the model or in the log.
 """
 
 from __future__ import annotations
@@ -47,31 +46,29 @@ from evergrow.core.record import (
 from evergrow.learner.snapshot import Ancestor, Change, Lineage, check_history
 
 KEEP = 10
-"""Earlier states kept, unless another number is asked for."""
+"""Default number of earlier states to keep."""
 
 TIMES = 5
 ROOM = 20_000_000
-"""A model and its history take at most so many times the model, and so many bytes, unless another size is asked for."""
+"""Default size limit of model and history: TIMES times the model plus ROOM bytes."""
 
-# Of a revision's number: no model gets beyond it, and a foreign file must not push the
-# count there
-_DIGITS = 9
-_PIECE = 4 * 2**20  # bytes of a piece at most: a larger file is none, and is not read
+_DIGITS = 9  # longest revision number accepted from a file name
+_PIECE = 4 * 2**20  # maximum bytes of a piece; larger files are not read
 _SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
-_LONGEST_LIST = 8 * 2**20  # bytes: the pieces of a model of hundreds of gigabytes
-# How much more than its pieces a state may have that lists some of them many times
+_LONGEST_LIST = 8 * 2**20  # bytes; enough for a model of hundreds of gigabytes
+# A state that lists pieces repeatedly may have at most _RATIO times their bytes plus
+# _SLACK.
 _RATIO = 100
 _SLACK = 64 * 2**20
-_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(
-    os, "O_NONBLOCK", 0
-)  # should it become a link or a pipe meanwhile
+# The file may be replaced by a link or a pipe before it is opened.
+_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def default_room(*sizes: int) -> int:
-    """Return the bytes that a history may take beside a model, by the sizes that the model had and has.
+    """Return the default maximum size of a history, given model sizes before and after.
 
-    The larger counts, so that a change that makes a model small can be undone.
+    The larger size counts, so that a change that shrinks a model can be undone.
 
     Examples
     --------
@@ -84,14 +81,14 @@ def default_room(*sizes: int) -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """What a model file says of itself, read without its numbers.
+    """The metadata of a model file, read without its tensors.
 
     Parameters
     ----------
     lineage : Lineage
-        The revisions that led to it.
+        Its revisions.
     history : tuple of Change
-        Changes that led to it.
+        Its changes.
     digest : str
         Checksum of its contents.
     """
@@ -107,11 +104,11 @@ class Header:
 
     @property
     def is_saved_by_hand(self) -> bool:
-        """Whether changes were made since it was a revision, so that its history lies elsewhere."""
+        """Whether `save` wrote it after its last commit; its history lies elsewhere."""
         return self.lineage.number < self.revision
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where changes and revisions do not go together."""
+        """Raise :class:`FileFormatError` unless changes and revisions agree."""
         check_history(self.history, self.lineage)
 
     @classmethod
@@ -126,9 +123,9 @@ class Header:
 
     @classmethod
     def of(cls, archive: Archive, path: Path) -> Self:
-        """Return what an archive says of itself, or raise :class:`FileFormatError`."""
+        """Return the header of an archive, or raise :class:`FileFormatError`."""
         if archive.kind != "learner":
-            raise FileFormatError(f"{path} is no model; it holds {archive.kind!r}.")
+            raise FileFormatError(f"{path} is not a model; it holds {archive.kind!r}.")
         return dataclasses.replace(
             from_values(cls, archive.meta, str(path)), digest=archive.digest
         )
@@ -136,17 +133,18 @@ class Header:
 
 @dataclass(frozen=True)
 class Undone:
-    """A rollback or a redo, as the log holds it.
+    """A rollback or redo in the log.
 
     Parameters
     ----------
     change : Change
-        The record for people.
+        The record shown by :func:`~evergrow.learner.modelfile.history`.
     before, after : str
-        Checksums of the model before and after. The entry is written first; as long as
-        the model is still what it was before the latest entry, that did not happen.
+        Checksums of the model before and after. The entry is written first: if the
+        model still has the checksum ``before`` of the latest entry, a crash prevented
+        it.
     undone : tuple of Change
-        What a rollback took back: the model's own file tells of it no more.
+        The undone changes; the restored model does not list them.
     """
 
     change: Change
@@ -163,14 +161,14 @@ class _Log:
 @record("revision")
 @dataclass(frozen=True)
 class State:
-    """An earlier state of a model, as its list of pieces.
+    """An earlier state of a model: the list of its pieces.
 
     Parameters
     ----------
     digest : str
         Checksum of the model.
     hashes, sizes : tuple of str, tuple of int
-        Hash and bytes of every piece of its file, in their order.
+        Hash and size of each piece, in order.
     """
 
     digest: str
@@ -178,14 +176,14 @@ class State:
     sizes: tuple[Annotated[int, Between(1, _PIECE)], ...]
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` for lists that cannot be, or that unpack to far more than their pieces."""
+        """Raise :class:`FileFormatError` for an invalid or too repetitive list."""
         require(
             len(self.hashes) == len(self.sizes),
-            "it has other numbers of hashes and sizes",
+            "its numbers of hashes and sizes differ",
         )
         require(
             all(map(_HASH.fullmatch, self.hashes)),
-            "its pieces are named by something else than hashes",
+            "the names of its pieces are not hashes",
         )
         require(
             sum(self.sizes) <= _RATIO * weight([self]) + _SLACK,
@@ -204,14 +202,11 @@ class State:
 
 
 def weight(states: Iterable[State]) -> int:
-    """Return the bytes of all pieces of states; those that they share count once."""
-    return sum(
-        dict(
-            pair
-            for state in states
-            for pair in zip(state.hashes, state.sizes, strict=True)
-        ).values()
-    )
+    """Return the total bytes of all pieces of states; shared pieces count once."""
+    sizes: dict[str, int] = {}
+    for state in states:
+        sizes.update(zip(state.hashes, state.sizes, strict=True))
+    return sum(sizes.values())
 
 
 def _hash(body: bytes | memoryview) -> str:
@@ -219,11 +214,10 @@ def _hash(body: bytes | memoryview) -> str:
 
 
 def _cut(data: bytes) -> list[int]:
-    """Return the sizes of the pieces of a model file, by the published layout of safetensors."""
+    """Return the sizes of the pieces of a model file in the safetensors format."""
     large: list[int] = []
-    with suppress(
-        ValueError, KeyError, TypeError, AttributeError, struct.error
-    ):  # a damaged model is kept as it is
+    # A damaged model is stored too.
+    with suppress(ValueError, KeyError, TypeError, AttributeError, struct.error):
         (length,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + length])
         tensors = [
@@ -246,12 +240,12 @@ def _cut(data: bytes) -> list[int]:
 
 
 def _contents(path: Path, largest: int) -> bytes:
-    """Return the bytes of an ordinary file; a link, a device or a larger file is refused unread."""
+    """Read a regular file; links, devices and larger files raise an error."""
     try:
         status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
             raise FileFormatError(
-                f"{path} must be an ordinary file of at most {largest} bytes, got another"
+                f"{path} must be a regular file of at most {largest} bytes"
             )
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | _UNFOLLOWED)
@@ -259,18 +253,18 @@ def _contents(path: Path, largest: int) -> bytes:
             return file.read(largest)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path} is missing") from error
-    except OSError as error:  # it may be whole, and somebody else's
+    except OSError as error:  # for example without permission
         raise PathError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _unlink(path: Path) -> None:
-    """Remove a file or a link; what is a folder is none of ours."""
+    """Remove a file or a link, but no folder."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
 
 
 class History:
-    """The folder beside a model file; to be changed only while the model is held.
+    """The history folder of a model; change it only while the model is locked.
 
     Parameters
     ----------
@@ -284,7 +278,7 @@ class History:
         self._log = self.folder / "log.json"
 
     def file(self, number: int) -> Path:
-        """Return the file that lists the pieces of a revision, whether or not it is kept."""
+        """Return the path of the state of a revision, kept or not."""
         return self.folder / f"{number}.json"
 
     def piece(self, name: str) -> Path:
@@ -292,7 +286,7 @@ class History:
         return self.folder / f"{name}.piece"
 
     def numbers(self) -> list[int]:
-        """Return the revisions that are kept, ascending."""
+        """Return the kept revisions, ascending."""
         if not self.folder.is_dir():
             return []
         stems = (file.stem for file in self.folder.glob("*.json"))
@@ -303,7 +297,7 @@ class History:
         )
 
     def secure(self) -> None:
-        """See that there is a folder, which is the model's owner's, and close it to all who may not read the model."""
+        """Create the folder; only users who may read the model may read it."""
         if self.folder.is_symlink():
             raise PathError(
                 f"{self.folder} must be a folder beside the model, but it is a link"
@@ -316,24 +310,23 @@ class History:
             files.take_owner(self.folder, self.model)
         mode = self.model.stat().st_mode
         for place in (self.folder, *self.folder.iterdir()):
-            with suppress(
-                FileNotFoundError, PermissionError
-            ):  # gone, or somebody else's
+            # A file may be gone, or belong to another user.
+            with suppress(FileNotFoundError, PermissionError):
                 if not place.is_symlink() and (
                     place.is_dir() or place.stat().st_nlink == 1
                 ):
                     files.restrict(place, mode)
 
     def tidy(self) -> None:
-        """Remove what killed writers left: files half-written, and pieces of no state."""
+        """Remove partial files of killed writers, and unlisted pieces."""
         files.remove_leftovers(self.folder)
         self.remove([])
 
     def position(self, current: Header) -> Lineage:
-        """Return the place of the model as it is now in its history."""
+        """Return the lineage of the current model, with a revision number."""
         number = current.revision
         taken = self.numbers()
-        if number == 0 or number in taken:  # what a state says of itself is not enough
+        if number == 0 or number in taken:  # compare contents, not only checksums
             state = State.of(self.model.read_bytes(), current.digest)
             if number == 0 or self._state(number) != state:
                 number = next(
@@ -345,7 +338,7 @@ class History:
         return dataclasses.replace(current.lineage, number=number)
 
     def adopt(self, current: Header) -> None:
-        """See that the model as it is now is in the history."""
+        """Add the current model to the history, unless it is there."""
         number = self.position(current).number
         data = self.model.read_bytes()
         state = State.of(data, current.digest)
@@ -356,7 +349,7 @@ class History:
             write_document(self.file(number), state, like=self.model)
 
     def _put(self, name: str, body: bytes) -> None:
-        """Write a piece, unless it is there and whole."""
+        """Write a piece, unless it is there and intact."""
         path = self.piece(name)
         with suppress(FileFormatError):
             if _contents(path, len(body)) == body:
@@ -367,7 +360,7 @@ class History:
             temporary.write_bytes(body)
 
     def _state(self, number: int) -> State | None:
-        """Return a state that is kept, or None where its list is damaged; a newer one is refused."""
+        """Return a kept state; None if its list is damaged."""
         try:
             return self._listed(number)
         except NewerSchemaError:
@@ -382,22 +375,22 @@ class History:
         )
 
     def kept(self, current: Header) -> list[Ancestor]:
-        """Return the revisions before the model for which there is something where they should lie."""
+        """Return the ancestors of the current model that have a state file."""
         if current.is_saved_by_hand:
-            ancestors = ()
-        else:
-            ancestors = current.lineage.ancestors
+            return []
         return [
-            entry for entry in ancestors if os.path.lexists(self.file(entry.revision))
+            entry
+            for entry in current.lineage.ancestors
+            if os.path.lexists(self.file(entry.revision))
         ]
 
     def verified(self, number: int, digest: str) -> tuple[Archive, bytes]:
-        """Read a revision and its file, and make sure that it is whole and has the checksum that is known of it.
+        """Read a revision and verify its pieces and its checksum.
 
         Raises
         ------
         FileFormatError
-            If it is damaged, was altered, or was put there by somebody else.
+            If it is damaged, was altered, or belongs to another model.
         """
         state = self._listed(number)
         pieces = [
@@ -413,27 +406,32 @@ class History:
         archive = read_archive(self.file(number), data=body)
         if archive.digest != digest:
             raise FileFormatError(
-                f"{self.file(number)} must be a revision of {self.model.name}, but it is another model or was altered; "
-                "nothing was changed"
+                f"{self.file(number)} must be a revision of {self.model.name}, but it "
+                "is another model or was altered; nothing was changed"
             )
         return archive, body
 
     def restore(self, number: int, body: bytes, entry: Undone) -> None:
-        """Put a revision that was verified in the model's place; the log has it first, and the history the model."""
+        """Replace the model by a verified revision; the history keeps the model."""
         self.adopt(Header.read(self.model))
         self.log(entry.before, entry)
         publish(body, self.model)
         self.remove([number])
 
     def prune(self, lineage: Lineage, keep: int, room: int) -> list[int]:
-        """Remove the revisions beyond a number or a size, first those that were undone, then the oldest; return them.
+        """Remove revisions beyond a number or size: undone ones first, then the oldest.
 
         Parameters
         ----------
         lineage : Lineage
-            That of the model.
+            Lineage of the model.
         keep, room : int
-            Revisions, and bytes of all their pieces, that may stay.
+            Maximum number of revisions, and of bytes of all their pieces.
+
+        Returns
+        -------
+        list of int
+            The removed revisions.
         """
         kept = self.numbers()
         trail = {entry.revision for entry in lineage.ancestors}
@@ -452,7 +450,7 @@ class History:
         return sorted(order[:first])
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Remove revisions, and all pieces that no other one has."""
+        """Remove revisions, and all pieces that no other revision has."""
         for number in numbers:
             _unlink(self.file(number))
         states = [self._state(number) for number in self.numbers()]
@@ -462,13 +460,12 @@ class History:
                 _unlink(piece)
 
     def redoable(self, digest: str) -> list[Undone]:
-        """Return the rollbacks that can be taken back one after the other, the next one first.
+        """Return the rollbacks that can be undone, in that order.
 
         Parameters
         ----------
         digest : str
-            Checksum of the model as it is now. Where it learned something else since,
-            nothing can be taken back.
+            Checksum of the current model. If it learned since, nothing can be undone.
         """
         stack: list[Undone] = []
         for entry in self.undone(digest):
@@ -483,7 +480,7 @@ class History:
         return chain
 
     def find(self, digest: str) -> int | None:
-        """Return the revision that has a checksum, by what it says of itself; None where it is not kept."""
+        """Return the kept revision with this checksum (not verified), or None."""
         states = ((number, self._state(number)) for number in reversed(self.numbers()))
         return next(
             (
@@ -500,8 +497,8 @@ class History:
         Parameters
         ----------
         digest : str
-            Checksum of the model as it is now, to leave out a rollback that a crash cut
-            short.
+            Checksum of the current model, to leave out a rollback that a crash
+            prevented.
         """
         try:
             if self._log.is_symlink():
@@ -513,13 +510,14 @@ class History:
             return []
         except (OSError, ValueError, RecursionError) as error:
             raise FileFormatError(
-                f"{self._log} must be a list of rollbacks, got a damaged one: {error}; the model is as it was, and can "
-                "be used again once that file is mended or moved away"
+                f"{self._log} must be a list of rollbacks, got a damaged one: {error}; "
+                "the model is as it was, and can be used again once that file is "
+                "mended or moved away"
             ) from error
         return list(found[:-1] if found and found[-1].before == digest else found)
 
     def log(self, digest: str, *entries: Undone) -> None:
-        """Add entries to the log, and leave out one that a crash cut short; the checksum is that of the model now."""
+        """Add entries to the log, and drop an entry that a crash prevented."""
         known = self.undone()
         happened = self.undone(digest)
         if not entries and happened == known:
@@ -531,6 +529,6 @@ class History:
 
 
 def publish(body: bytes, model: Path) -> None:
-    """Put the file of a revision in the model's place in one step."""
+    """Replace the model file in one step."""
     with files.atomic_path(model) as temporary:
         temporary.write_bytes(body)

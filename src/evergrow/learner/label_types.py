@@ -1,9 +1,9 @@
-"""Labels as they came: a model keeps classes under names, and answers in the kind that was learned.
+"""Label types: models store class names and predict labels of the learned type.
 
-A name is ``str`` of the label, so that a model file, the command line and exports know
-one kind of class only. The kind stands beside it: names themselves, integers or
-booleans. What is read from files has names, and fits a model of any kind that can read
-them.
+A class name is ``str(label)``, so that model files, the command line and exports only
+handle strings. The model also stores the type of its labels: strings ("name"),
+integers or booleans. Labels read from files are strings; a model of integers or
+booleans accepts them if they can be converted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ _TRUTHS = {"False": False, "True": True}
 
 
 def can_read(kind: str, name: str) -> bool:
-    """Return whether a name is that of a label of this kind.
+    """Return whether a class name can be converted to this label type.
 
     Examples
     --------
     >>> from evergrow.learner.label_types import can_read
-    >>> can_read("integer", "-3"), can_read("integer", "03"), can_read("boolean", "True"), can_read("name", "03")
-    (True, False, True, True)
+    >>> can_read("integer", "-3"), can_read("integer", "03")
+    (True, False)
+    >>> can_read("boolean", "True"), can_read("name", "03")
+    (True, True)
     """
     if kind == "name":
         return True
@@ -41,7 +43,7 @@ def can_read(kind: str, name: str) -> bool:
 
 
 def require_known(names: Iterable[str], known: Collection[str]) -> None:
-    """Raise :class:`LabelError` with the nearest names unless all are classes that were learned.
+    """Raise :class:`LabelError` unless all names are learned classes.
 
     Examples
     --------
@@ -59,13 +61,15 @@ def require_known(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:
-    """Return names as labels of a kind.
+    """Convert class names to labels of a type.
 
     Examples
     --------
     >>> from evergrow.learner.label_types import as_labels
-    >>> as_labels(["3", "10"], "integer").tolist(), as_labels(["False"], "boolean").tolist()
-    ([3, 10], [False])
+    >>> as_labels(["3", "10"], "integer").tolist()
+    [3, 10]
+    >>> as_labels(["False"], "boolean").tolist()
+    [False]
     """
     if kind == "integer":
         return np.array([int(name) for name in names], dtype=np.int64)
@@ -80,84 +84,92 @@ def common_kind(
     names: NDArray[np.str_],
     known: NDArray[np.str_],
 ) -> str:
-    """Return the kind of a model's labels after a batch, or raise :class:`LabelError` where they do not go together.
+    """Return the label type of a model after it learns a batch.
 
     Parameters
     ----------
     model : str or None
-        The kind so far; None for a model that has learned nothing.
+        Current label type; None if nothing was learned.
     batch : str or None
-        The kind of the batch; None for names that were read from a file.
+        Label type of the batch; None for strings read from a file.
     names, known : ndarray of str
-        Its labels, and the classes so far.
+        Labels of the batch, and the learned classes.
+
+    Raises
+    ------
+    LabelError
+        If the types differ and the labels cannot be converted.
 
     Warns
     -----
     DataWarning
-        Where numbers become new classes of a model of names, as they always did.
+        If integers become new classes of a model of strings.
     """
     if model is None:
         return batch or "name"
     if model == "name" and batch == "integer":
         new = np.setdiff1d(names, known).tolist()
         if new:
-            told = f"they are learned as names, the first as {new[0]!r}"
             warnings.warn(
-                f"labels are integers where the model has names: {told}",
+                "labels are integers but the model has names: they are learned as "
+                f"names, the first as {new[0]!r}",
                 DataWarning,
                 stacklevel=3,
             )
         return model
     readable = batch is None and all(can_read(model, name) for name in names.tolist())
     if batch != model and not readable:
-        if batch is not None:
-            strange = names[0]
-        else:
-            strange = next(name for name in names if not can_read(model, str(name)))
+        example = names[0]
+        if batch is None:
+            example = next(name for name in names if not can_read(model, str(name)))
         raise LabelError(
-            f"labels must be {model}s as before, got {batch or 'name'}s ({str(strange)!r})"
+            f"labels must be {model}s as before, got {batch or 'name'}s "
+            f"({str(example)!r})"
         )
     return model
 
 
-# -- warnings about classes ------------------------------------------------------------
+# -- warnings --
 
 
 def warn_alike(known: NDArray[np.str_], labels: NDArray[np.str_]) -> None:
-    """Warn of new classes that differ from known ones, or from each other, only in case or blanks."""
+    """Warn of new classes that differ from others only in case or blanks."""
     spelled = {name.casefold().strip(): name for name in known.tolist()}
     for name in np.setdiff1d(labels, known).tolist():
         other = spelled.setdefault(name.casefold().strip(), name)
         if other != name:
             warnings.warn(
-                f"class {name!r} is new but differs from {other!r} only in upper and lower case or blanks",
+                f"class {name!r} is new but differs from {other!r} only in upper and "
+                "lower case or blanks",
                 DataWarning,
                 stacklevel=3,
             )
 
 
 ENOUGH_SAMPLES = 10
-"""Samples from which on a class is recognised about as well as one with many."""
+"""With this many samples, a class is recognised about as well as with many."""
 
 
 def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the classes that are not to be trusted yet, the rarest first, with their counts.
+    """Return the classes with few samples and their counts, the rarest first.
 
-    They have fewer than ten samples, and fewer than a fifth of what a class has that is
-    not so poor.
+    These classes have fewer than ten samples, and fewer than a fifth of the median of
+    the other classes.
 
     Parameters
     ----------
     counts : mapping of str to int
-        Samples of each class.
+        Number of samples per class.
 
     Examples
     --------
     >>> from evergrow.learner.label_types import few_samples
     >>> few_samples({"ant": 100, "bee": 140, "cat": 9, "dog": 2})
     {'dog': 2, 'cat': 9}
-    >>> few_samples({"ant": 30, "bee": 30, "cat": 9, "dog": 2}), few_samples({"ant": 9, "bee": 1})
-    ({'dog': 2}, {})
+    >>> few_samples({"ant": 30, "bee": 30, "cat": 9, "dog": 2})
+    {'dog': 2}
+    >>> few_samples({"ant": 9, "bee": 1})
+    {}
     """
     usual = _usual(counts)
     few = {
@@ -169,26 +181,27 @@ def few_samples(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def warn_few(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Warn of classes that have few samples beside others after a change, unless all of them had before."""
+    """Warn if a change added a class to those with few samples."""
     few = few_samples(after)
     if few.keys() <= few_samples(before).keys():
         return
     usual = _usual(after)
-    named = [f"{name}: {count}" for name, count in list(few.items())[:5]] + ["..."] * (
-        len(few) > 5
-    )
+    named = [f"{name}: {count}" for name, count in list(few.items())[:5]]
+    if len(few) > 5:
+        named.append("...")
     have, they = ("has", "it is") if len(few) == 1 else ("have", "they are")
     bar = min(ENOUGH_SAMPLES, math.ceil(usual / 5))
     warnings.warn(
-        f"{len(few)} of {len(after)} classes {have} fewer than {bar} samples beside a median "
-        f"of {usual:g} ({', '.join(named)}): {they} recognised less surely; teach at least {ENOUGH_SAMPLES} of each",
+        f"{len(few)} of {len(after)} classes {have} fewer than {bar} samples beside a "
+        f"median of {usual:g} ({', '.join(named)}): {they} recognised less surely; "
+        f"teach at least {ENOUGH_SAMPLES} of each",
         FewSamplesWarning,
         stacklevel=3,
     )
 
 
 def _usual(counts: Mapping[str, int]) -> float:
-    """Return the median count of classes that have enough; 0 where none has."""
+    """Return the median count of classes with enough samples; 0 if there are none."""
     enough = [count for count in counts.values() if count >= ENOUGH_SAMPLES]
     if enough:
         return float(np.median(enough))

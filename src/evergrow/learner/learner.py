@@ -1,4 +1,4 @@
-"""`Learner`: backbone, classifier and novelty detection behind one scikit-learn interface."""
+"""`Learner`: a backbone and an incremental classifier with scikit-learn's interface."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ class Learner(Estimator):
         return state
 
     def _require_method(self, name: str) -> IncrementalClassifier:
-        """Return the head, or raise :class:`UnsupportedError` if it has no such method."""
+        """Return the head; raise :class:`UnsupportedError` if it lacks the method."""
         head = self.head_
         getattr(head, name)
         return head
@@ -970,7 +970,7 @@ class Learner(Estimator):
     def _apply(
         self, function: Callable[[NDArray[Any]], Any], items: Any
     ) -> NDArray[Any]:
-        """Apply a function to the features of items, one chunk of a stream at a time."""
+        """Apply a function to the features of items, chunk by chunk."""
         chunks = self._encode_items(items, on_error="raise")
         return np.concatenate([function(chunk.X) for chunk in chunks])
 
@@ -1292,7 +1292,7 @@ def encoder_of(learner: Learner) -> Encoder:
 
 
 def new_learner(settings: Learner, encoder: Encoder, state: Snapshot) -> Learner:
-    """Return a learner with the parameters of another one and this encoder and state."""
+    """Return a learner with the parameters of another one and this state."""
     learner = type(settings)(**settings.get_params())
     learner._source = settings._source
     return replace_model(learner, encoder, state)
@@ -1307,7 +1307,7 @@ def replace_model(learner: Learner, encoder: Encoder, state: Snapshot) -> Learne
 
 
 def _check_engine(engine: Any, **arguments: Any) -> None:
-    """Raise :class:`ParameterError` unless this is an engine and no argument is given."""
+    """Raise :class:`ParameterError` unless the arguments allow an engine."""
     if not hasattr(engine, "partial_fit"):
         raise ParameterError(
             "engine must be one of evergrow.engine, such as LocalEngine(), "

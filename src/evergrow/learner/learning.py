@@ -1,8 +1,8 @@
-"""The one loop that learns: blocks of labelled feature vectors, from chunks of data or from merged shards.
+"""The training loop: learn blocks of labelled feature vectors.
 
-The first block of all makes the layer of a head; every further one only adds to sums,
-so that data in one block and the same data in several teach the same, to rounding, once
-there is a layer. A change is complete before the model knows it.
+The first block of a model builds the layer of the head. Every further block only adds
+to sums, so that the result does not depend on how data is split into blocks, up to
+rounding. The state of the learner is replaced only after all blocks were learned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
 
 BLOCK = 20_000
-"""Feature vectors of a stream that are learned at once; so many are held at a time."""
+"""Number of feature vectors of a stream that are learned at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +33,13 @@ class LabelledRows:
     Parameters
     ----------
     X : ndarray of shape (n, d)
-        The vectors.
+        Feature vectors.
     labels : ndarray of str of shape (n,)
-        Their class names.
+        Class names.
     weights : ndarray of shape (n,) or None
-        What each counts for; None where each counts as one.
+        Weight per row; None if all are 1.
     label_kind : str or None
-        What the labels were before they became names; None for names out of a file.
+        Original label type; None for strings read from a file.
     """
 
     X: NDArray[np.floating]
@@ -51,7 +51,7 @@ class LabelledRows:
 def gathered(
     blocks: Iterable[LabelledRows], size: int = BLOCK
 ) -> Iterator[LabelledRows]:
-    """Yield small blocks as larger ones, of at least so many rows but for the last; empty ones are left out."""
+    """Join blocks until each, except the last, has at least `size` rows."""
     held: list[LabelledRows] = []
     for block in blocks:
         held.append(block)
@@ -68,7 +68,8 @@ def _concatenated(blocks: list[LabelledRows]) -> LabelledRows:
     kinds = {block.label_kind for block in blocks}
     if len(kinds) > 1:
         raise InputError(
-            f"labels must all be of one kind, got {' and '.join(sorted(map(str, kinds)))}"
+            "labels must all be of one kind, got "
+            f"{' and '.join(sorted(map(str, kinds)))}"
         )
     weights = None
     if any(block.weights is not None for block in blocks):
@@ -92,27 +93,27 @@ def learn(
     what: Event,
     known: frozenset[str] = frozenset(),
 ) -> Snapshot:
-    """Teach a head blocks of samples and return what the model knows then.
+    """Train a head on blocks of samples and return the new state.
 
     Parameters
     ----------
     base : Snapshot
-        What the model knew before.
+        The current state.
     head : IncrementalClassifier
-        A fresh head, or a branch of the model's; it is changed.
+        An untrained head, or a branch of the current one; changed in place.
     blocks : iterable of LabelledRows
-        What to learn.
+        Rows to learn.
     seed : int
-        Of the calibration.
+        Seed of the calibration.
     what : {"fit", "update"}
-        What the history calls it.
+        Kind of change in the history.
     known : frozenset of str
-        Fingerprints of what is not to be learned once more.
+        Fingerprints of batches that must not be learned again.
 
     Raises
     ------
     KnownSamplesError
-        If a block has one of these.
+        If a block has one of these fingerprints.
     """
     counts = base.counts
     calibration = base.calibration
@@ -126,15 +127,15 @@ def learn(
         data.append(fingerprint(block.X, block.weights))
         if data[-1] in known:
             raise KnownSamplesError(
-                f"samples must be new, but these {len(block.labels)} were learned before and would count twice: "
-                "again=True learns them once more"
+                f"samples must be new, but these {len(block.labels)} were learned "
+                "before and would count twice: again=True learns them once more"
             )
         first = base.is_empty and not samples
         if not first:
             calibration = before_new_classes(calibration, head, block, counts, seed)
         if first and block.weights is None:
             head.fit(block.X, block.labels)
-        else:  # it fails whole, and nothing after it can fail
+        else:
             head.partial_fit(block.X, block.labels, sample_weight=block.weights)
         head.settle(cheap_only=not first)
         counts = counted(counts, block.labels)
@@ -160,7 +161,7 @@ def learned(
     counts: dict[str, int],
     **values: Any,
 ) -> Snapshot:
-    """Return what a model knows after it learned samples; its record of the change names the new classes."""
+    """Return the state after samples were learned, with a record of the change."""
     warn_few(base.counts, counts)
     change = Change.now(
         what, samples, sorted(set(counts) - set(base.counts)), data=tuple(data)

@@ -1,15 +1,14 @@
-"""A model in a file that many changes go through: each is whole or not there, one at a time, and can be undone.
+"""Model files: atomic commits with a history, rollback and redo.
 
-``model.evg`` is always a complete model. Beside it ``model.evg.history`` holds the
-states before it (:mod:`evergrow.learner.history`). The model as it is goes into the
-history first; then the next one takes its place in one step, so that a crash at any
-moment leaves the old model or the new one. Partial files that a killed process left are
-removed by the next one that changes the model.
+``model.evg`` is always a complete model. The folder ``model.evg.history`` beside it
+holds earlier states (:mod:`evergrow.learner.history`). A commit copies the current
+model into the history and then replaces the model file in one step. A crash at any
+moment leaves either the old model or the new one. The next writer removes partial files
+of killed processes.
 
-Each model names the revisions before it with their checksums; nothing else in the
-history is ever put in its place. A link to a model stays a link: model, history and
-lock are those of the file that it leads to. The history is open to nobody who may not
-read the model.
+Each model stores the checksums of the revisions before it. A rollback restores only
+files with these checksums. A symbolic link to a model stays a link: model, history and
+lock are those of its target. Only users who may read the model may read its history.
 """
 
 from __future__ import annotations
@@ -33,23 +32,24 @@ from evergrow.core.files import existing_model
 from evergrow.core.validation import check_number
 from evergrow.learner.history import KEEP, Header, History, Undone, default_room
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import Ancestor, Change, Lineage
+from evergrow.learner.snapshot import Ancestor, Change, Lineage, Snapshot
 
-_held: dict[Path, int] = {}  # models that are being changed here, and by which thread
+_locked: dict[Path, int] = {}
+"""Models locked by this process, and the thread that locked each."""
 
 
 class ModelWriteError(EvergrowError, OSError):
-    """A model could not be written; what was there before still is."""
+    """A model could not be written; the file is unchanged."""
 
 
 class Committed(int):
-    """The revision that a change made; ``dropped`` lists the earlier ones that fell out of the history for it."""
+    """The new revision; ``dropped`` lists revisions removed from the history."""
 
     dropped: tuple[int, ...] = ()
 
 
 def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
-    """Load a model; whoever changes it later is checked against what it is now.
+    """Load a model; :func:`commit` later checks that the file has not changed since.
 
     Parameters
     ----------
@@ -63,14 +63,12 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
     ModelNotFoundError
         If there is no such file.
     FileFormatError
-        If it is no model, is damaged or was altered.
+        If it is not a model, is damaged or was altered.
     """
     model = existing_model(path)
     with ThreadPoolExecutor(1) as reader:
         reading = reader.submit(read_archive, model)
-        if not settings.get(
-            "lazy"
-        ):  # what a head takes to import is imported while the file is read
+        if not settings.get("lazy"):  # import the head while the file is read
             importlib.import_module("evergrow.head.classifier")
         archive = reading.result()
     learner = Learner.load(archive, name=os.fspath(path), **settings)
@@ -82,7 +80,7 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
 def locked_model(
     path: str | os.PathLike[str], *, wait: bool = False, **settings: Any
 ) -> Iterator[Learner]:
-    """Load a model and keep other writers out until the block ends; changes are written by :func:`commit`.
+    """Load a model and lock it until the block ends; :func:`commit` writes changes.
 
     Parameters
     ----------
@@ -102,12 +100,13 @@ def locked_model(
     --------
     >>> import tempfile
     >>> import numpy as np
-    >>> from evergrow.learner.learner import Learner
+    >>> from evergrow import Learner
     >>> from evergrow.learner.modelfile import commit, history, locked_model, rollback
     >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4
+    >>> learner = Learner(options={"n_units": 20}).fit((X[y < 3], y[y < 3]))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = f"{folder}/model.evg"
-    ...     _ = commit(path, Learner(options={"n_units": 20}).fit((X[y < 3], y[y < 3])))
+    ...     _ = commit(path, learner)
     ...     with locked_model(path) as learner:
     ...         _ = commit(path, learner.partial_fit((X, y)), "one more class")
     ...     before = [(change.what, change.note) for change in history(path)]
@@ -116,7 +115,7 @@ def locked_model(
     >>> before, after
     ([('fit', ''), ('update', 'one more class')], ['fit', 'update', 'rollback'])
     """
-    with _hold(path, wait):
+    with _lock(path, wait):
         yield open_model(path, **settings)
 
 
@@ -130,36 +129,37 @@ def commit(
     wait: bool = False,
     who: str | None = None,
 ) -> Committed:
-    """Make what a learner knows the next revision of a model file.
+    """Write a learner as the next revision of a model file.
 
-    All changes that the learner went through since it was loaded become one revision.
-    Where nothing changed, nothing is written.
+    All changes since the learner was loaded become one revision. If nothing changed,
+    nothing is written.
 
     Parameters
     ----------
     path : path-like
-        The model file; a new one or an existing model, which is kept in the history.
+        The model file, new or existing. An existing model is kept in the history.
     learner : Learner
-        What to write. Its ``state_`` gets the revision of the file.
+        The model to write. Its ``state_`` gets the revision of the file.
     change : Change or str, optional
-        A note on the latest change, or a change whose note and further fields
-        (``extra``) are taken.
+        A note for the latest change, or a change whose note and ``extra`` fields are
+        used.
     keep : int
-        Earlier revisions to keep. With 0 they are removed once the model is on disk and
-        before it takes its place: nothing of them stays, also after a kill.
+        Number of earlier revisions to keep. With 0 they are removed after the new model
+        is on disk and before it replaces the old one, so that nothing of them remains
+        even if the process is killed.
     keep_bytes : int, optional
-        Bytes that they may take; what they have in common counts once. By default model
-        and history together take at most five times the model plus 20 MB.
-    wait : bool
+        Maximum size of the history; shared pieces count once. By default model and
+        history together take at most five times the model plus 20 MB.
+    wait : bool, default=False
         Whether to wait for another writer instead of raising.
     who : str, optional
-        Whose change it is; by default the user (:func:`author`).
+        Author of the change; by default the user (:func:`author`).
 
     Returns
     -------
     Committed
-        The revision of the file, an ``int``. Its ``dropped`` lists the revisions that
-        fell out of the history.
+        The revision of the file, an ``int``. ``dropped`` lists the revisions removed
+        from the history.
 
     Raises
     ------
@@ -167,89 +167,107 @@ def commit(
         If another process is changing the model, or has changed it since the learner
         was loaded from it.
     ModelWriteError
-        If it cannot be written, for example because the disk is full; the model is as
-        it was.
+        If it cannot be written, for example because the disk is full. The model is
+        unchanged.
     """
     check_number("keep", keep, low=0, integer=True)
-    check_number(
-        "keep_bytes", 0 if keep_bytes is None else keep_bytes, low=0, integer=True
-    )
+    if keep_bytes is not None:
+        check_number("keep_bytes", keep_bytes, low=0, integer=True)
     if isinstance(change, Change):
         remark = change
     else:
         remark = Change("update", "", 0, note=change or "")
-    before = learner.state_
-    with _hold(path, wait, new=True) as place, _writing(place.model):
-        model = place.model
-        current = None
-        if model.exists():
-            current = Header.read(model)
-        digest, size = (
-            ("", 0) if current is None else (current.digest, model.stat().st_size)
-        )
-        if current is None:
-            lineage = Lineage()
-        else:
-            lineage = place.position(current)
-        loaded_here = before.origin is not None and before.origin[0] == model
-        if loaded_here and before.origin != (model, digest):
-            raise BusyError(
-                f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
-            )
-        # Changes that are in the file already keep their numbers; the others, one at
-        # least, become this revision.
-        if (
-            current is not None
-            and before.history[: len(current.history)] == current.history
-        ):
-            old = len(current.history)
-        else:
-            old = sum(
-                entry.revision <= before.lineage.number for entry in before.history
-            )
-        if old == len(before.history) and loaded_here:
+    state = learner.state_
+    with _lock(path, wait, new=True) as past, _report_write_errors(past.model):
+        model = past.model
+        current = Header.read(model) if model.exists() else None
+        old_size = 0 if current is None else model.stat().st_size
+        is_loaded_here = _check_unchanged(state, current, model)
+        lineage = Lineage() if current is None else past.position(current)
+        n_old = _count_committed(state, current)
+        if is_loaded_here and n_old == len(state.history):
             return Committed(lineage.number)
-        old = max(min(old, len(before.history) - 1), 0)
-        number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
-        if who is None:
-            who = author()
-        else:
-            who = who
-        fresh = [
-            dataclasses.replace(entry, revision=number, who=entry.who or who)
-            for entry in before.history[old:]
-        ]
-        for entry in fresh[-1:]:
-            note = remark.note or entry.note
-            extra = {**entry.extra, **remark.extra}
-            fresh[-1] = dataclasses.replace(entry, note=note, extra=extra)
-        if current is None:
-            ancestors = ()
-        else:
-            ancestors = (*lineage.ancestors, Ancestor(lineage.number, digest))
-        following = Lineage(number, ancestors)
-        now = dataclasses.replace(
-            before, history=(*before.history[:old], *fresh), lineage=following
-        )
+
+        state = _next_revision(state, n_old, past, current, lineage, remark, who)
         if current is not None:
-            place.log(current.digest)
+            past.log(current.digest)
             if keep:
-                place.adopt(current)
-        if keep:
-            gone = []
-        else:
-            gone = place.numbers()
+                past.adopt(current)
+        removed = [] if keep else past.numbers()
         digest = write_archive(
-            model, now.to_archive(), written=lambda: place.remove(gone)
+            model, state.to_archive(), written=lambda: past.remove(removed)
         )
-        learner.state_ = dataclasses.replace(now, origin=(model, digest))
+        learner.state_ = dataclasses.replace(state, origin=(model, digest))
         if keep_bytes is None:
-            room = default_room(size, model.stat().st_size)
-        else:
-            room = keep_bytes
-        done = Committed(number)
-        done.dropped = (*gone, *place.prune(following, keep, room))
-    return done
+            keep_bytes = default_room(old_size, model.stat().st_size)
+        committed = Committed(state.lineage.number)
+        pruned = past.prune(state.lineage, keep, keep_bytes)
+        committed.dropped = (*removed, *pruned)
+    return committed
+
+
+def _check_unchanged(state: Snapshot, current: Header | None, model: Path) -> bool:
+    """Return whether a learner was loaded from this file.
+
+    Raises
+    ------
+    BusyError
+        If the file has changed since.
+    """
+    if state.origin is None or state.origin[0] != model:
+        return False
+    digest = "" if current is None else current.digest
+    if state.origin[1] != digest:
+        raise BusyError(
+            f"{model} must be as it was when the learner was loaded, but it was "
+            "changed since: load it again"
+        )
+    return True
+
+
+def _count_committed(state: Snapshot, current: Header | None) -> int:
+    """Return how many changes of the history are in the file already."""
+    if current is not None:
+        n = len(current.history)
+        if state.history[:n] == current.history:
+            return n
+    return sum(change.revision <= state.lineage.number for change in state.history)
+
+
+def _next_revision(
+    state: Snapshot,
+    n_old: int,
+    past: History,
+    current: Header | None,
+    lineage: Lineage,
+    remark: Change,
+    who: str | None,
+) -> Snapshot:
+    """Return the state with the changes after the first `n_old` as one new revision.
+
+    At least one change gets the new revision number.
+    """
+    n_old = max(min(n_old, len(state.history) - 1), 0)
+    number = max([*past.numbers(), lineage.number, state.lineage.number]) + 1
+    if who is None:
+        who = author()
+    new = [
+        dataclasses.replace(change, revision=number, who=change.who or who)
+        for change in state.history[n_old:]
+    ]
+    if new:
+        note = remark.note or new[-1].note
+        extra = {**new[-1].extra, **remark.extra}
+        new[-1] = dataclasses.replace(new[-1], note=note, extra=extra)
+    ancestors: tuple[Ancestor, ...] = ()
+    if current is not None:
+        parent = Ancestor(lineage.number, current.digest)
+        ancestors = (*lineage.ancestors, parent)
+    return dataclasses.replace(
+        state,
+        history=(*state.history[:n_old], *new),
+        lineage=Lineage(number, ancestors),
+    )
 
 
 def rollback(
@@ -260,7 +278,7 @@ def rollback(
     who: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Change:
-    """Undo the last changes of a model: the file is again, byte for byte, what it was before them.
+    """Undo the last changes: the file becomes byte for byte what it was before them.
 
     Parameters
     ----------
@@ -271,44 +289,42 @@ def rollback(
     wait : bool
         Whether to wait for another writer instead of raising.
     who : str, optional
-        Whose change it is; by default the user (:func:`author`).
+        Author of the change; by default the user (:func:`author`).
     extra : mapping, optional
-        Further plain fields of the record.
+        Further fields of the record, as plain values.
 
     Returns
     -------
     Change
-        The record of it, as :func:`history` lists it from now on. :func:`redo` takes it
-        back.
+        The record of the rollback, listed by :func:`history`. :func:`redo` undoes it.
 
     Raises
     ------
     ParameterError
-        If not as many earlier revisions are kept.
+        If fewer than `n` earlier revisions are kept.
     FileFormatError
-        If what is kept is damaged, was altered, or is no revision of this model.
+        If a kept revision is damaged, was altered, or belongs to another model.
     """
     check_number("n", n, low=1, integer=True)
     if who is None:
         who = author()
-    else:
-        who = who
     extra = dict(extra or {})
-    with _hold(path, wait) as place, _writing(place.model):
-        current = Header.read(place.model)
-        place.undone()  # a broken log is said before anything else
-        kept = place.kept(current)
+    with _lock(path, wait) as past, _report_write_errors(past.model):
+        current = Header.read(past.model)
+        past.undone()  # raises an error if the log is damaged
+        kept = past.kept(current)
         ancestors = current.lineage.ancestors
         if not kept:
             raise ParameterError(
-                f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}"
+                f"nothing to undo: no earlier state of {past.model} is kept in "
+                f"{past.folder}"
             )
         if n > len(ancestors) or ancestors[-n] not in kept:
             raise ParameterError(
                 f"n must be at most {len(kept)}, the number of revisions kept, got {n}"
             )
-        archive, body = place.verified(ancestors[-n].revision, ancestors[-n].digest)
-        target = Header.of(archive, place.model)
+        archive, body = past.verified(ancestors[-n].revision, ancestors[-n].digest)
+        target = Header.of(archive, past.model)
         undone = [
             entry for entry in current.history if entry.revision > target.revision
         ]
@@ -323,7 +339,7 @@ def rollback(
             extra=extra,
         )
         entry = Undone(change, current.digest, target.digest, tuple(undone))
-        place.restore(ancestors[-n].revision, body, entry)
+        past.restore(ancestors[-n].revision, body, entry)
     return change
 
 
@@ -335,60 +351,59 @@ def redo(
     who: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Change:
-    """Take rollbacks back: the file is again, byte for byte, what it was before them.
+    """Undo rollbacks: the file becomes byte for byte what it was before them.
 
     Parameters
     ----------
     path : path-like
         The model file.
     n : int
-        How many rollbacks to take back, the latest first.
+        Number of rollbacks to undo, the latest first.
     wait : bool
         Whether to wait for another writer instead of raising.
     who : str, optional
-        Whose change it is; by default the user (:func:`author`).
+        Author of the change; by default the user (:func:`author`).
     extra : mapping, optional
-        Further plain fields of the record.
+        Further fields of the record, as plain values.
 
     Returns
     -------
     Change
-        The record of the last one, as :func:`history` lists it from now on.
+        The record of the last redo, listed by :func:`history`.
 
     Raises
     ------
     ParameterError
-        If not as many rollbacks can be taken back: there were none, or something else
-        was learned since.
+        If fewer than `n` rollbacks can be undone: there were none, or the model has
+        learned since.
     FileFormatError
-        If what is kept is damaged, or is not what was undone.
+        If a kept revision is damaged, or is not the one that was undone.
     """
     check_number("n", n, low=1, integer=True)
     if who is None:
         who = author()
-    else:
-        who = who
     extra = dict(extra or {})
-    with _hold(path, wait) as place, _writing(place.model):
-        steps = place.redoable(Header.read(place.model).digest)[:n]
+    with _lock(path, wait) as past, _report_write_errors(past.model):
+        steps = past.redoable(Header.read(past.model).digest)[:n]
         if not steps:
             raise ParameterError(
-                f"nothing to redo: the latest change of {place.model} is no rollback"
+                f"nothing to redo: the latest change of {past.model} is no rollback"
             )
-        numbers = [place.find(entry.before) for entry in steps]
+        numbers = [past.find(entry.before) for entry in steps]
         if None in numbers:
             note = steps[numbers.index(None)].change.note
             raise ParameterError(
-                f"nothing to redo: what was undone ({note}) is no longer kept in {place.folder}"
+                f"nothing to redo: the undone revision ({note}) is no longer kept in "
+                f"{past.folder}"
             )
         if n > len(steps):
             raise ParameterError(
-                f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}"
+                f"n must be at most {len(steps)}, the number of rollbacks, got {n}"
             )
         for entry, number in zip(steps, numbers, strict=True):
             note = f"redid {entry.change.note.removeprefix('undid ')}"
-            archive, body = place.verified(number or 0, entry.before)
-            revision = Header.of(archive, place.model).revision
+            archive, body = past.verified(number or 0, entry.before)
+            revision = Header.of(archive, past.model).revision
             change = Change.now(
                 "redo",
                 entry.change.samples,
@@ -397,12 +412,12 @@ def redo(
                 who=who,
                 extra=extra,
             )
-            place.restore(number or 0, body, Undone(change, entry.after, entry.before))
+            past.restore(number or 0, body, Undone(change, entry.after, entry.before))
     return change
 
 
 def history(path: str | os.PathLike[str]) -> list[Change]:
-    """Return all changes that a model went through, also those that were rolled back and that, the oldest first.
+    """Return all changes of a model, including undone ones and rollbacks, oldest first.
 
     Parameters
     ----------
@@ -412,83 +427,77 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     model = existing_model(path)
     header = Header.read(model)
     log = History(model).undone(header.digest)
-    told = [
-        *header.history,
-        *(change for entry in log for change in (*entry.undone, entry.change)),
-    ]
-    once = {
-        (change.what, change.when, change.revision): change for change in told
-    }  # what was redone is there twice
-    return sorted(once.values(), key=lambda change: change.when)
+    changes = list(header.history)
+    for entry in log:
+        changes += [*entry.undone, entry.change]
+    # Redone changes are listed twice.
+    unique = {(change.what, change.when, change.revision): change for change in changes}
+    return sorted(unique.values(), key=lambda change: change.when)
 
 
 def open_revision(
     path: str | os.PathLike[str], number: int, **settings: Any
 ) -> Learner:
-    """Load an earlier state of a model from its history, to be asked and not to be changed.
+    """Load an earlier state of a model from its history, for prediction only.
 
     Parameters
     ----------
     path : path-like
         The model file.
     number : int
-        The revision, as :func:`history` lists it; that of the model itself is the
-        model.
+        The revision, as listed by :func:`history`. The current revision loads the
+        model itself.
     **settings
         As for :func:`open_model`.
 
     Raises
     ------
     ParameterError
-        If it is not kept.
+        If the revision is not kept.
     FileFormatError
-        If it is damaged, was altered, or is no revision of this model.
+        If it is damaged, was altered, or belongs to another model.
     """
     model = existing_model(path)
-    place = History(model)
+    past = History(model)
     current = Header.read(model)
     if number in (current.revision, current.lineage.number):
         return open_model(path, **settings)
-    if number not in place.numbers():
-        kept = sorted({*place.numbers(), current.revision})
+    if number not in past.numbers():
+        kept = sorted({*past.numbers(), current.revision})
+        shown = f"kept are {kept[0]} to {kept[-1]}"
         if len(kept) == 1:
             shown = f"kept is {kept[0]}"
-        else:
-            shown = f"kept are {kept[0]} to {kept[-1]}"
         raise ParameterError(f"Revision {number} is not kept; {shown}.")
     digests = {entry.revision: entry.digest for entry in current.lineage.ancestors}
-    if number not in digests:  # it was undone, and the log has its checksum
-        undone = {entry.before for entry in place.undone(current.digest)}
+    if number not in digests:  # a rollback undid it; the log has its checksum
+        undone = {entry.before for entry in past.undone(current.digest)}
         digests[number] = next(
-            (digest for digest in undone if place.find(digest) == number), ""
+            (digest for digest in undone if past.find(digest) == number), ""
         )
+    archive, _ = past.verified(number, digests[number])
     return Learner.load(
-        place.verified(number, digests[number])[0],
+        archive,
         name=f"{os.fspath(path)}@{number}",
         **settings,
     )
 
 
 def author() -> str:
-    """Return who changes models here: ``$EVERGROW_AUTHOR`` where it is set, else the name of the user.
+    """Return ``$EVERGROW_AUTHOR``, or the name of the user if it is not set.
 
-    An empty variable names nobody.
+    If the variable is empty, changes are anonymous.
     """
     named = os.environ.get("EVERGROW_AUTHOR")
     if named is not None:
         return named.strip()
     try:
         return getpass.getuser()
-    except (
-        OSError,
-        KeyError,
-        ImportError,
-    ):  # a container may run under a number without a name
-        return ""
+    except (OSError, KeyError, ImportError):
+        return ""  # in a container, the user may have no name
 
 
 def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
-    """Return the revisions that :func:`rollback` can go back to, the oldest first; ``n`` counts from the end.
+    """Return the revisions that :func:`rollback` can restore, oldest first.
 
     Parameters
     ----------
@@ -500,7 +509,7 @@ def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
 
 
 def dropped_revisions(path: str | os.PathLike[str]) -> list[int]:
-    """Return the revisions that led to a model and are no longer kept in its history, the oldest first.
+    """Return the revisions no longer kept in the history, oldest first.
 
     Parameters
     ----------
@@ -513,30 +522,32 @@ def dropped_revisions(path: str | os.PathLike[str]) -> list[int]:
 
 
 def clean_folder(folder: Path) -> None:
-    """Remove what killed processes left of models in a folder, except of those that another process is changing.
+    """Remove files left by killed processes from a folder of models.
+
+    Models that another process is changing are skipped.
 
     Parameters
     ----------
     folder : Path
-        Where the models lie.
+        The folder of the models.
     """
     partial = [
         file.name[1:].rsplit(".", 2)[0]
         for file in folder.glob(f".*.evg.*{files.PARTIAL}")
     ]
-    kept = [
-        place.name.removesuffix(".history") for place in folder.glob("*.evg.history")
+    with_history = [
+        path.name.removesuffix(".history") for path in folder.glob("*.evg.history")
     ]
-    for name in {*partial, *kept}:
-        with suppress(EvergrowError), _hold(folder / name, wait=False, new=True):
+    for name in {*partial, *with_history}:
+        with suppress(EvergrowError), _lock(folder / name, wait=False, new=True):
             pass
 
 
-# -- one writer at a time --------------------------------------------------------------
+# -- locking --
 
 
 def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
-    """Return where a model lies, or a new one will lie, or raise an error if it must not be written."""
+    """Return the file to write, or raise an error if it cannot be written."""
     if not new:
         existing_model(path)
     try:
@@ -557,41 +568,41 @@ def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
 
 
 @contextmanager
-def _hold(
+def _lock(
     path: str | os.PathLike[str], wait: bool, *, new: bool = False
 ) -> Iterator[History]:
-    """Keep other writers out; whoever holds the model already in this thread goes on."""
+    """Lock a model against other writers; the lock is reentrant within a thread."""
     model = _target(path, new=new)
-    place = History(model)
-    if _held.get(model) == threading.get_ident():
-        yield place
+    past = History(model)
+    if _locked.get(model) == threading.get_ident():
+        yield past
         return
     with ExitStack() as stack:
-        with _writing(model):
-            place.secure()
-            try:  # the folder, since the file itself is another one after every change
-                stack.enter_context(files.locked(place.folder, wait=wait))
+        with _report_write_errors(model):
+            past.secure()
+            try:  # lock the folder, because every commit replaces the file
+                stack.enter_context(files.locked(past.folder, wait=wait))
             except BusyError as error:
                 raise BusyError(
-                    f"{model} must not be in use, but another process is changing it; try again later"
+                    f"{model} must not be in use, but another process is changing it; "
+                    "try again later"
                 ) from error
             files.remove_leftovers(model.parent, f".{glob.escape(model.name)}.*")
-            place.tidy()
-        _held[model] = threading.get_ident()
-        stack.callback(_held.pop, model, None)
-        yield place
+            past.tidy()
+        _locked[model] = threading.get_ident()
+        stack.callback(_locked.pop, model, None)
+        yield past
 
 
 @contextmanager
-def _writing(model: Path) -> Iterator[None]:
+def _report_write_errors(model: Path) -> Iterator[None]:
     try:
         yield
     except EvergrowError:
         raise
     except OSError as error:
-        if "No space left" in str(
-            error
-        ):  # libraries that write files keep no number of an error
+        # Libraries that write files may not set `errno`.
+        if "No space left" in str(error):
             raise ModelWriteError(
                 f"No space left on the disk of {model}; the model was not changed."
             ) from error

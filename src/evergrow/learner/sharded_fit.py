@@ -1,9 +1,10 @@
-"""Train a learner shard by shard: a layer from a sample, statistics per shard, and their sum.
+"""Train a learner shard by shard: a layer, statistics per shard, and their sum.
 
-A trained shard is an ordinary learner that knows only its own rows. It does not depend on
-the time or the machine: the same samples give the same file. Temperature and novelty are
-not calibrated per shard, because a shard alone knows too little. The sum is calibrated on
-the sample, whose rows are scored as held out, as in every batch.
+The layer is built from a sample. A trained shard is an ordinary learner that knows only
+its own rows. It does not depend on the time or the machine: the same samples give the
+same file. Temperature and novelty are not calibrated per shard, because a shard alone
+knows too little. The sum is calibrated on the sample, whose rows are scored as held
+out, as in every batch.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from evergrow.learner.snapshot import (
 )
 
 NO_TIME = "1970-01-01T00:00:00.000+00:00"
-"""Time of training recorded in a shard, so that training it again gives the same file."""
+"""Time recorded in a shard, so that training it again gives the same file."""
 
 
 def encoder_for(

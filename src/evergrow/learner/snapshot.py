@@ -1,7 +1,7 @@
-"""Everything a learner knows, as one record: replaced as a whole or not at all, and written to files as it is.
+"""The state of a learner: one immutable record, which model files store.
 
-The record has the history of the model: one :class:`Change` for everything that was
-done to it.
+A change of the model makes a new :class:`Snapshot` with one more :class:`Change` in its
+history.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     Head = IncrementalClassifier
 else:
-    Head = Archive  # a file is read without making a head of it, which takes torch
+    Head = Archive  # a file is read without creating the head, which imports torch
 
 Event = Literal[
     "begin",
@@ -66,7 +66,7 @@ Event = Literal[
     "forget-unlabelled",
     "fade",
 ]
-"""What a change can be."""
+"""Kinds of changes."""
 
 Share = Annotated[float, Between(0, 1)]
 
@@ -78,12 +78,11 @@ class Tested:
     Parameters
     ----------
     samples_before, samples : int
-        How many of them are of classes that the model knew before, and knows after.
+        Number of test samples of classes known before the change, and after it.
     before, after : float or None
-        Share of right answers to those; None where there are none.
+        Accuracy on these samples; None if there are none.
     fell : dict of str to (float, float)
-        Classes of which a smaller share is recognised than before, with both shares;
-        the largest fall first.
+        Classes whose recall fell, with recall before and after; the largest fall first.
     """
 
     samples_before: int
@@ -104,34 +103,34 @@ class Change:
     Parameters
     ----------
     what : str
-        What was done, one of :data:`Event`.
+        Kind of change, one of :data:`Event`.
     when : str
-        When, as an ISO date in UTC.
+        Time, as an ISO date in UTC.
     samples : int
-        How many samples were learned or removed.
+        Number of samples learned or removed.
     classes : tuple of str
-        Classes that came (or, for ``"forget"`` and ``"unlearn"``, that went).
+        Classes added; for ``"forget"`` and ``"unlearn"``, classes removed.
     note : str
-        For people.
+        A comment of the user.
     revision : int
-        The revision of the model after it.
+        Revision of the model after the change.
     data : tuple of str
-        Fingerprints of what was learned, to notice what would be counted twice; no
-        sample can be found from them.
+        Fingerprints of the learned batches, to detect batches learned twice. Samples
+        cannot be recovered from them.
     names : dict of str to str
-        New names of classes by old ones, where classes were renamed, merged or samples
+        New class names by old names, if classes were renamed or merged, or samples
         relabelled.
     who : str
-        User under whom it was written to a file; empty where it never was, or nobody
-        was to be named.
+        User who wrote the change to a file; empty if it was not written or the user is
+        not to be named.
     tested : Tested or None
-        Accuracy on test data before and after it, where there were some.
+        Accuracy on test data before and after, if it was measured.
     influenced_scores : int
-        For ``"unlearn"`` and ``"relabel"``: the largest number of held-out scores of
-        other samples that were measured while the removed ones were learned. They stay
-        in the calibration as they were measured; 0 means that nothing is left.
+        For ``"unlearn"`` and ``"relabel"``: the largest possible number of held-out
+        scores of other samples that were measured while the removed samples were
+        learned. They stay in the calibration unchanged.
     extra : dict
-        Optional fields of a later evergrow, kept as they were read.
+        Fields written by a later evergrow, kept unchanged.
 
     Examples
     --------
@@ -158,7 +157,7 @@ class Change:
     def now(
         cls, what: Event, samples: int, classes: Iterable[str] = (), **values: Any
     ) -> Self:
-        """Return a change that happens at this moment; ``values`` are further fields."""
+        """Return a change with the current time; ``values`` are further fields."""
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         return cls(what, when, int(samples), tuple(classes), **values)
 
@@ -169,7 +168,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A revision of a model file that led to a later one.
+    """An earlier revision of a model file.
 
     Parameters
     ----------
@@ -185,22 +184,22 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where a model stands among the revisions of its file.
+    """The revisions of a model file up to this one.
 
     Parameters
     ----------
     number : int
-        The revision that it was written as; 0 for one that never was.
+        Revision under which the model was written; 0 if it was not written.
     ancestors : tuple of Ancestor
-        The revisions before it, the oldest first. Their checksums vouch for what lies
-        in the history.
+        Earlier revisions, oldest first. Their checksums protect the history folder
+        against replaced files.
     """
 
     number: int = 0
     ancestors: tuple[Ancestor, ...] = ()
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless revisions ascend."""
+        """Raise :class:`FileFormatError` unless revision numbers ascend."""
         numbers = [*(entry.revision for entry in self.ancestors), self.number]
         require(
             all(a < b for a, b in pairwise(numbers)),
@@ -209,24 +208,26 @@ class Lineage:
 
 
 def check_history(history: Sequence[Change], lineage: Lineage) -> None:
-    """Raise :class:`FileFormatError` unless the changes of a model go with its place among the revisions."""
+    """Raise :class:`FileFormatError` unless changes and revisions agree."""
     numbers = [change.revision for change in history]
     require(numbers == sorted(numbers), "the revisions of its changes do not ascend")
     written = not numbers or lineage.number <= numbers[-1]
     require(
         written,
-        f"it was written as revision {lineage.number} and its last change is {numbers[-1:]}",
+        f"it was written as revision {lineage.number} "
+        f"and its last change is {numbers[-1:]}",
     )
 
 
 def changed_names(history: Iterable[Change]) -> dict[str, str]:
-    """Return what classes are called after changes, by the names they had before, where these differ.
+    """Return the current names of renamed and merged classes, by their former names.
 
     Examples
     --------
     >>> from evergrow.learner.snapshot import Change, changed_names
-    >>> changes = [Change.now("rename", 1, names={"a": "b"}), Change.now("rename", 1, names={"b": "c", "x": "y"})]
-    >>> changed_names(changes)
+    >>> first = Change.now("rename", 1, names={"a": "b"})
+    >>> second = Change.now("rename", 1, names={"b": "c", "x": "y"})
+    >>> changed_names([first, second])
     {'a': 'c', 'b': 'c', 'x': 'y'}
     """
     names: dict[str, str] = {}
@@ -235,16 +236,13 @@ def changed_names(history: Iterable[Change]) -> dict[str, str]:
             moved = {
                 former: change.names.get(name, name) for former, name in names.items()
             }
-            names = {
-                **moved,
-                **change.names,
-                **moved,
-            }  # in the order of their first names
+            # `moved` comes first for the order of keys, and last for the values.
+            names = {**moved, **change.names, **moved}
     return names
 
 
 def fingerprint(X: NDArray[Any], weights: NDArray[np.float64] | None = None) -> str:
-    """Identify a batch by its feature vectors and weights, whatever its labels: classes may be renamed or corrected."""
+    """Return a hash of feature vectors and weights; it does not depend on labels."""
     digest = hashlib.blake2b(
         np.ascontiguousarray(X, dtype=np.float32).data, digest_size=12
     )
@@ -254,7 +252,7 @@ def fingerprint(X: NDArray[Any], weights: NDArray[np.float64] | None = None) -> 
 
 
 def learned_data(history: Iterable[Change]) -> frozenset[str]:
-    """Return the fingerprints of what was learned and not taken out again."""
+    """Return the fingerprints of batches learned and not unlearned since."""
     held: set[str] = set()
     for change in history:
         if change.what == "fit":
@@ -266,26 +264,25 @@ def learned_data(history: Iterable[Change]) -> frozenset[str]:
     return frozenset(held)
 
 
-# -- what is known ---------------------------------------------------------------------
-
 Count = Annotated[int, Between(1, 2**53)]
 
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """What the head of a learner is made from.
+    """Method and options of a head.
 
     Parameters
     ----------
     method : str
-        Its name.
+        Name of the method.
     options : dict
-        Options to set otherwise.
+        Options that override the defaults.
 
     Examples
     --------
     >>> from evergrow.learner.snapshot import HeadRecipe
-    >>> HeadRecipe("evergrow", {"n_units": 50}).create(device="cpu", random_state=0).alpha
+    >>> recipe = HeadRecipe("evergrow", {"n_units": 50})
+    >>> recipe.create(device="cpu", random_state=0).alpha
     'gcv'
     """
 
@@ -293,12 +290,12 @@ class HeadRecipe:
     options: dict[str, Any] = field(default_factory=dict)
 
     def create(self, *, device: Any, random_state: Any) -> IncrementalClassifier:
-        """Return a fresh head.
+        """Return an untrained head.
 
         Parameters
         ----------
         device, random_state
-            Handed on where the method takes them.
+            Passed on if the method takes them.
         """
         if not isinstance(self.options, Mapping):
             raise ParameterError(
@@ -317,15 +314,13 @@ class HeadRecipe:
             made: IncrementalClassifier = head(**chosen)
         except TypeError as error:
             raise ParameterError(
-                f"method {self.method!r} needs all options that have no default: {error}"
+                f"method {self.method!r} needs options without a default: {error}"
             ) from error
-        # Values out of range are refused now, not after all images went through a
-        # backbone
-        made.check_params()
+        made.check_params()  # before all images are encoded
         return made
 
     def plain(self) -> HeadRecipe:
-        """Return the recipe with options that JSON holds, or raise :class:`InputError`."""
+        """Return the recipe with JSON values, or raise :class:`InputError`."""
         return HeadRecipe(
             self.method,
             {name: plain_value(name, value) for name, value in self.options.items()},
@@ -334,7 +329,7 @@ class HeadRecipe:
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """Columns of a block of features, and how much it counts."""
+    """Number of columns and weight of a feature block."""
 
     columns: int
     weight: float
@@ -342,16 +337,16 @@ class BlockSummary:
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """What people are told of a head, which a file says without it.
+    """Facts about a head that can be shown without loading it.
 
     Parameters
     ----------
     n_units : int or None
         Units of its layer.
     blocks : tuple of BlockSummary or None
-        The blocks of features, where there are several.
+        The feature blocks, if there are several.
     guesses : int
-        Samples that it learned without labels.
+        Samples learned without labels.
     """
 
     n_units: int | None = None
@@ -360,58 +355,56 @@ class HeadSummary:
 
     @classmethod
     def of(cls, head: IncrementalClassifier) -> HeadSummary:
-        """Return what there is to tell of a head."""
+        """Summarise a head."""
         blocks = getattr(head, "blocks_", None)
-        told = blocks and tuple(BlockSummary(**block) for block in blocks)
-        return cls(
-            getattr(head, "n_units_", None), told, getattr(head, "n_pseudo_labels_", 0)
-        )
+        if blocks:
+            blocks = tuple(BlockSummary(**block) for block in blocks)
+        n_units = getattr(head, "n_units_", None)
+        return cls(n_units, blocks, getattr(head, "n_pseudo_labels_", 0))
 
 
 @record("learner", version=2)
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What a learner knows.
+    """Everything a learner has learned.
 
     Parameters
     ----------
     recipe : HeadRecipe
-        How the head is made.
+        Method and options of the head.
     counts : dict of str to int
-        Samples learned of each class.
-    head : IncrementalClassifier or StoredHead
-        The classifier on feature vectors, or what a file holds of it; None while
-        nothing was learned.
+        Number of samples learned per class name.
+    head : IncrementalClassifier, StoredHead or None
+        The classifier on feature vectors; a StoredHead while it is still in the file;
+        None if nothing was learned.
     spec : BackboneSpec or None
-        What computes the features; None where samples are features.
+        Description of the backbone; None if samples are feature vectors.
     calibration : Calibration
-        Novelty of known things.
+        Held-out scores, which give the temperature and the novelty threshold.
     history : tuple of Change
-        All changes that led here.
+        All changes, the latest last.
     lineage : Lineage
-        Revisions of the model file that led here; see
-        :mod:`evergrow.learner.modelfile`.
+        Revisions of the model file; see :mod:`evergrow.learner.modelfile`.
     reason : str
-        Why the backbone was chosen, where that was automatic.
+        Why the backbone was chosen, if it was chosen automatically.
     seed : int
         Seed of the head and of the adaptation.
     adaptation : Archive or None
-        What the backbone was adapted with, where it was: an
-        :class:`~evergrow.adapt.fsa.Adaptation`.
+        The :class:`~evergrow.adapt.fsa.Adaptation` of the backbone, if it was adapted.
     label_kind : {"name", "integer", "boolean"}
-        What the labels were that were learned; the head knows them by their names.
+        Type of the labels. The head knows them by name.
     widths : tuple of int
-        Columns of each block, where samples are features of several; with a backbone
-        its description says so.
+        Columns of each feature block, if samples are feature vectors of several blocks.
+        With a backbone, its description has them.
     columns : tuple of str
-        Names of the columns, where samples are features that came in a data frame.
+        Column names of the data frame, if there was one.
     told : HeadSummary or None
-        What people are told of the head; only in files.
+        Summary of the head; only in files.
     extra : Extra
-        Optional contents of a file that a later evergrow wrote.
+        Optional file contents written by a later evergrow.
     origin : (Path, str) or None
-        The model file that this was loaded from or last written to, and its checksum
-        then; not written to files.
+        The model file that this was loaded from or last written to, with its checksum;
+        not written to files.
     """
 
     recipe: HeadRecipe
@@ -450,14 +443,14 @@ class Snapshot:
 
     @property
     def n_features(self) -> int | None:
-        """Width of the feature vectors; None while that is open."""
+        """Number of features; None if not known yet."""
         if self.head is None:
             return None if self.spec is None else self.spec.n_features
         return int(self.head.n_features_in_)
 
     @property
     def kind(self) -> str:
-        """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
+        """Type of the samples: ``"image"``, ``"text"`` or ``"features"``."""
         return "features" if self.spec is None else self.spec.kind
 
     @property
@@ -487,7 +480,7 @@ class Snapshot:
         return self.calibration.threshold(false_alarm)
 
     def after(self, change: Change, **values: Any) -> Snapshot:
-        """Return what is known after a change.
+        """Return the state after a change, with new values for some fields.
 
         If a class name cannot be read as the current label type, all labels become
         strings.
@@ -497,10 +490,9 @@ class Snapshot:
             history=(*self.history, replace(change, revision=self.revision + 1)),
             **values,
         )
-        kind = "name"
         if all(can_read(after.label_kind, name) for name in after.counts):
-            kind = after.label_kind
-        return replace(after, label_kind=kind)
+            return after
+        return replace(after, label_kind="name")
 
     def describe(self) -> dict[str, Any]:
         """Return what was learned in plain values, without loading the backbone.
@@ -518,41 +510,36 @@ class Snapshot:
             or the number of calibrated scores and the threshold), ``revision`` and
             ``history``.
         """
-        head = self.head
-        spec = self.spec
-        if not isinstance(head, StoredHead):
-            told = HeadSummary.of(head)
-        elif self.told is not None:
-            told = self.told
-        else:
-            told = HeadSummary.of(head.load("cpu"))
+        summary = self._head_summary()
+        backbone = None
+        if self.spec is not None:
+            backbone = {**self.spec.to_dict(), "reason": self.reason}
+        adaptation = None
+        if self.adaptation is not None:
+            adaptation = read_adaptation(self.adaptation).describe()
+        blocks = None
+        if summary.blocks is not None:
+            blocks = [vars(block) for block in summary.blocks]
         novelty = None
         if self.calibration.n:
-            threshold = self.calibration.threshold(FALSE_ALARM)
             novelty = {
                 "calibrated_on": self.calibration.n,
                 "false_alarm": FALSE_ALARM,
-                "threshold": threshold,
+                "threshold": self.calibration.threshold(FALSE_ALARM),
             }
         return {
             "evergrow": __version__,
             "method": self.recipe.method,
             "options": dict(self.recipe.plain().options),
             "kind": self.kind,
-            "backbone": None
-            if spec is None
-            else {**spec.to_dict(), "reason": self.reason},
-            "adaptation": None
-            if self.adaptation is None
-            else read_adaptation(self.adaptation).describe(),
+            "backbone": backbone,
+            "adaptation": adaptation,
             "n_features": self.n_features,
-            "blocks": None
-            if told.blocks is None
-            else [vars(block) for block in told.blocks],
-            "n_units": told.n_units,
+            "blocks": blocks,
+            "n_units": summary.n_units,
             "n_classes": len(self.classes),
             "n_samples": sum(self.counts.values()),
-            "n_unlabelled": told.guesses,
+            "n_unlabelled": summary.guesses,
             "classes": [
                 {"name": name, "samples": self.counts[name]}
                 for name in self.classes.tolist()
@@ -563,21 +550,28 @@ class Snapshot:
             "history": [change.to_dict() for change in self.history],
         }
 
+    def _head_summary(self) -> HeadSummary:
+        if not isinstance(self.head, StoredHead):
+            return HeadSummary.of(self.head)
+        if self.told is not None:
+            return self.told
+        return HeadSummary.of(self.head.load("cpu"))
+
     # -- files -------------------------------------------------------------------------
 
     def to_archive(self) -> Archive:
-        """Return what a file holds: numbers, plain settings and never a sample."""
+        """Return the contents of a model file; it has no samples."""
+        plain = replace(self, recipe=self.recipe.plain())
         if self.head is None:
-            return to_archive(replace(self, recipe=self.recipe.plain()))
-        if isinstance(self.head, StoredHead):
-            told = self.told
-        else:
-            told = HeadSummary.of(self.head)
-        written: Any = {"head": self.head.to_archive(), "told": told}
-        return to_archive(replace(self, recipe=self.recipe.plain(), **written))
+            return to_archive(plain)
+        summary = self.told
+        if not isinstance(self.head, StoredHead):
+            summary = HeadSummary.of(self.head)
+        head: Any = self.head.to_archive()
+        return to_archive(replace(plain, head=head, told=summary))
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where what a file says does not fit together; its head is still an archive."""
+        """Raise :class:`FileFormatError` unless the fields agree (head unloaded)."""
         check_history(self.history, self.lineage)
         names = sorted(self.counts)
         width = None
@@ -587,47 +581,51 @@ class Snapshot:
         else:
             require(
                 archive.kind == f"head/{self.recipe.method}",
-                "its head is of another method",
+                "its head has another method",
             )
             head = StoredHead(self.recipe.method, archive)
             width = head.n_features_in_
             require(
-                head.classes_.dtype.kind == "U", "the labels of its head are no names"
+                head.classes_.dtype.kind == "U",
+                "the labels of its head are not strings",
             )
             require(
                 names == head.classes_.tolist(),
-                "it counts samples of other classes than its head learned",
+                "its sample counts and its head have different classes",
             )
         if self.spec is not None:
             fits = width in (None, self.spec.n_features)
             require(
                 fits,
-                f"its backbone has {self.spec.n_features} features and its head takes {width}",
+                f"its backbone has {self.spec.n_features} features "
+                f"and its head takes {width}",
             )
         require(
             self.spec is not None or self.adaptation is None,
-            "it adapts a backbone that it does not describe",
+            "it has an adaptation but no backbone",
         )
         blocks = not self.widths or (self.spec is None and sum(self.widths) == width)
-        require(blocks, "its blocks do not fit its features")
+        require(
+            blocks, "the widths of its feature blocks do not add up to its features"
+        )
         require(
             len(self.columns) in (0, width),
-            "it has another number of columns than names for them",
+            "the number of its column names is not that of its features",
         )
-        strange = [name for name in names if not can_read(self.label_kind, name)]
-        require(
-            not strange,
-            f"its labels are of kind {self.label_kind!r}, but {(strange or [''])[0]!r} is none",
-        )
+        for name in names:
+            require(
+                can_read(self.label_kind, name),
+                f"its labels are of type {self.label_kind!r}, but {name!r} is not",
+            )
 
 
 def read_snapshot(archive: Archive, name: str) -> Snapshot:
-    """Return what a learner knows, from what :meth:`Snapshot.to_archive` gave; its head is not read yet.
+    """Return the state in an archive; the head is not loaded yet.
 
     Raises
     ------
     FileFormatError
-        If the archive is no learner, or its parts do not fit each other.
+        If the archive is not a learner, or its parts do not agree.
     """
     now = from_archive(Snapshot, archive, name=name)
     head: Any = now.head
@@ -637,15 +635,15 @@ def read_snapshot(archive: Archive, name: str) -> Snapshot:
 
 
 def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Snapshot:
-    """Return what :func:`read_snapshot` gave with its head, ready to answer and to learn.
+    """Return a state from :func:`read_snapshot` with its head loaded.
 
     Raises
     ------
     FileFormatError
-        If the head is damaged, or does not fit the rest.
+        If the head is damaged, or does not agree with the rest.
     """
     if device is not None:
-        resolve_device(device)  # no fault of the file
+        resolve_device(device)  # an error here is not one of the file
     try:
         if now.adaptation is not None:
             read_adaptation(now.adaptation, f"{name}: adaptation")
@@ -660,18 +658,18 @@ def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Sn
         own = [now.counts[label] for label in head.classes_.tolist()]
         require(
             learned is None or own == learned.tolist(),
-            f"{name} counts other samples than its head learned",
+            f"the sample counts of {name} differ from those of its head",
         )
     except FileFormatError:
         raise
     except (EvergrowError, TypeError, ValueError) as error:
-        raise FileFormatError(f"{name} does not go with its method: {error}") from error
+        raise FileFormatError(f"{name} does not fit its method: {error}") from error
     return replace(now, head=head)
 
 
 def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
-    """Return what a backbone was adapted with; most models have none, and it takes time to import."""
-    from evergrow.adapt.fsa import Adaptation
+    """Return the adaptation of a backbone, read from its archive."""
+    from evergrow.adapt.fsa import Adaptation  # slow to import
 
     return from_archive(Adaptation, archive, name=name)
 
@@ -679,14 +677,14 @@ def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
 def with_widths(
     head: IncrementalClassifier, widths: Sequence[int]
 ) -> IncrementalClassifier:
-    """Tell a fresh head how wide several blocks of features are, where it has a parameter for them."""
+    """Set the widths of feature blocks, if the head has a parameter for them."""
     if len(widths) > 1 and getattr(head, "blocks", widths) is None:
         setattr(head, "blocks", tuple(widths))  # noqa: B010 (a parameter that not every head has)
     return head
 
 
 def counted(before: Mapping[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
-    """Return the samples of each class with a batch added.
+    """Return the sample counts per class with a batch added.
 
     Examples
     --------
@@ -703,5 +701,5 @@ def summed(
     second: Mapping[str, int],
     common: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Return the samples of each class of two models together; what both have in common counts once."""
+    """Add the sample counts of two models; those of `common` count once."""
     return dict(sorted((Counter(first) + Counter(second) - Counter(common)).items()))

@@ -1,4 +1,4 @@
-"""A head as a file holds it: names of classes change without making a head of it, which takes torch."""
+"""A head that is still in its file, whose classes can be renamed without torch."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ if TYPE_CHECKING:
 
 
 class StoredHead(NamedClasses):
-    """A head that is still in its archive: classes can get other names, and all else waits for :meth:`load`.
+    """A head in its archive: classes can be renamed and merged before :meth:`load`.
 
     Parameters
     ----------
     method : str
         Name of the head.
     archive : Archive
-        What :meth:`~evergrow.head.base.IncrementalClassifier.to_archive` gave.
+        Written by :meth:`~evergrow.head.base.IncrementalClassifier.to_archive`.
     name : str
-        What messages call it.
+        Name of the model in messages.
 
     Examples
     --------
     >>> from evergrow import Classifier
     >>> from evergrow.learner.stored_head import StoredHead
-    >>> head = Classifier(n_units=5, random_state=0).fit([[1.0], [2.0], [3.0]], ["east", "north", "west"])
-    >>> stored = StoredHead("evergrow", head.to_archive()).merge_classes(["east", "west"], "level")
+    >>> head = Classifier(n_units=5, random_state=0)
+    >>> head = head.fit([[1.0], [2.0], [3.0]], ["east", "north", "west"])
+    >>> stored = StoredHead("evergrow", head.to_archive())
+    >>> stored = stored.merge_classes(["east", "west"], "level")
     >>> stored.classes_.tolist(), stored.load().classes_.tolist()
     (['level', 'north'], ['level', 'north'])
     """
@@ -53,7 +55,7 @@ class StoredHead(NamedClasses):
         self.n_features_in_ = saved.n_features
 
     def _require_fitted(self) -> None:
-        """Take it as it is: without a class there is none to be named."""
+        """Do nothing: a stored head has learned."""
 
     def _change_classes(self, change: ClassChange) -> Self:
         names = {
@@ -67,25 +69,25 @@ class StoredHead(NamedClasses):
         return self
 
     def branch(self) -> Self:
-        """Return a copy that gets names of its own."""
+        """Return a copy with independent class names."""
         return copy.copy(self)
 
     def settle(self, *, cheap_only: bool = False) -> Self:
-        """Return itself: what answers need is worked out once it is loaded."""
+        """Return self; nothing can be computed before the head is loaded."""
         return self
 
     def to_archive(self) -> Archive:
-        """Return what a file holds: the columns as they are, under the names of now."""
+        """Return the archive with the current class names."""
         labels = to_values(StoredLabels.of(self._columns))
         return replace(self._archive, meta={**self._archive.meta, "labels": labels})
 
     def load(self, device: str | torch.device | None = None) -> IncrementalClassifier:
-        """Return the head itself, with classes of one name as one.
+        """Load the head and merge classes of equal name.
 
         Parameters
         ----------
         device : str or torch.device, optional
-            Where to put it; by default where its settings say.
+            Device of the head; by default the one in its settings.
         """
         from evergrow.head.base import HEADS
 

@@ -1,4 +1,4 @@
-"""What a model knows after it learned samples without labels, forgot them again, or let everything fade."""
+"""State changes: learn unlabelled samples, remove them, and fade."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 def with_unlabelled(
     now: Snapshot, blocks: Iterable[LabelledRows]
 ) -> tuple[Snapshot, PseudoLabelReport]:
-    """Return what is known with samples learned as what they look like, and what became of them.
+    """Learn unlabelled samples as their predicted class.
 
     Parameters
     ----------
     now : Snapshot
-        What is known.
+        The current state.
     blocks : iterable of LabelledRows
-        Feature vectors without labels. A stream is guessed block by block, each with
-        the help of those before it.
+        Feature vectors without labels. Each block of a stream is labelled by the model
+        that learned the blocks before it.
+
+    Returns
+    -------
+    (Snapshot, PseudoLabelReport)
+        The new state, and how many samples were used per class.
 
     Raises
     ------
@@ -46,8 +51,9 @@ def with_unlabelled(
         report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
     if not report.used:
         raise InputError(
-            f"none of the {report.unknown:,} samples without labels looks like a class that was learned, so nothing "
-            "was learned from them: group_unknown() sorts them into groups that can be named"
+            f"none of the {report.unknown:,} samples without labels looks like a "
+            "class that was learned, so nothing was learned from them: group_unknown() "
+            "sorts them into groups that can be named"
         )
     note = ""
     if report.unknown:
@@ -59,14 +65,14 @@ def with_unlabelled(
 
 
 def without_unlabelled(now: Snapshot) -> Snapshot:
-    """Return what is known without anything that was learned without labels."""
+    """Remove everything that was learned without labels."""
     head = now.head.branch()
     change = Change.now("forget-unlabelled", getattr(head, "n_pseudo_labels_", 0))
     return now.after(change, head=head.forget_unlabelled())
 
 
 def faded(now: Snapshot, factor: float) -> Snapshot:
-    """Return what is known with every sample counting for less than before."""
+    """Multiply the weight of everything learned so far by a factor."""
     head = now.head.branch().fade(factor).settle(cheap_only=True)
     change = Change.now("fade", sum(now.counts.values()), note=f"times {factor:g}")
     return now.after(change, head=head, calibration=now.calibration.applied(head))

@@ -1,4 +1,4 @@
-"""Files put elsewhere: nothing is overwritten, no link is followed, and a kill at any moment loses nothing."""
+"""Move, copy and link files safely: no overwriting, no links, no loss after a kill."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from evergrow.core.errors import InputError
 from evergrow.core.files import partial_folder, remove_leftovers
 
 How = Literal["move", "copy", "link"]
-"""Ways to put a file elsewhere; a link is a symbolic one."""
+"""Ways to put a file elsewhere; "link" makes a symbolic link."""
 
 LARGEST = 256 * 2**20
-"""Bytes of a file that is still looked at."""
+"""Larger files, in bytes, are not sorted."""
 
 _FORBIDDEN = '<>:"/\\|?*'
 _FIRST = ".-+=@"  # hidden, an option of a command, or a formula in a table
@@ -30,36 +30,36 @@ _DEVICES = {
     "nul",
     *(f"{name}{number}" for name in ("com", "lpt") for number in range(10)),
 }
-# Characters, of four bytes at most where a file system counts 255 bytes, with room for
-# a number
+# File names may have 255 bytes, a character has up to four; leaves room for a number.
 _LONGEST_NAME = 80
-_NAME_BYTES = 255  # of a name of a file
+_NAME_BYTES = 255
 _PARTIAL = "evergrow-sort"
 SCRATCH_PATTERN = rf"\.{_PARTIAL}\..*\.part"
 """Names of scratch folders."""
 
-_COMPARED = 2**20  # bytes of two files compared at a time
+_COMPARED = 2**20  # bytes compared at a time
 
 
 def odd_file(path: Path) -> str:
-    """Return why a file is not sorted; empty for an ordinary file."""
+    """Return why a file cannot be sorted; empty for a regular file."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         return "it is a link: links are not followed"
     if not stat.S_ISREG(status.st_mode):
-        return "it is no ordinary file"
+        return "it is not a regular file"
     if status.st_size > LARGEST:
         return f"it has {status.st_size:,} bytes, more than {LARGEST:,}"
     return ""
 
 
 def folder_name(name: str) -> str:
-    r"""Return a name as near to this one as a folder may have on every system.
+    r"""Return the nearest name that is valid for a folder on every system.
 
     Examples
     --------
     >>> from evergrow.tools.file_moves import folder_name
-    >>> [folder_name(name) for name in ("Goldfinch ♀", "../x", "CON", "a/b.", "-rf", "\x00", "")]
+    >>> names = ("Goldfinch ♀", "../x", "CON", "a/b.", "-rf", "\x00", "")
+    >>> [folder_name(name) for name in names]
     ['Goldfinch ♀', '_._x', '_CON', 'a_b', '_rf', '_', '_']
     """
     plain = unicodedata.normalize("NFC", name)
@@ -68,7 +68,7 @@ def folder_name(name: str) -> str:
         for letter in plain
     )
     plain = plain.strip().rstrip(". ")[:_LONGEST_NAME].rstrip(". ")
-    if plain[:1] in _FIRST:  # also where there is no letter at all
+    if plain[:1] in _FIRST:  # true for an empty name too
         plain = f"_{plain[1:]}"
     if plain.split(".")[0].strip().lower() in _DEVICES:
         return f"_{plain}"
@@ -76,14 +76,14 @@ def folder_name(name: str) -> str:
 
 
 def folder_names(names: Collection[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """Return a folder for each name; no two are the same where case does not count.
+    """Return a folder name per class, unique on case-insensitive systems too.
 
     Parameters
     ----------
     names : collection of str
-        Any names; those that can stay as they are do.
+        Class names. Valid folder names are kept.
     taken : collection of str
-        Folders that are none of theirs.
+        Folder names that must not be used.
 
     Examples
     --------
@@ -102,14 +102,14 @@ def folder_names(names: Collection[str], taken: Collection[str] = ()) -> dict[st
 
 
 def same_name(name: str) -> str:
-    """Return what two names share where a system does not tell them apart: by case, or by how accents are written."""
+    """Normalise case and accents, which some file systems ignore."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def free_name(name: str, taken: Callable[[str], bool]) -> str:
-    """Return a name that is not taken: this one, or with a number before its ending.
+    """Return this name, or the name with a number before its suffix, if it is taken.
 
-    A name that gets too long by the number loses characters before it.
+    Names that become too long are shortened before the number.
     """
     stem, suffix = os.path.splitext(name)
     number = 1
@@ -124,12 +124,12 @@ def free_name(name: str, taken: Callable[[str], bool]) -> str:
 
 
 def own_folder(root: Path, *parts: str, make: bool = True) -> Path:
-    """Return a folder below another, made if need be; what is written there must not land anywhere else.
+    """Return a subfolder, created if needed, whose path contains no link below `root`.
 
     Raises
     ------
     InputError
-        If there is a link or a file on the way.
+        If a part of the path is a link or a file.
     """
     place = root
     for part in parts:
@@ -146,18 +146,18 @@ def own_folder(root: Path, *parts: str, make: bool = True) -> Path:
 def put_file(source: Path, target: Path, how: How, scratch: Path | None = None) -> None:
     """Move, copy or link a file to a free path.
 
-    The call can be repeated after a kill at any moment. A target that holds a copy of
-    the file, or the file itself under a second name, counts as reached.
+    The call can be repeated after a kill at any moment. If the target is already a copy
+    of the file, or a hard link to it, nothing is copied.
 
     Parameters
     ----------
     source, target : Path
-        Where the file is, and where it goes. They may be on different file systems.
+        Current and new path. They may be on different file systems.
     how : {"move", "copy", "link"}
-        What to do.
+        How to put the file there.
     scratch : Path, optional
-        A folder of this process for half-written copies, from :func:`scratch_folder`.
-        Without one on the file system of the target, each copy makes its own.
+        A folder of this process for partial copies, from :func:`scratch_folder`. If it
+        is not on the file system of the target, each copy creates its own.
 
     Raises
     ------
@@ -178,13 +178,13 @@ def put_file(source: Path, target: Path, how: How, scratch: Path | None = None) 
     if not (reached or linked):
         _copy(source, target, scratch)
     if how == "move":
-        if not linked:  # two file systems: only a flush brings their changes in order
+        if not linked:  # two file systems: flush, so that changes keep their order
             _flush_folder(target.parent)
         _remove_source(source, target)
 
 
 def _remove_source(source: Path, target: Path) -> None:
-    """Remove the first of two directory entries; the second, if that is denied."""
+    """Remove the source; if that is denied, remove the target and raise the error."""
     try:
         os.unlink(source)
     except FileNotFoundError:
@@ -195,7 +195,7 @@ def _remove_source(source: Path, target: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Write the entries of a folder to disk, where the system can."""
+    """Flush the entries of a folder to disk; does nothing on Windows."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -206,7 +206,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _linked(source: Path, target: Path) -> bool:
-    """Give a file a second name, which unlike a rename never overwrites; return False where the disk has no such."""
+    """Create a hard link, which never overwrites; return False if unsupported."""
     try:
         os.link(source, target, follow_symlinks=False)
     except (FileExistsError, FileNotFoundError):
@@ -217,9 +217,9 @@ def _linked(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path, scratch: Path | None) -> None:
-    """Write a copy that appears whole, with the times and the mode of the original.
+    """Copy a file atomically, with its times and mode.
 
-    It is written on the file system of the target, since a rename cannot cross two.
+    The partial copy is on the file system of the target, so that it can be renamed.
     """
     if os.path.lexists(target):
         raise FileExistsError(
@@ -244,7 +244,7 @@ def _copy(source: Path, target: Path, scratch: Path | None) -> None:
 
 
 def scratch_folder(parent: Path) -> AbstractContextManager[Path]:
-    """Return a context with a hidden folder for copies, removed at its end."""
+    """Return a context with a hidden folder for partial copies, removed at the end."""
     return partial_folder(parent, _PARTIAL)
 
 
@@ -254,7 +254,7 @@ def remove_partial_copies(folder: Path) -> None:
 
 
 def holds(source: Path, target: Path, how: How) -> bool:
-    """Return whether the target has what :func:`put_file` puts there.
+    """Return whether the target is already the result of :func:`put_file`.
 
     That is a link to the source; or, for a move or a copy, a second directory entry
     with the content of the source. Either of two entries can be removed without loss.
@@ -271,7 +271,7 @@ def same_entry(first: Path, second: Path) -> bool:
     """Return whether two paths of existing files lead to one directory entry.
 
     Two hard links are two entries. One file reached through a linked or mounted folder,
-    or by a name that differs only in case where case does not count, is one entry.
+    or by a name that differs only in case on a case-insensitive system, is one entry.
     """
     one_folder = os.path.realpath(first.parent) == os.path.realpath(
         second.parent

@@ -1,9 +1,9 @@
-"""Sorting a folder of images into a folder for each class, and taking it back.
+"""Sort a folder of images into one folder per class, and undo it.
 
-The table ``OUT/sorted.csv`` is written before the first file is put anywhere, with
-every file and where it goes, and again at the end. After a kill at any moment the table
-and the folders tell what is left to do. Nothing is overwritten, no link is followed,
-and what cannot be read stays where it is.
+The table ``OUT/sorted.csv`` lists every file and its destination. It is written before
+the first file is moved, and again at the end. After a kill at any moment, the table and
+the folders show which files are left. Nothing is overwritten, no link is followed, and
+unreadable files stay in place.
 
 A file is removed only while a second directory entry with the same content exists.
 """
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import (
@@ -62,45 +62,45 @@ TABLE = "sorted.csv"
 
 UNKNOWN = "unknown"
 UNSURE = "unsure"
-"""Folders of what belongs to no learned class, and of answers that are not likely enough."""
+"""Folders of unknown images, and of predictions below the probability limit."""
 
 LEAST = 0.8
-"""Probability from which an answer counts as sure."""
+"""Default probability limit for sorting an image into the folder of its class."""
 
 BLOCK = 16_384
-"""Images that are asked about at once, which bounds memory."""
+"""Number of images predicted at a time, which bounds memory."""
 
 _ENDING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-"""Errors that stop the whole sort, since the next file would meet them too."""
+"""Errors that stop the whole sort, because they affect every file."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
 class SortedFile:
-    """One row of the table: a file, the answer about it, and where it went.
+    """One row of the table: a file, its predicted class and its destination.
 
     Parameters
     ----------
     file : str
-        Where it was, as a whole path.
+        Original absolute path.
     answer : str
-        The likeliest class, also where it is not sure; empty for what is unknown or
-        cannot be read.
+        The most likely class, whatever its probability; empty for unknown or unreadable
+        images.
     probability : float or None
-        Of the answer.
+        Probability of the class.
     place : str
-        Where it went, from the folder of the table; empty where it stays.
+        Destination, relative to the folder of the table; empty if the file stays.
     how : {"move", "copy", "link", ""}
-        How it got there.
+        How the file is put there.
     state : {"planned", "done", "left", "undoing"}
-        Whether it is there. While an undo runs, what was done is "undoing".
+        Progress. While an undo runs, done rows are marked as "undoing".
     size : int
-        Bytes of the file.
+        Size of the file in bytes.
     note : str
-        What is unusual about it: that it is unknown, unsure, or cannot be read.
+        Why the file is unknown or unsure, or stays in place.
     folder : str
-        The folder that was sorted, as a whole path. ``file`` lies in it.
+        Absolute path of the sorted folder, which contains ``file``.
     """
 
     file: str
@@ -115,7 +115,7 @@ class SortedFile:
 
     @property
     def group(self) -> str:
-        """The folder that it goes to; empty where it stays."""
+        """The destination folder; empty if the file stays."""
         return posixpath.dirname(self.place)
 
 
@@ -129,30 +129,30 @@ def plan_sort(
     false_alarm: float = FALSE_ALARM,
     earlier: Sequence[SortedFile] = (),
 ) -> list[SortedFile]:
-    """Return where the images of a folder belong; nothing is written.
+    """Plan where the images of a folder go; nothing is written.
 
     Parameters
     ----------
     learner : Learner
         A model of images.
     folder : path-like
-        Images, in subfolders too; links and hidden files are left alone, and so is
-        ``out``, should it lie there.
+        Folder of images, including subfolders. Links, hidden files and ``out`` are
+        skipped.
     out : path-like
-        Where the folders of classes are, or will be.
+        Folder for the folders of the classes.
     unknown : str
-        Folder of images of no learned class.
+        Name of the folder for unknown images.
     least : float
-        Probability below which an answer goes to ``unsure``.
+        Images with a lower probability go to the folder ``unsure``.
     false_alarm : float
-        Share of known things that may be called unknown.
+        Fraction of known images that may be called unknown.
     earlier : sequence of SortedFile
-        What was sorted there before: it is left out, and classes keep their folders.
+        Rows sorted before. These files are skipped, and classes keep their folders.
 
     Returns
     -------
     list of SortedFile
-        One row for every image, those that stay with the reason.
+        One row per image; images that stay have the reason as a note.
     """
     root, target = _checked(learner, folder, out, unknown)
     _check_no_undo(earlier, target)
@@ -168,58 +168,36 @@ def plan_sort(
     }
     left = {name: reason for name in sizes if (reason := _why_not(root, name))}
     names = [name for name in sizes if name not in left]
-    known = {
-        row.answer: row.group
-        for row in earlier
-        if row.answer and not row.note and row.place
-    }
-    classes = [str(name) for name in learner.state_.classes]
-    fresh = [name for name in classes if name not in known]
-    folders = folder_names(fresh, [unknown, UNSURE, TABLE, *known.values()])
-    folders |= {name: known[name] for name in classes if name in known}
+    folders = _class_folders(learner.state_.classes.tolist(), earlier, unknown)
     used = {
         group: _names_in(target, group, earlier)
         for group in {unknown, UNSURE, *folders.values()}
     }
     rows: list[SortedFile] = []
-    alarm = false_alarm if learner.state_.describe()["novelty"] else None
-    for start in range(0, len(names), BLOCK):
-        block = names[start : start + BLOCK]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DataWarning)  # the rows say it
-            try:
-                found = learner.ask(
-                    Images(tuple(block), root=root), false_alarm=alarm, on_error="skip"
-                )
-            except ImageError as error:  # none can be read
-                left |= dict.fromkeys(block, str(error))
-                continue
-        left |= dict(found.failures)
-        columns = found.ranked(1)[:, 0]
-        for place, row in enumerate(found.rows.tolist()):
-            file = block[row]
-            name = str(found.classes[columns[place]])
-            likely = float(found.values[place, columns[place]])
-            sorted_file = SortedFile(
-                str(root / file), name, likely, size=sizes[file], folder=str(root)
-            )
-            group = folders[name]
-            if found.unknown is not None and found.unknown[place]:
-                group = unknown
-                sorted_file = replace(
-                    sorted_file,
-                    answer="",
-                    probability=None,
-                    note=f"unknown, most like {name}",
-                )
-            elif likely < least:
-                group = UNSURE
-                sorted_file = replace(sorted_file, note="unsure")
-            if (root / file).parent == target / group:
-                left[file] = "it is in its folder already"
-                continue
-            free = _free_name(file, used[group])
-            rows.append(replace(sorted_file, place=f"{group}/{free}"))
+    predictions, failures = _predict_images(learner, root, names, false_alarm)
+    left |= failures
+    for found in predictions:
+        file = root / found.file
+        row = SortedFile(
+            str(file),
+            found.name,
+            found.probability,
+            size=sizes[found.file],
+            folder=str(root),
+        )
+        group = folders[found.name]
+        if found.is_unknown:
+            group = unknown
+            note = f"unknown, most like {found.name}"
+            row = replace(row, answer="", probability=None, note=note)
+        elif found.probability < least:
+            group = UNSURE
+            row = replace(row, note="unsure")
+        if file.parent == target / group:
+            left[found.file] = "it is in its folder already"
+            continue
+        free = _free_name(found.file, used[group])
+        rows.append(replace(row, place=f"{group}/{free}"))
     rows += [
         SortedFile(str(root / name), size=sizes[name], note=reason, folder=str(root))
         for name, reason in left.items()
@@ -227,35 +205,93 @@ def plan_sort(
     return sorted(rows, key=lambda row: row.file)
 
 
+def _class_folders(
+    classes: Sequence[str], earlier: Iterable[SortedFile], unknown: str
+) -> dict[str, str]:
+    """Return the folder of each class; classes sorted before keep their folders."""
+    known = {
+        row.answer: row.group
+        for row in earlier
+        if row.answer and not row.note and row.place
+    }
+    new = [name for name in classes if name not in known]
+    folders = folder_names(new, [unknown, UNSURE, TABLE, *known.values()])
+    return folders | {name: known[name] for name in classes if name in known}
+
+
+class _Prediction(NamedTuple):
+    file: str
+    name: str
+    probability: float
+    is_unknown: bool
+
+
+def _predict_images(
+    learner: Learner, root: Path, names: Sequence[str], false_alarm: float
+) -> tuple[list[_Prediction], dict[str, str]]:
+    """Return predictions in order, and the errors of unreadable images."""
+    alarm = false_alarm if learner.state_.describe()["novelty"] else None
+    predictions: list[_Prediction] = []
+    failures: dict[str, str] = {}
+    for start in range(0, len(names), BLOCK):
+        block = names[start : start + BLOCK]
+        images = Images(tuple(block), root=root)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # rows name unreadable files
+            try:
+                answers = learner.ask(images, false_alarm=alarm, on_error="skip")
+            except ImageError as error:  # all images of the block are unreadable
+                failures |= dict.fromkeys(block, str(error))
+                continue
+        failures |= dict(answers.failures)
+        columns = answers.ranked(1)[:, 0].tolist()
+        for index, (row, column) in enumerate(
+            zip(answers.rows.tolist(), columns, strict=True)
+        ):
+            unknown = answers.unknown
+            predictions.append(
+                _Prediction(
+                    block[row],
+                    str(answers.classes[column]),
+                    float(answers.values[index, column]),
+                    unknown is not None and bool(unknown[index]),
+                )
+            )
+    return predictions, failures
+
+
 def _checked(
     learner: Learner, folder: Any, out: Any, unknown: str
 ) -> tuple[Path, Path]:
-    """Return the two folders, all links on the way to them followed, or raise what is wrong with the request."""
+    """Return the resolved folders, or raise an error if they cannot be used."""
     root = Path(os.path.realpath(folder))
     target = Path(os.path.realpath(out))
     if not root.is_dir():
         raise DatasetNotFoundError(f"No folder {os.fspath(folder)!r} here.")
     if target.exists() and os.path.samefile(root, target):
         raise InputError(
-            f"{os.fspath(out)} holds the images themselves; name another folder to sort them into."
+            f"{os.fspath(out)} holds the images themselves; name another folder to "
+            "sort them into."
         )
     if not target.parent.is_dir() or (target.exists() and not target.is_dir()):
         raise InputError(
-            f"{os.fspath(out)} must be a folder, or a new one in a folder that is there."
+            f"{os.fspath(out)} must be a folder, or a new one in an existing folder."
         )
     if unknown != folder_name(unknown) or same_name(unknown) in (UNSURE, TABLE):
         raise InputError(
-            f"{unknown!r} cannot be the name of a folder for unknown images; try {UNKNOWN!r}."
+            f"{unknown!r} cannot be the name of a folder for unknown images; "
+            f"try {UNKNOWN!r}."
         )
     if learner.state_.kind != "image" or not hasattr(learner.head_, "predict_proba"):
         raise InputError(
-            "Sorting needs a model of images that gives probabilities, such as 'evergrow fit' makes."
+            "Sorting needs a model of images with probabilities, such as one made by "
+            "'evergrow fit'."
         )
     return root, target
 
 
 def _check_no_undo(earlier: Iterable[SortedFile], out: Path) -> None:
-    """Refuse to sort between the two halves of an undo: files would be there twice."""
+    """Raise :class:`InputError` if an undo was interrupted: files would be doubled."""
     if any(row.state == "undoing" for row in earlier):
         raise InputError(
             f"An undo of {out / TABLE} was interrupted; undo it again before sorting."
@@ -263,7 +299,7 @@ def _check_no_undo(earlier: Iterable[SortedFile], out: Path) -> None:
 
 
 def _images(root: Path, out: Path) -> dict[str, int]:
-    """Return the images below a folder and their sizes; hidden ones are left out, and what is in another folder."""
+    """Return the sizes of all images below `root`, except hidden ones and `out`."""
     below = ""
     if out.is_relative_to(root):
         below = f"{out.relative_to(root).as_posix()}/"
@@ -277,7 +313,7 @@ def _images(root: Path, out: Path) -> dict[str, int]:
 
 
 def _why_not(root: Path, name: str) -> str:
-    """Return why an image is not sorted; empty for an ordinary file."""
+    """Return why an image cannot be sorted; empty if it can."""
     try:
         return odd_file(root / name)
     except FileNotFoundError:
@@ -285,29 +321,15 @@ def _why_not(root: Path, name: str) -> str:
 
 
 def _names_in(out: Path, group: str, earlier: Iterable[SortedFile]) -> set[str]:
-    """Return the names that are taken in a folder: by what is there, or was to go there."""
+    """Return the taken file names of a folder, existing or planned."""
     folder = own_folder(out, group, make=False)
-    if folder.is_dir():
-        there = os.listdir(folder)
-    else:
-        there = []
-    return set(
-        map(
-            same_name,
-            [
-                *there,
-                *(
-                    posixpath.basename(row.place)
-                    for row in earlier
-                    if row.group == group
-                ),
-            ],
-        )
-    )
+    names = os.listdir(folder) if folder.is_dir() else []
+    names += [posixpath.basename(row.place) for row in earlier if row.group == group]
+    return set(map(same_name, names))
 
 
 def _free_name(name: str, used: set[str]) -> str:
-    """Return a name for a file that nobody has; nobody gets it again."""
+    """Return a free file name and add it to the used names."""
     found = free_name(posixpath.basename(name), lambda other: same_name(other) in used)
     used.add(same_name(found))
     return found
@@ -322,37 +344,37 @@ def sort_folder(
     progress: bool = False,
     **settings: Any,
 ) -> list[SortedFile]:
-    """Sort the images of a folder, after completing what an earlier call was interrupted in.
+    """Sort the images of a folder; an interrupted earlier call is completed first.
 
     An interrupted sort of another folder into ``out`` is not completed. Its rows stay
-    in the table until that folder is sorted again, or all is undone.
+    in the table until that folder is sorted again, or everything is undone.
 
     Parameters
     ----------
     learner, folder, out
         As for :func:`plan_sort`.
     how : {"move", "copy", "link"}
-        What to do with the files.
+        How to put files into the folders.
     progress : bool
-        Whether to show a bar.
+        Whether to show a progress bar.
     **settings
-        For :func:`plan_sort`.
+        Passed to :func:`plan_sort`.
 
     Returns
     -------
     list of SortedFile
-        One row for every image that was put somewhere, or stays with the reason.
+        One row per image; images that stay have the reason as a note.
 
     Raises
     ------
     BusyError
         If another process sorts into the same folder.
     FileFormatError
-        If the table there is damaged.
+        If the table in ``out`` is damaged.
     InputError
-        If an undo was interrupted there, or a folder cannot be used.
+        If an undo was interrupted, or a folder cannot be used.
     PathError
-        If the disk is full; the same call goes on from there.
+        If the disk is full. Repeat the call to continue.
 
     Examples
     --------
@@ -367,9 +389,10 @@ def sort_folder(
     ...         for number in range(4):
     ...             image = Image.new("RGB", (32, 32), colour)
     ...             image.save(Path(place, "taught", name, f"{number}.png"))
-    ...     learner = Learner("test_resnet", weights="random", cache=False).fit(Path(place, "taught"))
-    ...     rows = sort_folder(learner, Path(place, "taught"), Path(place, "out"), "copy", least=0.5)
-    ...     print(len(rows), Path(place, "out", TABLE).is_file(), undo_sort(Path(place, "out", TABLE)))
+    ...     images, out = Path(place, "taught"), Path(place, "out")
+    ...     learner = Learner("test_resnet", weights="random", cache=False).fit(images)
+    ...     rows = sort_folder(learner, images, out, "copy", least=0.5)
+    ...     print(len(rows), (out / TABLE).is_file(), undo_sort(out / TABLE))
     8 True []
     """
     root, target = _checked(learner, folder, out, settings.get("unknown", UNKNOWN))
@@ -377,10 +400,7 @@ def sort_folder(
     with locked(target):
         remove_leftovers(target, f".{TABLE}.*")
         table = target / TABLE
-        if os.path.lexists(table):
-            earlier = read_table(table)
-        else:
-            earlier = []
+        earlier = read_table(table) if os.path.lexists(table) else []
         _check_no_undo(earlier, target)
         resumed, waiting = split_planned(earlier, root)
         remove_partial_copies(target)
@@ -400,21 +420,23 @@ def sort_folder(
 def split_planned(
     rows: Iterable[SortedFile], folder: str | os.PathLike[str]
 ) -> tuple[list[SortedFile], list[SortedFile]]:
-    """Return the planned rows of files in a folder, and those of files elsewhere."""
+    """Split planned rows into those of files in a folder and all others."""
     root = Path(os.path.realpath(folder))
     inside: list[SortedFile] = []
     elsewhere: list[SortedFile] = []
     for row in rows:
         if row.state == "planned":
-            is_inside = Path(row.file).is_relative_to(root)
-            (inside if is_inside else elsewhere).append(row)
+            if Path(row.file).is_relative_to(root):
+                inside.append(row)
+            else:
+                elsewhere.append(row)
     return inside, elsewhere
 
 
 def _carried_out(
     planned: Sequence[SortedFile], out: Path, progress: bool
 ) -> list[SortedFile]:
-    """Put files where they belong, and return the rows with what came of it."""
+    """Put files into their folders and return the rows with the result."""
     rows: list[SortedFile] = []
     if not planned:
         return rows
@@ -426,8 +448,9 @@ def _carried_out(
                 rows.append(left if reason else replace(row, state="done"))
     except OSError as error:
         raise PathError(
-            f"{error.strerror or error}: {len(rows)} of {len(planned)} files are sorted, the others are where they "
-            f"were. {out / TABLE} lists both, and the same command goes on from there."
+            f"{error.strerror or error}: {len(rows)} of {len(planned)} files are "
+            f"sorted, the others are where they were. {out / TABLE} lists both, and "
+            "the same command goes on from there."
         ) from error
     return rows
 
@@ -435,7 +458,7 @@ def _carried_out(
 def _with_progress(
     what: str, rows: Sequence[SortedFile], progress: bool
 ) -> Iterator[SortedFile]:
-    """Yield rows and show a bar."""
+    """Yield rows and show a progress bar."""
     with meter(what, len(rows), enabled=progress and bool(rows)) as tick:
         for number, row in enumerate(rows):
             yield row
@@ -443,26 +466,26 @@ def _with_progress(
 
 
 def _remove_partial_copies(folders: Iterable[Path]) -> None:
-    """Remove what a killed process left half-written in folders; follow no link."""
+    """Remove partial copies of killed processes from folders; links are skipped."""
     for folder in set(folders):
         if folder.is_dir() and not _behind_link(folder):
             remove_partial_copies(folder)
 
 
 def _behind_link(folder: Path) -> bool:
-    """Return whether a folder, or one on the way to it, is a link."""
+    """Return whether the path of a folder contains a link."""
     return os.path.realpath(folder) != str(folder)
 
 
 def _put(row: SortedFile, out: Path, scratch: Path) -> str:
-    """Do what a row says, unless it is done already, and return why it cannot be done."""
+    """Put one file into its folder; return the reason if it fails."""
     source = Path(row.file)
     target = own_folder(out, row.group) / posixpath.basename(row.place)
     how = cast(How, row.how)
     try:
         if not os.path.lexists(source):
             if _is_there(target, row.size) or holds(source, target, how):
-                return ""  # done before a kill
+                return ""  # a killed process did this
             return "it is no longer there"
         if _behind_link(source.parent):
             return "a link is on the way to it: links are not followed"
@@ -475,7 +498,7 @@ def _put(row: SortedFile, out: Path, scratch: Path) -> str:
 
 
 def _reason(error: OSError, target: Path) -> str:
-    """Return why one file stays, or raise the error if the next file would meet it."""
+    """Return the reason of a failure; raise errors that affect every file."""
     if isinstance(error, FileNotFoundError):
         return "it is no longer there"
     if isinstance(error, FileExistsError):
@@ -489,36 +512,36 @@ def _is_there(path: Path, size: int) -> bool:
     return path.is_file() and not path.is_symlink() and path.stat().st_size == size
 
 
-# -- back again ------------------------------------------------------------------------
+# -- undo --
 
 
 def undo_sort(
     table: str | os.PathLike[str], *, progress: bool = False
 ) -> list[SortedFile]:
-    """Take back everything that a table lists, and remove it; what was changed since stays, and stays listed.
+    """Undo everything listed in a table, then remove the table.
 
-    Files that were moved go back, copies and links that are still what they were are
-    removed, and so are the folders of classes once they are empty. It may be
-    interrupted and called again.
+    Moved files go back. Unchanged copies and links are removed, and then empty class
+    folders. Files that were changed since stay, and stay listed. An interrupted undo
+    can be repeated.
 
     Parameters
     ----------
     table : path-like
-        The table, in the folder that files were sorted into.
+        The table in the folder of sorted files.
     progress : bool
-        Whether to show a bar.
+        Whether to show a progress bar.
 
     Returns
     -------
     list of SortedFile
-        What could not be taken back, with the reason.
+        Rows that could not be undone, with the reason as a note.
     """
     path = Path(
         os.path.realpath(os.path.dirname(os.path.abspath(table))),
         os.path.basename(table),
     )
     out = path.parent
-    if _only_leftovers(out):  # killed before the table was there, or after
+    if _only_leftovers(out):  # a process was killed without a table
         with locked(out):
             remove_leftovers(out, f".{TABLE}.*")
             remove_partial_copies(out)
@@ -543,7 +566,8 @@ def undo_sort(
                     kept.append(replace(row, note=reason))
         except OSError as error:
             raise PathError(
-                f"{error.strerror or error}. What was not undone is as it was; undo it again."
+                f"{error.strerror or error}. The other files are as they were; undo "
+                "it again."
             ) from error
         for group in {row.group for row in rows if row.place}:
             if not (out / group).is_symlink():
@@ -557,20 +581,20 @@ def undo_sort(
 
 
 def _rows_to_undo(path: Path) -> list[SortedFile]:
-    """Return the rows of a table, and note in it that their undo has begun."""
+    """Return the rows of a table, and mark them as being undone."""
     rows: list[SortedFile] = []
     noted: list[SortedFile] = []
     for row in read_table(path):
         is_done = row.state in ("done", "undoing")
         rows.append(replace(row, state="done") if is_done else row)
         noted.append(replace(row, state="undoing") if is_done else row)
-    with suppress(OSError):  # a full disk must not prevent what makes room
+    with suppress(OSError):  # an undo must work on a full disk
         write_table(path, noted)
     return rows
 
 
 def _only_leftovers(out: Path) -> bool:
-    """Return whether a folder holds only what a killed sort or undo leaves behind."""
+    """Return whether a folder holds only partial files of killed processes."""
     try:
         names = os.listdir(out)
     except OSError:
@@ -580,17 +604,17 @@ def _only_leftovers(out: Path) -> bool:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # others have put something there
+    with suppress(OSError):  # not empty
         folder.rmdir()
 
 
 def _taken_back(row: SortedFile, out: Path) -> str:
-    """Undo one row, unless that is done already, and return why it cannot be done."""
+    """Undo one row, unless that is done; return the reason if it fails."""
     source = Path(row.file)
     try:
         folder = own_folder(out, row.group, make=False)
         return _undo_row(row, source, folder / posixpath.basename(row.place))
-    except InputError as error:  # a link or a file in place of the folder
+    except InputError as error:  # the folder was replaced by a link or a file
         return str(error)
     except OSError as error:
         return _reason(error, source)
@@ -620,14 +644,13 @@ def _undo_row(row: SortedFile, source: Path, target: Path) -> str:
         return "something else has its place"
     if os.path.lexists(source) and same_entry(source, target):
         return ""  # its folder was moved back by hand
-    with suppress(OSError):  # then the file cannot be put there, which says why
+    with suppress(OSError):  # `put_file` reports the error
         source.parent.mkdir(parents=True, exist_ok=True)
     put_file(target, source, "move")
     return ""
 
 
-# -- the table -------------------------------------------------------------------------
-
+# -- table --
 
 _COLUMNS = [field.name for field in fields(SortedFile)]
 _EXACT = ("file", "folder", "answer", "place")
@@ -635,7 +658,7 @@ _PATHS = ("file", "folder")
 
 
 def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
-    """Write a table in one step."""
+    """Write a table atomically."""
     with (
         atomic_path(path) as temporary,
         open(temporary, "w", newline="", encoding="utf-8") as file,
@@ -664,14 +687,14 @@ def _check_table_exists(path: str | os.PathLike[str]) -> None:
 
 
 def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
-    """Return the rows of a table, however it was edited.
+    """Read and check a table, which users may have edited.
 
     Raises
     ------
     DatasetNotFoundError
         If there is no such file.
     FileFormatError
-        If it is no table of a sort, or names files outside of its folders.
+        If it is not a table of a sort, or names files outside of its folders.
     """
     _check_table_exists(path)
     title = os.fspath(path)
@@ -689,7 +712,7 @@ def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
 
 
 def _row(cells: list[str], line: int) -> SortedFile:
-    """Return a checked row of a table; whatever it names lies in its two folders."""
+    """Parse and check one row; all its paths lie in its two folders."""
     if len(cells) != len(_COLUMNS):
         raise ValueError(f"line {line} must have {len(_COLUMNS)} cells")
     if _CONTROL.search("".join(cells)):
@@ -720,9 +743,7 @@ def _check_row(row: SortedFile, line: int) -> None:
     if not is_inside:
         raise ValueError(f"line {line} names {row.file!r} outside of {row.folder!r}")
     if not _ends_like_image(row.file):
-        raise ValueError(
-            f"line {line} names {row.file!r}, which is no path of an image"
-        )
+        raise ValueError(f"line {line} names {row.file!r}, which is not an image path")
     if bool(row.place) != (row.state != "left") or bool(row.place) != bool(row.how):
         raise ValueError(f"line {line} contradicts itself")
     if not row.place:
@@ -734,13 +755,13 @@ def _check_row(row: SortedFile, line: int) -> None:
 
 
 def _is_plain_name(name: str) -> bool:
-    """Return whether a text is one name of a file or folder on this system."""
-    os.fsencode(name)  # a ValueError for what no system call takes
+    """Return whether a string is a single file name on this system."""
+    os.fsencode(name)  # raises ValueError for invalid names
     separators = {"/", os.sep, "\0"}
     return name not in ("", ".", "..") and separators.isdisjoint(name)
 
 
 def _ends_like_image(name: str) -> bool:
-    """Return whether a name ends like an image, even if its reader is not installed."""
+    """Return whether a name has an image suffix, even if its reader is missing."""
     suffix = os.path.splitext(name)[1].lower()
     return suffix in IMAGE_SUFFIXES or plugin_of(name) is not None
