@@ -108,7 +108,7 @@ def read_views(
         Prepared images.
     """
     read: dict[FeatureBlock, Tensor] = {}
-    halves = [half for block in blocks for half in block.read_as]
+    halves = [half for block in blocks for half in block.components]
     views = list(dict.fromkeys(half.view for half in halves))
     for view, (part, columns) in zip(views, transform.cuts(), strict=True):
         mine = [half for half in halves if half.view == view]
@@ -134,7 +134,7 @@ def read_views(
                 )  # not len(): exporters keep it open
                 half = values if len(sides) == 1 else values[rows]
                 read[replace(depth, view=view, side=side)] = half  # type: ignore[arg-type]
-    parts = [[read[half] for half in block.read_as] for block in blocks]
+    parts = [[read[half] for half in block.components] for block in blocks]
     return [
         part[0] if len(part) == 1 else torch.stack(part).sum(dim=0) / len(part)
         for part in parts

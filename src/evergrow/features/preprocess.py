@@ -319,8 +319,8 @@ class ViewStack(Preprocessing):
 
     Examples
     --------
-    >>> from evergrow.features.preprocess import Preprocessing, view_sheet
-    >>> sheet = view_sheet(Preprocessing(), (None, (320, 320)))
+    >>> from evergrow.features.preprocess import Preprocessing, stack_views
+    >>> sheet = stack_views(Preprocessing(), (None, (320, 320)))
     >>> sheet.size, [columns for _, columns in sheet.cuts()]
     ((320, 544), [slice(0, 224, None), slice(224, 544, None)])
     """
@@ -353,7 +353,7 @@ class ViewStack(Preprocessing):
 
 
 @lru_cache(64)
-def view_sheet(
+def stack_views(
     own: Preprocessing, views: tuple[tuple[int, int] | None, ...]
 ) -> Preprocessing:
     """Return the preprocessing of several views; a single view needs no sheet.
