@@ -492,7 +492,7 @@ class _Encoding:
     def _open_cache(
         self, chunks: list[range], stack: ExitStack
     ) -> tuple[CacheEntry | None, dict[range, ChunkHead]]:
-        """Return the cache entry and its chunks. Return None if the cache is not used."""
+        """Return the cache entry, or None if it is not used, and its chunks."""
         entry = self._find_entry()
         if entry is None:
             return None, {}

@@ -239,8 +239,8 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise ImageError(f"image must have at least one pixel, got {width} x {height}")
     if width * height > max_pixels:
         raise ImageError(
-            f"image must have at most {max_pixels:,} pixels, got {width} x {height} = {width * height:,}; "
-            "make it smaller"
+            f"image must have at most {max_pixels:,} pixels, got {width} x {height} = "
+            f"{width * height:,}; make it smaller"
         )
 
 
