@@ -17,10 +17,10 @@ from evergrow.data.items import Images
 from evergrow.features import Preprocessing, create_backbone, encode, encoding
 from evergrow.features.batches import ImageReader, LoadedBatch
 from evergrow.features.gpu_images import GpuPreparation, RawReader
-from evergrow.features.preprocess import view_sheet
+from evergrow.features.preprocess import stack_views
 
 OWN = Preprocessing(size=(64, 64), resize=(72, 72))
-VIEWS = view_sheet(OWN, (None, (80, 80), (64, 96)))
+VIEWS = stack_views(OWN, (None, (80, 80), (64, 96)))
 CPU = torch.device("cpu")
 
 
@@ -43,7 +43,7 @@ def both(
     "shape", [(90, 120), (40, 33), (72, 72), (1, 1), (300, 210), (64, 500), (383, 190)]
 )
 def test_pixels_are_those_of_pillow(shape: tuple[int, int], interpolation: str) -> None:
-    own = view_sheet(
+    own = stack_views(
         Preprocessing((64, 64), (72, 72), "center", interpolation),
         (None, (80, 80), (64, 96)),
     )
@@ -56,8 +56,8 @@ def test_pixels_are_those_of_pillow(shape: tuple[int, int], interpolation: str) 
 def test_images_of_all_sizes_and_kinds_go_through_one_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evergrow.features.gpu_images._SLICE", 2)
-    monkeypatch.setattr("evergrow.features.gpu_images.LARGEST_RAW", 3 * 200 * 200)
+    monkeypatch.setattr("evergrow.features.gpu_images._RESIZED_AT_ONCE", 2)
+    monkeypatch.setattr("evergrow.features.gpu_images.MAX_IMAGE_BYTES", 3 * 200 * 200)
     shapes = [
         (90, 120),
         (150, 70),

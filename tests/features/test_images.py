@@ -287,10 +287,10 @@ def test_without_the_plugin_the_error_says_what_to_install(
 
 
 class _Raw:
-    """What rawpy hands out for a file, as far as it is used."""
+    """The part of rawpy's object that is used."""
 
-    def __init__(self, width: int) -> None:
-        self.sizes = SimpleNamespace(raw_width=width, raw_height=64)
+    def __init__(self, width: int = 64, height: int = 64) -> None:
+        self.sizes = SimpleNamespace(raw_width=width, raw_height=height)
 
     def __enter__(self) -> _Raw:
         return self
@@ -310,7 +310,7 @@ def test_raw_goes_through_its_plugin(
 
     def imread(source: object) -> _Raw:
         opened.append(source)
-        return _Raw(64)
+        return _Raw()
 
     monkeypatch.setitem(sys.modules, "rawpy", SimpleNamespace(imread=imread))
     (tmp_path / "photo.cr2").write_bytes(b"raw")
@@ -318,10 +318,21 @@ def test_raw_goes_through_its_plugin(
     assert decode_image(b"raw", name="inside.zip/photo.dng").size == (60, 40)
     assert opened[0] == str(tmp_path / "photo.cr2")
     assert isinstance(opened[1], io.BytesIO)
-    # Developing a RAW takes longer than decoding: half as many pixels are allowed.
-    with pytest.raises(ImageError, match="at most 4,000 pixels"):
-        decode_image(tmp_path / "photo.cr2", max_pixels=8000)
-    assert decode_image(tmp_path / "photo.cr2", max_pixels=8192).size == (60, 40)
+
+
+def test_raw_may_have_as_many_pixels_as_other_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergrow.features.images.has_plugin", lambda extra: True)
+    photo = tmp_path / "photo.cr2"
+    photo.write_bytes(b"raw")
+    pixels_of_a_camera = 9600 * 6376
+    raw = _Raw(9600, 6376)
+    monkeypatch.setitem(sys.modules, "rawpy", SimpleNamespace(imread=lambda _: raw))
+    assert decode_image(photo).size == (60, 40)
+    assert decode_image(photo, max_pixels=pixels_of_a_camera).size == (60, 40)
+    with pytest.raises(ImageError, match="at most 61,209,599 pixels"):
+        decode_image(photo, max_pixels=pixels_of_a_camera - 1)
 
 
 def test_damaged_files_of_both_are_typed_errors(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(
 ) -> None:
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(weight_sources, "_PATIENCE", 1.0)
+    monkeypatch.setattr(weight_sources, "_TIMEOUT", 1.0)
     monkeypatch.setattr(
         weight_sources, "_endpoint", lambda: "https://no-such-host.invalid/x"
     )

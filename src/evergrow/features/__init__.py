@@ -1,4 +1,4 @@
-"""Frozen backbones: load one, run it unchanged over images or texts, keep the features."""
+"""Compute features of images and texts with frozen backbones, and cache them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _HOMES = {
     "weight_sources": ("BackboneInfo", "best_backbone", "list_backbones"),
     "weights": ("hash_weights", "load_weights", "read_weights"),
 }
-"""Public names by the module that is imported when one of them is first used."""
+"""Public names by module. A module is imported when one of its names is used."""
 
 _MODULES = {
     name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names

@@ -1,4 +1,4 @@
-"""The interface of a frozen backbone, and its description."""
+"""The interface of frozen backbones, and the description that model files hold."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from evergrow.core.record import (
     to_values,
 )
 from evergrow.data.items import Kind
+from evergrow.features.recipe import FINAL, FeatureRecipe
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-from evergrow.features.recipe import FINAL, FeatureRecipe
 
 Precision = Literal["float32", "float16"]
 """Precision at which a backbone runs."""
@@ -33,36 +32,38 @@ Precision = Literal["float32", "float16"]
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Everything that decides a backbone's features, in plain values that a model file holds.
+    """The settings and the weights hash that determine a backbone's features.
+
+    Model files hold it as plain values.
 
     Parameters
     ----------
     name : str
-        The name it was created by, for example ``"vit_base_patch16_224.augreg_in21k"``.
+        Name given to :func:`create_backbone`, for example
+        ``"vit_base_patch16_224.augreg_in21k"``.
     kind : {"image", "text"}
-        What it takes.
+        Kind of the input.
     n_features : int
-        Width of its feature vectors.
+        Length of the feature vectors.
     weights : str
-        Where the weights came from: ``"bundled"``, ``"hub"``, ``"file:/its/path"``,
-        ``"random"``, ``"module"``. Says where to look for them again; what they are is
-        said by the hash.
+        Source of the weights: ``"bundled"``, ``"hub"``, ``"file:/its/path"``,
+        ``"random"`` or ``"module"``. Used to load them again; `weights_hash` identifies
+        them.
     weights_hash : str
         Hash of all parameters and buffers.
     preset : str
-        Name of the preprocessing, for example ``"timm"`` or ``"pilot"``; empty for
+        Name of the preprocessing, for example ``"timm"`` or ``"pilot"``. Empty for
         texts.
     preprocessing : dict
-        Its settings in full; empty for texts.
+        All settings of the preprocessing. Empty for texts.
     options : dict
-        What else the backbone was created with (a random seed, arguments of the
-        architecture).
+        Further arguments of :func:`create_backbone`: a random seed, arguments of the
+        architecture.
     recipe : FeatureRecipe, optional
-        The blocks that its feature vectors are made of; None for the network's own
-        vector alone.
+        Blocks of the feature vectors. None is the network's output alone.
     extra : Extra
-        Optional fields that a later evergrow wrote, kept to be written again; they
-        decide nothing.
+        Optional fields written by a later version. They are kept, and do not change the
+        features.
     """
 
     name: str
@@ -78,16 +79,18 @@ class BackboneSpec:
 
     @property
     def blocks(self) -> FeatureRecipe:
-        """The blocks of a feature vector, be it a single one."""
+        """The recipe; a recipe of one block if `recipe` is None."""
         if self.recipe is None:
             return FeatureRecipe((FINAL,), (self.n_features,))
         return self.recipe
 
     def decisive(self) -> dict[str, Any]:
-        """Return all fields that decide the features, as plain values; the source of the weights is not among them."""
-        if self.recipe is None:
-            plain = self
-        else:
+        """Return the fields that determine the features, as plain values.
+
+        The source of the weights and the note of the recipe are left out.
+        """
+        plain = self
+        if self.recipe is not None:
             plain = replace(self, recipe=replace(self.recipe, note=""))
         return {
             name: value
@@ -96,16 +99,22 @@ class BackboneSpec:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the description as plain values."""
+        """Return all fields as plain values."""
         return dict(to_values(self))
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """Return the description that :meth:`to_dict` gave, or raise :class:`FileFormatError`."""
+        """Read the values that :meth:`to_dict` returned.
+
+        Raises
+        ------
+        FileFormatError
+            If they are invalid.
+        """
         return from_values(cls, values, "the description of a backbone")
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where the description contradicts itself."""
+        """Raise :class:`FileFormatError` if the fields contradict each other."""
         require(
             self.recipe is None or self.recipe.n_features == self.n_features,
             "its recipe has another width",
@@ -118,13 +127,13 @@ class Backbone(ABC):
     Attributes
     ----------
     spec : BackboneSpec
-        What decides its output.
+        Description of the backbone.
     transform : callable or None
         From a decoded image (a PIL image in RGB) to a float32 tensor (3, height,
-        width); cheap to send to worker processes. None for texts, which go to
-        :meth:`encode` as they are.
+        width). It is sent to worker processes. None for texts, which are passed to
+        :meth:`encode` unchanged.
     device : torch.device
-        Where it computes.
+        Device that it runs on.
     """
 
     spec: BackboneSpec
@@ -133,15 +142,14 @@ class Backbone(ABC):
 
     @abstractmethod
     def encode(self, batch: Tensor | list[str]) -> Tensor:
-        """Return float32 features (n, d) of a batch of transformed images or of texts, without gradients.
+        """Return float32 features (n, d) of a batch, without gradients.
 
-        Where the recipe has several blocks they lie side by side, as the network gives
-        them.
+        The blocks of the recipe are concatenated without scaling.
 
         Parameters
         ----------
         batch : Tensor of shape (n, 3, height, width), or list of str
-            Moved to the device if it is elsewhere.
+            Transformed images or texts. Images are moved to the device.
         """
 
     @abstractmethod
@@ -149,7 +157,7 @@ class Backbone(ABC):
         """Move to another device and return self."""
 
     def with_recipe(self, recipe: Any, side: int | None = None) -> Self:
-        """Return this backbone with feature vectors of another recipe; the network is shared.
+        """Return a backbone with another recipe. It shares the network.
 
         Parameters
         ----------
@@ -157,59 +165,65 @@ class Backbone(ABC):
             A name, ``"rich@224+320:mirror"``, or blocks such as ``["final",
             "mean@-2"]``; see :mod:`evergrow.features.recipe`.
         side : int, optional
-            Pixels that the shorter side of the images has, by which ``rich`` and
-            ``best`` choose their sizes.
+            Length in pixels of the shorter side of the images. ``rich`` and ``best``
+            choose their views by it.
 
         Raises
         ------
         ParameterError
-            If the network lacks what is asked for; the message says what there is.
+            If the network lacks a block. The message lists the available ones.
         """
         if recipe in (FINAL, "fast") and self.spec.recipe is None:
             return self
-        return self.reading(self._resolved(recipe, side))
+        return self.with_blocks(self._resolve_recipe(recipe, side))
 
-    def reading(self, recipe: FeatureRecipe) -> Self:
-        """Return this backbone with feature vectors of blocks that it is known to have; the network is shared."""
+    def with_blocks(self, recipe: FeatureRecipe) -> Self:
+        """Return a backbone with a resolved recipe, which is not checked.
+
+        It shares the network.
+        """
         if recipe == self.spec.blocks and recipe.note in ("", self.spec.blocks.note):
             return self
         twin = copy.copy(self)
-        own = recipe.blocks == (FINAL,) and not recipe.note
+        is_default = recipe.blocks == (FINAL,) and not recipe.note
         twin.spec = replace(
-            self.spec, recipe=None if own else recipe, n_features=recipe.n_features
+            self.spec,
+            recipe=None if is_default else recipe,
+            n_features=recipe.n_features,
         )
         return twin
 
-    def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
-        """Return the blocks that a recipe stands for, here where the network's own vector is all there is."""
+    def _resolve_recipe(self, recipe: Any, side: int | None) -> FeatureRecipe:
+        """Return the blocks of a recipe. This default has the network's output only."""
         if recipe != "auto" and recipe != self.spec.recipe:
             raise ParameterError(
-                f"recipe must be 'fast' for {type(self).__name__}, which has no depths, got {recipe!r}"
+                f"recipe must be 'fast' for {type(self).__name__}, which has no "
+                f"depths, got {recipe!r}"
             )
         return self.spec.blocks
 
     @property
     def kind(self) -> Kind:
-        """What it takes: ``"image"`` or ``"text"``."""
+        """Kind of the input: ``"image"`` or ``"text"``."""
         return self.spec.kind
 
     @property
     def n_features(self) -> int:
-        """Width of its feature vectors."""
+        """Length of the feature vectors."""
         return self.spec.n_features
 
 
 class LazyBackbone(NamedTuple):
-    """A backbone that is loaded when something has to go through it, and not when everything is in the cache.
+    """A backbone that is loaded only if some features are not in the cache.
 
     Parameters
     ----------
     spec : BackboneSpec
-        Its description, which the cache goes by.
+        Its description, which determines the cache key.
     load : callable
         Returns the backbone.
     device : torch.device
-        Where it will compute.
+        Device that it will run on.
     """
 
     spec: BackboneSpec

@@ -1,4 +1,4 @@
-"""Load batches of images and texts for a backbone, in worker processes or in this one."""
+"""Load batches of images or texts for a backbone, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,15 +23,11 @@ from evergrow.core.errors import ImageError, InputError
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
 from evergrow.data.items import Items
+from evergrow.features.images import decode_image
 from evergrow.features.preprocess import Preprocessing
 
-if TYPE_CHECKING:
-    pass
-
-from evergrow.features.images import decode_image
-
 Transform = Callable[[Any], Tensor]
-Step = TypeVar("Step")
+Result = TypeVar("Result")
 
 _PREFETCH = 2  # batches that each worker holds ready
 _SHARED_MEMORY = "/dev/shm"
@@ -44,33 +40,33 @@ class Failure:
     Parameters
     ----------
     row : int
-        Its row number.
+        Index of the item.
     name : str
-        Its name.
+        Name of the item.
     reason : str
-        Why, without any path of this machine beyond the name.
-    passing : bool
-        Whether the system refused (no permission, an input error), which may be over
-        next time; what the file holds is not to blame.
+        Error message. It contains no path of this machine beyond the name.
+    temporary : bool
+        Whether the operating system refused access, which may succeed next time.
+        Otherwise the content is invalid.
     """
 
     row: int
     name: str
     reason: str
-    passing: bool = field(default=False, compare=False, metadata=UNWRITTEN)
+    temporary: bool = field(default=False, compare=False, metadata=UNWRITTEN)
 
 
 class LoadedBatch(NamedTuple):
-    """A batch that is ready for a backbone, without the items that could not be read.
+    """Items that could be read, as a backbone takes them.
 
     Parameters
     ----------
     rows : ndarray of int64
-        Row numbers of the items in the batch.
+        Indices of the items.
     batch : Tensor, list of str or None
-        What the backbone takes; None if nothing could be read.
+        Images or texts. None if no item could be read.
     failures : list of Failure
-        What is missing.
+        The other items.
     """
 
     rows: NDArray[np.int64]
@@ -79,7 +75,7 @@ class LoadedBatch(NamedTuple):
 
 
 def split_rows(rows: range, batch_size: int) -> list[range]:
-    """Return the batches of a chunk; a resumed run forms the same ones.
+    """Split a range into batches.
 
     Examples
     --------
@@ -93,11 +89,10 @@ def split_rows(rows: range, batch_size: int) -> list[range]:
 
 
 class ImageReader(Dataset[Any]):
-    """Batches of images by their rows: read, decoded and transformed; cheap to send to workers.
+    """Reads, decodes and transforms batches of images.
 
-    The last step of a :class:`Preprocessing`, from bytes to normalised numbers, is left
-    to the device: bytes are a quarter of what they become, so that there is less to
-    send and to copy.
+    With a :class:`Preprocessing`, batches are uint8 pixels: a quarter of the size of
+    the float32 tensors, which the device computes.
 
     Parameters
     ----------
@@ -110,20 +105,26 @@ class ImageReader(Dataset[Any]):
     def __init__(self, items: Items, transform: Transform) -> None:
         self._items = items
         self._transform = transform
-        if isinstance(transform, Preprocessing):
-            self._own = transform
-        else:
-            self._own = None
 
     def load(self, source: Any, name: str | None = None) -> Any:
-        """Return the tensor of one image, or raise :class:`ImageError`."""
+        """Return the tensor of an image, or raise :class:`ImageError`."""
         image = decode_image(source, name=name)
-        if self._own is None:
-            return self._transform(image)
-        return self._own.pixels(image)
+        if isinstance(self._transform, Preprocessing):
+            return self._transform.pixels(image)
+        return self._transform(image)
 
     def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
-        """Return the rows that could be read, their images as :meth:`load` gives them, and the failures."""
+        """Read images.
+
+        Returns
+        -------
+        rows : list of int
+            Indices of the images that could be read.
+        loaded : list
+            These images, from :meth:`load`.
+        failures : list of Failure
+            The other images.
+        """
         read: list[int] = []
         loaded: list[Any] = []
         failures: list[Failure] = []
@@ -135,37 +136,43 @@ class ImageReader(Dataset[Any]):
                 read.append(row)
             except (ImageError, OSError) as error:  # noqa: PERF203 - decoding takes a thousand times as long
                 reason = str(error) or type(error).__name__
-                if isinstance(
-                    source, os.PathLike
-                ):  # the cache names the file, not where this machine has it
+                if isinstance(source, os.PathLike):
+                    # Failures are cached: name the item instead of its path.
                     reason = reason.replace(os.fspath(source), name)
-                failures.append(Failure(row, name, reason, _refused(error)))
+                failures.append(Failure(row, name, reason, _is_system_error(error)))
         return read, loaded, failures
 
     def __getitems__(self, rows: Sequence[int]) -> Any:
-        """Return a :class:`LoadedBatch`, its pixels in channels-last order."""
+        """Return a :class:`LoadedBatch` in channels-last order."""
         read, loaded, failures = self.read(rows)
-        batch: Tensor | None = None
-        for place, image in enumerate(loaded):
-            if batch is None:
-                if image.ndim == 3:
-                    layout = torch.channels_last
-                else:
-                    layout = torch.contiguous_format
-                batch = torch.empty(
-                    (len(loaded), *image.shape), dtype=image.dtype, memory_format=layout
-                )
-            elif image.shape != batch.shape[1:]:
-                raise InputError(
-                    f"transform must give images of one shape, got {tuple(image.shape)} for "
-                    f"{self._items.name(read[place])} after {tuple(batch.shape[1:])}"
-                )
-            batch[place] = image
+        batch = None
+        if loaded:
+            batch = self._stack(read, loaded)
         return LoadedBatch(np.array(read, dtype=np.int64), batch, failures)
 
+    def _stack(self, rows: Sequence[int], images: Sequence[Tensor]) -> Tensor:
+        """Stack images, which must have the same shape."""
+        shape = images[0].shape
+        batch = torch.empty(
+            (len(images), *shape),
+            dtype=images[0].dtype,
+            memory_format=(
+                torch.channels_last if len(shape) == 3 else torch.contiguous_format
+            ),
+        )
+        for index, image in enumerate(images):
+            if image.shape != shape:
+                raise InputError(
+                    "transform must give images of one shape, got "
+                    f"{tuple(image.shape)} for {self._items.name(rows[index])} after "
+                    f"{tuple(shape)}"
+                )
+            batch[index] = image
+        return batch
 
-def _refused(error: BaseException) -> bool:
-    """Return whether the system refused to read a file; a decoder's error is another matter."""
+
+def _is_system_error(error: BaseException) -> bool:
+    """Return whether the operating system refused access to a file."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
@@ -174,8 +181,8 @@ def _refused(error: BaseException) -> bool:
     return False
 
 
-def _as_it_is(loaded: Any) -> Any:
-    return loaded
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 @contextmanager
@@ -187,35 +194,32 @@ def loaded_batches(
     device: torch.device,
     draws: torch.Generator | None = None,
 ) -> Iterator[Iterator[Any]]:
-    """Yield an iterator over batches, in order.
+    """Yield an iterator over batches, in order. Stop the workers at the end.
 
     Parameters
     ----------
     reader : Dataset
-        Reads a batch with ``__getitems__(rows)``, such as :class:`ImageReader`.
+        Reads a batch with ``__getitems__(rows)``, for example :class:`ImageReader`.
     batches : sequence of sequence of int
-        The rows of each batch.
+        Indices of the items of each batch.
     workers : int
-        Processes that read; 0 reads in this one.
+        Number of worker processes. 0 reads in the calling process.
     device : torch.device
-        Where the batches will go: those of a GPU are placed where it can fetch them by
-        itself.
+        Device of the model. Batches for a GPU are placed in pinned memory.
     draws : torch.Generator, optional
-        Where the workers' seeds come from; the global random state stays as it is in
-        any case.
+        Generator of the workers' seeds. The global generator is not used.
     """
     if workers == 0:
-        yield (reader.__getitems__(rows) for rows in batches)
+        yield map(reader.__getitems__, batches)
         return
-    # Forked workers share the items instead of a copy each, and need no importable main
-    # module.
+    # Forked workers share the items, and need no importable main module.
     context = None
     if sys.platform == "linux":
         context = multiprocessing.get_context("fork")
     loader = DataLoader(
         reader,
         batch_sampler=batches,  # type: ignore[arg-type]
-        collate_fn=_as_it_is,
+        collate_fn=_unchanged,
         num_workers=workers,
         prefetch_factor=_PREFETCH,
         pin_memory=device.type == "cuda",
@@ -226,61 +230,64 @@ def loaded_batches(
     try:
         yield iterator
     finally:
-        stop = getattr(
-            iterator, "_shutdown_workers", None
-        )  # at once, not when the garbage collector comes by
-        if stop is not None:
-            stop()
+        # Without this call workers live until the iterator is garbage-collected.
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
 
 
 def run_ahead(
-    calls: Iterable[Callable[[], Step]], count: int, pool: Executor
-) -> Generator[Step, None, None]:
-    """Yield what calls give, in their order; threads make some of them ahead of the caller.
+    calls: Iterable[Callable[[], Result]], count: int, pool: Executor
+) -> Generator[Result, None, None]:
+    """Yield the results of calls in order, and run some calls in advance.
+
+    When the generator is closed, waiting calls are cancelled and running ones finish.
 
     Parameters
     ----------
     calls : iterable of callable
-        What is called.
+        The calls.
     count : int
-        Calls that are made before they are asked for.
+        Number of calls that run in advance.
     pool : Executor
-        The threads. None of the calls runs any longer once this generator is closed.
+        Threads that run the calls.
 
     Examples
     --------
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> from functools import partial
     >>> from evergrow.features.batches import run_ahead
+    >>> squares = (partial(pow, number, 2) for number in range(5))
     >>> with ThreadPoolExecutor(1) as pool:
-    ...     list(run_ahead((partial(pow, number, 2) for number in range(5)), 2, pool))
+    ...     list(run_ahead(squares, 2, pool))
     [0, 1, 4, 9, 16]
     """
-    waiting: deque[Future[Step]] = deque()
+    futures: deque[Future[Result]] = deque()
     try:
         for call in calls:
-            waiting.append(pool.submit(call))
-            if len(waiting) > count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            futures.append(pool.submit(call))
+            if len(futures) > count:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
     finally:
-        wait([step for step in waiting if not step.cancel()])
+        running = [future for future in futures if not future.cancel()]
+        wait(running)
 
 
 def text_batches(
     items: Items, chunks: Sequence[range], batch_size: int
 ) -> Iterator[LoadedBatch]:
-    """Yield batches of texts, sorted by length within a chunk: texts of one length need the least padding."""
+    """Yield batches of texts, sorted by length within a chunk to reduce padding."""
     for chunk in chunks:
         texts = [str(text) for _, text in items.batch(chunk)]
         order = sorted(
-            range(len(texts)), key=lambda place: len(texts[place]), reverse=True
+            range(len(texts)), key=lambda index: len(texts[index]), reverse=True
         )
-        for first in range(0, len(order), batch_size):
-            places = order[first : first + batch_size]
-            rows = np.array([chunk.start + place for place in places], dtype=np.int64)
-            yield LoadedBatch(rows, [texts[place] for place in places], [])
+        for start in range(0, len(order), batch_size):
+            indices = order[start : start + batch_size]
+            rows = np.array([chunk.start + index for index in indices], dtype=np.int64)
+            yield LoadedBatch(rows, [texts[index] for index in indices], [])
 
 
 def choose_workers(
@@ -289,41 +296,40 @@ def choose_workers(
     device: torch.device,
     batch_bytes: int,
 ) -> int:
-    """Return the number of decoding processes: as wanted, or as suits the machine.
+    """Return the number of worker processes.
 
-    A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants
-    all but two, which start its kernels and pin its batches (on 16 cores 14 workers
-    were faster than 16). Batches wait in shared memory, which containers often keep
-    small: no more workers than it has room for.
+    A model on the CPU needs most cores itself. For a GPU, two cores are left to start
+    kernels and pin batches. Batches wait in shared memory, which is small in many
+    containers and limits the number of workers.
 
     Parameters
     ----------
     wanted : int or "auto"
-        What was asked for.
+        Requested number.
     n_batches : int
-        How many batches there are.
+        Number of batches.
     device : torch.device
-        Where the model runs.
+        Device of the model.
     batch_bytes : int
-        Size of a batch of transformed images.
+        Size of a batch.
 
     Examples
     --------
     >>> import torch
     >>> from evergrow.features.batches import choose_workers
-    >>> choose_workers("auto", 1, torch.device("cpu"), 1), choose_workers(3, 2, torch.device("cpu"), 1)
-    (0, 2)
+    >>> choose_workers("auto", 1, torch.device("cpu"), batch_bytes=1)
+    0
+    >>> choose_workers(3, 2, torch.device("cpu"), batch_bytes=1)
+    2
     """
     if wanted != "auto":
         return min(wanted, n_batches)
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    gpu = device.type != "cpu"
-    if n_batches <= _PREFETCH or (sys.platform != "linux" and not gpu):
-        return 0  # starting processes would cost more than they save
-    if gpu:
+    is_gpu = device.type != "cpu"
+    starts_slowly = sys.platform != "linux" and not is_gpu
+    if n_batches <= _PREFETCH or starts_slowly:
+        return 0
+    cores = _count_cores()
+    if is_gpu:
         useful = min(max(cores - 2, 1), 16)
     elif cores <= 2:
         useful = 0
@@ -331,9 +337,15 @@ def choose_workers(
         useful = min(cores // 4 or 1, 8)
     try:
         free = shutil.disk_usage(_SHARED_MEMORY).free
-    except OSError:  # no such limit
+    except OSError:  # there is no such limit
         return min(useful, n_batches)
-    room = (
-        free // 2 // max(1, batch_bytes * (_PREFETCH + 1))
-    )  # half of it is left to others
-    return min(useful, n_batches, int(room))
+    # Half of the memory is left to other programs.
+    fitting = free // 2 // max(1, batch_bytes * (_PREFETCH + 1))
+    return min(useful, n_batches, int(fitting))
+
+
+def _count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

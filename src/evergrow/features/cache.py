@@ -1,12 +1,13 @@
-"""The feature cache: no features are computed twice.
+"""The feature cache: features are computed once.
 
-An entry is a folder, named by a hash of what decides the features: the items (by name,
-size and time of change), the backbone with its weights and preprocessing, and the
-precision asked for. It can therefore never be out of date, only unused. Every
-:data:`CHUNK` items are one file, written beside its place and renamed into it, with one
-tensor for each block of each view, mirror images apart, so that recipes use what others
-left; ``meta.json`` tells people what the entry is. Of a chunk that lacks blocks only
-those are computed, and one that is damaged is computed again.
+An entry is a folder. Its name is a hash of the items (names, sizes and modification
+times), of the backbone with its weights and preprocessing, and of the requested
+precision. Entries are therefore never out of date.
+
+A file holds :data:`CHUNK` items. It has one tensor per block of a single view and side,
+so that recipes share blocks. Only missing blocks are computed. Damaged files are
+computed again. Files are replaced atomically. ``meta.json`` describes the entry for
+people.
 """
 
 from __future__ import annotations
@@ -54,20 +55,22 @@ from evergrow.features.batches import Failure
 from evergrow.features.recipe import FeatureRecipe
 
 VARIABLE = "EVERGROW_CACHE"
-"""Environment variable that names the folder of the cache."""
+"""Environment variable with the folder of the cache."""
 
 CHUNK = 1024
-"""Items in a file; a killed process loses at most one file."""
+"""Number of items in a file. A killed process loses at most one file."""
 
 _LOG = logging.getLogger(__name__)
 _META = "meta.json"
 _FORMAT = 3
 _KEY = re.compile(r"[0-9a-f]{32}")
-_LARGEST = 2**31  # bytes of a chunk: a larger file is not read
+_MAX_BYTES = 2**31  # larger files are not read
 
 
 def default_root() -> Path:
-    """Return the folder of the cache: ``EVERGROW_CACHE``, or ``evergrow`` in ``~/.cache``, as torch and the hub do it.
+    """Return the folder of the cache.
+
+    It is ``EVERGROW_CACHE``, or ``evergrow`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
 
     Examples
     --------
@@ -79,21 +82,19 @@ def default_root() -> Path:
     >>> del os.environ["EVERGROW_CACHE"]
     """
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(
-        os.environ.get(VARIABLE) or os.path.join(shared, "evergrow")
-    ).expanduser()
+    folder = os.environ.get(VARIABLE) or os.path.join(shared, "evergrow")
+    return Path(folder).expanduser()
 
 
 def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
-    """Return the key of the features that a backbone makes of some items, whichever blocks are read.
+    """Return the name of the cache entry of items and a backbone.
 
     Parameters
     ----------
     stamp : str
         Stamp of the items.
     spec : BackboneSpec
-        The backbone. What its weights are counts, not where they came from; its recipe
-        does not count, since every chunk keeps its blocks apart.
+        The backbone. The source of its weights and its recipe do not change the key.
     policy : str
         Requested precision (:attr:`evergrow.features.EncodeConfig.precision`).
 
@@ -116,7 +117,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
 
 @dataclass(frozen=True)
 class ChunkHead:
-    """A chunk without its features: names of blocks, precision and failures."""
+    """A chunk without its features."""
 
     names: tuple[str, ...]
     precision: Precision
@@ -126,20 +127,20 @@ class ChunkHead:
 @record("feature-chunk")
 @dataclass(frozen=True, eq=False)
 class Chunk(ChunkHead):
-    """Features of consecutive items, as a file holds them.
+    """Features of consecutive items.
 
     Parameters
     ----------
     names : tuple of str
-        Blocks that there are.
+        Names of the blocks.
     precision : {"float32", "float16"}
-        What the backbone was run at.
+        Precision of the backbone.
     failures : tuple of Failure
         Items that could not be read.
     blocks : dict of str to ndarray of shape (n, width)
-        Every block of the other items, as the network gave it.
+        Features of the other items by block, without scaling.
     computed : int
-        Items that went through the backbone in this call.
+        Number of items that were computed in this call. Not stored.
     """
 
     blocks: dict[
@@ -148,14 +149,17 @@ class Chunk(ChunkHead):
     computed: int = field(default=0, metadata=UNWRITTEN)
 
     def check(self) -> None:
-        """Raise unless the blocks have the stated names."""
+        """Raise :class:`FileFormatError` if the blocks have other names."""
         require(
             sorted(self.names) == sorted(self.blocks),
             "its blocks are not those that it names",
         )
 
     def joined(self, other: Chunk) -> Chunk:
-        """Return all blocks of two chunks of the same items; if the two do not match, the first chunk."""
+        """Add the blocks of another chunk of the same items.
+
+        This chunk is returned unchanged if precision or failures differ.
+        """
         if (self.precision, self.failures) != (other.precision, other.failures):
             return self
         blocks = {**other.blocks, **self.blocks}
@@ -163,12 +167,12 @@ class Chunk(ChunkHead):
 
 
 class CacheEntry:
-    """A folder of the cache.
+    """A folder of the cache, with features of one set of items.
 
     Parameters
     ----------
     folder : Path
-        The folder; it need not exist.
+        The folder. It need not exist.
 
     Examples
     --------
@@ -189,13 +193,17 @@ class CacheEntry:
 
     @contextmanager
     def writing(self, *, wait: bool = True) -> Iterator[None]:
-        """Lock the entry, so that no other process computes the same features; if it stays empty, it is removed.
+        """Lock the entry against other processes. Remove it at the end if it is empty.
 
         Parameters
         ----------
         wait : bool
-            Whether to wait for another process that holds it, instead of raising
-            :class:`BusyError`.
+            Whether to wait for another process that holds the lock.
+
+        Raises
+        ------
+        BusyError
+            If another process holds the lock and `wait` is False.
         """
         from filelock import FileLock, Timeout
 
@@ -218,14 +226,13 @@ class CacheEntry:
         finally:
             if self.folder.is_dir() and not self.chunks():
                 shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(
-                OSError
-            ):  # a waiting process computes, at worst, the same again
+            # A process that waits for the removed file may compute the features again.
+            with suppress(OSError):
                 Path(lock.lock_file).unlink()
             lock.release()
 
     def begin(self, about: CacheInfo) -> None:
-        """Create the folder and its ``meta.json``; partial files of a killed process are removed."""
+        """Create the folder and its ``meta.json``. Remove files of killed processes."""
         if self.folder.is_symlink():
             raise OSError(
                 f"{self.folder} is a link; the cache writes to folders of its own only"
@@ -239,16 +246,20 @@ class CacheEntry:
                 )
 
     def info(self) -> CacheInfo:
-        """Return its description, or raise :class:`FileNotFoundError` if there is no such entry."""
+        """Return its description.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the entry does not exist.
+        """
         about = CacheInfo()
         path = self.folder / _META
-        if (
-            path.is_file() and not path.is_symlink()
-        ):  # opening a pipe would wait for its writer
-            with suppress(FileFormatError, OSError):  # a damaged one only tells less
-                about = from_values(
-                    CacheInfo, parse_json(path.read_bytes(), _META), _META
-                )
+        is_file = path.is_file() and not path.is_symlink()  # opening a pipe would wait
+        if is_file:
+            with suppress(FileFormatError, OSError):  # a damaged file is ignored
+                content = parse_json(path.read_bytes(), _META)
+                about = from_values(CacheInfo, content, _META)
         size = sum(
             item.stat(follow_symlinks=False).st_size for item in os.scandir(self.folder)
         )
@@ -256,46 +267,36 @@ class CacheEntry:
         return replace(about, key=self.folder.name, bytes=size, age_seconds=age)
 
     def chunks(self) -> list[Path]:
-        """Return the files of chunks, in the order of their rows."""
+        """Return the files of chunks in order."""
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
     def stored(self, chunks: Sequence[range]) -> dict[range, ChunkHead]:
-        """Return the heads of the chunks that are stored; no features are read.
+        """Return the heads of stored chunks. No features are read.
+
+        Damaged chunks are left out with a warning.
 
         Raises
         ------
         NewerSchemaError
-            If a newer evergrow wrote one. A damaged one is left out, with a warning.
+            If a later version wrote a chunk.
         """
         found: dict[range, ChunkHead] = {}
         for rows in chunks:
             if os.path.lexists(self._path(rows)):
-                with self._damage_is_warned_of():
+                with self._warn_if_damaged():
                     found[rows] = _head(self._path(rows))
         return found
 
     def load(self, rows: range, recipe: FeatureRecipe) -> Chunk | None:
-        """Return a chunk that is there, or None if it is damaged or has other widths than a recipe, with a warning."""
+        """Read a stored chunk. Warn and return None if it is damaged.
+
+        A chunk counts as damaged if blocks have other widths than in the recipe.
+        """
         path = self._path(rows)
-        with self._damage_is_warned_of():
+        with self._warn_if_damaged():
             _check_file(path)
             stored = read_record(Chunk, path)
-            wrong = [failure.row for failure in stored.failures]
-            if wrong != sorted(set(wrong) & set(rows)):
-                raise FileFormatError(
-                    f"{path.name} has failures that are not those of its rows"
-                )
-            if any(
-                len(block) != len(rows) - len(wrong) for block in stored.blocks.values()
-            ):
-                raise FileFormatError(
-                    f"{path.name} has features of another number of items than it is about"
-                )
-            for name, width in zip(recipe.blocks, recipe.widths, strict=True):
-                if name in stored.blocks and stored.blocks[name].shape[1] != width:
-                    raise FileFormatError(
-                        f"{path.name} has a block {name} that is not {width} columns wide"
-                    )
+            _check_chunk(stored, rows, recipe, path.name)
             return stored
         return None
 
@@ -309,7 +310,7 @@ class CacheEntry:
         """
         path = self._path(rows)
         if path.is_symlink():
-            path.unlink()  # the cache never writes through links
+            path.unlink()  # do not write through links
         write_record(path, chunk)
 
     def clear(self) -> None:
@@ -320,7 +321,7 @@ class CacheEntry:
         return self.folder / f"{rows.start:09d}.safetensors"
 
     @contextmanager
-    def _damage_is_warned_of(self) -> Iterator[None]:
+    def _warn_if_damaged(self) -> Iterator[None]:
         try:
             yield
         except NewerSchemaError:
@@ -334,15 +335,33 @@ class CacheEntry:
             )
 
 
-def _check_file(path: Path) -> None:
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
+def _check_chunk(chunk: Chunk, rows: range, recipe: FeatureRecipe, name: str) -> None:
+    """Check a chunk against its rows and the widths of a recipe."""
+    failed = [failure.row for failure in chunk.failures]
+    if failed != sorted(set(failed) & set(rows)):
+        raise FileFormatError(f"{name} has failures that are not those of its rows")
+    n_rows = len(rows) - len(failed)
+    if any(len(block) != n_rows for block in chunk.blocks.values()):
         raise FileFormatError(
-            f"{path.name} of a cache entry must be a file of at most {_LARGEST:,} bytes"
+            f"{name} has features of another number of items than it is about"
+        )
+    for block, width in zip(recipe.blocks, recipe.widths, strict=True):
+        if block in chunk.blocks and chunk.blocks[block].shape[1] != width:
+            raise FileFormatError(
+                f"{name} has a block {block} that is not {width} columns wide"
+            )
+
+
+def _check_file(path: Path) -> None:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        raise FileFormatError(
+            f"{path.name} of a cache entry must be a file of at most {_MAX_BYTES:,} "
+            "bytes"
         )
 
 
 def _head(path: Path) -> ChunkHead:
-    """Return the head of a chunk's file, without the features."""
+    """Read the head of a chunk's file."""
     _check_file(path)
     header = read_header(path)
     check_kind(Chunk, header, path.name)
@@ -351,24 +370,24 @@ def _head(path: Path) -> ChunkHead:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Description of an entry, for people; ``meta.json`` holds the first four fields.
+    """Description of an entry. ``meta.json`` holds the first four fields.
 
     Parameters
     ----------
     kind : str
         ``"image"`` or ``"text"``.
     n_items : int
-        Items that it is about.
+        Number of items.
     first : str
-        Name of the first item, to tell data sets apart; empty for texts.
+        Name of the first item, to tell datasets apart. Empty for texts.
     backbone : str
-        The network that made the features.
+        Name of the backbone.
     key : str
-        Its name.
+        Name of the entry.
     bytes : int
-        Its size on disk.
+        Size on disk.
     age_seconds : float
-        Seconds since something was last written to it.
+        Seconds since the last write.
     """
 
     kind: str = ""
@@ -381,24 +400,22 @@ class CacheInfo:
 
     @classmethod
     def of(cls, items: Items, spec: BackboneSpec) -> CacheInfo:
-        """Return the contents of ``meta.json``: no path of this machine, and no text."""
+        """Describe items and a backbone, without paths of this machine or texts."""
         prefix, colon, place = spec.name.rpartition(":")
+        backbone = spec.name
         if Path(place).is_absolute():
-            name = f"{prefix}{colon}{Path(place).name}"
-        else:
-            name = spec.name
-        return cls(
-            items.kind, len(items), items.name(0) if items.kind == "image" else "", name
-        )
+            backbone = f"{prefix}{colon}{Path(place).name}"
+        first = items.name(0) if items.kind == "image" else ""
+        return cls(items.kind, len(items), first, backbone)
 
 
 class FeatureCache:
-    """A folder of entries.
+    """The feature cache.
 
     Parameters
     ----------
     root : path-like, optional
-        The folder; :func:`default_root` by default. It need not exist.
+        Folder of the entries. By default :func:`default_root`. It need not exist.
 
     Examples
     --------
@@ -410,17 +427,17 @@ class FeatureCache:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
-        if root is None:
-            self.root = default_root()
-        else:
-            self.root = Path(root)
+        self.root = default_root() if root is None else Path(root)
 
     def entry(self, key: str) -> CacheEntry:
-        """Return the entry of a key, whether or not it exists."""
+        """Return an entry, which need not exist."""
         return CacheEntry(self.root / key)
 
     def list(self) -> list[CacheInfo]:
-        """Return the descriptions of all entries, the newest first; other folders, and links, are not touched."""
+        """Return the descriptions of all entries, the newest first.
+
+        Other folders and links are ignored.
+        """
         try:
             found = [
                 item.name
@@ -435,12 +452,12 @@ class FeatureCache:
             ) from error
         infos = []
         for name in filter(_KEY.fullmatch, found):
-            with suppress(FileNotFoundError):  # removed meanwhile
+            with suppress(FileNotFoundError):  # removed by another process
                 infos.append(self.entry(name).info())
         return sorted(infos, key=lambda info: (info.age_seconds, info.key))
 
     def remove(self, key: str) -> None:
-        """Remove an entry; one that is gone already is no error.
+        """Remove an entry, if it exists.
 
         Raises
         ------

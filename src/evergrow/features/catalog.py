@@ -1,7 +1,7 @@
-"""Backbones by name or from a module, and the way back from a saved description.
+"""Create backbones by name, from a module, or from a saved description.
 
-Image backbones are any architecture of timm and any module of the user's; text
-backbones are sentence encoders of the hub, of a folder or of a package.
+Image backbones are timm architectures or modules of the user. Text backbones are
+sentence encoders of the Hugging Face Hub, of a folder or of a package.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ from evergrow.core.validation import check_choice, check_number, resolve_device
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.image_backbone import ImageBackbone, check_widths, read_blocks
 from evergrow.features.preprocess import PRESETS, Preprocessing
-from evergrow.features.recipe import (
-    FINAL,
-    FeatureBlock,
-    check_recipe,
-)
+from evergrow.features.recipe import FINAL, FeatureBlock, check_recipe
 from evergrow.features.text_backbone import load_text_backbone
 from evergrow.features.weight_sources import (
     FILE_NAMES,
@@ -49,14 +45,25 @@ from evergrow.features.weights import (
     seeded_init,
 )
 
-LARGEST_OPTION = 4096
-"""Largest number that an option of an architecture may have in a file: more than the sides of any image it takes."""
+MAX_OPTION = 4096
+"""Largest number of an architecture's option in a file."""
 
-MOST_BLOCKS = 256
-"""Largest number of blocks, four times what any architecture has."""
+MAX_BLOCKS = 256
+"""Largest number of blocks in a file: four times the blocks of any architecture."""
 
 _FREE_PARAMETERS = 2**26
-"""Parameters beyond twice the architecture's own that options may add: 256 MB, for embeddings of more positions."""
+"""Parameters that options may add beyond twice the architecture's own: 256 MB.
+
+Position embeddings of larger images need them.
+"""
+
+_RESERVED_OPTIONS = (
+    "num_classes",
+    "pretrained",
+    "in_chans",
+    "features_only",
+    "checkpoint_path",
+)
 
 
 def create_backbone(
@@ -69,45 +76,49 @@ def create_backbone(
     recipe: Any = FINAL,
     **model_options: Any,
 ) -> Backbone:
-    """Return a frozen backbone with its preprocessing.
+    """Create a frozen backbone with its preprocessing.
 
     Parameters
     ----------
     name : str or torch.nn.Module
-        A name of timm's collection, for example
-        ``"vit_base_patch16_224.augreg_in21k"``, ``"vit_base_patch14_dinov2.lvd142m"``,
-        ``"resnet101"`` or ``"tf_efficientnet_lite0"``; ``"all-MiniLM-L6-v2"`` or
-        ``"sentence:NAME_OR_FOLDER"`` for texts; or a module of yours from images (n, 3,
-        height, width) to features (n, d).
-    weights : {None, "bundled", "hub", "random"}, another registered source, or
-    path-like
-        ``"bundled"`` takes them from an installed package, ``"hub"`` from the model hub
-        or its cache, ``"random"`` draws them. A path is a ``.safetensors``, ``.pth``,
-        ``.pt`` or ``.bin`` file (a folder for texts). None takes the bundled ones where
-        they are installed, otherwise the hub's.
-    preset : {"timm", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
-        What is done to images: the model's own, or what published continual-learning
-        numbers used (pixels in [0, 1] without normalisation).
-    device : str or torch.device
-        Where it computes; ``"auto"`` takes a GPU where there is one.
-    seed : int
-        For random weights.
+        - A timm name, for example ``"vit_base_patch16_224.augreg_in21k"``,
+          ``"vit_base_patch14_dinov2.lvd142m"``, ``"resnet101"`` or
+          ``"tf_efficientnet_lite0"``.
+        - For texts, ``"all-MiniLM-L6-v2"`` or ``"sentence:NAME_OR_FOLDER"``.
+        - A module from images (n, 3, height, width) to features (n, d).
+    weights : {"bundled", "hub", "random"} or path-like, optional
+        ``"bundled"`` reads them from an installed package, ``"hub"`` from the Hugging
+        Face Hub or its cache, ``"random"`` draws them. A path is a ``.safetensors``,
+        ``.pth``, ``.pt`` or ``.bin`` file, or a folder for texts. By default
+        ``"bundled"`` if available, else ``"hub"``.
+    preset : {"timm", "pilot", "pilot-cifar"} or Preprocessing, default="timm"
+        Preprocessing of images. ``"timm"`` is the model's own. The others give pixels
+        in [0, 1] without normalisation, as in published continual-learning results.
+    device : str or torch.device, default="auto"
+        Device to run on. ``"auto"`` uses a GPU if there is one.
+    seed : int, default=0
+        Seed of random weights.
     recipe : {"auto", "fast", "rich", "best"}, str or sequence of str
-        What its feature vectors are made of: the network's own vector, or blocks from
-        several depths and views; see :meth:`Backbone.with_recipe`.
+        Blocks of the feature vectors; see :meth:`Backbone.with_recipe`. By default the
+        network's output.
     **model_options
-        Arguments of the architecture, for example ``img_size=224`` for DINOv2;
+        Arguments of the architecture, for example ``img_size=224`` for DINOv2, or
         ``max_seq_length`` for texts.
+
+    Returns
+    -------
+    Backbone
+        The backbone in evaluation mode.
 
     Raises
     ------
     UnknownNameError
-        If timm knows no such name; the message has the nearest.
+        If timm has no such name. The message suggests the nearest.
     WeightsError
-        If weights cannot be had or do not fit; the message says what to install or
+        If the weights are missing or do not fit. The message says what to install or
         where to put a file.
     MissingExtraError
-        If a text encoder is asked for and its library is not installed.
+        If the library of text encoders is not installed.
 
     Examples
     --------
@@ -123,64 +134,93 @@ def create_backbone(
     if isinstance(name, nn.Module):
         if weights is not None or model_options:
             raise ParameterError(
-                "weights and model options must be left out for a module, which has its own"
+                "weights and model options must be left out for a module, which has "
+                "its own"
             )
-        module = name
-        title = type(name).__name__
-        origin = "module"
-        options: dict[str, Any] = {}
+        backbone = _image_backbone(name, type(name).__name__, "module", preset, target)
     elif not isinstance(name, str) or not name:
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
     elif is_text_name(name):
         check_choice("preset of a text backbone", preset, ("timm", ""))
-        return load_text_backbone(
+        text_backbone = load_text_backbone(
             name, weights, device=target, options=model_options
-        ).with_recipe(recipe)
+        )
+        return text_backbone.with_recipe(recipe)
     else:
-        title = name
-        (module, origin, options) = _load_timm(name, weights, seed, model_options)
+        module, source, options = _load_timm(name, weights, seed, model_options)
+        backbone = _image_backbone(module, name, source, preset, target, options)
+    return backbone.with_recipe(recipe)
+
+
+def _image_backbone(
+    module: nn.Module,
+    name: str,
+    source: str,
+    preset: str | Preprocessing,
+    device: torch.device,
+    options: Mapping[str, Any] | None = None,
+) -> ImageBackbone:
+    """Return a backbone with the network's output as features."""
+    options = dict(options or {})
     if isinstance(preset, Preprocessing):
         preset_name = "custom"
         preprocessing = preset
     else:
         check_choice("preset", preset, PRESETS)
         preset_name = preset
-        preprocessing = PRESETS[preset](
-            _own_preprocessing(module, options.get("img_size"))
-        )
-    # The width of its features is seen by running it once.
-    parameter = next(module.parameters(), None)
-    blank = torch.zeros(
-        1,
-        3,
-        *preprocessing.size,
-        device=parameter.device if parameter is not None else "cpu",
+        own = _own_preprocessing(module, options.get("img_size"))
+        preprocessing = PRESETS[preset](own)
+    spec = BackboneSpec(
+        name=name,
+        kind="image",
+        n_features=_feature_width(module, preprocessing, name),
+        weights=source,
+        weights_hash=hash_weights(module),
+        preset=preset_name,
+        preprocessing=preprocessing.to_dict(),
+        options=options,
     )
+    return ImageBackbone(module, spec, device)
+
+
+def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing:
+    """Return the preprocessing that timm configures for a model."""
+    if not getattr(module, "pretrained_cfg", None):
+        return Preprocessing()
+    from timm.data.config import resolve_model_data_config
+
+    arguments = {}
+    if img_size is not None:
+        arguments["img_size"] = int(img_size)
+    config = resolve_model_data_config(module, args=arguments)  # type: ignore[no-untyped-call]
+    return Preprocessing.from_timm(config)
+
+
+def _feature_width(module: nn.Module, preprocessing: Preprocessing, name: str) -> int:
+    """Run the network once, and return the length of its output."""
+    parameter = next(module.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    blank = torch.zeros(1, 3, *preprocessing.size, device=device)
+    output = FeatureBlock(FINAL, FINAL)
     try:
-        (features,) = read_blocks(
-            module, [FeatureBlock(FINAL, FINAL)], preprocessing, blank
-        )
+        (features,) = read_blocks(module, [output], preprocessing, blank)
+    except InputError:
+        raise
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        if isinstance(error, InputError):
-            raise
         raise ParameterError(
-            f"module must take images of shape {tuple(blank.shape)}, but {title}: {error}"
+            f"module must take images of shape {tuple(blank.shape)}, but {name}: "
+            f"{error}"
         ) from error
     if features.ndim != 2:
         raise ParameterError(
-            f"module must return one vector per image, got shape {tuple(features.shape)} from {title}: pool it first"
+            "module must return one vector per image, got shape "
+            f"{tuple(features.shape)} from {name}: pool it first"
         )
-    width = features.shape[1]
-    weights_hash = hash_weights(module)
-    settings = preprocessing.to_dict()
-    spec = BackboneSpec(
-        title, "image", width, origin, weights_hash, preset_name, settings, options
-    )
-    return ImageBackbone(module, spec, target).with_recipe(recipe)
+    return features.shape[1]
 
 
 def is_text_name(name: str) -> bool:
-    """Return whether a backbone's name means a sentence encoder."""
+    """Return whether the name of a backbone is that of a sentence encoder."""
     return name.startswith(PREFIX) or name in SHORT_NAMES
 
 
@@ -190,67 +230,54 @@ def backbone_from_spec(
     weights: str | os.PathLike[str] | nn.Module | None = None,
     device: str | torch.device = "auto",
 ) -> Backbone:
-    """Return the backbone that a saved model was made with.
+    """Create the backbone of a saved model.
 
     Parameters
     ----------
     spec : BackboneSpec
         Its description.
     weights : str, path-like or torch.nn.Module, optional
-        Where its weights are, if no longer where they came from; the module itself if
-        it was made from one.
-    device : str or torch.device
-        Where it computes.
+        New location of the weights. Required if the backbone was created from a module:
+        that module. By default the weights are loaded from the source in `spec`.
+    device : str or torch.device, default="auto"
+        Device to run on.
+
+    Returns
+    -------
+    Backbone
+        A backbone with the same features.
 
     Raises
     ------
     WeightsError
-        If the weights are not the same numbers, or are nowhere to be found.
+        If the weights are missing, or have another hash.
 
     Examples
     --------
     >>> from evergrow.features import backbone_from_spec, create_backbone
-    >>> backbone = create_backbone("test_resnet", weights="random", device="cpu", seed=5)
+    >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
     >>> backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec
     True
     """
-    preset = "timm"
-    if spec.kind == "image":
-        preset = Preprocessing.from_dict(spec.preprocessing)
     if isinstance(weights, nn.Module):
+        preset = _saved_preset(spec)
         backbone: Backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
         raise WeightsError(
-            f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}"
+            f"weights must be the module that the backbone {spec.name} was made from, "
+            f"got {weights!r}"
         )
     else:
-        if weights is None:
-            weights = spec.weights.removeprefix("file:")
-            if spec.weights != weights and not Path(weights).exists():
-                raise WeightsError(
-                    f"weights of {spec.name} must be where they were when it was saved, but {weights} does not exist: "
-                    f"give weights='/path/to/file'"
-                )
+        source = _saved_source(spec) if weights is None else weights
         if spec.kind == "image":
-            options = {
-                key: value for key, value in spec.options.items() if key != "seed"
-            }
-            check_buildable(timm_entry(spec.name)[0], options)
-            module, origin, _ = _load_timm(
-                spec.name, weights, spec.options.get("seed", 0), options
-            )
-            # The same network gives vectors of the same width: no pass is needed to see
-            # it.
-            found = replace(spec, weights=origin, weights_hash=hash_weights(module))
-            backbone = ImageBackbone(module, found, resolve_device(device))
+            backbone = _load_saved_image_backbone(spec, source, device)
         else:
-            backbone = create_backbone(
-                spec.name, weights, preset, device=device, **spec.options
-            )
+            backbone = create_backbone(spec.name, source, device=device, **spec.options)
     if backbone.spec.weights_hash != spec.weights_hash:
         raise WeightsError(
-            f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
-            f"{spec.weights}), got others (hash {backbone.spec.weights_hash}, from {backbone.spec.weights})"
+            f"weights of {spec.name} must be those that the model was made with (hash "
+            f"{spec.weights_hash}, from {spec.weights}), got others (hash "
+            f"{backbone.spec.weights_hash}, from {backbone.spec.weights})"
         )
     if backbone.spec.blocks != spec.blocks:
         backbone = backbone.with_recipe(spec.blocks)
@@ -259,16 +286,36 @@ def backbone_from_spec(
     return backbone
 
 
-def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing:
-    if not getattr(module, "pretrained_cfg", None):
-        return Preprocessing()
-    from timm.data.config import resolve_model_data_config
+def _saved_preset(spec: BackboneSpec) -> str | Preprocessing:
+    if spec.kind == "image":
+        return Preprocessing.from_dict(spec.preprocessing)
+    return "timm"
 
-    if img_size is not None:
-        arguments = {"img_size": int(img_size)}
-    else:
-        arguments = {}
-    return Preprocessing.from_timm(resolve_model_data_config(module, args=arguments))  # type: ignore[no-untyped-call]
+
+def _saved_source(spec: BackboneSpec) -> str:
+    """Return the source of weights in a description. A file must still exist."""
+    source = spec.weights.removeprefix("file:")
+    if source != spec.weights and not Path(source).exists():
+        raise WeightsError(
+            f"weights of {spec.name} must be where they were when it was saved, but "
+            f"{source} does not exist: give weights='/path/to/file'"
+        )
+    return source
+
+
+def _load_saved_image_backbone(
+    spec: BackboneSpec,
+    weights: str | os.PathLike[str],
+    device: str | torch.device,
+) -> ImageBackbone:
+    """Load a timm backbone. The width of its features is taken from the description."""
+    Preprocessing.from_dict(spec.preprocessing)  # is checked before a network is loaded
+    options = {key: value for key, value in spec.options.items() if key != "seed"}
+    check_buildable(timm_entry(spec.name)[0], options)
+    seed = spec.options.get("seed", 0)
+    module, source, _ = _load_timm(spec.name, weights, seed, options)
+    found = replace(spec, weights=source, weights_hash=hash_weights(module))
+    return ImageBackbone(module, found, resolve_device(device))
 
 
 def _load_timm(
@@ -277,35 +324,13 @@ def _load_timm(
     seed: int,
     options: Mapping[str, Any],
 ) -> tuple[nn.Module, str, dict[str, Any]]:
-    """Return an architecture with its weights, where they came from, and the options to be saved with a model."""
+    """Return a timm network, the source of its weights, and the options to save."""
     current, config = timm_entry(name)
-    for reserved in (
-        "num_classes",
-        "pretrained",
-        "in_chans",
-        "features_only",
-        "checkpoint_path",
-    ):
-        if reserved in options:
-            raise ParameterError(
-                f"model options must not set {reserved}: a backbone returns features of RGB images"
-            )
-    check_number("seed", seed, integer=True)
-    if "img_size" in options:
-        check_number("img_size", options["img_size"], low=1, integer=True)
-    try:
-        kept: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ParameterError(
-            f"model options must be plain values, got {dict(options)}: {error}"
-        ) from error
-    repository, file = (
-        getattr(config, key, None) or "" for key in ("hf_hub_id", "hf_hub_filename")
-    )
-    wanted = WantedWeights(
-        current, "image", repository, (file,) if file else FILE_NAMES
-    )
-    origin, place = locate(wanted, weights)
+    saved_options = _check_options(seed, options)
+    repository = getattr(config, "hf_hub_id", None) or ""
+    file = getattr(config, "hf_hub_filename", None) or ""
+    files = (file,) if file else FILE_NAMES
+    source, place = locate(WantedWeights(current, "image", repository, files), weights)
     try:
         with seeded_init(seed, "backbone", current):
             module = _timm_model(current, options).eval().requires_grad_(False)
@@ -320,67 +345,88 @@ def _load_timm(
             f"model options must fit {current}, got {dict(options)}: {error}"
         ) from error
     if place is None:
-        kept["seed"] = seed
+        saved_options["seed"] = seed
     else:
         load_weights(module, read_weights(place), source=str(place))
-    return module, origin, kept
+    return module, source, saved_options
+
+
+def _check_options(seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options of an architecture, and return them as plain values."""
+    for reserved in _RESERVED_OPTIONS:
+        if reserved in options:
+            raise ParameterError(
+                f"model options must not set {reserved}: a backbone returns features "
+                "of RGB images"
+            )
+    check_number("seed", seed, integer=True)
+    if "img_size" in options:
+        check_number("img_size", options["img_size"], low=1, integer=True)
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            f"model options must be plain values, got {dict(options)}: {error}"
+        ) from error
+    return plain
 
 
 def timm_entry(name: str) -> tuple[str, Any]:
-    """Return timm's current name of an architecture, and its settings for pretrained weights.
+    """Return timm's current name of an architecture, and its pretrained settings.
 
     Raises
     ------
     UnknownNameError
-        With the nearest names.
+        If timm has no such name. The message suggests the nearest.
     """
     import timm
 
-    old: Mapping[str, str | None] = getattr(
-        timm.models, "get_deprecated_models", dict
-    )()
-    current = str(old.get(name) or name)
-    with contextlib.suppress(RuntimeError):  # the architecture is known, the tag is not
-        # A name with other characters could be a path or an address, which timm would
-        # go and fetch.
-        if not set(current) & set("/\\:") and timm.is_model(current):
+    get_renamed = getattr(timm.models, "get_deprecated_models", dict)
+    renamed: Mapping[str, str | None] = get_renamed()
+    current = str(renamed.get(name) or name)
+    # timm would download from a name that is a path or an address.
+    is_plain_name = not set(current) & set("/\\:")
+    # RuntimeError: the architecture exists, but not with these pretrained weights.
+    with contextlib.suppress(RuntimeError):
+        if is_plain_name and timm.is_model(current):
             return current, timm.get_pretrained_cfg(current)
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
     close = nearest(name, known)
+    suggestion = f", the nearest {close}" if close.count(",") < 3 else ""
     raise UnknownNameError(
-        f"There is no backbone {name!r}; names are timm's, 'all-MiniLM-L6-v2' and 'sentence:NAME'"
-        f"{f', the nearest {close}' if close.count(',') < 3 else ''}."
+        f"There is no backbone {name!r}; names are timm's, 'all-MiniLM-L6-v2' and "
+        f"'sentence:NAME'{suggestion}."
     )
 
 
 def _timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
-    """Return an architecture of timm; ``img_size`` goes to it only where that fixes its input."""
+    """Build a timm network without its classifier."""
     import timm
 
     arguments = {**options, "num_classes": 0}
     if not getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
-        arguments.pop("img_size", None)
+        arguments.pop("img_size", None)  # such an architecture has no such argument
     module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
     return module
 
 
 def check_buildable(name: str, options: Mapping[str, Any]) -> None:
-    """Raise unless a network with options out of a file is about as large as the architecture of that name.
+    """Check that options from a file do not make a network much larger.
 
-    The parameters are counted on a device that has no memory; an architecture that
-    cannot be built there is not judged.
+    Parameters are counted on the meta device, which allocates no memory. Networks that
+    cannot be built there for other reasons are not checked.
 
     Parameters
     ----------
     name : str
         Architecture of timm.
     options : mapping
-        Its arguments, as a file has them.
+        Arguments of the architecture.
 
     Raises
     ------
     FileFormatError
-        If they ask for more.
+        If the network would be too large, or if its size cannot be determined.
 
     Examples
     --------
@@ -389,46 +435,47 @@ def check_buildable(name: str, options: Mapping[str, Any]) -> None:
     >>> check_buildable("test_vit", {"embed_dim": 4096, "depth": 12})
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.FileFormatError: options of test_vit must leave it a network of its size, got ...
+    evergrow.core.errors.FileFormatError: options of test_vit must leave it a network...
     """
     if not options:
         return
     for key, value in options.items():
-        if "depth" in key or "layer" in key:
-            limit = MOST_BLOCKS
-        else:
-            limit = LARGEST_OPTION
-        parts = value if isinstance(value, list) else [value]
-        if len(parts) > MOST_BLOCKS:
-            raise FileFormatError(
-                f"option {key!r} of {name} must have at most {MOST_BLOCKS} parts, got {len(parts)}"
-            )
-        for part in parts:
-            if (
-                isinstance(part, (int, float))
-                and not isinstance(part, bool)
-                and not abs(part) <= limit
-            ):
-                raise FileFormatError(
-                    f"option {key!r} of {name} must be at most {limit}, got {part}"
-                )
+        _check_option_size(name, key, value)
     try:
         with torch.device("meta"):
-            networks = [_timm_model(name, given) for given in ({}, options)]
-    except Exception as error:  # what is wrong with the options is said, in better words, where it is built
-        if isinstance(error, RuntimeError) and "meta" in str(
-            error
-        ):  # nobody knows how large it would be
+            default_size = _count_parameters(_timm_model(name, {}))
+            size = _count_parameters(_timm_model(name, options))
+    except Exception as error:
+        # Other errors are reported better when the network is built with its weights.
+        if isinstance(error, RuntimeError) and "meta" in str(error):
             raise FileFormatError(
-                f"options of {name} must be such that its size is known before it is built, which it is not with this "
-                "version of timm"
+                f"options of {name} must be such that its size is known before it is "
+                "built, which it is not with this version of timm"
             ) from error
         return
-    own, asked = (
-        sum(parameter.numel() for parameter in network.parameters())
-        for network in networks
-    )
-    if asked > 2 * own + _FREE_PARAMETERS:
+    if size > 2 * default_size + _FREE_PARAMETERS:
         raise FileFormatError(
-            f"options of {name} must leave it a network of its size, got {asked:,} parameters instead of {own:,}"
+            f"options of {name} must leave it a network of its size, got {size:,} "
+            f"parameters instead of {default_size:,}"
         )
+
+
+def _check_option_size(name: str, key: str, value: Any) -> None:
+    """Bound the numbers of an option."""
+    limit = MAX_BLOCKS if "depth" in key or "layer" in key else MAX_OPTION
+    parts = value if isinstance(value, list) else [value]
+    if len(parts) > MAX_BLOCKS:
+        raise FileFormatError(
+            f"option {key!r} of {name} must have at most {MAX_BLOCKS} parts, got "
+            f"{len(parts)}"
+        )
+    for part in parts:
+        is_number = isinstance(part, (int, float)) and not isinstance(part, bool)
+        if is_number and not abs(part) <= limit:  # refuses NaN
+            raise FileFormatError(
+                f"option {key!r} of {name} must be at most {limit}, got {part}"
+            )
+
+
+def _count_parameters(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())

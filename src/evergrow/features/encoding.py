@@ -1,10 +1,7 @@
-"""The one way from items to features: read, batch, run the backbone, check, keep.
+"""Encode items: load batches, run the backbone, check the features and cache them.
 
-:func:`encode` takes whole data sets and uses the cache; :func:`encode_batch` takes
-samples that are prepared already, one pass of the network for all of them. What is done
-to an image before the network sees it is the business of
-:class:`~evergrow.features.Preprocessing`; which vectors are read of one pass, that of
-the recipe.
+:func:`encode` takes items and uses the cache. :func:`encode_batch` takes samples that
+are prepared already, and runs the network once for all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -62,7 +59,7 @@ from evergrow.features.cache import (
     feature_key,
 )
 from evergrow.features.gpu_images import (
-    LARGEST_RAW,
+    MAX_IMAGE_BYTES,
     GpuPreparation,
     RawReader,
     can_prepare,
@@ -71,36 +68,37 @@ from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipe import FeatureRecipe
 from evergrow.features.runner import Policy, Runner, first_precision
 
-Encoded = tuple[LoadedBatch, NDArray[np.float32]]
 OnError = Literal["raise", "skip"]
 
-KEEP_FROM = 5
-"""Fewer items go straight through the backbone, which takes less time than a lock and a safe way to disk."""
+MIN_CACHED_ITEMS = 5
+"""Fewer items are not cached: the backbone is faster than locking and writing files."""
 
-_NAMED = 5  # images that a warning names
-_AHEAD = 3  # batches that a GPU is given before the first of them is fetched
-_FINISHED = 256  # rows that a thread brings into their final form at a time
+_NAMED_FAILURES = 5  # images that a warning names
+_BATCHES_AHEAD = 3  # batches in the queue of a GPU
+_JOINED_ROWS = 256  # rows that a thread turns into feature vectors at a time
+_CUSTOM_IMAGE_BYTES = 12 * 512 * 512  # guess for a transform of the user
 
 
 @dataclass(frozen=True)
 class EncodeConfig:
-    """How items are encoded.
+    """Settings of :func:`encode`.
 
     Parameters
     ----------
     batch_size : int, optional
-        Items per batch; by default 32 on a CPU and 128 on a GPU.
-    workers : int or "auto"
-        Processes that decode images; 0 decodes in this one.
-    precision : {"auto", "float32", "float16"}
-        ``"auto"`` runs the backbone in half precision on a GPU if its first batch then
-        agrees with float32 to 1e-3 of every row's norm, and in float32 otherwise.
-    on_error : {"raise", "skip"}
-        What to do about an image that cannot be read: raise and name it, or leave it
-        out and warn.
-    cache : None, False or path-like
-        The default cache, none, or the one in this folder.
-    progress : bool
+        Items per batch. By default 32 on a CPU and 128 on a GPU.
+    workers : int or "auto", default="auto"
+        Processes that decode images. 0 decodes in the calling process.
+    precision : {"auto", "float32", "float16"}, default="auto"
+        ``"auto"`` uses half precision on a GPU if the features of the first batch agree
+        with float32 to 1e-3 of every row's norm, else float32.
+    on_error : {"raise", "skip"}, default="raise"
+        Whether an image that cannot be read raises an error, or is left out with a
+        warning.
+    cache : False or path-like, optional
+        Folder of the feature cache. By default the standard folder. False disables the
+        cache.
+    progress : bool, default=False
         Whether to show a progress bar on standard error.
 
     Examples
@@ -126,17 +124,17 @@ class EncodeConfig:
             check_number("workers", self.workers, low=0, integer=True)
         check_choice("precision", self.precision, get_args(Policy))
         check_choice("on_error", self.on_error, get_args(OnError))
-        if (
-            self.cache is not None
-            and self.cache is not False
-            and not isinstance(self.cache, (str, os.PathLike))
-        ):
+        is_folder = isinstance(self.cache, (str, os.PathLike))
+        if not is_folder and self.cache is not None and self.cache is not False:
             raise ParameterError(
                 f"cache must be None, False or a folder, got {self.cache!r}"
             )
 
     def changed(self, **changes: Any) -> EncodeConfig:
-        """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
+        """Return a copy with some settings changed.
+
+        Unknown names raise an error that suggests the nearest.
+        """
         if changes:
             return with_changes(self, changes, "setting of an encoding")
         return self
@@ -144,24 +142,24 @@ class EncodeConfig:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Feature vectors of items, and how they came about.
+    """Feature vectors of items.
 
     Parameters
     ----------
     X : ndarray of shape (n, d)
         The features.
     rows : ndarray of int of shape (n,)
-        The items they belong to: all, unless some could not be read and were left out.
+        Indices of the items. Items that could not be read are missing.
     failures : tuple of (str, str)
-        Name of every item left out, and why.
+        Name and reason of every item that could not be read.
     widths : tuple of int
-        Columns of each block.
+        Number of columns of each block.
     precision : {"float32", "float16"}
-        What the backbone was run at.
+        Precision of the backbone.
     computed : int
-        Items that were looked at; the others came from the cache.
+        Number of items that were computed. The others came from the cache.
     seconds : float
-        Time that it took.
+        Duration of the call.
     """
 
     X: NDArray[Any]
@@ -177,13 +175,10 @@ class Features:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the features, for ``np.asarray``."""
-        if dtype is None:
-            X = self.X
-        else:
-            X = self.X.astype(dtype, copy=False)
-        if copy:
-            return X.copy()
-        return X
+        X = self.X
+        if dtype is not None:
+            X = X.astype(dtype, copy=False)
+        return X.copy() if copy else X
 
 
 def encode(
@@ -194,19 +189,19 @@ def encode(
     join: bool = True,
     **settings: Any,
 ) -> Features:
-    """Run a backbone over all items, or fetch their cached features.
+    """Compute the features of items, or read them from the cache.
 
     Parameters
     ----------
     backbone : Backbone or LazyBackbone
-        What to run.
+        The backbone.
     items : Items
         Images or texts.
     config : EncodeConfig, optional
-        How.
-    join : bool
-        Whether blocks of a recipe are brought to equal energy, as heads take them;
-        otherwise they lie side by side as the network gave them.
+        Settings.
+    join : bool, default=True
+        Whether to scale the blocks of a recipe to equal energy, as classifiers expect
+        them. Otherwise blocks are concatenated without scaling.
     **settings
         Fields of :class:`EncodeConfig` to change.
 
@@ -218,9 +213,9 @@ def encode(
     Raises
     ------
     ImageError
-        If an image cannot be read and ``on_error`` is ``"raise"``, or if none can.
+        If no image can be read, or one cannot be read and ``on_error`` is ``"raise"``.
     InputError
-        If there are no items, or the backbone does not take their kind.
+        If there are no items, or the backbone takes another kind of items.
     NumericalError
         If features are not finite.
 
@@ -242,25 +237,25 @@ def encode(
     work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
     X = np.empty((work.n_items, work.recipe.n_features), dtype=np.float32)
     failures: list[Failure] = []
-    end = computed = 0
-    with ThreadPoolExecutor(
-        4, "evergrow-features"
-    ) as pool:  # while the next chunk goes through the backbone
-        finished = []
+    joining = []
+    end = 0
+    computed = 0
+    # Vectors are built while the next chunk goes through the backbone.
+    with ThreadPoolExecutor(4, "evergrow-features") as pool:
         for chunk in work.chunks():
             start = end
-            end = end + len(next(iter(chunk.blocks.values())))
-            for rows in split_rows(range(end - start), _FINISHED):
-                place = X[start + rows.start : start + rows.stop]
-                finished.append(
-                    pool.submit(_finish, place, chunk, rows, work.recipe, join)
+            end = start + len(next(iter(chunk.blocks.values())))
+            for rows in split_rows(range(end - start), _JOINED_ROWS):
+                out = X[start + rows.start : start + rows.stop]
+                joining.append(
+                    pool.submit(_write_vectors, out, chunk, rows, work.recipe, join)
                 )
             failures += chunk.failures
-            computed = computed + chunk.computed
+            computed += chunk.computed
             precision = chunk.precision
-    for done in finished:
-        done.result()
-    _judge(failures, work.n_items)
+    for future in joining:
+        future.result()
+    _report_failures(failures, work.n_items)
     return Features(
         X=X[:end],
         rows=np.delete(np.arange(work.n_items), [failure.row for failure in failures]),
@@ -272,31 +267,39 @@ def encode(
     )
 
 
-def _finish(
-    place: NDArray[np.float32],
+def _write_vectors(
+    out: NDArray[np.float32],
     chunk: Chunk,
     rows: range,
     recipe: FeatureRecipe,
     join: bool,
 ) -> None:
-    """Make feature vectors of some rows of a chunk."""
-    some = recipe.vectors(
-        {name: block[rows.start : rows.stop] for name, block in chunk.blocks.items()}
-    )
-    place[:] = join_blocks(some, recipe.widths) if join else some
+    """Write the feature vectors of some rows of a chunk to an array."""
+    blocks = {
+        name: block[rows.start : rows.stop] for name, block in chunk.blocks.items()
+    }
+    vectors = recipe.vectors(blocks)
+    out[:] = join_blocks(vectors, recipe.widths) if join else vectors
 
 
 def encode_batch(
     backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]
 ) -> NDArray[np.float32]:
-    """Return the features of prepared samples from one pass in float32, blocks at equal energy.
+    """Compute the features of prepared samples in float32 with a single pass.
+
+    Blocks are scaled to equal energy.
 
     Parameters
     ----------
     backbone : Backbone
-        What to run.
+        The backbone.
     samples : sequence of Tensor or str
-        At least one: images as ``backbone.transform`` gives them, or texts.
+        At least one text, or image from ``backbone.transform``.
+
+    Returns
+    -------
+    ndarray of shape (n, d)
+        The features.
 
     Raises
     ------
@@ -314,14 +317,11 @@ def encode_batch(
     """
     batch: Any = list(samples)
     if backbone.transform is not None:
-        if batch[0].ndim == 3:
-            layout = torch.channels_last
-        else:
-            layout = torch.contiguous_format
+        is_image = batch[0].ndim == 3
+        layout = torch.channels_last if is_image else torch.contiguous_format
         batch = torch.stack(batch).contiguous(memory_format=layout)
-    return join_blocks(
-        Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths
-    )
+    fetch = Runner(backbone, "float32").start(batch)
+    return join_blocks(fetch(), backbone.spec.blocks.widths)
 
 
 def featurize(
@@ -331,24 +331,29 @@ def featurize(
     config: EncodeConfig | None = None,
     **settings: Any,
 ) -> FeatureSet:
-    """Run a backbone over a whole data set, once; later calls on the same data look at no image.
+    """Compute the features of a dataset. Later calls read them from the cache.
 
     Parameters
     ----------
     data : Dataset
         Images or texts.
     backbone : Backbone
-        What to run.
+        The backbone.
     config : EncodeConfig, optional
-        How; see :func:`evergrow.features.encode`.
+        Settings; see :func:`encode`.
     **settings
-        Fields of :class:`~evergrow.features.EncodeConfig` to change.
+        Fields of :class:`EncodeConfig` to change.
 
     Returns
     -------
     FeatureSet
-        Items that could not be read are left out if ``on_error`` is
-        ``"skip"``. Blocks of a recipe are kept apart.
+        Features and labels. Blocks of a recipe are concatenated without scaling. Items
+        that could not be read are left out if ``on_error`` is ``"skip"``.
+
+    Raises
+    ------
+    InputError
+        If no training sample of a class can be read.
 
     Examples
     --------
@@ -356,39 +361,52 @@ def featurize(
     >>> from evergrow.data import Dataset
     >>> from evergrow.data.items import Images
     >>> from evergrow.features import create_backbone, featurize
-    >>> images = Images(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
+    >>> pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3))
+    >>> images = Images(pixels.astype(np.uint8))
     >>> y = np.array([0, 0, 0, 1, 1, 1])
     >>> data = Dataset.of(images, y, images, y, names=("first", "second"), name="toy")
     >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
-    >>> featurize(data, backbone, cache=False).X_train.shape == (6, backbone.n_features)
-    True
+    >>> featurize(data, backbone, cache=False).X_train.shape
+    (6, 96)
     """
     parts = [part.raw_items() for part in (data.train, data.test) if part is not None]
-    train, *rest = (
+    encoded = [
         encode(backbone, items, config=config, join=False, **settings)
         for items in parts
-    )
-    lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
+    ]
+    train = encoded[0]
+    y_train = data.y_train[train.rows]
+    X_test = train.X[:0]
+    y_test = data.y_test[:0]
+    if len(encoded) > 1:
+        X_test = encoded[1].X
+        y_test = data.y_test[encoded[1].rows]
+    lost = sorted(set(data.y_train.tolist()) - set(y_train.tolist()))
     if lost:
         names = ", ".join(data.class_names[label] for label in lost[:5])
         raise InputError(
-            f"every class must keep a training sample, got none that can be read for {names}"
+            "every class must keep a training sample, got none that can be read for "
+            f"{names}"
         )
+    recipe = backbone.spec.recipe
     return FeatureSet(
         data.name,
         train.X,
-        data.y_train[train.rows],
-        rest[0].X if rest else train.X[:0],
-        data.y_test[rest[0].rows] if rest else data.y_test[:0],
+        y_train,
+        X_test,
+        y_test,
         data.class_names,
         backbone_entry(backbone.spec),
         has_test=data.has_test,
-        widths=() if backbone.spec.recipe is None else backbone.spec.recipe.widths,
+        widths=() if recipe is None else recipe.widths,
     )
 
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
-    """Return the description of a backbone for records and feature files; never a path."""
+    """Return the description of a backbone for records and feature files.
+
+    It contains no path.
+    """
     names = (
         "name",
         "weights",
@@ -398,192 +416,189 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
         "options",
         "n_features",
     )
-    entry = {name: getattr(spec, name) for name in names} | {
-        "weights": spec.weights.partition(":")[0]
-    }
-    if spec.recipe is None:
-        return entry
-    return {**entry, "recipe": to_values(replace(spec.recipe, note=""))}
+    entry = {name: getattr(spec, name) for name in names}
+    entry["weights"] = spec.weights.partition(":")[0]
+    if spec.recipe is not None:
+        entry["recipe"] = to_values(replace(spec.recipe, note=""))
+    return entry
 
 
 class _Encoding:
-    """One call of :func:`encode`: chunks come from the cache, or are computed and stored there."""
+    """One call of :func:`encode`: reads chunks from the cache, or computes them."""
 
     def __init__(
         self, backbone: Backbone | LazyBackbone, items: Items, config: EncodeConfig
     ) -> None:
-        self.backbone, self.items, self.config, self.recipe = (
-            backbone,
-            items,
-            config,
-            backbone.spec.blocks,
-        )
-        self.passes = self.recipe.passes
-        self.batch_size = config.batch_size or (
-            32 if backbone.device.type == "cpu" else 128
-        )
+        self.backbone = backbone
+        self.items = items
+        self.config = config
+        self.recipe = backbone.spec.blocks
+        self.components = self.recipe.components
+        default_size = 32 if backbone.device.type == "cpu" else 128
+        self.batch_size = config.batch_size or default_size
         self.n_items = len(items)
-        self.done = 0
+        self.n_done = 0
         self.started = time.perf_counter()
         if self.n_items == 0:
             raise InputError("items must hold at least one item, got none")
         if backbone.spec.kind != items.kind:
             raise InputError(
-                f"items must be what {backbone.spec.name} takes, which is of kind {backbone.spec.kind!r}, got "
-                f"{items.kind!r}"
+                f"items must be what {backbone.spec.name} takes, which is of kind "
+                f"{backbone.spec.kind!r}, got {items.kind!r}"
             )
         self.precision = first_precision(backbone.device, config.precision)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of all items in order."""
         chunks = split_rows(range(self.n_items), cache.CHUNK)
-        wanted = set(self.passes.blocks)
-        entry = self._find_entry()
+        wanted = set(self.components.blocks)
         with ExitStack() as stack:
             if self.config.progress:
                 self.tick = stack.enter_context(
                     meter("features", self.n_items, enabled=True)
                 )
-            try:
-                if entry is None:
-                    stored = {}
-                else:
-                    stored = self._open(entry, chunks, stack)
-            except (
-                OSError,
-                NewerSchemaError,
-            ) as error:  # files of a newer evergrow stay untouched
-                _warn_unused(error)
-                entry = None
-                stored = {}
-            names = {
-                rows: wanted & set(stored[rows].names if rows in stored else ())
-                for rows in chunks
+            entry, stored = self._open_cache(chunks, stack)
+            available = {
+                rows: wanted & set(head.names) for rows, head in stored.items()
             }
-            missing = [rows for rows in chunks if names[rows] != wanted]
-            # What all of them have is not computed again.
-            if missing:
-                there = set.intersection(*(names[rows] for rows in missing))
-            else:
-                there = set()
+            incomplete = [rows for rows in chunks if available.get(rows) != wanted]
             computed = self._computed(
-                missing, self.passes.without(tuple(there)) or self.passes
+                incomplete,
+                self._missing_blocks(
+                    [available.get(rows, set()) for rows in incomplete]
+                ),
             )
             for rows in chunks:
-                kept = None
+                cached = None
                 if entry is not None and rows in stored:
-                    kept = entry.load(rows, self.passes)
-                chunk = kept
-                if names[rows] != wanted:
+                    cached = entry.load(rows, self.components)
+                chunk = cached
+                if available.get(rows) != wanted:
                     fresh = next(computed)
-                    if kept is None:
-                        chunk = fresh
-                    else:
-                        chunk = fresh.joined(kept)
+                    chunk = fresh if cached is None else fresh.joined(cached)
                 if chunk is None or not wanted <= set(chunk.names):
-                    chunk = next(self._computed([rows], self.passes))
-                if chunk is kept:
-                    self._done(len(rows), chunk.failures)
-                elif entry is not None and not any(
-                    failure.passing for failure in chunk.failures
-                ):
-                    try:
-                        entry.store(rows, chunk)
-                    except OSError as error:
-                        _warn_unused(error)
-                        entry = None
+                    chunk = next(self._computed([rows], self.components))
+                if chunk is cached:
+                    self._check_failures(chunk.failures)
+                    self._show_progress(len(rows))
+                elif entry is not None and not _store(entry, rows, chunk):
+                    entry = None
                 yield chunk
 
+    def _missing_blocks(self, available: Sequence[set[str]]) -> FeatureRecipe:
+        """Return the blocks that some incomplete chunk lacks."""
+        shared = set.intersection(*available) if available else set()
+        return self.components.without(tuple(shared)) or self.components
+
+    def _open_cache(
+        self, chunks: list[range], stack: ExitStack
+    ) -> tuple[CacheEntry | None, dict[range, ChunkHead]]:
+        """Return the cache entry, or None if it is not used, and its chunks."""
+        entry = self._find_entry()
+        if entry is None:
+            return None, {}
+        try:
+            return entry, self._open_entry(entry, chunks, stack)
+        except (OSError, NewerSchemaError) as error:  # newer files are not changed
+            _warn_unused(error)
+            return None, {}
+
     def _find_entry(self) -> CacheEntry | None:
-        """Return the entry of these features, whether or not it exists; None where nothing is to be stored."""
+        """Return the cache entry of these features, which may not exist yet."""
         config = self.config
-        if config.cache is False or self.n_items < KEEP_FROM:
+        if config.cache is False or self.n_items < MIN_CACHED_ITEMS:
             return None
         try:
             stamp = self.items.stamp()
-        except DatasetNotFoundError as error:  # a missing image has no stamp
+        except DatasetNotFoundError as error:  # an image is missing
             if config.on_error == "raise":
                 raise
             _warn_unused(error)
             return None
-        return FeatureCache(config.cache).entry(
-            feature_key(stamp, self.backbone.spec, config.precision)
-        )
+        key = feature_key(stamp, self.backbone.spec, config.precision)
+        return FeatureCache(config.cache).entry(key)
 
-    def _open(
+    def _open_entry(
         self, entry: CacheEntry, chunks: list[range], stack: ExitStack
     ) -> dict[range, ChunkHead]:
-        """Return the chunks that an entry holds; where blocks are missing, it is locked and made ready for them."""
+        """Return the chunks of an entry. If blocks are missing, lock it for writing."""
         stored = entry.stored(chunks)
-        wanted = set(self.passes.blocks)
-        if len(stored) == len(chunks) and all(
-            wanted <= set(head.names) for head in stored.values()
-        ):
+        wanted = set(self.components.blocks)
+        is_complete = all(wanted <= set(head.names) for head in stored.values())
+        if is_complete and len(stored) == len(chunks):
             return stored
         stack.enter_context(entry.writing())
-        stored = entry.stored(
-            chunks
-        )  # another process may have computed them meanwhile
-        self.precision = next(
-            (head.precision for head in stored.values()), self.precision
-        )
+        stored = entry.stored(chunks)  # another process may have written some
+        if stored:
+            self.precision = next(iter(stored.values())).precision
         if self.precision == "float16" and self.backbone.device.type != "cuda":
-            entry.clear()  # this device cannot go on at that precision
+            # This device cannot continue at that precision.
+            entry.clear()
             stored = {}
             self.precision = "float32"
         entry.begin(CacheInfo.of(self.items, self.backbone.spec))
         return stored
 
-    def _done(self, n_items: int, failures: Sequence[Failure]) -> None:
-        """Show progress, or raise if an image could not be read and none may be left out."""
+    def _check_failures(self, failures: Sequence[Failure]) -> None:
+        """Raise if an image could not be read and none may be left out."""
         if failures and self.config.on_error == "raise":
             raise ImageError(
                 f"{failures[0].reason}; on_error='skip' leaves such images out"
             )
-        self.done += n_items
-        rate = self.done / max(time.perf_counter() - self.started, 1e-9)
+
+    def _show_progress(self, n_items: int) -> None:
+        self.n_done += n_items
+        rate = self.n_done / max(time.perf_counter() - self.started, 1e-9)
         if self.config.progress:
-            self.tick(self.done, f"{rate:,.1f} {self.items.kind}s/s")
+            self.tick(self.n_done, f"{rate:,.1f} {self.items.kind}s/s")
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
-        """Yield chunks of some blocks that went through the backbone."""
+        """Compute chunks with the blocks of a recipe."""
         if isinstance(self.backbone, LazyBackbone):
             self.backbone = self.backbone.load().to(self.backbone.device)
-        backbone = self.backbone.reading(recipe)
+        backbone = self.backbone.with_blocks(recipe)
         runner = Runner(backbone, self.precision)
         with (
             self._batches(chunks, backbone) as batches,
             closing(_encoded(batches, runner)) as encoded,
         ):
             for rows in chunks:
-                whole = np.empty((len(rows), recipe.n_features), dtype=np.float32)
-                failures: list[Failure] = []
-                for loaded, features in islice(
-                    encoded, -(-len(rows) // self.batch_size)
-                ):
-                    self._done(len(loaded.rows) + len(loaded.failures), loaded.failures)
-                    whole[loaded.rows - rows.start] = features
-                    failures += loaded.failures
-                if failures:
-                    whole = np.delete(
-                        whole,
-                        [failure.row - rows.start for failure in failures],
-                        axis=0,
-                    )
-                blocks = np.split(whole, np.cumsum(recipe.widths)[:-1], axis=1)
-                self.precision = runner.precision
-                yield Chunk(
-                    recipe.blocks,
-                    runner.precision or "float32",
-                    tuple(failures),
-                    dict(zip(recipe.blocks, blocks, strict=True)),
-                    computed=len(rows),
-                )
+                n_batches = -(-len(rows) // self.batch_size)
+                yield self._collect(rows, islice(encoded, n_batches), recipe, runner)
+
+    def _collect(
+        self,
+        rows: range,
+        encoded: Iterator[tuple[LoadedBatch, NDArray[np.float32]]],
+        recipe: FeatureRecipe,
+        runner: Runner,
+    ) -> Chunk:
+        """Put the batches of a chunk together."""
+        features = np.empty((len(rows), recipe.n_features), dtype=np.float32)
+        failures: list[Failure] = []
+        for loaded, values in encoded:
+            self._check_failures(loaded.failures)
+            self._show_progress(len(loaded.rows) + len(loaded.failures))
+            features[loaded.rows - rows.start] = values
+            failures += loaded.failures
+        if failures:
+            failed = [failure.row - rows.start for failure in failures]
+            features = np.delete(features, failed, axis=0)
+        blocks = np.split(features, np.cumsum(recipe.widths)[:-1], axis=1)
+        self.precision = runner.precision
+        return Chunk(
+            recipe.blocks,
+            runner.precision or "float32",
+            tuple(failures),
+            dict(zip(recipe.blocks, blocks, strict=True)),
+            computed=len(rows),
+        )
 
     @contextmanager
     def _batches(
         self, chunks: list[range], backbone: Backbone
     ) -> Iterator[Iterator[LoadedBatch]]:
+        """Yield an iterator over the batches of some chunks."""
         items = self.items
         transform = backbone.transform
         device = backbone.device
@@ -592,86 +607,93 @@ class _Encoding:
             return
         if transform is None:
             raise InputError(
-                f"backbone must have a transform to take images, got None from {self.backbone.spec.name}"
+                "backbone must have a transform to take images, got None from "
+                f"{self.backbone.spec.name}"
             )
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
-        # A transform of the user's gives floats, of a size that is not known.
+        image_bytes = _CUSTOM_IMAGE_BYTES
         if isinstance(transform, Preprocessing):
             image_bytes = 3 * math.prod(transform.size)
-        else:
-            image_bytes = 12 * 512 * 512
-        wanted = self.config.workers
-        own = None
-        if (
-            device.type == "cuda"
-            and isinstance(transform, Preprocessing)
-            and can_prepare(transform)
-        ):
-            own = transform
-            image_bytes = max(image_bytes, LARGEST_RAW)
-            if (
-                getattr(items, "pixels", None) is not None
-            ):  # beside a GPU there is nothing left to do for them
-                wanted = 0
-        workers = choose_workers(
-            wanted, len(rows), device, self.batch_size * image_bytes
+            if device.type == "cuda" and can_prepare(transform):
+                image_bytes = max(image_bytes, MAX_IMAGE_BYTES)
+                workers = self._choose_workers(rows, device, image_bytes)
+                if getattr(items, "pixels", None) is not None:
+                    workers = 0  # there is nothing to decode
+                raw = RawReader(items, transform, pinned=workers == 0)
+                with (
+                    loaded_batches(raw, rows, workers=workers, device=device) as images,
+                    closing(GpuPreparation(transform, device)(images)) as prepared,
+                ):
+                    yield prepared
+                return
+        workers = self._choose_workers(rows, device, image_bytes)
+        reader = ImageReader(items, transform)
+        with loaded_batches(reader, rows, workers=workers, device=device) as batches:
+            yield batches
+
+    def _choose_workers(
+        self, batches: Sequence[range], device: torch.device, image_bytes: int
+    ) -> int:
+        return choose_workers(
+            self.config.workers, len(batches), device, self.batch_size * image_bytes
         )
-        if own is None:
-            reader = ImageReader(items, transform)
-        else:
-            reader = RawReader(items, own, pinned=workers == 0)
-        with (
-            loaded_batches(reader, rows, workers=workers, device=device) as batches,
-            nullcontext(batches)
-            if own is None
-            else closing(GpuPreparation(own, device)(batches)) as prepared,
-        ):
-            yield prepared
+
+
+def _store(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
+    """Store a chunk, unless failures may be temporary. Return False if that fails."""
+    if any(failure.temporary for failure in chunk.failures):
+        return True
+    try:
+        entry.store(rows, chunk)
+    except OSError as error:
+        _warn_unused(error)
+        return False
+    return True
 
 
 def _encoded(
     batches: Iterator[LoadedBatch], runner: Runner
-) -> Generator[Encoded, None, None]:
-    """Yield every batch with its features; a GPU is given the next ones before the first of them is fetched."""
-
-    def start(
-        batch: LoadedBatch,
-    ) -> tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]:
-        return batch, runner.start(batch.batch)
-
+) -> Generator[tuple[LoadedBatch, NDArray[np.float32]], None, None]:
+    """Yield every batch with its features. A GPU is given some batches in advance."""
     device = runner.backbone.device
-    calls = (partial(start, batch) for batch in batches)
+    calls = (partial(_start, runner, batch) for batch in batches)
     if device.type == "cuda":
-        steps = run_ahead(calls, _AHEAD, _starter(device))
+        started = run_ahead(calls, _BATCHES_AHEAD, _network_thread(device))
     else:
-        steps = (call() for call in calls)
-    with closing(steps):
-        for loaded, fetch in steps:
+        started = (call() for call in calls)
+    with closing(started):
+        for loaded, fetch in started:
             yield loaded, fetch()
 
 
+def _start(
+    runner: Runner, batch: LoadedBatch
+) -> tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]:
+    return batch, runner.start(batch.batch)
+
+
 @lru_cache
-def _starter(device: torch.device) -> ThreadPoolExecutor:
-    """Return the one thread that starts networks on a GPU: in a new one, convolutions are prepared anew for seconds."""
+def _network_thread(device: torch.device) -> ThreadPoolExecutor:
+    """Return the thread that runs networks on a GPU.
+
+    It is kept, since cuDNN spends seconds on the convolutions of a new thread.
+    """
     return ThreadPoolExecutor(1, "evergrow-network")
 
 
-# -- warnings and progress -------------------------------------------------------------
-
-
-def _judge(failures: Sequence[Failure], n_items: int) -> None:
-    """Warn about failures; raise if every item failed."""
+def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
+    """Warn about failures, or raise if every item failed."""
     if not failures:
         return
-    named = ", ".join(failure.name for failure in failures[:_NAMED])
-    more = ""
-    if len(failures) > _NAMED:
-        more = f" and {len(failures) - _NAMED} more"
-    said = f"{named}{more}; the first because {failures[0].reason}"
+    names = ", ".join(failure.name for failure in failures[:_NAMED_FAILURES])
+    if len(failures) > _NAMED_FAILURES:
+        names += f" and {len(failures) - _NAMED_FAILURES} more"
+    details = f"{names}; the first because {failures[0].reason}"
     if len(failures) == n_items:
-        raise ImageError(f"None of the {n_items} images can be read: {said}")
+        raise ImageError(f"None of the {n_items} images can be read: {details}")
     warnings.warn(
-        f"{len(failures)} of {n_items} images could not be read and are left out: {said}",
+        f"{len(failures)} of {n_items} images could not be read and are left out: "
+        f"{details}",
         DataWarning,
         stacklevel=3,
     )
@@ -679,8 +701,9 @@ def _judge(failures: Sequence[Failure], n_items: int) -> None:
 
 def _warn_unused(error: Exception) -> None:
     warnings.warn(
-        f"The feature cache cannot be used, features are kept in memory only: {error}. Set EVERGROW_CACHE to a folder "
-        "with room, or do without by cache=False.",
+        "The feature cache cannot be used, features are kept in memory only: "
+        f"{error}. Set EVERGROW_CACHE to a folder with room, or do without by "
+        "cache=False.",
         CacheWarning,
         stacklevel=2,
     )

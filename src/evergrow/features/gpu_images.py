@@ -1,12 +1,13 @@
-"""Images prepared by the GPU that runs the backbone: processes beside it decode them, and the GPU resizes and crops.
+"""Resize and crop images on the GPU that runs the backbone.
 
-Resizing is Pillow's arithmetic in the same integers, so that the bytes are those that a
-CPU gives, view by view. Images that need a border, and large ones, go through Pillow.
+Worker processes decode the images. The GPU does Pillow's integer arithmetic, so that
+pixels are equal to those of Pillow. Images that need a border, and large images, are
+prepared by Pillow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import lru_cache, partial
@@ -24,30 +25,29 @@ from evergrow.features.images import decode_image
 from evergrow.features.preprocess import Preprocessing
 
 FILTERS = {"bilinear": 1.0, "bicubic": 2.0}
-"""Filters that the GPU resizes with, and the pixels that each reaches to either side."""
+"""Radius in pixels of the resampling filters that the GPU supports."""
 
-LARGEST_RAW = 2**20
-"""Bytes of a decoded image; of one with more, the views are less to send than the image."""
+MAX_IMAGE_BYTES = 2**20
+"""Larger decoded images are not sent to the GPU: their views are smaller."""
 
-# Height over width; some versions of Pillow resize what is taller in another order
-_TALLEST = 2
-_SLICE = 64  # images that are resized at a time
-_AHEAD = 3  # prepared batches that wait for the network
-_BITS = 22  # of the fraction of Pillow's weights
-_LOWER = 12  # of them, in the lower part of a weight
+_MAX_ASPECT = 2  # height over width; some versions of Pillow resize rows first above it
+_RESIZED_AT_ONCE = 64  # images
+_BATCHES_AHEAD = 3
+_BITS = 22  # fractional bits of Pillow's weights
+_LOWER_BITS = 12  # fractional bits in the lower part of a weight
 
 
 class RawBatch(NamedTuple):
-    """Images on their way to the GPU, all in one tensor: a tensor each would be slow to send between processes.
+    """Decoded images in one tensor, which is faster to send than one tensor each.
 
     Parameters
     ----------
     rows : list of int
-        Row numbers of the images; those of one shape lie together.
+        Indices of the images. Images of the same shape are adjacent.
     data : Tensor of uint8
-        Their bytes, one image after another.
+        Concatenated pixels.
     shapes : list of (int, int) or None
-        Height and width of each; None for finished views.
+        Height and width of each image. None for views that are prepared already.
     failures : list of Failure
         Images that could not be read.
     """
@@ -58,256 +58,287 @@ class RawBatch(NamedTuple):
     failures: list[Failure]
 
 
-def can_prepare(own: Preprocessing) -> bool:
-    """Return whether a GPU resizes and crops as Pillow does.
+def can_prepare(transform: Preprocessing) -> bool:
+    """Return whether the GPU can resize and crop as Pillow does.
 
-    Where both sides of an image are scaled alike, the order of Pillow's two passes is
-    the same in all of its versions, but for tall images.
+    Both sides must be scaled alike: only then is the order of Pillow's two passes the
+    same in all of its versions, except for tall images.
     """
-    return own.interpolation in FILTERS and own.crop_mode == "center"
+    return transform.interpolation in FILTERS and transform.crop_mode == "center"
 
 
 class RawReader(ImageReader):
-    """Reads batches for a GPU: images decoded, and no more; pixels in memory need not even that.
+    """Reads batches of decoded images for a GPU.
 
     Parameters
     ----------
     items : Items
         The images.
     transform : Preprocessing
-        What will be done to them.
+        Preprocessing that the GPU will do.
     pinned : bool
-        Whether batches are placed where a GPU can fetch them by itself; not in worker
-        processes, which have none.
+        Whether to put batches in pinned memory. Not possible in worker processes.
     """
 
     def __init__(
         self, items: Items, transform: Preprocessing, *, pinned: bool = False
     ) -> None:
         super().__init__(items, transform)
+        self._preprocessing = transform
         self._pinned = pinned
 
     def load(
         self, source: Any, name: str | None = None
     ) -> tuple[NDArray[np.uint8], tuple[int, int] | None]:
-        """Return the bytes of an image, and its height and width, or the bytes of its views."""
-        assert self._own is not None
-        in_memory = (
-            isinstance(source, np.ndarray)
-            and source.dtype == np.uint8
-            and source.shape[2:] == (3,)
-        )
-        if in_memory and source.size:
+        """Return the pixels of an image and its shape.
+
+        An image that the GPU cannot prepare gives the pixels of its views, and None.
+        """
+        if _is_rgb_array(source):
             image = source
         else:
             image = np.asarray(decode_image(source, name=name))
         height, width = image.shape[:2]
         if (
-            image.nbytes <= LARGEST_RAW
-            and height <= _TALLEST * width
-            and self._own.window(height, width)
+            image.nbytes <= MAX_IMAGE_BYTES
+            and height <= _MAX_ASPECT * width
+            and self._preprocessing.window(height, width)
         ):
             return image.reshape(-1), (height, width)
-        views = self._own.pixels(decode_image(image, name=name))
+        views = self._preprocessing.pixels(decode_image(image, name=name))
         return views.permute(1, 2, 0).reshape(-1).numpy(), None
 
     def __getitems__(self, rows: Sequence[int]) -> RawBatch:
         """Return a batch."""
         read, loaded, failures = self.read(rows)
-        order = sorted(range(len(read)), key=lambda place: loaded[place][1] or (0, 0))
-        pieces = [loaded[place][0] for place in order]
+        shapes = [shape for _, shape in loaded]
+        order = sorted(range(len(read)), key=lambda index: shapes[index] or (0, 0))
+        pieces = [loaded[index][0] for index in order]
         data = torch.empty(
             sum(map(len, pieces)), dtype=torch.uint8, pin_memory=self._pinned
         )
-        np.concatenate([data.numpy()[:0], *pieces], out=data.numpy())
+        if pieces:
+            np.concatenate(pieces, out=data.numpy())
         return RawBatch(
-            [read[place] for place in order],
+            [read[index] for index in order],
             data,
-            [loaded[place][1] for place in order],
+            [shapes[index] for index in order],
             failures,
         )
 
 
+def _is_rgb_array(source: Any) -> bool:
+    return (
+        isinstance(source, np.ndarray)
+        and source.dtype == np.uint8
+        and source.shape[2:] == (3,)
+        and source.size > 0
+    )
+
+
 @lru_cache
-def _stream_beside(device: torch.device) -> Any:
-    """Return the stream that images are prepared on; memory belongs to a stream, and stays with it."""
+def _image_stream(device: torch.device) -> Any:
+    """Return the stream that prepares images.
+
+    It is kept, since the allocator reuses memory only within a stream.
+    """
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 class GpuPreparation:
-    """Resizes and crops images on a GPU, some batches ahead of the network.
+    """Resizes and crops batches on a GPU, some batches ahead of the network.
 
     Parameters
     ----------
     transform : Preprocessing
-        How an image is resized and cropped.
+        Preprocessing of the images.
     device : torch.device
-        Where the backbone runs.
+        Device of the backbone.
     """
 
     def __init__(self, transform: Preprocessing, device: torch.device) -> None:
-        self._own = transform
+        self._preprocessing = transform
         self._device = device
-        # Halves go through a GPU's matrix units, and hold bytes and parts of weights
-        # exactly; sums need more.
-        self._exact: dict[str, Any]
+        # Half precision holds bytes and the parts of weights exactly, and uses matrix
+        # units. Sums need float32.
+        self._matmul_options: dict[str, Any] = {}
+        dtype = torch.float32
         if device.type == "cuda":
-            self._exact = {"out_dtype": torch.float32}
-        else:
-            self._exact = {}
-        dtype = torch.float16 if self._exact else torch.float32
-        self._weights = lru_cache(64)(
-            lambda *about: resize_weights(*about).to(device, dtype)
-        )
+            self._matmul_options = {"out_dtype": torch.float32}
+            dtype = torch.float16
+        self._weights = _cached_weights(device, dtype)
 
     def __call__(
         self, batches: Iterable[RawBatch]
     ) -> Generator[LoadedBatch, None, None]:
         """Yield batches of pixels on the device.
 
-        A thread reads and prepares them, on a stream of its own; on the network's
-        stream it would wait for the network.
+        On a GPU, a thread prepares them on a separate stream, so that they do not wait
+        for the network.
         """
         if self._device.type == "cpu":
-            yield from map(self._prepared, batches)
+            yield from map(self._prepare, batches)
             return
-        stream = _stream_beside(self._device)
-
-        def prepared() -> Iterator[tuple[LoadedBatch, Any]]:
-            for batch in batches:
-                with torch.inference_mode(), torch.cuda.stream(stream):
-                    loaded = self._prepared(batch)  # type: ignore[no-untyped-call]
-                    done = torch.cuda.Event()
-                    done.record(stream)
-                yield loaded, done
-
-        calls = repeat(partial(next, prepared(), None))
+        calls = repeat(partial(next, self._prepare_on_stream(batches), None))
         with (
             ThreadPoolExecutor(1, "evergrow-images") as pool,
-            closing(run_ahead(calls, _AHEAD, pool)) as ready,
+            closing(run_ahead(calls, _BATCHES_AHEAD, pool)) as prepared,
         ):
-            for loaded, done in iter(lambda: next(ready), None):
-                if isinstance(loaded.batch, Tensor):
-                    current = torch.cuda.current_stream(self._device)
-                    current.wait_event(done)
-                    loaded.batch.record_stream(
-                        current
-                    )  # its memory must not be reused before the network has read it
+            for result in prepared:
+                if result is None:
+                    return
+                loaded, done = result
+                self._wait_for(loaded, done)
                 yield loaded
 
-    def _prepared(self, batch: RawBatch) -> LoadedBatch:
-        sheets = torch.zeros(
-            (len(batch.rows), *self._own.size, 3),
-            dtype=torch.uint8,
-            device=self._device,
-        )
-        here = batch.data.to(self._device, non_blocking=True)
-        start = 0
-        place = 0
-        for shape, alike in groupby(batch.shapes):
-            count = len(list(alike))
-            (height, width) = shape or self._own.size
-            images = here[start : start + 3 * count * height * width].view(
-                count, height, width, 3
-            )
-            found = (
-                torch.split(part, _SLICE)
-                for part in (images, sheets[place : place + count])
-            )
-            for some, places in zip(*found, strict=True):
-                if shape is None:
-                    places.copy_(some)
-                    continue
-                for view, columns in self._own.cuts():
-                    places[:, : view.size[0], columns] = self._view(view, some)
-            start = start + images.numel()
-            place = place + count
-        pixels = None
-        if len(sheets):
-            pixels = sheets.permute(0, 3, 1, 2)
-        return LoadedBatch(np.array(batch.rows, dtype=np.int64), pixels, batch.failures)
+    def _prepare_on_stream(
+        self, batches: Iterable[RawBatch]
+    ) -> Iterator[tuple[LoadedBatch, Any]]:
+        """Yield each prepared batch with the event of its completion."""
+        stream = _image_stream(self._device)
+        for batch in batches:
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                loaded = self._prepare(batch)
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(stream)
+            yield loaded, done
 
-    def _view(self, own: Preprocessing, images: Tensor) -> Tensor:
-        """Return images (n, h, w, 3) resized and cropped to (n, height, width, 3): bytes, plus a fraction."""
-        window = own.window(*images.shape[1:3])
-        assert window is not None  # images that need a border were not sent
+    def _wait_for(self, loaded: LoadedBatch, done: Any) -> None:
+        """Let the current stream wait for a batch."""
+        if not isinstance(loaded.batch, Tensor):
+            return
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(done)
+        # The memory must not be reused before the network has read it.
+        loaded.batch.record_stream(stream)
+
+    def _prepare(self, batch: RawBatch) -> LoadedBatch:
+        rows = np.array(batch.rows, dtype=np.int64)
+        if not batch.rows:
+            return LoadedBatch(rows, None, batch.failures)
+        size = self._preprocessing.size
+        out = torch.zeros((len(rows), *size, 3), dtype=torch.uint8, device=self._device)
+        data = batch.data.to(self._device, non_blocking=True)
+        first_byte = 0
+        first_row = 0
+        for shape, group in groupby(batch.shapes):
+            count = len(list(group))
+            height, width = shape or size
+            n_bytes = 3 * count * height * width
+            images = data[first_byte : first_byte + n_bytes]
+            images = images.view(count, height, width, 3)
+            out_images = out[first_row : first_row + count]
+            if shape is None:
+                out_images.copy_(images)
+            else:
+                self._fill_views(out_images, images)
+            first_byte += n_bytes
+            first_row += count
+        return LoadedBatch(rows, out.permute(0, 3, 1, 2), batch.failures)
+
+    def _fill_views(self, out: Tensor, images: Tensor) -> None:
+        """Write all views of images of one shape."""
+        for start in range(0, len(images), _RESIZED_AT_ONCE):
+            rows = slice(start, start + _RESIZED_AT_ONCE)
+            for view, columns in self._preprocessing.cuts():
+                out[rows, : view.size[0], columns] = self._resize(view, images[rows])
+
+    def _resize(self, view: Preprocessing, images: Tensor) -> Tensor:
+        """Resize and crop images (n, h, w, 3) to (n, height, width, 3).
+
+        The result is bytes plus a fraction below 1.
+        """
+        window = view.window(*images.shape[1:3])
+        assert window is not None  # `RawReader` does not send other images
         (height, width), top, left = window
-        across = self._weights(
-            own.interpolation, images.shape[2], width, left, own.size[1]
-        )
-        down = self._weights(
-            own.interpolation, images.shape[1], height, top, own.size[0]
-        )
+        name = view.interpolation
+        across = self._weights(name, images.shape[2], width, left, view.size[1])
+        down = self._weights(name, images.shape[1], height, top, view.size[0])
         with torch.autocast(self._device.type, enabled=False):
-            planes = images.permute(0, 3, 1, 2).to(
-                across.dtype, memory_format=torch.contiguous_format
+            return self._resize_columns(self._resize_rows(images, across), down)
+
+    def _resize_rows(self, images: Tensor, weights: Tensor) -> Tensor:
+        """Resize images (n, h, w, 3) to bytes (n, 3, h, width)."""
+        planes = images.permute(0, 3, 1, 2).to(
+            weights.dtype, memory_format=torch.contiguous_format
+        )
+        lines = planes.view(-1, planes.shape[3])
+        lower, upper = (
+            torch.mm(lines, part.T, **self._matmul_options) for part in weights
+        )
+        return _round_sums(lower, upper).to(torch.uint8).view(*planes.shape[:3], -1)
+
+    def _resize_columns(self, planes: Tensor, weights: Tensor) -> Tensor:
+        """Resize bytes (n, 3, h, width) to (n, height, width, 3)."""
+        n, channels, _, width = planes.shape
+        columns = planes.permute(0, 2, 3, 1).to(
+            weights.dtype, memory_format=torch.contiguous_format
+        )
+        lower, upper = (
+            torch.bmm(
+                part.expand(n, *part.shape), columns.flatten(2), **self._matmul_options
             )
-            lines = planes.view(-1, planes.shape[3])
-            wide = _as_bytes(
-                *(torch.mm(lines, part.T, **self._exact) for part in across)
-            ).to(torch.uint8)
-            wide = wide.view(*planes.shape[:3], -1).permute(0, 2, 3, 1)
-            wide = wide.to(across.dtype, memory_format=torch.contiguous_format).flatten(
-                2
-            )
-            sums = (
-                torch.bmm(part.expand(len(wide), *part.shape), wide, **self._exact)
-                for part in down
-            )
-            return _as_bytes(*sums).view(-1, *own.size, 3)
+            for part in weights
+        )
+        return _round_sums(lower, upper).view(n, -1, width, channels)
+
+
+def _cached_weights(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """Return :func:`resize_weights` on a device, with a cache."""
+
+    @lru_cache(64)
+    def weights(*arguments: Any) -> Tensor:
+        return resize_weights(*arguments).to(device, dtype)
+
+    return weights
 
 
 def resize_weights(
     name: str, length: int, resized: int, start: int, kept: int
 ) -> Tensor:
-    """Return Pillow's weights (2, kept, length) from a side of ``length`` pixels to some of its ``resized`` ones.
+    """Return Pillow's weights (2, kept, length) for resizing one side of an image.
 
-    Pillow rounds weights to 22 binary digits. The two matrices are their lower and
-    upper parts, of at most 11 digits, which half precision holds; float32 adds their
-    products with bytes without rounding.
+    Pillow rounds weights to 22 fractional bits. The two matrices are the lower and the
+    upper parts of the weights. Each part has at most 11 bits, which half precision
+    holds, and float32 sums of their products with bytes are exact.
 
     Parameters
     ----------
     name : str
-        One of :data:`FILTERS`.
+        Name of a filter in :data:`FILTERS`.
     length, resized : int
-        Pixels before and after.
+        Number of pixels before and after resizing.
     start, kept : int
-        Which of the latter are computed.
+        First resized pixel that is computed, and number of computed pixels.
     """
     scale = length / resized
     stretch = max(scale, 1.0)
+    radius = FILTERS[name] * stretch
     centres = (np.arange(start, start + kept) + 0.5) * scale
-    first, last = (
-        (centres + side * FILTERS[name] * stretch + 0.5).astype(np.int64)
-        for side in (-1, 1)
-    )
+    first = (centres - radius + 0.5).astype(np.int64)
+    last = (centres + radius + 0.5).astype(np.int64)
     pixels = np.arange(length)
-    x = np.abs((pixels - centres[:, None] + 0.5) * (1.0 / stretch))
-    if name == "bilinear":
-        weights = np.maximum(1.0 - x, 0.0)
-    else:
-        weights = np.where(
-            x < 1,
-            (1.5 * x - 2.5) * x * x + 1,
-            np.where(x < 2, -0.5 * (((x - 5) * x + 8) * x - 4), 0),
-        )
+    distances = np.abs((pixels - centres[:, None] + 0.5) * (1.0 / stretch))
+    weights = _filter_values(name, distances)
     weights *= (pixels >= first[:, None]) & (pixels < last[:, None])
-    whole = np.trunc(
-        weights / weights.sum(axis=1, keepdims=True) * 2**_BITS
-        + np.copysign(0.5, weights)
-    )
-    upper = np.rint(whole / 2**_LOWER)
-    lower = whole - upper * 2**_LOWER
-    return torch.from_numpy(
-        np.stack([lower / 2**_LOWER, upper / 2 ** (_BITS - _LOWER)])
-    ).float()
+    normalized = weights / weights.sum(axis=1, keepdims=True)
+    whole = np.trunc(normalized * 2**_BITS + np.copysign(0.5, weights))
+    upper = np.rint(whole / 2**_LOWER_BITS)
+    lower = whole - upper * 2**_LOWER_BITS
+    parts = np.stack([lower / 2**_LOWER_BITS, upper / 2 ** (_BITS - _LOWER_BITS)])
+    return torch.from_numpy(parts).float()
 
 
-def _as_bytes(lower: Tensor, upper: Tensor) -> Tensor:
-    """Return sums of weighted bytes, from those of both parts: bytes as Pillow rounds them, plus a fraction."""
-    return (
-        upper.add_(lower.floor_(), alpha=2.0 ** (_LOWER - _BITS))
-        .add_(0.5)
-        .clamp_(0, 255)
-    )
+def _filter_values(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values of a filter at distances from its centre."""
+    if name == "bilinear":
+        return np.maximum(1.0 - x, 0.0)
+    inner = (1.5 * x - 2.5) * x * x + 1
+    outer = -0.5 * (((x - 5) * x + 8) * x - 4)
+    return np.where(x < 1, inner, np.where(x < 2, outer, 0))
+
+
+def _round_sums(lower: Tensor, upper: Tensor) -> Tensor:
+    """Add weighted sums of both parts, rounded as Pillow does, plus a fraction."""
+    total = upper.add_(lower.floor_(), alpha=2.0 ** (_LOWER_BITS - _BITS))
+    return total.add_(0.5).clamp_(0, 255)

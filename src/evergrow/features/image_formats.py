@@ -61,7 +61,7 @@ _FOREIGN = (
     (re.compile(rb"\xd7\xcd\xc6\x9a|\x01\0\0\0.{36} EMF", re.DOTALL), "a WMF or EMF"),
 )
 
-# Units of work, where one unit is one pixel in one scan of a JPEG (about 3 ns).
+# Units of work. One unit is one pixel in one scan of a JPEG (about 3 ns).
 _UNITS_PER_BYTE = {"JPEG": 8, "MPO": 8, "PNG": 8, "WEBP": 24, "GIF": 8, "HEIF": 24}
 _UNITS_PER_PIXEL = {"PNG": 2, "WEBP": 4, "GIF": 2, "HEIF": 2}
 # Decoders that Pillow has written in Python, for 8 and 16 bits.
@@ -178,9 +178,6 @@ def _prepare_pillow() -> tuple[str, ...]:
         return tuple(_PILLOW_FORMATS)
     importlib.import_module("pillow_heif").register_heif_opener()
     return (*_PILLOW_FORMATS, _HEIF)
-
-
-# -- structure -------------------------------------------------------------------------
 
 
 def check_structure(file: BinaryIO) -> None:
@@ -324,7 +321,7 @@ def _check_tiff(file: BinaryIO) -> None:
         count_size = struct.calcsize(count_format)
         (entries,) = struct.unpack(count_format, _read_at(file, start, count_size))
     except (struct.error, OverflowError, ValueError, OSError):
-        return  # Pillow says what is wrong
+        return  # Pillow reports the error
     if entries > _MAX_TIFF_ENTRIES:
         raise ImageError(
             f"a TIFF file must have at most {_MAX_TIFF_ENTRIES:,} tags, got {entries:,}"
@@ -340,9 +337,6 @@ def _check_tiff(file: BinaryIO) -> None:
             )
 
 
-# -- work ------------------------------------------------------------------------------
-
-
 def decoding_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
     """Return an estimate of the work of decoding an opened image.
 
@@ -353,8 +347,8 @@ def decoding_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
     file : binary file
         The file that it was opened from.
     max_pixels : int
-        Largest number of pixels of an image. The work may be :data:`WORK_PER_PIXEL`
-        times as much.
+        Largest number of pixels of an image. The limit of the work is
+        :data:`WORK_PER_PIXEL` times this number.
 
     Returns
     -------
@@ -409,8 +403,8 @@ def _jpeg_work(data: bytes, pixels: int, most: int) -> int:
     """Return scans times pixels.
 
     Every scan begins with a marker, so that counting its two bytes gives an upper
-    bound. The segments are walked only if that bound is too high, since thumbnails have
-    scans of their own.
+    bound. The segments are walked only if that bound is too high, since thumbnails
+    contain scans too.
     """
     frame_pixels, start = _read_jpeg_header(data)
     pixels = max(pixels, frame_pixels)
@@ -441,7 +435,7 @@ def _count_scans(data: bytes, position: int, most: int) -> int:
 
 @dataclass
 class _HeifItems:
-    """What the metadata of a HEIC file says about the images in it."""
+    """Images in a HEIC file, according to its metadata."""
 
     sizes: list[int] = field(default_factory=list)  # pixels by property, others 0
     properties: dict[int, list[int]] = field(default_factory=dict)  # by item

@@ -1,7 +1,4 @@
-"""From items to batches: images decoded to 8-bit RGB and transformed, in worker processes; texts grouped by length.
-
-An image that cannot be read is an error that names it.
-"""
+"""Decode images of all readable formats to 8-bit RGB."""
 
 from __future__ import annotations
 
@@ -20,25 +17,20 @@ from numpy.typing import NDArray
 from evergrow.core.errors import ImageError
 from evergrow.data.image_suffixes import has_plugin, plugin_of, unread_format
 from evergrow.data.items import Items
-from evergrow.features.image_formats import (
-    WORK_PER_PIXEL,
-    decoding_work,
-    open_image,
-)
+from evergrow.features.image_formats import decoding_work, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 MAX_PIXELS = 178_956_970
-"""Images with more pixels are refused before they are decoded (the point where Pillow refuses them too)."""
+"""Images with more pixels are refused before decoding. Pillow has the same limit."""
 
 ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
-"""What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
+"""A path, the bytes of a file, a PIL image or a uint8 array."""
 
 _QUICK_WORK = 60_000_000  # units of decoding_work: about a quarter of a second
-_RAW_UNITS_PER_PIXEL = 32
-_BAND = 2**20  # pixels that are scaled at once
+_BAND = 2**20  # pixels that are scaled at a time
 _ORIENTATION = 0x0112  # tag of EXIF data
 _TURNS = {  # names of PIL.Image.Transpose by orientation
     2: "FLIP_LEFT_RIGHT",
@@ -50,20 +42,19 @@ _TURNS = {  # names of PIL.Image.Transpose by orientation
     8: "ROTATE_90",
 }
 
-_LOOKED_AT = 64  # images whose sizes decide which view is taken
+_SAMPLED_SIZES = 64  # images that `median_side` looks at
 
 
 def decode_image(
     source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> Image:
-    """Return an image in RGB, the right way up.
+    """Decode an image to RGB and apply its EXIF orientation.
 
     Reads JPEG, PNG, WebP, GIF, TIFF, BMP and PPM, and HEIC and camera RAW if their
-    plugins are installed; other formats are refused by name. An orientation in the EXIF
-    data is applied; the result has no metadata. Grey, palette and CMYK images become
-    RGB as by Pillow's ``convert("RGB")``; an alpha channel is dropped, not laid over a
-    colour. 16-bit grey is scaled to 8 bits (Pillow would clip it). Only the first frame
-    of an animation is decoded.
+    plugins are installed. Other formats raise an error. Grey, palette and CMYK images
+    are converted as by Pillow's ``convert("RGB")``. An alpha channel is dropped without
+    blending. 16-bit grey is scaled to 8 bits, while Pillow would clip it. Only the
+    first frame of an animation is decoded. The result has no metadata.
 
     Before decoding, the size, the bytes of decoded pixels and the work (such as the
     scans of a progressive JPEG) are read from headers and compared with ``max_pixels``.
@@ -74,19 +65,19 @@ def decode_image(
         A file, the content of a file, an image, or uint8 pixels of shape (height,
         width), (height, width, 1), (height, width, 3) or (height, width, 4).
     name : str, optional
-        What to call the image in messages; the path by default.
+        Name of the image in messages. By default the path.
     max_pixels : int
-        Larger images are refused before they are decoded.
+        Larger images raise an error before they are decoded.
 
     Returns
     -------
     PIL.Image.Image
-        In mode ``"RGB"``, fully read; no file stays open.
+        In mode ``"RGB"`` and loaded. No file stays open.
 
     Raises
     ------
     ImageError
-        If it cannot be read whole; the message names it.
+        If the image is too large or cannot be read completely. The message names it.
 
     Examples
     --------
@@ -125,16 +116,16 @@ def decode_image(
 
 
 def is_quick_to_decode(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> bool:
-    """Return whether decoding an image takes no more than about a quarter of a second.
+    """Return whether decoding an image takes at most about a quarter of a second.
 
-    Only headers are read. A file that :func:`decode_image` refuses counts as quick.
+    Only headers are read. Files that :func:`decode_image` refuses count as quick.
 
     Parameters
     ----------
     data : bytes
         Content of the file.
     name : str
-        Its name, which tells camera RAW from other formats.
+        Name of the file. Its extension identifies camera RAW.
     max_pixels : int
         As in :func:`decode_image`.
 
@@ -161,7 +152,7 @@ def is_quick_to_decode(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> 
 
 @contextmanager
 def _opened(source: Path | io.BytesIO) -> Iterator[BinaryIO]:
-    """Yield an open file; a file that is given stays open."""
+    """Open a path, and close it at the end. A file object is yielded unchanged."""
     if isinstance(source, Path):
         with open(source, "rb") as file:
             yield file
@@ -170,7 +161,9 @@ def _opened(source: Path | io.BytesIO) -> Iterator[BinaryIO]:
 
 
 def median_side(items: Items) -> int | None:
-    """Return the median length of the shorter side of the first images, from their headers; None if none can be read.
+    """Return the median length of the shorter side of the first images.
+
+    Only headers are read. The result is None if no image can be read.
 
     Examples
     --------
@@ -181,19 +174,17 @@ def median_side(items: Items) -> int | None:
     40
     """
     sides = []
-    for _, source in items.batch(range(min(_LOOKED_AT, len(items)))):
+    for _, source in items.batch(range(min(_SAMPLED_SIZES, len(items)))):
         if isinstance(source, np.ndarray):
             sides.append(min(source.shape[:2]))
         elif not isinstance(source, Exception):
-            with suppress(Exception):  # decoding will say what is wrong with it
+            with suppress(Exception):  # decoding reports the error
                 sides.append(min(_size_of(source)))
-    if sides:
-        return int(np.median(sides))
-    return None
+    return int(np.median(sides)) if sides else None
 
 
 def _size_of(source: Any) -> tuple[int, int]:
-    """Return width and height of a file, its content or a PIL image."""
+    """Return the width and height of a path, the bytes of a file or a PIL image."""
     if hasattr(source, "size"):
         return (source.width, source.height)
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -206,7 +197,7 @@ def _size_of(source: Any) -> tuple[int, int]:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turn a decoder's exception into an error with the image's name."""
+    """Convert exceptions of decoders to :class:`ImageError` with the image's name."""
     try:
         yield
     except ImageError as error:
@@ -214,8 +205,8 @@ def _readable(name: str) -> Iterator[None]:
             raise
         raise ImageError(f"{error} (in {name})") from error
     except MemoryError:
-        raise  # says something about the machine, not about the image
-    except Exception as error:  # decoders meet broken files with any exception: OSError, SyntaxError, struct.error, ...
+        raise  # the image may be valid
+    except Exception as error:  # decoders raise any type for broken files
         raise ImageError(
             f"image must be a readable image file, got {name}: {_reason(error, name)}"
         ) from error
@@ -229,24 +220,18 @@ def _reason(error: Exception, name: str) -> str:
             return f"{unread[0]} images are not read as they are; {unread[1]}"
         return "its content is of no known image format"
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror  # the path is in the message already
+        return error.strerror  # without the path, which is part of the message
     return str(error) or type(error).__name__
 
 
-def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
-    """Return the image that a camera's own file holds, developed as the camera would."""
+def _from_raw(opened: Path | io.BytesIO, name: str, max_pixels: int) -> Image:
+    """Develop camera RAW with the white balance of the camera."""
     from PIL import Image
 
     rawpy = importlib.import_module("rawpy")
-    with (
-        _readable(name),
-        rawpy.imread(
-            opened if isinstance(opened, io.BytesIO) else os.fspath(opened)
-        ) as raw,
-    ):
-        # Developing takes 32 times as long as a pass over a JPEG.
-        most = max(1, max_pixels * WORK_PER_PIXEL // _RAW_UNITS_PER_PIXEL)
-        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, most)
+    source = os.fspath(opened) if isinstance(opened, Path) else opened
+    with _readable(name), rawpy.imread(source) as raw:
+        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, max_pixels)
         return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
 
 
@@ -255,18 +240,18 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise ImageError(f"image must have at least one pixel, got {width} x {height}")
     if width * height > max_pixels:
         raise ImageError(
-            f"image must have at most {max_pixels:,} pixels, got {width} x {height} = {width * height:,}; "
-            "make it smaller"
+            f"image must have at most {max_pixels:,} pixels, got {width} x {height} = "
+            f"{width * height:,}; make it smaller"
         )
 
 
 def _to_rgb(image: Image) -> Image:
-    """Return an image in RGB, turned as its EXIF data says, without any metadata."""
+    """Convert an image to RGB, apply its EXIF orientation and drop its metadata."""
     from PIL.Image import Transpose
 
     try:
         orientation = image.getexif().get(_ORIENTATION)
-    except Exception:  # a damaged EXIF block says nothing about the pixels
+    except Exception:  # the EXIF data are damaged, the pixels may be intact
         orientation = None
     converted = _converted(image)
     if orientation in _TURNS:
@@ -284,7 +269,7 @@ def _converted(image: Image) -> Image:
     if image.mode.startswith(("I", "F")):
         return _scaled_to_bytes(image).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
-        # The same colours, without a warning about transparency.
+        # Avoids Pillow's warning about transparency. The colours are the same.
         return image.convert("RGBA").convert("RGB")
     return image.convert("RGB")
 
@@ -292,8 +277,7 @@ def _converted(image: Image) -> Image:
 def _scaled_to_bytes(image: Image) -> Image:
     """Scale grey levels of 16 bits, 32 bits or floating point to 0..255.
 
-    Bands of rows are scaled one after another, so that memory stays small beside the
-    image itself.
+    Bands of rows are scaled one after another to save memory.
     """
     from PIL import Image
 
@@ -316,7 +300,7 @@ def _scaled_to_bytes(image: Image) -> Image:
         low = 0.0
         high = 1.0
     elif image.mode != "F" and low >= 0 and high <= 65535:
-        # The range of the format, so that a dark image stays dark.
+        # The full range of 16 bits: a dark image stays dark.
         low = 0.0
         high = 65535.0
     span = high - low or 1.0
@@ -331,6 +315,7 @@ def _scaled_to_bytes(image: Image) -> Image:
 
 
 def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
+    """Convert pixels to an image."""
     from PIL import Image
 
     channels = array.shape[2] if array.ndim == 3 else 1
@@ -341,14 +326,12 @@ def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
         or array.size == 0
     ):
         raise ImageError(
-            f"image must be uint8 of shape (height, width) or (height, width, 1, 3 or 4), got {array.dtype} of shape "
-            f"{array.shape} (in {name})"
+            "image must be uint8 of shape (height, width) or (height, width, 1, 3 or "
+            f"4), got {array.dtype} of shape {array.shape} (in {name})"
         )
+    if array.ndim == 3 and channels == 1:
+        array = array[..., 0]
     with _readable(name):
-        image = Image.fromarray(
-            np.ascontiguousarray(
-                array[..., 0] if array.ndim == 3 and channels == 1 else array
-            )
-        )
+        image = Image.fromarray(np.ascontiguousarray(array))
         _check_size(*image.size, max_pixels)
         return image.convert("RGB")

@@ -1,4 +1,4 @@
-"""From a decoded image to the tensor a backbone expects; the settings travel with the backbone and the model."""
+"""Preprocessing: from a decoded image to the input tensor of a backbone."""
 
 from __future__ import annotations
 
@@ -26,39 +26,41 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lan
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-_LARGEST_STORED = 4096
-"""Sides of images that a file may ask for: three times what any backbone takes, and 200 MB."""
+_MAX_STORED_SIDE = 4096
+"""Largest side of images in a file: three times the input of any backbone."""
 
 _RESIZED_LIMIT = 2**26
-"""Beyond so many resized pixels (a strip 1 pixel wide) only the part that the crop keeps is computed."""
+"""If resizing would give more pixels, as for a strip, only the crop is computed."""
 
 
 @lru_cache(64)
 @torch.inference_mode(False)
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return a number per channel on a device; copied for each batch, it would wait for all that a GPU has to do."""
+    """Return a number per channel on a device. The copy is cached, since it blocks."""
     return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, crop, scale to [0, 1], normalise.
+    """Resize, crop, scale to [0, 1] and normalise images.
+
+    The settings are stored with the backbone and in model files.
 
     Parameters
     ----------
-    size : tuple of int
+    size : tuple of int, default=(224, 224)
         Height and width of the result.
-    resize : tuple of int
-        Height and width that images are resized for before the crop.
-    crop_mode : {"center", "squash", "border"}
-        ``"center"`` resizes the shorter side and cuts out the centre; ``"squash"``
-        resizes both sides, whatever the proportions; ``"border"`` resizes the longer
-        side and fills up with the mean colour.
-    interpolation : str
-        Pillow's filter for resizing, with antialiasing.
+    resize : tuple of int, default=(256, 256)
+        Height and width before the crop.
+    crop_mode : {"center", "squash", "border"}, default="center"
+        ``"center"`` resizes the shorter side and crops the centre. ``"squash"`` resizes
+        both sides and ignores the aspect ratio. ``"border"`` resizes the longer side
+        and pads with the mean colour.
+    interpolation : str, default="bicubic"
+        Pillow's resampling filter, with antialiasing.
     mean, std : tuple of float
-        Per channel, for pixels in [0, 1]. Means of 0 and deviations of 1 leave the
-        pixels alone.
+        Mean and standard deviation per channel for normalising pixels in [0, 1]. By
+        default those of ImageNet.
 
     Examples
     --------
@@ -67,7 +69,8 @@ class Preprocessing:
     >>> image = decode_image(np.zeros((300, 400, 3), dtype=np.uint8))
     >>> tuple(Preprocessing.pilot()(image).shape)
     (3, 224, 224)
-    >>> Preprocessing.from_dict(Preprocessing.pilot().to_dict()) == Preprocessing.pilot()
+    >>> pilot = Preprocessing.pilot()
+    >>> Preprocessing.from_dict(pilot.to_dict()) == pilot
     True
     """
 
@@ -90,37 +93,35 @@ class Preprocessing:
                     check_number(name, part, low=1, high=65536, integer=True)
                 else:
                     check_number(name, part, low=0, low_open=name == "std")
-            object.__setattr__(
-                self, name, tuple(map(int if length == 2 else float, value))
-            )
+            number = int if length == 2 else float
+            object.__setattr__(self, name, tuple(map(number, value)))
         check_choice("crop_mode", self.crop_mode, get_args(CropMode))
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
 
     @classmethod
     def pilot(cls, size: int = 224, resize: int | None = None) -> Self:
-        """Return pixels in [0, 1] without normalisation, as published continual-learning numbers used them.
+        """Return the preprocessing of published continual-learning results.
+
+        It gives pixels in [0, 1] without normalisation.
 
         Parameters
         ----------
-        size : int
+        size : int, default=224
             Height and width of the result.
         resize : int, optional
-            What the shorter side is resized to before the crop; by default 8/7 of the
-            size (256 for 224). With the size itself, as for CIFAR, nothing of a square
-            is cut off.
+            Length of the shorter side before the crop. By default 8/7 of `size`, that
+            is 256 for 224. With `size` itself, as for CIFAR, squares are not cropped.
         """
         check_number("size", size, low=1, integer=True)
         if resize is None:
-            resized = round(size * 256 / 224)
-        else:
-            resized = resize
+            resize = round(size * 256 / 224)
         return cls(
-            (size, size), (resized, resized), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+            (size, size), (resize, resize), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
         )
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any]) -> Self:
-        """Return what timm's evaluation transform does with ``timm.data.resolve_model_data_config(model)``."""
+        """Convert the result of ``timm.data.resolve_model_data_config(model)``."""
         _, height, width = config["input_size"]
         crop_fraction = config.get("crop_pct") or 0.875
         resize = (math.floor(height / crop_fraction), math.floor(width / crop_fraction))
@@ -134,13 +135,13 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_dict` gave; optional ones of a later evergrow decide nothing.
+        """Read the values that :meth:`to_dict` returned. Unknown fields are ignored.
 
         Raises
         ------
         FileFormatError
-            If one is missing or out of range; sizes from files are bounded, since
-            images of that size are made.
+            If a field is missing or out of range. Sizes from files are bounded to limit
+            memory.
         """
         made = from_values(cls, values, "preprocessing")
         missing = {item.name for item in fields(cls)} - {*values}
@@ -148,53 +149,57 @@ class Preprocessing:
             raise FileFormatError(
                 f"preprocessing lacks {sorted(missing)}; it is damaged"
             )
-        if max(made.size) > _LARGEST_STORED:
+        if max(made.size) > _MAX_STORED_SIDE:
             raise FileFormatError(
-                f"preprocessing must give images of at most {_LARGEST_STORED} pixels, got {made.size}"
+                f"preprocessing must give images of at most {_MAX_STORED_SIDE} pixels, "
+                f"got {made.size}"
             )
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values that JSON keeps as they are."""
+        """Return the settings as plain values for JSON."""
         return dict(to_values(self))
 
     def for_view(self, size: int, whole: int) -> Self:
-        """Return the same for another size of images, or for the middle of larger ones.
+        """Return the preprocessing of another view.
 
         Parameters
         ----------
         size : int
             Height and width of the result.
         whole : int
-            The size that images are resized for; the middle of that is seen. A smaller
-            one than ``size`` shows some of the border that the network's own view cuts
-            off.
+            Size that images are resized for before the central `size` pixels are
+            cropped. A larger one than `size` zooms in. A smaller one includes some of
+            the border that the network's own view crops.
 
         Raises
         ------
         ParameterError
-            If that is more than the whole image.
+            If the view is larger than the image.
 
         Examples
         --------
         >>> from evergrow.features import Preprocessing
-        >>> Preprocessing().for_view(320, 320).resize, Preprocessing().for_view(224, 252).resize
-        ((365, 365), (288, 288))
+        >>> Preprocessing().for_view(320, 320).resize
+        (365, 365)
+        >>> Preprocessing().for_view(224, 252).resize
+        (288, 288)
         """
         height, width = (int(part * whole / self.size[0]) for part in self.resize)
         if min(height, width) < size:
             raise ParameterError(
-                f"zoom must not show more than the whole image, as {size}of{whole} does: take at least "
+                "zoom must not show more than the whole image, as "
+                f"{size}of{whole} does: take at least "
                 f"{size}of{math.ceil(size * self.size[0] / min(self.resize))}"
             )
         return replace(self, size=(size, size), resize=(height, width))
 
     def cuts(self) -> list[tuple[Preprocessing, slice]]:
-        """Return the views that the result holds side by side: how each is made, and its columns."""
+        """Return the preprocessing and the columns of each view in the result."""
         return [(self, slice(0, self.size[1]))]
 
     def __call__(self, image: Image) -> Tensor:
-        """Return a float32 tensor (3, height, width) of an image in RGB.
+        """Convert an image in RGB to a float32 tensor (3, height, width).
 
         Parameters
         ----------
@@ -204,47 +209,55 @@ class Preprocessing:
         return self.normalised(self.pixels(image).contiguous())
 
     def pixels(self, image: Image) -> Tensor:
-        """Return the bytes (3, height, width) of an image in RGB, resized and cropped: a quarter of the tensor's size.
+        """Resize and crop an image in RGB. Return its bytes (3, height, width).
 
-        Workers send these; :meth:`normalised` does the rest where the backbone
-        computes.
+        Workers send these, since they are a quarter of the size of the final tensor.
+        :meth:`normalised` completes them on the backbone's device.
         """
-        from PIL import Image as PILImage
-
         if getattr(image, "mode", None) != "RGB":
             raise InputError(
-                f"image must be a PIL image in RGB (see decode_image), got {getattr(image, 'mode', image)!r}"
+                "image must be a PIL image in RGB (see decode_image), got "
+                f"{getattr(image, 'mode', image)!r}"
             )
-        window = self.window(image.height, image.width)
-        height, width = self._resized_size(image.height, image.width)
+        from PIL import Image as PILImage
+
         resample = PILImage.Resampling[self.interpolation.upper()]
-        covers = height >= self.size[0] and width >= self.size[1]
-        if (
-            covers and window is None
-        ):  # a strip, of which only the part that the crop keeps is computed
-            across = image.width / width
-            down = image.height / height
-            left, top, right, bottom = self._crop_box(height, width)
-            part = (left * across, top * down, right * across, bottom * down)
-            return to_bytes(image.resize(self.size[::-1], resample, box=part))
+        height, width = self._resized_size(image.height, image.width)
+        covers_crop = height >= self.size[0] and width >= self.size[1]
+        if covers_crop and self.window(image.height, image.width) is None:
+            return to_bytes(self._resize_crop(image, height, width, resample))
         if (width, height) != image.size:
             image = image.resize((width, height), resample)
-        if not covers:  # laid on the middle of a background
-            if self.crop_mode == "border":
-                fill = tuple(round(255 * value) for value in self.mean)
-            else:
-                fill = (0, 0, 0)
-            height = max(self.size[0], height)
-            width = max(self.size[1], width)
-            background = PILImage.new("RGB", (width, height), fill)
-            background.paste(
-                image, ((width - image.width) // 2, (height - image.height) // 2)
-            )
-            image = background
-        return to_bytes(image.crop(self._crop_box(height, width)))
+        if not covers_crop:
+            image = self._pad(image)
+        return to_bytes(image.crop(self._crop_box(image.height, image.width)))
+
+    def _resize_crop(
+        self, image: Image, height: int, width: int, resample: Any
+    ) -> Image:
+        """Compute only the crop of a strip, whose resized image would be huge."""
+        across = image.width / width
+        down = image.height / height
+        left, top, right, bottom = self._crop_box(height, width)
+        box = (left * across, top * down, right * across, bottom * down)
+        return image.resize(self.size[::-1], resample, box=box)
+
+    def _pad(self, image: Image) -> Image:
+        """Put an image in the centre of a background of at least the crop's size."""
+        from PIL import Image as PILImage
+
+        fill: tuple[int, ...] = (0, 0, 0)
+        if self.crop_mode == "border":
+            fill = tuple(round(255 * value) for value in self.mean)
+        height = max(self.size[0], image.height)
+        width = max(self.size[1], image.width)
+        background = PILImage.new("RGB", (width, height), fill)
+        corner = ((width - image.width) // 2, (height - image.height) // 2)
+        background.paste(image, corner)
+        return background
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """Return bytes (..., 3, height, width) as the float32 tensor that a backbone expects, on the same device.
+        """Scale and normalise bytes (..., 3, height, width) to a float32 tensor.
 
         Examples
         --------
@@ -257,22 +270,20 @@ class Preprocessing:
         """
         result = pixels / 255
         if any(self.mean) or any(value != 1 for value in self.std):
+            channels: Callable[..., Tensor] = _channels
             if torch.compiler.is_compiling():
-                channels = _channels.__wrapped__
-            else:
-                channels = _channels
-            result.sub_(channels(self.mean, result.device)).div_(
-                channels(self.std, result.device)
-            )
+                channels = _channels.__wrapped__  # without the cache
+            result.sub_(channels(self.mean, result.device))
+            result.div_(channels(self.std, result.device))
         return result
 
     def window(
         self, height: int, width: int
     ) -> tuple[tuple[int, int], int, int] | None:
-        """Return the size that an image is resized to, and the top and left of the crop in it.
+        """Return the resized height and width, and the top and left of the crop.
 
-        None where borders must be filled, or where it is a strip of which only a part
-        is worth computing.
+        None if the image must be padded, or is a strip of which only the crop is
+        computed.
         """
         resized = self._resized_size(height, width)
         if (
@@ -285,13 +296,13 @@ class Preprocessing:
         return resized, top, left
 
     def _crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of the centre of an image."""
+        """Return left, top, right and bottom of the central crop."""
         top = round((height - self.size[0]) / 2.0)
         left = round((width - self.size[1]) / 2.0)
         return left, top, left + self.size[1], top + self.size[0]
 
     def _resized_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width after resizing, rounded as torchvision (one target) and timm (two targets) do."""
+        """Return the resized height and width, rounded as timm and torchvision do."""
         if self.crop_mode == "squash":
             return self.resize
         if self.crop_mode == "center" and self.resize[0] == self.resize[1]:
@@ -310,25 +321,25 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class ViewStack(Preprocessing):
-    """Several views of an image side by side: it is decoded once, and travels as one tensor.
+    """Preprocessing of several views, which lie side by side in one tensor.
 
     Parameters
     ----------
     parts : tuple of Preprocessing
-        What is done for each view. Below the smaller ones the sheet is black.
+        Preprocessing of each view. Rows below smaller views are 0.
 
     Examples
     --------
-    >>> from evergrow.features.preprocess import Preprocessing, view_sheet
-    >>> sheet = view_sheet(Preprocessing(), (None, (320, 320)))
-    >>> sheet.size, [columns for _, columns in sheet.cuts()]
+    >>> from evergrow.features.preprocess import Preprocessing, stack_views
+    >>> stack = stack_views(Preprocessing(), (None, (320, 320)))
+    >>> stack.size, [columns for _, columns in stack.cuts()]
     ((320, 544), [slice(0, 224, None), slice(224, 544, None)])
     """
 
     parts: tuple[Preprocessing, ...] = ()
 
     def cuts(self) -> list[tuple[Preprocessing, slice]]:
-        """Return the views, each with its columns of the sheet."""
+        """Return the preprocessing and the columns of each view."""
         ends = np.cumsum([part.size[1] for part in self.parts]).tolist()
         return [
             (part, slice(end - part.size[1], end))
@@ -336,35 +347,33 @@ class ViewStack(Preprocessing):
         ]
 
     def pixels(self, image: Image) -> Tensor:
-        """Return the bytes (3, height, width) of the sheet of an image."""
-        sheet = torch.zeros(*self.size, 3, dtype=torch.uint8).permute(
-            2, 0, 1
-        )  # as images lie in memory
+        """Return the bytes (3, height, width) of all views of an image."""
+        # Channels-last in memory, as images are.
+        stack = torch.zeros(*self.size, 3, dtype=torch.uint8).permute(2, 0, 1)
         for part, columns in self.cuts():
-            sheet[:, : part.size[0], columns] = part.pixels(image)
-        return sheet
+            stack[:, : part.size[0], columns] = part.pixels(image)
+        return stack
 
     def window(
         self, height: int, width: int
     ) -> tuple[tuple[int, int], int, int] | None:
         """Return the window of the first view, or None if a view has none."""
-        found = [part.window(height, width) for part in self.parts]
-        return None if None in found else found[0]
+        windows = [part.window(height, width) for part in self.parts]
+        return None if None in windows else windows[0]
 
 
 @lru_cache(64)
-def view_sheet(
+def stack_views(
     own: Preprocessing, views: tuple[tuple[int, int] | None, ...]
 ) -> Preprocessing:
-    """Return the preprocessing of several views; a single view needs no sheet.
+    """Return the preprocessing of some views, without repetitions.
 
     Parameters
     ----------
     own : Preprocessing
-        What is done for the network's own view.
+        Preprocessing of the network's own view.
     views : tuple of (int, int) or None
-        Size and whole of each, as in :meth:`Preprocessing.for_view`, None for the
-        network's own; repetitions do not count.
+        Arguments of :meth:`Preprocessing.for_view`. None is the network's own view.
     """
     parts = [
         own if view is None else own.for_view(*view) for view in dict.fromkeys(views)
@@ -392,12 +401,16 @@ PRESETS: dict[str, Callable[[Preprocessing], Preprocessing]] = {
         _square(own, "pilot-cifar"), own.size[0]
     ),
 }
-"""Presets, from a model's own preprocessing: that itself, and two of published continual-learning numbers."""
+"""Presets by name: functions of a model's own preprocessing.
+
+The pilot presets are those of published continual-learning results.
+"""
 
 
 def _square(own: Preprocessing, preset: str) -> int:
     if own.size[0] != own.size[1]:
         raise ParameterError(
-            f"preset must be 'timm' for a model whose images are not square, got {preset!r}"
+            "preset must be 'timm' for a model whose images are not square, got "
+            f"{preset!r}"
         )
     return own.size[0]

@@ -1,13 +1,17 @@
-"""What decides a feature vector: the recipe of its blocks, the description of a backbone, and its interface.
+"""Feature recipes: which layers and views of a network make up a feature vector.
 
-A recipe is one text: entries with commas between them, each
-``WHAT[@VIEW[+VIEW...]][:mirror]``. WHAT is a name (``fast``, ``rich``, ``best``),
-``final``, or a block ``POOLING@PLACE``; a VIEW is a size in pixels (``320``), or a zoom
-(``64of72``: the middle 64 pixels of an image that is resized as for 72). Views with
-``+`` between them are blocks of their own, those with ``~`` are averaged:
-``rich@224+320:mirror`` reads several depths at two sizes, each averaged over the image
-and its mirror image. :func:`resolve_recipe` turns a recipe into the blocks that one
-network has.
+A recipe is a comma-separated list of entries ``WHAT[@VIEW[+VIEW...]][:mirror]``.
+
+- WHAT: a name (``fast``, ``rich``, ``best``), ``final``, or a block
+  ``POOLING@PLACE``.
+- VIEW: a size in pixels (``320``) or a zoom (``64of72``: the central 64 pixels of an
+  image that is resized as for 72).
+- Views joined by ``+`` are separate blocks. Views joined by ``~`` are averaged.
+- ``:mirror`` averages the image and its mirror image.
+
+For example, ``rich@224+320:mirror`` reads several depths at two sizes, and averages
+each over the image and its mirror image. :func:`resolve_recipe` turns a recipe into the
+blocks of one network.
 """
 
 from __future__ import annotations
@@ -23,50 +27,52 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.record import (
-    require,
-)
+from evergrow.core.record import require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FINAL = "final"
-"""The network's own vector, and the place before its own pooling."""
+"""As a pooling: the network's output. As a place: the input of its pooling layer."""
 
 POOLINGS = ("cls", "mean", "max", "spread")
-"""Class (or first) token, mean, maximum and standard deviation over positions; the mean of a vector is the vector."""
+"""Class (or first) token, mean, maximum and standard deviation over positions."""
 
 RECIPES = ("auto", "fast", "rich", "best")
-"""Recipes by name: rich where depths are known, the network's own vector alone, several depths of one pass, and several
-depths at two sizes or zooms, mirrored."""
+"""Names of recipes.
+
+``fast`` is the network's output alone. ``rich`` adds several depths of the same pass.
+``best`` reads them at two sizes or zooms, with mirror images. ``auto`` is ``rich`` if
+the depths of the network are known, else ``fast``.
+"""
 
 Side = Literal["", "mirror", "flipped"]
-"""The image as it is, the mean over it and its mirror image, or its mirror image alone."""
+"""The image as it is, the mean of image and mirror image, or the mirror image alone."""
 
 _DEPTH = re.compile(r"-[1-9][0-9]{0,3}")
 _VIEW = re.compile(r"([0-9]{1,9})(?:of([0-9]{1,9}))?")
-_MOST = 256  # blocks of a recipe
-_LARGEST = 4096  # pixels of a view's side
-_SAME = 1e-5  # distance of unit vectors below which two blocks say the same
+_MAX_BLOCKS = 256
+_MAX_PIXELS = 4096  # per side of a view
+_SAME_DIRECTION = 1e-5  # largest distance of unit vectors of two equal blocks
 
 
 class View(NamedTuple):
-    """What is seen of an image: the middle ``size`` pixels of one that is prepared as for ``whole`` pixels."""
+    """The central ``size`` pixels of an image that is resized as for ``whole``."""
 
     size: int
     whole: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the view that a text such as ``"320"`` or ``"64of72"`` stands for."""
-        found = _VIEW.fullmatch(text)
-        if found is None or not all(
-            1 <= int(part) <= _LARGEST for part in found.groups() if part
-        ):
+        """Parse a text such as ``"320"`` or ``"64of72"``."""
+        match = _VIEW.fullmatch(text)
+        numbers = [int(part) for part in match.groups() if part] if match else []
+        if not numbers or not all(1 <= number <= _MAX_PIXELS for number in numbers):
             raise ParameterError(
-                f"view must be a size such as 320 or a zoom such as 64of72, of 1 to {_LARGEST} pixels, got {text!r}"
+                "view must be a size such as 320 or a zoom such as 64of72, of 1 to "
+                f"{_MAX_PIXELS} pixels, got {text!r}"
             )
-        return cls(int(found[1]), int(found[2] or found[1]))
+        return cls(numbers[0], numbers[-1])
 
     def __str__(self) -> str:
         if self.size == self.whole:
@@ -81,26 +87,28 @@ class FeatureBlock:
     Parameters
     ----------
     pooling : str
-        ``"final"`` for the network's own vector, one of :data:`POOLINGS`, or a name of
-        :data:`RECIPES` that stands for several blocks until :func:`resolve_recipe` has
-        put them in its place.
+        ``"final"`` for the network's output, or one of :data:`POOLINGS`. A name of
+        :data:`RECIPES` stands for several blocks until :func:`resolve_recipe` replaces
+        it.
     place : int or str
-        Where it is read: -1 for the last depth (block, stage or hidden state), -2 for
-        the one before, the name of a submodule, or ``"final"`` for what the network
-        pools by itself.
+        The layer. -1 is the last depth (block, stage or hidden state), -2 the one
+        before. A text is the name of a submodule, or ``"final"`` for the input of the
+        network's own pooling layer.
     view : View, optional
-        What is seen of an image; by default all, at the network's own size.
+        Part of the image. None is the network's own view.
     side : {"", "mirror", "flipped"}
-        The image as it is, averaged with its mirror image, or that one alone.
+        The image, the mean of image and mirror image, or the mirror image.
     also : tuple of View
-        Further views that it is averaged over.
+        Further views to average over.
 
     Examples
     --------
     >>> from evergrow.features.recipe import FeatureBlock
-    >>> FeatureBlock.parse("mean@-2"), str(FeatureBlock.parse("final@320:mirror"))
-    (FeatureBlock(pooling='mean', place=-2, view=None, side='', also=()), 'final@320:mirror')
-    >>> [str(part) for part in FeatureBlock.parse("final@64~64of80").read_as]
+    >>> FeatureBlock.parse("mean@-2")
+    FeatureBlock(pooling='mean', place=-2, view=None, side='', also=())
+    >>> str(FeatureBlock.parse("final@320:mirror"))
+    'final@320:mirror'
+    >>> [str(part) for part in FeatureBlock.parse("final@64~64of80").components]
     ['final@64', 'final@64of80']
     """
 
@@ -112,35 +120,32 @@ class FeatureBlock:
 
     @classmethod
     def parse(cls, text: Any) -> Self:
-        """Return the block that a text such as ``"final"``, ``"cls@-1"`` or ``"mean@layer3@320:mirror"`` stands for."""
-        body, colon, side = (
-            text.partition(":") if isinstance(text, str) else ("", "", "")
-        )
+        """Parse a text such as ``"cls@-1"`` or ``"mean@layer3@320:mirror"``."""
+        if not isinstance(text, str):
+            raise _not_a_block(text)
+        body, colon, side = text.partition(":")
         pooling, *rest = body.split("@")
+        place = ""
         if pooling == FINAL:
             place = FINAL
         elif rest and pooling in POOLINGS:
             place = rest.pop(0)
-        else:
-            place = ""
-        if (
-            not place
-            or place.strip() != place
-            or len(rest) > 1
-            or (colon and side not in ("mirror", "flipped"))
-        ):
-            raise ParameterError(
-                f"block must be 'final' or POOLING@PLACE, with a pooling of {', '.join(POOLINGS)} and a place such as "
-                f"-1 for the last depth, final or the name of a submodule, perhaps with @VIEW and :mirror, got {text!r}"
-            )
-        if _DEPTH.fullmatch(place):
-            depth = int(place)
-        else:
-            depth = place
-        return cls(pooling, depth, side=cast("Side", side)).seen(*rest)
+        has_bad_place = not place or place.strip() != place
+        has_bad_side = bool(colon) and side not in ("mirror", "flipped")
+        if has_bad_place or has_bad_side or len(rest) > 1:
+            raise _not_a_block(text)
+        block = cls(
+            pooling,
+            int(place) if _DEPTH.fullmatch(place) else place,
+            side=cast("Side", side),
+        )
+        return block.with_views(*rest)
 
-    def seen(self, text: str = "") -> Self:
-        """Return the block at views such as ``"320"`` or ``"64~64of80"``; the first may be left out for the own one."""
+    def with_views(self, text: str = "") -> Self:
+        """Return the block averaged over views such as ``"320"`` or ``"64~64of80"``.
+
+        An empty first view is the network's own.
+        """
         first, *more = text.split("~")
         return replace(
             self,
@@ -149,13 +154,11 @@ class FeatureBlock:
         )
 
     @property
-    def read_as(self) -> tuple[Self, ...]:
-        """The blocks that passes of the network give: one for each view, of the image and of its mirror image."""
-        sides: tuple[Side, ...]
+    def components(self) -> tuple[Self, ...]:
+        """The blocks of one view and one side that this block is the mean of."""
+        sides: tuple[Side, ...] = (self.side,)
         if self.side == "mirror":
             sides = ("", "flipped")
-        else:
-            sides = (self.side,)
         return tuple(
             replace(self, view=view, side=side, also=())
             for view in (self.view, *self.also)
@@ -163,30 +166,41 @@ class FeatureBlock:
         )
 
     def __str__(self) -> str:
-        if self.pooling in (FINAL, *RECIPES):
-            place = self.pooling
-        else:
-            place = f"{self.pooling}@{self.place}"
+        text = self.pooling
+        if self.pooling not in (FINAL, *RECIPES):
+            text += f"@{self.place}"
         views = "~".join([str(self.view or ""), *map(str, self.also)])
-        return f"{place}{f'@{views}' if views else ''}{f':{self.side}' if self.side else ''}"
+        if views:
+            text += f"@{views}"
+        if self.side:
+            text += f":{self.side}"
+        return text
 
 
-Read = Callable[[Sequence[FeatureBlock]], "list[Tensor]"]
-"""From blocks to their values for a few samples."""
+def _not_a_block(text: Any) -> ParameterError:
+    return ParameterError(
+        f"block must be 'final' or POOLING@PLACE, with a pooling of "
+        f"{', '.join(POOLINGS)} and a place such as -1 for the last depth, final or "
+        f"the name of a submodule, perhaps with @VIEW and :mirror, got {text!r}"
+    )
+
+
+BlockReader = Callable[[Sequence[FeatureBlock]], "list[Tensor]"]
+"""Reads blocks of a network for a few samples."""
 
 
 @dataclass(frozen=True)
 class FeatureRecipe:
-    """Blocks that a backbone's feature vector is made of, in their order.
+    """The blocks of a backbone's feature vector, in order.
 
     Parameters
     ----------
     blocks : tuple of str
-        Each in the notation of :class:`FeatureBlock`.
+        Blocks in the notation of :class:`FeatureBlock`.
     widths : tuple of int
-        Columns of each.
+        Number of columns of each block.
     note : str
-        Why views were chosen, where the images decided; decides nothing.
+        Why views were chosen. For people only: it does not change the features.
 
     Examples
     --------
@@ -201,12 +215,12 @@ class FeatureRecipe:
     note: str = field(default="", compare=False)
 
     def check(self) -> None:
-        """Raise unless a recipe out of a file is one."""
+        """Raise an error if the recipe is invalid."""
         require(
-            1 <= len(self.blocks) <= _MOST,
-            f"it has {len(self.blocks)} blocks instead of 1 to {_MOST}",
+            1 <= len(self.blocks) <= _MAX_BLOCKS,
+            f"it has {len(self.blocks)} blocks instead of 1 to {_MAX_BLOCKS}",
         )
-        _check_different(self.parsed, "recipe")
+        _check_distinct(self.parsed, "recipe")
         require(
             len(self.widths) == len(self.blocks) and all(self.widths),
             "its blocks have no widths",
@@ -214,26 +228,26 @@ class FeatureRecipe:
 
     @cached_property
     def parsed(self) -> tuple[FeatureBlock, ...]:
-        """The blocks themselves."""
+        """The blocks as :class:`FeatureBlock`."""
         return tuple(map(FeatureBlock.parse, self.blocks))
 
     @property
     def n_features(self) -> int:
-        """Columns of all blocks."""
+        """Number of columns of all blocks."""
         return sum(self.widths)
 
     @property
-    def passes(self) -> FeatureRecipe:
-        """What is computed and kept: the blocks of an image and of its mirror image apart."""
+    def components(self) -> FeatureRecipe:
+        """The blocks that are computed and cached, with one view and one side each."""
         widths = {
             str(part): width
             for block, width in zip(self.parsed, self.widths, strict=True)
-            for part in block.read_as
+            for part in block.components
         }
         return FeatureRecipe(tuple(widths), tuple(widths.values()))
 
     def without(self, names: Sequence[str]) -> FeatureRecipe | None:
-        """Return the other blocks; None where none is left."""
+        """Return the recipe without some blocks, or None if no block is left."""
         kept = {
             name: width
             for name, width in zip(self.blocks, self.widths, strict=True)
@@ -244,89 +258,93 @@ class FeatureRecipe:
         return None
 
     def vectors(self, blocks: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Return feature vectors out of the blocks of :attr:`passes`; several views or sides are averaged."""
-        read = [[blocks[str(part)] for part in block.read_as] for block in self.parsed]
-        return np.concatenate(
-            [
-                parts[0] if len(parts) == 1 else sum(parts) / len(parts)
-                for parts in read
-            ],
-            axis=1,
-        )
+        """Build feature vectors from the blocks of :attr:`components`.
+
+        Several views or sides of a block are averaged.
+        """
+        averaged = []
+        for block in self.parsed:
+            parts = [blocks[str(part)] for part in block.components]
+            averaged.append(parts[0] if len(parts) == 1 else sum(parts) / len(parts))
+        return np.concatenate(averaged, axis=1)
 
     def __str__(self) -> str:
         return ", ".join(self.blocks)
 
 
-def _check_different(blocks: Sequence[FeatureBlock], name: str) -> None:
-    twice = next(
-        (block for place, block in enumerate(blocks) if block in blocks[:place]), None
-    )
-    if twice is not None:
-        raise ParameterError(f"blocks of {name} must differ, got {str(twice)!r} twice")
-
-
-def _entries(recipe: Any, name: str) -> list[FeatureBlock]:
-    """Return the blocks of a recipe, names among them, or raise :class:`ParameterError`."""
-    if isinstance(recipe, FeatureRecipe):
-        texts = recipe.blocks
-    else:
-        texts = recipe
-    if isinstance(texts, str):
-        texts = [part.strip() for part in texts.split(",")]
-    else:
-        texts = texts
-    if not isinstance(texts, Sequence) or not 1 <= len(texts) <= _MOST:
-        raise ParameterError(
-            f"{name} must be a list of 1 to {_MOST} blocks, got {recipe!r}"
-        )
-    found: list[FeatureBlock] = []
-    for text in texts:
-        body, colon, side = str(text).partition(":")
-        head, *rest = body.split("@")
-        if head in RECIPES:
-            plain = head not in ("auto", "best")
-            if (
-                len(rest) > 1
-                or (colon and side != "mirror")
-                or not (plain or body + colon == head)
-            ):
-                raise ParameterError(
-                    f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' and 'best', got {text!r}"
-                )
-            name_at = FeatureBlock(head, FINAL, side=cast("Side", side))
-            found += [
-                name_at.seen(views) for views in (rest[0].split("+") if rest else [""])
-            ]
-        elif head not in (*POOLINGS, FINAL) and isinstance(recipe, str):
+def _check_distinct(blocks: Sequence[FeatureBlock], name: str) -> None:
+    for index, block in enumerate(blocks):
+        if block in blocks[:index]:
             raise ParameterError(
-                f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as 'final,mean@-2', got {recipe!r}"
+                f"blocks of {name} must differ, got {str(block)!r} twice"
+            )
+
+
+def _parse_recipe(recipe: Any, name: str) -> list[FeatureBlock]:
+    """Return the entries of a recipe. An entry may be the name of a recipe."""
+    entries = recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe
+    if isinstance(entries, str):
+        entries = [part.strip() for part in entries.split(",")]
+    if not isinstance(entries, Sequence) or not 1 <= len(entries) <= _MAX_BLOCKS:
+        raise ParameterError(
+            f"{name} must be a list of 1 to {_MAX_BLOCKS} blocks, got {recipe!r}"
+        )
+    blocks: list[FeatureBlock] = []
+    for entry in entries:
+        what = str(entry).partition(":")[0].partition("@")[0]
+        if what in RECIPES:
+            blocks += _parse_named_entry(str(entry), name)
+        elif what not in (*POOLINGS, FINAL) and isinstance(recipe, str):
+            raise ParameterError(
+                f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as "
+                f"'final,mean@-2', got {recipe!r}"
             )
         else:
-            if "+" in body:
-                several = rest.pop().split("+")
-            else:
-                several = [None]
-            what = "@".join([head, *rest])
-            found += [
-                FeatureBlock.parse(
-                    text if view is None else f"{what}@{view}{colon}{side}"
-                )
-                for view in several
-            ]
-    _check_different(found, name)
-    return found
+            blocks += map(FeatureBlock.parse, _split_views(entry))
+    _check_distinct(blocks, name)
+    return blocks
+
+
+def _parse_named_entry(entry: str, name: str) -> list[FeatureBlock]:
+    """Return one block per view of an entry such as ``"rich@224+320:mirror"``."""
+    body, colon, side = entry.partition(":")
+    recipe, *views = body.split("@")
+    takes_no_views = recipe in ("auto", "best")
+    if (
+        len(views) > 1
+        or (colon and side != "mirror")
+        or (takes_no_views and entry != recipe)
+    ):
+        raise ParameterError(
+            f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' "
+            f"and 'best', got {entry!r}"
+        )
+    block = FeatureBlock(recipe, FINAL, side=cast("Side", side))
+    if not views:
+        return [block]
+    return [block.with_views(view) for view in views[0].split("+")]
+
+
+def _split_views(entry: Any) -> list[Any]:
+    """Split an entry such as ``"final@224+320"`` into one entry per view."""
+    if not isinstance(entry, str):
+        return [entry]
+    body, colon, side = entry.partition(":")
+    what, at, views = body.rpartition("@")
+    if not at or "+" not in views:
+        return [entry]
+    return [f"{what}@{view}{colon}{side}" for view in views.split("+")]
 
 
 def check_recipe(recipe: Any, name: str = "recipe") -> None:
-    """Raise :class:`ParameterError` unless this is a recipe that some network could have.
+    """Raise :class:`ParameterError` if a recipe is invalid for every network.
 
     Parameters
     ----------
-    recipe : object
-        What was asked for.
+    recipe : str, sequence of str or FeatureRecipe
+        The recipe.
     name : str
-        What to call it in messages.
+        Name of the argument in messages.
 
     Examples
     --------
@@ -335,18 +353,27 @@ def check_recipe(recipe: Any, name: str = "recipe") -> None:
     >>> check_recipe("rich@0")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.ParameterError: view must be a size such as 320 or a zoom such as 64of72, ...
+    evergrow.core.errors.ParameterError: view must be a size such as 320 or a zoom ...
     """
-    _entries(recipe, name)
+    _parse_recipe(recipe, name)
 
 
-# -- the recipe of one network ---------------------------------------------------------
+class ViewChoice(NamedTuple):
+    """The views that a named recipe reads.
 
+    Parameters
+    ----------
+    views : tuple of View or None
+        Views that become separate blocks. None is the network's own view.
+    side : {"", "mirror", "flipped"}
+        Side of the image.
+    also : tuple of View
+        Further views to average over.
+    note : str
+        Why these views were chosen.
+    """
 
-class Views(NamedTuple):
-    """What a name looks at: views that are blocks of their own, others to average over, its sides; and why."""
-
-    seen: tuple[View | None, ...] = (None,)
+    views: tuple[View | None, ...] = (None,)
     side: Side = ""
     also: tuple[View, ...] = ()
     note: str = ""
@@ -354,159 +381,177 @@ class Views(NamedTuple):
 
 def resolve_recipe(
     recipe: Any,
-    read: Read,
+    read: BlockReader,
     rich: Sequence[FeatureBlock],
     *,
     name: str,
-    views: Callable[[str], Views] = lambda name: Views(),
+    views: Callable[[str], ViewChoice] = lambda name: ViewChoice(),
     own: View | None = None,
 ) -> FeatureRecipe:
-    """Return the blocks of a network that a recipe stands for.
+    """Return the blocks of a network for a recipe.
+
+    Blocks of named recipes are left out if the network cannot compute them, or if they
+    repeat another block.
 
     Parameters
     ----------
     recipe : str, sequence of str or FeatureRecipe
-        A name (``"auto"`` is rich where depths are known, and final elsewhere), or
-        blocks.
+        A name or blocks. ``"auto"`` is ``"rich"`` if the network has
+        known depths, else ``"fast"``.
     read : callable
-        Runs the network; widths are those of what it gives.
+        Runs the network. Its outputs give the widths of the blocks.
     rich : sequence of FeatureBlock
-        What ``rich`` stands for, from :func:`rich_blocks`.
+        Blocks of ``"rich"``, from :func:`rich_blocks`.
     name : str
-        The network's name, for messages.
+        Name of the network in messages.
     views : callable
-        From ``"rich"`` or ``"best"`` to what it looks at; asked only where one of them
-        is named without views.
+        From ``"rich"`` or ``"best"`` to a :class:`ViewChoice`. Called only if one of
+        them is named without views.
     own : View, optional
-        The network's own size, which need not be said.
+        The network's own view. It is not written into the recipe.
 
     Raises
     ------
     ParameterError
-        If the network lacks what is asked for.
+        If the network lacks a block.
     """
-    note = ""
-    entries = _entries(recipe, "recipe")
-    wanted: list[FeatureBlock] = []
-    for entry in entries:
-        names = [entry]
-        chosen = Views((entry.view,), entry.side, entry.also)
-        if entry.pooling == "fast" or (entry.pooling == "auto" and len(rich) == 1):
-            names = [FeatureBlock(FINAL, FINAL)]
-        elif entry.pooling in RECIPES:
-            names = list(rich)
-            if entry.view is None and not entry.also:
-                chosen = views("best" if entry.pooling == "best" else "rich")
-                note = chosen.note
-        side = chosen.side if entry.pooling == "best" else entry.side
-        for view in chosen.seen:
-            at = replace(
-                names[0],
-                view=None if view == own else view,
-                also=chosen.also,
-                side=side,
-            )
-            wanted += [
-                replace(at, pooling=block.pooling, place=block.place) for block in names
-            ]
-    _check_different(wanted, "recipe")
-    blocks = tuple(wanted)
-
-    def vectors(blocks: Sequence[FeatureBlock]) -> list[Tensor]:
-        values = read(blocks)
-        for block, value in zip(blocks, values, strict=True):
-            if value.ndim != 2 or not value.shape[1]:
-                raise InputError(
-                    f"block {str(block)!r} must be one vector per sample, got shape {tuple(value.shape)}"
-                )
-        return values
-
-    def is_readable(block: FeatureBlock) -> bool:
-        try:
-            return bool(vectors([block]))
-        except (InputError, ParameterError):
-            return False
-
-    if not any(entry.pooling in RECIPES for entry in entries):
-        kept = dict(zip(blocks, vectors(blocks), strict=True))
-    else:
-        try:
-            values = vectors(blocks)
-        except (
-            InputError,
-            ParameterError,
-        ):  # a block that cannot be read here is left out
-            blocks = tuple(
-                block
-                for block in blocks
-                if block.pooling == FINAL or is_readable(block)
-            )
-            values = vectors(blocks)
-        kept = {}
-        for block, value in zip(blocks, values, strict=True):
-            place = replace(block, pooling=FINAL, place=FINAL)
-            alike = (
-                kept[other]
-                for other in kept
-                if replace(other, pooling=FINAL, place=FINAL) == place
-            )
-            if not any(_say_the_same(value, other) for other in alike):
-                kept[block] = value
-        if all(block.pooling == FINAL for block in kept) and recipe not in (
-            "auto",
-            "fast",
-        ):
+    entries = _parse_recipe(recipe, "recipe")
+    wanted, note = _replace_names(entries, rich, views, own)
+    if any(entry.pooling in RECIPES for entry in entries):
+        blocks = _drop_repeated(_read_available(wanted, read))
+        has_depths = any(block.pooling != FINAL for block in blocks)
+        if not has_depths and recipe not in ("auto", "fast"):
             raise ParameterError(
-                f"recipe must be 'fast' or a list of blocks at named submodules, since no depth of {name} can be read, "
-                f"got {recipe!r}"
+                "recipe must be 'fast' or a list of blocks at named submodules, since "
+                f"no depth of {name} can be read, got {recipe!r}"
             )
+    else:
+        blocks = _read_checked(wanted, read)
     return FeatureRecipe(
-        tuple(map(str, kept)),
-        tuple(int(value.shape[1]) for value in kept.values()),
+        tuple(map(str, blocks)),
+        tuple(int(value.shape[1]) for value in blocks.values()),
         note,
     )
 
 
-def _say_the_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two blocks point the same way for every sample, so that the second adds nothing."""
+def _replace_names(
+    entries: Sequence[FeatureBlock],
+    rich: Sequence[FeatureBlock],
+    views: Callable[[str], ViewChoice],
+    own: View | None,
+) -> tuple[list[FeatureBlock], str]:
+    """Replace names of recipes by blocks. Return the blocks and a note on the views."""
+    note = ""
+    wanted: list[FeatureBlock] = []
+    for entry in entries:
+        blocks = [entry]
+        choice = ViewChoice((entry.view,), entry.side, entry.also)
+        if entry.pooling == "fast" or (entry.pooling == "auto" and len(rich) == 1):
+            blocks = [FeatureBlock(FINAL, FINAL)]
+        elif entry.pooling in RECIPES:
+            blocks = list(rich)
+            if entry.view is None and not entry.also:
+                choice = views("best" if entry.pooling == "best" else "rich")
+                note = choice.note
+        side = choice.side if entry.pooling == "best" else entry.side
+        for view in choice.views:
+            seen = None if view == own else view
+            wanted += [
+                replace(block, view=seen, also=choice.also, side=side)
+                for block in blocks
+            ]
+    _check_distinct(wanted, "recipe")
+    return wanted, note
+
+
+def _read_checked(
+    blocks: Sequence[FeatureBlock], read: BlockReader
+) -> dict[FeatureBlock, Tensor]:
+    """Read blocks, and check that each is one vector per sample."""
+    values = read(blocks)
+    for block, value in zip(blocks, values, strict=True):
+        if value.ndim != 2 or not value.shape[1]:
+            raise InputError(
+                f"block {str(block)!r} must be one vector per sample, got shape "
+                f"{tuple(value.shape)}"
+            )
+    return dict(zip(blocks, values, strict=True))
+
+
+def _read_available(
+    blocks: Sequence[FeatureBlock], read: BlockReader
+) -> dict[FeatureBlock, Tensor]:
+    """Read blocks. Leave out blocks that the network cannot compute."""
+    try:
+        return _read_checked(blocks, read)
+    except (InputError, ParameterError):
+        available = [
+            block
+            for block in blocks
+            if block.pooling == FINAL or _is_available(block, read)
+        ]
+        return _read_checked(available, read)
+
+
+def _is_available(block: FeatureBlock, read: BlockReader) -> bool:
+    try:
+        _read_checked([block], read)
+    except (InputError, ParameterError):
+        return False
+    return True
+
+
+def _drop_repeated(
+    values: Mapping[FeatureBlock, Tensor],
+) -> dict[FeatureBlock, Tensor]:
+    """Drop blocks that have the same direction as an earlier block of the same view."""
+    kept: dict[FeatureBlock, Tensor] = {}
+    for block, value in values.items():
+        view = replace(block, pooling=FINAL, place=FINAL)
+        is_repeated = any(
+            _has_same_direction(value, other_value)
+            for other, other_value in kept.items()
+            if replace(other, pooling=FINAL, place=FINAL) == view
+        )
+        if not is_repeated:
+            kept[block] = value
+    return kept
+
+
+def _has_same_direction(one: Tensor, other: Tensor) -> bool:
+    """Return whether two blocks are proportional for every sample."""
     if one.shape != other.shape:
         return False
-    one, other = (
-        value.double() / value.double().norm(dim=1, keepdim=True).clamp_min(1e-12)
-        for value in (one, other)
-    )
-    return bool((one - other).norm(dim=1).max() <= _SAME)
+    gap = _unit_rows(one) - _unit_rows(other)
+    return bool(gap.norm(dim=1).max() <= _SAME_DIRECTION)
+
+
+def _unit_rows(values: Tensor) -> Tensor:
+    values = values.double()
+    lengths: Tensor = values.norm(dim=1, keepdim=True)
+    return values / lengths.clamp_min(1e-12)
 
 
 def rich_blocks(
     kind: str, depths: int, class_token: bool = False
 ) -> list[FeatureBlock]:
-    """Return several depths; earlier ones add the most, and class token and mean of patches differ.
+    """Return the blocks of ``"rich"``: the output and up to three of the last depths.
 
     Parameters
     ----------
     kind : {"tokens", "maps", "texts"}
         A transformer of one width, a network of stages, or a sentence encoder.
     depths : int
-        How many depths it has.
+        Number of depths.
     class_token : bool
-        Whether it has a class token.
+        Whether the network has a class token. If so, it is read as well as the mean
+        of the patches.
     """
-    if kind == "tokens" and class_token:
-        poolings = ("cls", "mean")
-    else:
-        poolings = ("mean",)
-    last = [
-        FeatureBlock(pooling, -depth)
-        for depth in range(1, min(3, depths) + 1)
-        for pooling in poolings
-    ]
+    blocks = [FeatureBlock(FINAL, FINAL)]
+    for depth in range(1, min(3, depths) + 1):
+        if kind == "tokens" and class_token:
+            blocks.append(FeatureBlock("cls", -depth))
+        blocks.append(FeatureBlock("mean", -depth))
     if kind == "texts" and depths:
-        more = ("max", "cls", "spread")
-    else:
-        more = ()
-    return [
-        FeatureBlock(FINAL, FINAL),
-        *last,
-        *(FeatureBlock(pooling, -1) for pooling in more),
-    ]
+        blocks += [FeatureBlock(pooling, -1) for pooling in ("max", "cls", "spread")]
+    return blocks

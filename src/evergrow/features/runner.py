@@ -1,4 +1,4 @@
-"""Run a backbone over one batch at a chosen precision, and check the features."""
+"""Run a backbone on batches at a chosen precision, and check the features."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.core.errors import (
-    InputError,
-    NumericalError,
-    ParameterError,
-)
+from evergrow.core.errors import InputError, NumericalError, ParameterError
 from evergrow.features.backbone import Backbone, Precision
 from evergrow.features.preprocess import Preprocessing
 
 Policy = Literal["auto", "float32", "float16"]
+"""Precision that can be requested."""
 
 AGREEMENT = 1e-3
-"""Largest distance of half-precision features from float32 ones, relative to the norm of each row (of each of its
-blocks), that "auto" accepts."""
+"""Largest relative distance of half-precision rows from float32 rows for "auto".
+
+Every block must agree.
+"""
 
 
 def first_precision(device: torch.device, policy: Policy) -> Precision | None:
-    """Return the precision that is asked for, None where the first batch decides."""
+    """Return the requested precision, or None if the first batch decides."""
     if policy == "float16" and device.type != "cuda":
         raise ParameterError(
-            f"precision must be 'auto' or 'float32' where the backbone runs on {device.type}, got 'float16'; "
-            "only CUDA devices run it"
+            "precision must be 'auto' or 'float32' where the backbone runs on "
+            f"{device.type}, got 'float16'; only CUDA devices run it"
         )
     if policy != "auto":
         return policy
@@ -41,14 +40,15 @@ def first_precision(device: torch.device, policy: Policy) -> Precision | None:
 
 
 class Runner:
-    """Runs a backbone at a precision that its first batch decides, and checks the features.
+    """Runs a backbone, and checks the features.
 
     Parameters
     ----------
     backbone : Backbone
-        What is run.
+        The backbone.
     precision : {"float32", "float16"} or None
-        What is used; None before the first batch where that decides.
+        Precision. None is replaced when the first batch is run: by ``"float16"`` if its
+        features agree with float32, else by ``"float32"``.
     """
 
     def __init__(self, backbone: Backbone, precision: Precision | None) -> None:
@@ -58,20 +58,23 @@ class Runner:
     def start(
         self, batch: Tensor | list[str] | None
     ) -> Callable[[], NDArray[np.float32]]:
-        """Run a batch, and return the function that waits for its features and checks them.
+        """Start a batch, and return a function that waits for its features.
 
-        Images come as the backbone's transform gives them or, where it is a
-        :class:`Preprocessing`, as bytes.
+        Parameters
+        ----------
+        batch : Tensor, list of str or None
+            Texts, or images from the backbone's transform. If the transform is a
+            :class:`Preprocessing`, images can also be its uint8 pixels. None gives no
+            rows.
         """
         if batch is None:
-            return lambda: np.empty(
-                (0, self.backbone.spec.n_features), dtype=np.float32
-            )
+            empty = np.empty((0, self.backbone.n_features), dtype=np.float32)
+            return lambda: empty
         with torch.inference_mode():
             features = self._run(batch)
             if features.device.type != "cuda":
                 return partial(self._fetch, batch, features, None)
-            # Asking for them later would wait for all that the GPU was given meanwhile.
+            # Copied now: a later copy would wait for batches that are queued meanwhile.
             host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
             host.copy_(features, non_blocking=True)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -81,49 +84,57 @@ class Runner:
     def _fetch(
         self, batch: Tensor | list[str], features: Tensor, ready: Any
     ) -> NDArray[np.float32]:
-        """Return finished features as an array; a batch that overflowed in half precision is run again in float32.
+        """Wait for features, and return them as an array.
+
+        A batch that overflowed in half precision is run again in float32.
 
         Raises
         ------
         InputError
-            If they have another shape than the backbone says.
+            If they have another shape than the backbone's description states.
         NumericalError
             If they are not finite.
         """
         array: NDArray[np.float32] = features.numpy()
         if ready is not None:
             ready.synchronize()
-            array = array.copy()  # pinned memory is scarce
+            array = array.copy()  # frees the pinned memory, which is scarce
         if self.precision == "float16" and not np.isfinite(array).all():
             with torch.inference_mode():
                 array = self._encode(batch, "float32").cpu().numpy()
-        spec, expected = self.backbone.spec, (len(batch), self.backbone.spec.n_features)
+        spec = self.backbone.spec
+        expected = (len(batch), spec.n_features)
         if array.shape != expected:
             raise InputError(
-                f"backbone must return features of shape {expected}, got {array.shape} from {spec.name}"
+                f"backbone must return features of shape {expected}, got {array.shape} "
+                f"from {spec.name}"
             )
-        finite = np.isfinite(array).all(axis=1)
-        if not finite.all():
+        is_finite = np.isfinite(array).all(axis=1)
+        if not is_finite.all():
             raise NumericalError(
-                f"features must be finite, got NaN or infinity from {spec.name} in {int((~finite).sum())} of a batch "
-                f"of {len(array)}"
+                f"features must be finite, got NaN or infinity from {spec.name} in "
+                f"{int((~is_finite).sum())} of a batch of {len(array)}"
             )
         return array
 
     def _run(self, batch: Tensor | list[str]) -> Tensor:
-        """Return the features of a batch on the device; the first batch decides the precision."""
+        """Return features on the device. The first batch decides the precision."""
         if self.precision is not None:
             return self._encode(batch, self.precision)
         exact = self._encode(batch, "float32")
         half = self._encode(batch, "float16")
-        # FeatureBlock by block: one of small numbers must agree as well as the others.
-        halves, exacts = (
-            torch.split(part, list(self.backbone.spec.blocks.widths), dim=1)
-            for part in (half, exact)
+        # Blocks are compared one by one: some have much smaller values than others.
+        widths = list(self.backbone.spec.blocks.widths)
+        gaps = map(
+            distance,
+            torch.split(half, widths, dim=1),
+            torch.split(exact, widths, dim=1),
         )
-        gap = max(map(distance, halves, exacts))
-        self.precision = "float16" if gap <= AGREEMENT else "float32"
-        return half if self.precision == "float16" else exact
+        if max(gaps) <= AGREEMENT:
+            self.precision = "float16"
+            return half
+        self.precision = "float32"
+        return exact
 
     def _encode(self, batch: Any, precision: Precision) -> Tensor:
         device = self.backbone.device
@@ -132,17 +143,16 @@ class Runner:
             batch = batch.to(device, non_blocking=True)
             if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
                 batch = transform.normalised(batch)
-        # On a CPU an outer autocast of the caller is turned off: the precision is part
-        # of the result.
-        kind = None
-        if device.type == "cuda":
-            kind = torch.float16
-        with torch.autocast(device.type, dtype=kind, enabled=precision == "float16"):
+        # On a CPU this turns off an autocast of the caller.
+        dtype = torch.float16 if device.type == "cuda" else None
+        with torch.autocast(device.type, dtype=dtype, enabled=precision == "float16"):
             return self.backbone.encode(batch).float()
 
 
 def distance(half: Tensor, exact: Tensor) -> float:
-    """Return the largest distance between rows relative to their norm; infinite where a row is not finite.
+    """Return the largest distance between rows, relative to the norm of the row.
+
+    The result is infinite if a row is not finite.
 
     Examples
     --------

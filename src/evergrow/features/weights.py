@@ -1,4 +1,4 @@
-"""Weights in files: read without executing anything, fitted to an architecture whole or not at all, and hashed."""
+"""Read weights files without executing code, load them into networks and hash them."""
 
 from __future__ import annotations
 
@@ -35,35 +35,37 @@ _CLASSIFIERS = (
     "pre_logits",
 )
 _POSITIONS = ("pos_embed", "rel_pos", "relative_position", "rope")
-_SHOWN = 3
+_TIMM_CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
+_SHOWN_DIFFERENCES = 3
 
 
 def read_weights(path: str | os.PathLike[str]) -> Tensors:
-    """Return the tensors of a weights file by name.
+    """Read the tensors of a weights file by name.
 
-    The usual wrappings are taken off: training checkpoints that hold the weights under
-    ``"state_dict"``, ``"state_dict_ema"``, ``"model"`` or ``"model_ema"``, and names
-    that all begin with ``"module."`` or the like.
+    Weights in training checkpoints are found under ``"state_dict"``,
+    ``"state_dict_ema"``, ``"model"`` or ``"model_ema"``. Prefixes that all names share,
+    such as ``"module."``, are removed.
 
     Parameters
     ----------
     path : path-like
         A ``.safetensors`` file, or a ``.pth``, ``.pt`` or ``.bin`` file of
-        ``torch.save``, of which only tensors and plain values are read.
+        ``torch.save``. Only tensors and plain values are read.
 
     Raises
     ------
     WeightsError
-        If there is no such file, or it is damaged, or it holds anything that would have
-        to be executed.
+        If the file is missing, damaged, or contains objects that would have to be
+        executed.
 
     Examples
     --------
     >>> import pathlib, tempfile, torch
     >>> from evergrow.features import read_weights
+    >>> checkpoint = {"epoch": 3, "state_dict": {"module.fc.bias": torch.zeros(2)}}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder, "last.pth")
-    ...     torch.save({"epoch": 3, "state_dict": {"module.fc.bias": torch.zeros(2)}}, path)
+    ...     torch.save(checkpoint, path)
     ...     list(read_weights(path))
     ['fc.bias']
     """
@@ -74,15 +76,28 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
         )
     if not path.is_file():
         raise WeightsError(f"weights file must exist, got {path}")
+    content = _unwrap(_read_file(path))
+    tensors: Tensors = {}
+    if isinstance(content, Mapping):
+        tensors = _only_tensors(content)
+    if not tensors:
+        raise WeightsError(
+            f"weights file must hold tensors by name, got {path} without any"
+        )
+    return _without_shared_prefixes(tensors)
+
+
+def _read_file(path: Path) -> Any:
+    """Read a weights file without executing any of it."""
     try:
         if path.suffix == ".safetensors":
-            content: Any = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise WeightsError(
-            f"weights file must hold tensors and plain values only, got {path}, which is damaged or holds objects "
-            f"that would have to be executed: save its state_dict alone, best as .safetensors ({first_line(error)})"
+            f"weights file must hold tensors and plain values only, got {path}, which "
+            "is damaged or holds objects that would have to be executed: save its "
+            f"state_dict alone, best as .safetensors ({first_line(error)})"
         ) from error
     except (
         OSError,
@@ -95,61 +110,62 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
         raise WeightsError(
             f"weights file must be readable, got {path}: {first_line(error)}"
         ) from error
+
+
+def _unwrap(content: Any) -> Any:
+    """Return the weights in a training checkpoint."""
     while isinstance(content, Mapping):
-        inner = next(
-            (
-                content[key]
-                for key in _CONTAINERS
-                if isinstance(content.get(key), Mapping)
-            ),
-            None,
-        )
-        if inner is None:
-            break
-        content = inner
-    if isinstance(content, Mapping):
-        named = content.items()
-    else:
-        named = ()
-    tensors = {str(name): value for name, value in named if isinstance(value, Tensor)}
-    if not tensors:
-        raise WeightsError(
-            f"weights file must hold tensors by name, got {path} without any"
-        )
-    while prefix := next(
-        (p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), None
-    ):
-        tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
+        for key in _CONTAINERS:
+            inner = content.get(key)
+            if isinstance(inner, Mapping):
+                content = inner
+                break
+        else:
+            return content
+    return content
+
+
+def _only_tensors(content: Mapping[Any, Any]) -> Tensors:
+    return {
+        str(name): value for name, value in content.items() if isinstance(value, Tensor)
+    }
+
+
+def _without_shared_prefixes(tensors: Tensors) -> Tensors:
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in tensors):
+            stripped = {name[len(prefix) :]: value for name, value in tensors.items()}
+            return _without_shared_prefixes(stripped)
     return tensors
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, or else its type."""
+    """Return the first line of an error's message, or its type if it has none."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
 def load_weights(
     module: nn.Module, tensors: Mapping[str, Tensor], *, source: str
 ) -> None:
-    """Put weights into a module, all of them or none.
+    """Load weights into a module, all of them or none.
 
-    Classifier weights are left out where the module has no classifier. Position
-    embeddings are resampled where timm knows how to for this architecture and only the
-    image size differs.
+    Classifier weights are ignored if the module has no classifier. Position embeddings
+    of another image size are resampled if timm can do so for the architecture.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Changed in place, and only if everything fits.
+        Network. It is changed only if all weights fit.
     tensors : mapping of str to Tensor
         From :func:`read_weights`.
     source : str
-        Where they came from, for messages.
+        Source of the weights, for messages.
 
     Raises
     ------
     WeightsError
-        If names or shapes differ; the message shows the first and says how many.
+        If names or shapes differ. The message shows the first differences and their
+        number.
 
     Examples
     --------
@@ -159,128 +175,151 @@ def load_weights(
     >>> load_weights(layer, {"weight": torch.ones(2, 3)}, source="half.pth")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.WeightsError: weights must fit Linear, but half.pth differs in 1 of 2 names: bias is missing
+    evergrow.core.errors.WeightsError: weights must fit Linear, but half.pth differs ...
     """
     wanted = module.state_dict()
-    named = (getattr(module, "pretrained_cfg", None) or {}).get("classifier") or ()
-    classifiers = tuple(
-        f"{name}."
-        for name in (*_CLASSIFIERS, *((named,) if isinstance(named, str) else named))
-    )
-    best: list[str] = []
+    classifiers = _classifier_prefixes(module)
+    # Old files lack these counters, which evaluation does not use.
+    counters = {
+        name: value
+        for name, value in wanted.items()
+        if name.endswith("num_batches_tracked")
+    }
+    fewest: list[str] = []
     for candidate in _candidates(module, wanted, dict(tensors)):
-        # A counter that old files lack, and that evaluation never reads, keeps its
-        # value.
-        counters = {
-            name: value
-            for name, value in wanted.items()
-            if name.endswith("num_batches_tracked")
-        }
         kept = {
             name: value
             for name, value in candidate.items()
             if name in wanted or not name.startswith(classifiers)
         }
         chosen = counters | kept
-        differences = []
-        for name, value in wanted.items():
-            if name not in chosen:
-                differences.append(f"{name} is missing")
-            elif chosen[name].shape != value.shape:
-                differences.append(
-                    f"{name} is {tuple(chosen[name].shape)} instead of {tuple(value.shape)}"
-                )
-        differences += [
-            f"{name} is not part of it" for name in chosen if name not in wanted
-        ]
+        differences = _differences(wanted, chosen)
         if not differences:
-            for name, value in chosen.items():
-                if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                    raise WeightsError(
-                        f"weights must be finite, but {name} of {source} holds NaN or infinity"
-                    )
+            _check_finite(chosen, source)
             module.load_state_dict(chosen, strict=True)
             return
-        best = min(best or differences, differences, key=len)
+        fewest = min(fewest or differences, differences, key=len)
+    shown = "; ".join(fewest[:_SHOWN_DIFFERENCES])
+    if len(fewest) > _SHOWN_DIFFERENCES:
+        shown += "; ..."
     raise WeightsError(
-        f"weights must fit {type(module).__name__}, but {source} differs in {len(best)} of {len(wanted)} names: "
-        f"{'; '.join(best[:_SHOWN])}{'; ...' if len(best) > _SHOWN else ''}"
+        f"weights must fit {type(module).__name__}, but {source} differs in "
+        f"{len(fewest)} of {len(wanted)} names: {shown}"
     )
+
+
+def _classifier_prefixes(module: nn.Module) -> tuple[str, ...]:
+    """Return prefixes of the names of classifier weights."""
+    named = (getattr(module, "pretrained_cfg", None) or {}).get("classifier") or ()
+    if isinstance(named, str):
+        named = (named,)
+    return tuple(f"{name}." for name in (*_CLASSIFIERS, *named))
+
+
+def _differences(wanted: Tensors, chosen: Tensors) -> list[str]:
+    """Describe the differences of names and shapes."""
+    differences = []
+    for name, value in wanted.items():
+        if name not in chosen:
+            differences.append(f"{name} is missing")
+        elif chosen[name].shape != value.shape:
+            shape = tuple(chosen[name].shape)
+            differences.append(f"{name} is {shape} instead of {tuple(value.shape)}")
+    differences += [
+        f"{name} is not part of it" for name in chosen if name not in wanted
+    ]
+    return differences
+
+
+def _check_finite(tensors: Tensors, source: str) -> None:
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise WeightsError(
+                f"weights must be finite, but {name} of {source} holds NaN or infinity"
+            )
 
 
 def _candidates(
     module: nn.Module, wanted: Tensors, tensors: Tensors
 ) -> Iterator[Tensors]:
-    """Yield the tensors as they are, then renamed or resampled by what is known of other layouts."""
+    """Yield the tensors unchanged, then renamed or resampled from other layouts."""
     yield tensors
     if "_conv_stem.weight" in tensors:
-        yield _efficientnet_names(tensors, list(wanted))
-    # timm keeps, beside each architecture, a function that converts the layouts it was
-    # published in.
-    home = sys.modules[type(module).__module__]
-    known = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
-    convert: Callable[..., Any] | None = next(
-        (getattr(home, name) for name in known if hasattr(home, name)), None
-    )
-    if convert is None or not home.__name__.startswith("timm."):
+        yield _rename_efficientnet(tensors, list(wanted))
+    convert = _timm_converter(module)
+    if convert is None or not _may_convert(wanted, tensors):
         return
-    # It resamples patch kernels too, so that weights of one patch size go into another
-    # architecture and give features that nobody trained. Only position embeddings and
-    # classifiers may change their shape.
-    for name, value in tensors.items():
-        fixed = (
-            name in wanted
-            and value.ndim == wanted[name].ndim
-            and value.shape != wanted[name].shape
-        )
-        if (
-            fixed
-            and not any(part in name for part in _POSITIONS)
-            and name.rpartition(".")[0] not in _CLASSIFIERS
-        ):
-            return
     try:
         converted = convert(dict(tensors), module)
-    except Exception:  # made for files of its own family; on any other it fails in its own way, and nothing fits
+    except Exception:  # the file is of another family of networks
         return
     if isinstance(converted, Mapping):
-        yield {
-            str(name): value
-            for name, value in converted.items()
-            if isinstance(value, Tensor)
-        }
+        yield _only_tensors(converted)
 
 
-def _efficientnet_names(tensors: Tensors, names: list[str]) -> Tensors:
-    """Rename EfficientNet weights of the layout ``_conv_stem``, ``_blocks.0._depthwise_conv``, ... to timm's.
+def _timm_converter(module: nn.Module) -> Callable[..., Any] | None:
+    """Return timm's function that converts published layouts of an architecture."""
+    home = sys.modules[type(module).__module__]
+    if not home.__name__.startswith("timm."):
+        return None
+    for name in _TIMM_CONVERTERS:
+        if hasattr(home, name):
+            convert: Callable[..., Any] = getattr(home, name)
+            return convert
+    return None
 
-    Both list their layers in the order of computation, so the n-th name goes to the
-    n-th; that the last parts of the names agree and (later) all the shapes is the
-    proof.
+
+def _may_convert(wanted: Tensors, tensors: Tensors) -> bool:
+    """Return whether only position embeddings and classifiers differ in shape.
+
+    timm's functions also resample patch kernels of another patch size, which would give
+    features that nobody trained.
+    """
+    for name, value in tensors.items():
+        if (
+            name not in wanted
+            or value.ndim != wanted[name].ndim
+            or value.shape == wanted[name].shape
+        ):
+            continue
+        is_position = any(part in name for part in _POSITIONS)
+        is_classifier = name.rpartition(".")[0] in _CLASSIFIERS
+        if not is_position and not is_classifier:
+            return False
+    return True
+
+
+def _rename_efficientnet(tensors: Tensors, names: list[str]) -> Tensors:
+    """Rename EfficientNet weights of the layout ``_conv_stem``, ... to timm's names.
+
+    Both layouts list layers in the order of computation, so that the n-th names belong
+    together. The last parts of the names must agree, and later all shapes.
     """
     body = {
         name: value for name, value in tensors.items() if not name.startswith("_fc.")
     }
     targets = [name for name in names if not name.startswith("classifier.")]
-    pairs = list(zip(body, targets))
-    if len(body) != len(targets) or any(
-        a.rpartition(".")[2] != b.rpartition(".")[2] for a, b in pairs
-    ):
+    if len(body) != len(targets):
+        return tensors
+    pairs = list(zip(body, targets, strict=True))
+    if any(_last_part(name) != _last_part(target) for name, target in pairs):
         return tensors
     renamed = {target: body[name] for name, target in pairs}
-    head = {
-        f"classifier.{n.removeprefix('_fc.')}": v
-        for n, v in tensors.items()
-        if n.startswith("_fc.")
-    }
-    return renamed | head
+    for name, value in tensors.items():
+        if name.startswith("_fc."):
+            renamed[f"classifier.{name.removeprefix('_fc.')}"] = value
+    return renamed
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 @contextlib.contextmanager
 def seeded_init(seed: int, *purpose: str) -> Iterator[None]:
-    """Seed torch's global CPU generator by name during the block, then restore it.
+    """Seed torch's global CPU generator during the block, and restore it at the end.
 
-    Libraries draw the initial weights of a network from this generator.
+    Networks draw their initial weights from this generator.
     """
     with borrow_global_generators():
         torch.default_generator.manual_seed(derive_seed(seed, *purpose))
@@ -288,15 +327,15 @@ def seeded_init(seed: int, *purpose: str) -> Iterator[None]:
 
 
 def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:
-    """Return a hash of all parameters and buffers of a module: names, types, shapes and values.
+    """Hash the names, types, shapes and values of all parameters and buffers.
 
     Parameters
     ----------
     module : torch.nn.Module
-        On any device; the hash does not depend on it.
+        Network. The hash does not depend on its device.
     named : callable
-        From a name in the module to the one that is hashed, where versions of a library
-        call the same thing otherwise.
+        Maps a name in the module to the name to hash. Used if versions of a library
+        name weights differently.
 
     Examples
     --------
@@ -315,14 +354,12 @@ def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:
         value = state[name]
         if not isinstance(value, Tensor):
             raise WeightsError(
-                f"state_dict of a backbone must hold tensors only, got {type(value).__name__} at {name}"
+                "state_dict of a backbone must hold tensors only, got "
+                f"{type(value).__name__} at {name}"
             )
         digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}\0".encode())
-        body = value.detach().cpu().contiguous().reshape(-1)
-        # Through bytes: numpy knows no bfloat16, and a view costs nothing.
-        digest.update(
-            np.ascontiguousarray(body.view(torch.uint8).numpy()).data
-            if body.numel()
-            else b""
-        )
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            # As bytes, since numpy has no bfloat16.
+            digest.update(np.ascontiguousarray(flat.view(torch.uint8).numpy()).data)
     return digest.hexdigest()
