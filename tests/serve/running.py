@@ -18,7 +18,7 @@ import torch
 from tests.serve.samples import rows
 
 from evergrow.serve import Limits, ServeConfig, run_server
-from evergrow.serve.app import Server
+from evergrow.serve.server import Server
 
 
 class Running:
@@ -35,7 +35,7 @@ class Running:
     def __init__(self, folder: Path, **settings: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["evergrow.serve.app", "evergrow.head", "sklearn.utils", "scipy.stats"]
+            ["evergrow.serve.server", "evergrow.head", "sklearn.utils", "scipy.stats"]
         )
         ours, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(folder, settings, theirs))

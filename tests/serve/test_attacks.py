@@ -20,7 +20,7 @@ from tests.serve.conftest import Api
 from tests.serve.running import in_thread
 from tests.serve.samples import rows
 
-from evergrow.serve import Limits, ServeConfig, create_app, requests
+from evergrow.serve import Limits, ServeConfig, bodies, create_app
 from evergrow.serve.config import Tokens
 
 POST = b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -191,7 +191,7 @@ def test_json_of_many_parts_is_refused_before_it_is_parsed(
 ) -> None:
     """2 MB of short rows, of empty lists, of lists in lists and of keys: parsing them held everybody up for seconds."""
     api.taught()
-    monkeypatch.setattr(requests, "parse_json", lambda *_: pytest.fail("it was parsed"))
+    monkeypatch.setattr(bodies, "parse_json", lambda *_: pytest.fail("it was parsed"))
     kind = {"Content-Type": "application/json"}
     deep = b"[" * 150 + b"]" * 150
     keys = b",".join(b'"%d":1' % i for i in range(150_000))
@@ -221,7 +221,7 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(hmac, "compare_digest", noted)
     for guess in (secrets[0], secrets[4], secrets[2][:-1], "", "x" * 10_000):
         compared.clear()
-        assert (tokens.holder(f"Bearer {guess}") is not None) == (guess in secrets)
+        assert (tokens.find(f"Bearer {guess}") is not None) == (guess in secrets)
         assert [known for known, _ in compared] == list(tokens.entries)
         assert {len(digest) for pair in compared for digest in pair} == {32}
 

@@ -21,12 +21,12 @@ from tests.serve.conftest import Api
 from tests.serve.running import Running, until
 from tests.serve.samples import files, rows
 
-from evergrow import Learner
-from evergrow.serve import Limits, routes, service
+from evergrow import Learner, tools
+from evergrow.serve import Limits, responses, routes, service
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.config import Tokens
+from evergrow.serve.fair_executor import CALLER, FairExecutor
 from evergrow.serve.monitoring import Metrics
-from evergrow.serve.turns import CALLER, FairExecutor
 
 KELVIN = "\u212a"  # which is the letter K in its normal form
 
@@ -230,13 +230,14 @@ def test_nobody_waits_for_the_progressive_images_of_others(
     assert max(waits) < 10
 
 
-@pytest.mark.parametrize("work", ["learning_curve", "evaluate"])
-def test_whoever_asks_does_not_wait_for_a_study_of_the_same_model(
-    api: Api, monkeypatch: pytest.MonkeyPatch, work: str
+@pytest.mark.parametrize(
+    ("owner", "work"), [(tools, "learning_curve"), (Learner, "evaluate")]
+)
+def test_predictions_and_changes_do_not_wait_for_an_analysis_of_the_same_model(
+    api: Api, monkeypatch: pytest.MonkeyPatch, owner: Any, work: str
 ) -> None:
-    """A learning curve of a thousand samples held up all who asked the same model until it was done."""
     api.taught("ab", 8)
-    does = getattr(Learner, work)
+    does = getattr(owner, work)
     begun = threading.Event()
     go_on = threading.Event()
 
@@ -245,7 +246,7 @@ def test_whoever_asks_does_not_wait_for_a_study_of_the_same_model(
         assert go_on.wait(20)
         return does(*args, **settings)
 
-    monkeypatch.setattr(Learner, work, slow)
+    monkeypatch.setattr(owner, work, slow)
     with ThreadPoolExecutor(12) as callers:
         body = {"rows": rows(0, 8) + rows(1, 8), "labels": ["a"] * 8 + ["b"] * 8}
         long = [
@@ -287,7 +288,7 @@ def test_an_answer_lists_so_many_classes_and_no_more(
 ) -> None:
     """A thousand classes for each of a thousand samples: an answer of 50 MB, and 3.6 s for everybody else."""
     api.taught("abc")
-    monkeypatch.setattr(routes, "_LISTED", 6)
+    monkeypatch.setattr(routes, "_MAX_LISTED_CLASSES", 6)
     assert api.post("predict", {"rows": rows(0, 2), "k": 1000}).status_code == 200
     refused = api.post("predict", {"rows": rows(0, 3), "k": 1000})
     assert (refused.status_code, refused.json()["error"]) == (413, "TooMany")
@@ -299,7 +300,7 @@ def test_the_confusion_of_many_classes_is_not_told(
 ) -> None:
     """One sample, asked of a model of 4,000 classes: an answer of 32 MB, and 7 s for everybody else."""
     api.taught("abc")
-    monkeypatch.setattr(routes, "_MATRIX", 2)
+    monkeypatch.setattr(responses, "MAX_CONFUSION_CLASSES", 2)
     told = api.post("evaluate", {"rows": rows(0, 2), "label": "b"}).json()
     assert (told["confusion"], told["classes"]) == ([], ["a", "b", "c"])
     assert told["confused"][0]["n"] == 2
@@ -327,13 +328,13 @@ def test_one_model_has_one_name_in_metrics_until_it_is_deleted(api: Api) -> None
     metrics = api.client.app.state.service.metrics
     assert (
         api.client.get("/metrics").text.count("evergrow_drift_share{")
-        == len(metrics._latest)
+        == len(metrics._recent)
         == 1
     )
     assert api.client.delete(f"/api/v1/models/K{KELVIN}K").status_code == 204
     assert (
         api.client.get("/metrics").text.count("evergrow_drift_share{")
-        == len(metrics._latest)
+        == len(metrics._recent)
         == 0
     )
 

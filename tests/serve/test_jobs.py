@@ -119,7 +119,7 @@ def test_a_service_that_ends_leaves_the_model_of_a_job_as_it_was(
     async def forever(*_: Any) -> Any:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(api.client.app.state.service, "prepared", forever)
+    monkeypatch.setattr(api.client.app.state.service, "prepare_images", forever)
     assert start(api, ENTRIES).status_code == 202
     api.client.__exit__(None, None, None)
     assert sorted(
@@ -133,14 +133,14 @@ def held(api: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Hold the backbone until it is let go."""
     go_on = threading.Event()
     service = api.client.app.state.service
-    prepared = service.prepared
+    prepared = service.prepare_images
 
     async def slow(*args: Any) -> Any:
         while not go_on.is_set():
             await asyncio.sleep(0.01)
         return await prepared(*args)
 
-    monkeypatch.setattr(service, "prepared", slow)
+    monkeypatch.setattr(service, "prepare_images", slow)
     return go_on
 
 
@@ -183,7 +183,7 @@ def test_a_job_belongs_to_its_model_whichever_process_replaces_it(
     told = ended(api, job)
     assert (told["state"], told["error"]) == (
         "failed",
-        "there is no model 'pics' any more: another has its name",
+        "the model 'pics' was deleted, and another model has its name now",
     )
     assert other.counts("pics") == {}
 

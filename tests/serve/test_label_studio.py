@@ -13,8 +13,8 @@ import pytest
 from tests.serve.samples import png
 
 from evergrow.serve import ServeConfig
-from evergrow.serve.label_studio import fetch_image, names_of
-from evergrow.serve.requests import Problem
+from evergrow.serve.label_studio import config_names, fetch_image
+from evergrow.serve.problems import Problem
 
 CONFIG = (
     '<View><Text name="msg" value="$body"/><Choices name="intent" toName="msg">'
@@ -100,7 +100,7 @@ def test_only_the_label_studio_that_was_named_is_called() -> None:
         "//evil.example/x",
         "file:///etc/passwd",
     ):
-        with pytest.raises(Problem, match=r"from 127\.0\.0\.1:9 alone"):
+        with pytest.raises(Problem, match=r"only from 127\.0\.0\.1:9"):
             fetch_image(where, config)
     with pytest.raises(Problem, match="cannot be fetched"):
         fetch_image("/data/x.png", config)
@@ -139,7 +139,11 @@ def test_a_config_with_entities_is_not_parsed() -> None:
     bomb = (
         '<!DOCTYPE a [<!ENTITY b "bbbb">]><View><Choices name="&b;" toName="x"/></View>'
     )
-    assert names_of(bomb, "texts") == names_of("", "texts") == names_of(None, "texts")
+    assert (
+        config_names(bomb, "texts")
+        == config_names("", "texts")
+        == config_names(None, "texts")
+    )
 
 
 RECORDED = Path(__file__).parent / "data" / "label_studio.jsonl"

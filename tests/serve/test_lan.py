@@ -20,8 +20,8 @@ from tests.serve.samples import files, rows
 
 from evergrow.core.errors import ParameterError
 from evergrow.serve import Limits, ServeConfig, create_app, lan, run_server
-from evergrow.serve.app import Server
 from evergrow.serve.config import Tokens
+from evergrow.serve.server import Server
 
 pytest.importorskip("cryptography", reason="needs evergrow[serve]: cryptography")
 pytest.importorskip("segno", reason="needs evergrow[serve]: segno")
@@ -200,14 +200,14 @@ def test_a_token_ends_and_a_new_code_comes_in_time(
     first = home.scan()
     start = time.time()
     assert home.scan() == first
-    monkeypatch.setattr(time, "time", lambda: start + 0.6 * lan.LIFE)
+    monkeypatch.setattr(time, "time", lambda: start + 0.6 * lan.TOKEN_SECONDS)
     second = home.scan()
     assert second != first
     assert [
         home.phone.get("/api/v1/models", headers=seen).status_code
         for seen in (first, second)
     ] == [200, 200]
-    monkeypatch.setattr(time, "time", lambda: start + 1.1 * lan.LIFE)
+    monkeypatch.setattr(time, "time", lambda: start + 1.1 * lan.TOKEN_SECONDS)
     assert [
         home.phone.get("/api/v1/models", headers=seen).status_code
         for seen in (first, second)
@@ -233,7 +233,7 @@ def test_the_code_is_a_picture_and_fits_a_terminal(home: Phone) -> None:
     assert told["svg"].startswith("<svg ")
     assert "xmlns" in told["svg"]
     assert 3500 < told["seconds"] <= 3600
-    printed = home.access.printed()
+    printed = home.access.terminal_text()
     assert told["address"] in printed
     assert max(map(len, printed.splitlines()[:-2])) < 80
 
@@ -255,11 +255,11 @@ def test_run_server_listens_on_the_address_in_the_network_alone(
         def run(self, sockets: Any = None) -> None:
             bound.extend(
                 listener.getsockname()
-                for listener in (*sockets, *(entry[0] for entry in self._secured))
+                for listener in (*sockets, *(entry[0] for entry in self._tls_listeners))
             )
-            [listener.close() for listener, _ in self._secured]
+            [listener.close() for listener, _ in self._tls_listeners]
 
-    monkeypatch.setattr("evergrow.serve.app.Server", Noted)
+    monkeypatch.setattr("evergrow.serve.server.Server", Noted)
     monkeypatch.setattr("evergrow.serve.service.Service.warm_up", lambda _: None)
     monkeypatch.setattr(lan, "lan_host", lambda: HOST)
     told: list[Any] = []

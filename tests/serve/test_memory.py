@@ -18,7 +18,7 @@ from tests.serve.running import Running, until
 from tests.serve.samples import png, zipped
 
 from evergrow.serve.budget import MemoryBudget
-from evergrow.serve.requests import Problem
+from evergrow.serve.problems import Problem
 
 MIB = 2**20
 ZIP = {"Content-Type": "application/zip"}
@@ -134,7 +134,7 @@ def test_all_jobs_share_one_budget_and_give_it_back(
     api.create("pics", "images", backbone="colours")
     held = []
     slow = threading.Event()
-    prepared = service.prepared
+    prepared = service.prepare_images
 
     async def watched(*args: Any) -> Any:
         held.append(service.memory.held)
@@ -142,7 +142,7 @@ def test_all_jobs_share_one_budget_and_give_it_back(
             await asyncio.sleep(0.01)
         return await prepared(*args)
 
-    monkeypatch.setattr(service, "prepared", watched)
+    monkeypatch.setattr(service, "prepare_images", watched)
     places = [
         api.post("jobs", model="pics", content=zipped(entries), headers=ZIP).headers[
             "location"
@@ -237,14 +237,14 @@ def test_images_being_decoded_take_places_in_the_queue(
     api.taught_images()
     service = api.client.app.state.service
     go_on = threading.Event()
-    prepared = service.prepared
+    prepared = service.prepare_images
 
     async def slow(*args: Any) -> Any:
         while not go_on.is_set():
             await asyncio.sleep(0.01)
         return await prepared(*args)
 
-    monkeypatch.setattr(service, "prepared", slow)
+    monkeypatch.setattr(service, "prepare_images", slow)
     three = [("images", (f"{i}.png", png(0, i), "image/png")) for i in range(3)]
     found: list[int] = []
 

@@ -437,7 +437,7 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
     api = serve()
     api.taught()
     monkeypatch.setattr(
-        "evergrow.serve.model_store._clear", lambda away: None
+        "evergrow.serve.model_store._remove_renamed", lambda away: None
     )  # killed just after the one step
     api.client.delete("/api/v1/models/m")
     assert (folder / "m.evg.history").is_dir()

@@ -19,7 +19,7 @@ from evergrow.learner.modelfile import commit, open_model
 from evergrow.serve import Limits
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.monitoring import Metrics
-from evergrow.serve.requests import Problem
+from evergrow.serve.problems import Problem
 
 LETTERS = {"ab": "abba baab aba", "xyz": "xyz zyx yxz"}
 
@@ -96,7 +96,7 @@ def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(
         "rows must be given" in api.post("predict", {"texts": ["a"]}).json()["detail"]
     )
     assert "columns" in api.post("predict", {"rows": [[1.0, 2.0]]}).json()["detail"]
-    assert "rows must hold" in api.post("predict", {}).json()["detail"]
+    assert "rows must contain" in api.post("predict", {}).json()["detail"]
     assert (
         "label must be given"
         in api.post("teach", {"rows": rows(0, 1)}).json()["detail"]
@@ -229,7 +229,7 @@ class Model:
         self.classes = np.asarray([f"{name}{i}" for i in range(26)])
         self.asked = []
 
-    def ask(self, questions: Any) -> list[Answers]:
+    def predict(self, questions: Any) -> list[Answers]:
         self.asked.append(sum(map(len, questions)))
         return [
             Answers(self.classes, rows, "score", np.arange(len(rows)))

@@ -27,7 +27,7 @@ from tests.serve.running import Running, in_thread
 from tests.serve.samples import files, rows, zipped
 
 from evergrow.core.errors import ParameterError
-from evergrow.serve import ServeConfig, create_app, requests
+from evergrow.serve import ServeConfig, bodies, create_app
 from evergrow.serve.config import Tokens
 from evergrow.serve.middleware import RateLimit
 
@@ -313,7 +313,7 @@ def test_no_traceback_leaves(
     def fail(*_: Any) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("evergrow.serve.routes.predictions", fail)
+    monkeypatch.setattr("evergrow.serve.routes.predictions_json", fail)
     with caplog.at_level("INFO", logger="evergrow.serve"):
         answer = api.post("predict", {"rows": rows(0, 1)})
     assert answer.status_code == 500
@@ -363,7 +363,7 @@ def test_a_large_json_body_is_parsed_off_the_event_loop(
 ) -> None:
     parsers: list[int] = []
     monkeypatch.setattr(
-        requests,
+        bodies,
         "parse_json",
         lambda raw, _: parsers.append(threading.get_ident()) or json.loads(raw),
     )

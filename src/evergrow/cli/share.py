@@ -249,8 +249,8 @@ def serve_command(
     """
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, extra="serve", purpose="serving models")
-    from evergrow.serve.app import run_server
     from evergrow.serve.config import Limits, ServeConfig, Tokens
+    from evergrow.serve.server import run_server
 
     secrets = _contents("--token-file", token_file)
     config = ServeConfig(
