@@ -98,7 +98,7 @@ def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(
     assert "columns" in api.post("predict", {"rows": [[1.0, 2.0]]}).json()["detail"]
     assert "rows must contain" in api.post("predict", {}).json()["detail"]
     assert (
-        "label must be given"
+        "give either label"
         in api.post("teach", {"rows": rows(0, 1)}).json()["detail"]
     )
 
