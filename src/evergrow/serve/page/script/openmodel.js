@@ -245,7 +245,7 @@ export class OpenModel extends EventTarget {
   /** Take samples out of the model, exactly: the same bytes go to the service again. */
   async remove(samples) {
     if (samples.some(({ waiting }) => waiting?.sent && !waiting.error)) {
-      throw new Error("This is being sent. Delete it when that is done.");
+      throw new Error("This example is being sent. Delete it afterwards.");
     }
     const labelOf = labelling(this.record);
     const taught = samples.filter((sample) => !sample.held && !sample.waiting && labelOf(sample) !== null);
@@ -284,7 +284,7 @@ export class OpenModel extends EventTarget {
     await keep(ours);
     this.arrange();
     await this.teachWaiting();
-    if (late.length) throw new Error("Somebody else labelled it before.");
+    if (late.length) throw new Error("Somebody else has labelled this image already.");
     raiseRefused(this.kind, ours);
   }
 
