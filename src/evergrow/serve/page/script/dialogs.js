@@ -86,7 +86,7 @@ export async function meantName(classes, wanted) {
   const near = classes.find(({ name }) => folded(name) === folded(wanted));
   if (!near || classes.some(({ name }) => name === wanted)) return wanted;
   const answer = await choose("Nearly the same name", [{
-    name: "meant", title: `There is a class “${near.name}” already.`, examples: [],
+    name: "meant", title: `There is already a class “${near.name}”.`, examples: [],
     options: [[near.name, `I mean “${near.name}”`], [wanted, `“${wanted}” is another class`]],
   }]);
   return answer && answer.meant;

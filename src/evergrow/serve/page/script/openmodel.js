@@ -103,7 +103,7 @@ export class OpenModel extends EventTarget {
 
   /** Add a card for a class that has no samples yet; it is only in this browser until it gets some. */
   async addClass(name) {
-    if (this.classes.some((one) => one.name === name)) throw new Error(`There is a class “${name}” already.`);
+    if (this.classes.some((one) => one.name === name)) throw new Error(`There is already a class “${name}”.`);
     this.settings.empty.push(name);
     await this.arrangeAndKeep();
   }
@@ -308,7 +308,7 @@ export class OpenModel extends EventTarget {
         settings.order = place(settings.order);
       });
     } else {
-      if (this.classes.some((one) => one.name === name)) throw new Error(`There is a class “${name}” already.`);
+      if (this.classes.some((one) => one.name === name)) throw new Error(`There is already a class “${name}”.`);
       [settings.order, settings.empty] = [place(settings.order), place(settings.empty)];
       await this.arrangeAndKeep();
     }
