@@ -113,12 +113,13 @@ class Server(uvicorn.Server):
     ) -> None:
         self._tls_listeners = tls_listeners
         self._limits: Limits = app.state.service.limits
+        protocol: Any = partial(BoundedProtocol, limits=self._limits)
         super().__init__(
             uvicorn.Config(
                 app,
                 # Other loops accept connections without calling _TlsListener.accept.
                 loop="asyncio",
-                http=bounded_protocol(self._limits),
+                http=protocol,
                 ws="none",
                 access_log=False,
                 log_config=None,
@@ -231,59 +232,67 @@ class _LingeringTransport:
             self._transport.abort()
 
 
-def bounded_protocol(limits: Limits) -> type[H11Protocol]:
-    """Return uvicorn's HTTP protocol with limits per address and on the request head.
+class BoundedProtocol(H11Protocol):
+    """Uvicorn's HTTP protocol with limits per address and on the time for a head.
 
-    uvicorn's settings limit the size of the head and the number of all connections.
-    They do not limit connections per address or the time until the head is complete,
-    and uvicorn resets connections of refused clients that are still sending.
+    uvicorn's settings limit the size of a head and the number of all connections. They
+    do not limit connections per address or the time until the head is complete, and
+    uvicorn resets connections of refused clients that are still sending.
+
+    Parameters
+    ----------
+    limits : Limits
+        Limits of the service.
+    *args, **kwargs
+        Arguments of uvicorn's protocol.
     """
 
-    class BoundedProtocol(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
+    def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: Any) -> None:
-            self._lingering = _LingeringTransport(transport, self, limits.body_bytes)
-            super().connection_made(self._lingering)  # type: ignore[arg-type]
-            if self._n_connections_of_client() > limits.connections_per_address:
-                transport.close()
+    def connection_made(self, transport: Any) -> None:
+        """Accept a connection, unless its address has too many."""
+        self._lingering = _LingeringTransport(transport, self, self._limits.body_bytes)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
+        if self._n_connections_of_client() > self._limits.connections_per_address:
+            transport.close()
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Process data, or discard it if the connection is closing."""
+        if self._lingering.is_closing():
+            self._lingering.discard(len(data))
+            return
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
             self._start_timer()
-
-        def data_received(self, data: bytes) -> None:
-            if self._lingering.is_closing():
-                self._lingering.discard(len(data))
-                return
-            super().data_received(data)
-            if self.cycle is None or self.cycle.response_complete:
-                self._start_timer()
-            else:
-                self._stop_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
+        else:
             self._stop_timer()
-            super().connection_lost(exc)
 
-        def _n_connections_of_client(self) -> int:
-            address = self.client[0] if self.client else ""
-            clients = [
-                other.client
-                for other in self.connections
-                if isinstance(other, BoundedProtocol)
-            ]
-            return sum(
-                client is not None and client[0] == address for client in clients
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Clean up a closed connection."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _n_connections_of_client(self) -> int:
+        address = self.client[0] if self.client else ""
+        clients = [
+            other.client
+            for other in self.connections
+            if isinstance(other, BoundedProtocol)
+        ]
+        return sum(client is not None and client[0] == address for client in clients)
+
+    def _start_timer(self) -> None:
+        """Close the connection unless a request head arrives in time."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(
+                self._limits.header_seconds, self.transport.close
             )
 
-        def _start_timer(self) -> None:
-            """Close the connection unless a request head arrives in time."""
-            if self._timer is None:
-                self._timer = self.loop.call_later(
-                    limits.header_seconds, self.transport.close
-                )
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return BoundedProtocol
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
