@@ -38,7 +38,7 @@ def test_it_says_where_things_are_kept_and_where_the_page_is(
         seen.append(address)
         return browser
 
-    monkeypatch.setattr("evergrow.serve.app.run_server", run_server)
+    monkeypatch.setattr("evergrow.serve.server.run_server", run_server)
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(webbrowser, "open", opened)
     monkeypatch.setenv("DISPLAY", display)

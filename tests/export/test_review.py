@@ -22,7 +22,7 @@ from evergrow.export.review import (
     label_studio_tasks,
 )
 from evergrow.learner.answers import Answers
-from evergrow.serve.label_studio import names_of
+from evergrow.serve.label_studio import config_names
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def answers() -> Answers:
 
 def test_label_config_matches_the_tasks(answers: Answers) -> None:
     config = label_studio_config(answers.classes.tolist(), "text")
-    names = names_of(config, "texts")
+    names = config_names(config, "texts")
     assert [
         entry.get("value") for entry in ElementTree.fromstring(config).iter("Choice")
     ] == answers.classes.tolist()

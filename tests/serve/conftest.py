@@ -1,4 +1,4 @@
-"""A service in a folder, and clients of it."""
+"""Fixtures: a service on a folder, and a client for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def backbones() -> dict[str, Any]:
 
 
 class Api:
-    """Asks a service, and keeps the tests short."""
+    """Client of a service with shortcuts for tests."""
 
     def __init__(self, client: TestClient) -> None:
         self.client = client
@@ -44,7 +44,7 @@ class Api:
         return self.client.get(f"/api/v1/models/{model}{path}", **settings)
 
     def taught(self, classes: str = "01", n: int = 3, *, model: str = "m") -> None:
-        """Make a model of features that knows some classes."""
+        """Create a model of features and teach it classes."""
         self.create(model)
         for kind, name in enumerate(classes):
             assert (
@@ -55,7 +55,7 @@ class Api:
             )
 
     def taught_images(self, n: int = 3) -> None:
-        """Make the model ``pics`` that knows two colours."""
+        """Create the model ``pics`` of images with two classes of colours."""
         self.create("pics", "images", backbone="colours")
         for hue in range(2):
             sent = self.post(
@@ -64,7 +64,7 @@ class Api:
             assert sent.status_code == 200
 
     def taught_texts(self, lessons: dict[str, str], model: str = "words") -> None:
-        """Make a model of texts; each class is taught a text and a longer one."""
+        """Create a model of texts and teach each class two texts."""
         self.create(model, "texts", backbone="letters")
         for label, text in lessons.items():
             assert (

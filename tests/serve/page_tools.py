@@ -42,7 +42,7 @@ HUMMINGBIRD = "067.Anna_Hummingbird"
 
 @contextmanager
 def chromium(video: Path | None = None) -> Iterator[Any]:
-    """Yield the system's browser, its camera fed from a video, or skip where there is none."""
+    """Yield a browser whose camera shows a video, or skip if none is installed."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="needs a browser: pip install playwright"
     )
@@ -61,7 +61,9 @@ def chromium(video: Path | None = None) -> Iterator[Any]:
 def write_video(
     path: Path, segments: Sequence[tuple[str, Sequence[Path]]], seconds: float = 3.0
 ) -> Path:
-    """Write a video for the fake camera: each segment shows images in turn, with its mark in the corner.
+    """Write a video for the fake camera.
+
+    Each segment shows images in turn, with its mark in the corner.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ CORNER = """() => {
 
 
 class Visit:
-    """The page in a window, with everything that the browser complained about and every place that it asked.
+    """The page in a browser window, with its console errors and requests.
 
     Parameters
     ----------
@@ -209,13 +211,12 @@ class Visit:
 
     def wait_for_mark(self, mark: str) -> None:
         """Wait until a segment of the video begins."""
-        for wanted in (
-            False,
-            True,
-        ):  # first another one, so that the whole segment lies ahead
+        # Wait for another segment first, so that this one is shown from its start.
+        for wanted in (False, True):
             self.page.wait_for_function(
                 f"([mark, wanted]) => {{ const seen = ({CORNER})();"
-                " return seen && (seen.every((value, i) => Math.abs(value - mark[i]) < 60)) === wanted; }",
+                " const near = (value, i) => Math.abs(value - mark[i]) < 60;"
+                " return seen && seen.every(near) === wanted; }",
                 arg=[list(MARKS[mark]), wanted],
             )
 
@@ -235,7 +236,7 @@ class Visit:
         return found
 
     def answer(self, *words: str, verb: str = "Continue") -> None:
-        """Check that a window asks about all of this, choose where a choice is named after an arrow, and go on."""
+        """Check the questions of a dialog, choose options after arrows, continue."""
         dialog = self.page.locator("dialog").last
         for word in words:
             asked, _, chosen = word.partition(" -> ")
@@ -296,7 +297,7 @@ def visit(browser: Any, service: str) -> Iterator[Visit]:
 
 @pytest.fixture(scope="session")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The script of axe-core, which finds what people with a screen reader or a keyboard cannot use."""
+    """The script of axe-core, which finds accessibility problems."""
     places = [
         Path("node_modules"),
         Path(__file__).parents[2] / "examples" / "browser" / "node_modules",
@@ -409,11 +410,12 @@ def two_species(birds: Path) -> list[tuple[str, int, bytes]]:
 
 
 def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
-    """Drop a zip as a hand would, with its bytes."""
+    """Drop a zip onto the page."""
     page.evaluate_handle(
         """async letters => {
             const transfer = new DataTransfer();
-            const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
+            const codeOf = (letter) => letter.charCodeAt(0);
+            const bytes = Uint8Array.from(atob(letters), codeOf);
             transfer.items.add(new File([bytes], "birds.zip"));
             const drop = new DragEvent('drop', {dataTransfer: transfer, bubbles: true});
             document.querySelector("main").dispatchEvent(drop);

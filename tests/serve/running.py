@@ -1,4 +1,4 @@
-"""A service in a process of its own, which can be killed."""
+"""A service in a separate process that can be killed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ import torch
 from tests.serve.samples import rows
 
 from evergrow.serve import Limits, ServeConfig, run_server
-from evergrow.serve.app import Server
+from evergrow.serve.server import Server
 
 
 class Running:
-    """The service in a process forked from one that has imported everything: up at once, and killed for good.
+    """The service in a process forked from one that has imported everything.
+
+    It starts quickly, and tests can kill it.
 
     Parameters
     ----------
     folder : Path
-        Of the models.
+        Folder of the models.
     **settings
         Further settings of the service.
     """
@@ -35,7 +37,7 @@ class Running:
     def __init__(self, folder: Path, **settings: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["evergrow.serve.app", "evergrow.head", "sklearn.utils", "scipy.stats"]
+            ["evergrow.serve.server", "evergrow.head", "sklearn.utils", "scipy.stats"]
         )
         ours, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(folder, settings, theirs))
@@ -55,7 +57,7 @@ class Running:
         )
 
     def connect(self) -> socket.socket:
-        """Return a connection that has said nothing yet."""
+        """Return a connection without a request."""
         host, port = self.address.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), timeout=20)
 
@@ -64,13 +66,13 @@ class Running:
         self.process.join(60)
 
     def stop(self) -> int | None:
-        """End it as a service manager does and return its exit code."""
+        """Terminate the service with SIGTERM and return its exit code."""
         self.process.terminate()
         self.process.join(60)
         return self.process.exitcode
 
     def memory(self) -> int:
-        """Return the memory that the process holds, in bytes."""
+        """Return the resident memory of the process in bytes."""
         if not Path("/proc/self/statm").exists():
             pytest.skip("needs Linux: /proc")
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
@@ -86,7 +88,7 @@ def _serve(folder: Path, settings: dict[str, Any], told: Any) -> None:
 
 
 def begin(client: httpx.Client, n: int = 4) -> None:
-    """Make the model ``m`` of features, which knows the classes 0 and 1."""
+    """Create the model ``m`` of features with the classes 0 and 1."""
     made = {"name": "m", "kind": "features", "options": {"n_units": 20}}
     assert client.post("/api/v1/models", json=made).status_code == 201
     for kind in range(2):
@@ -95,7 +97,7 @@ def begin(client: httpx.Client, n: int = 4) -> None:
 
 
 def until(condition: Any, seconds: float = 30) -> None:
-    """Wait until something holds."""
+    """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

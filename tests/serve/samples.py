@@ -1,4 +1,4 @@
-"""Samples that are told apart easily."""
+"""Samples of well separated classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 6
 
 
 def rows(kind: int, n: int, seed: int = 0) -> list[list[float]]:
-    """Return feature vectors around a centre of their own."""
+    """Return feature vectors around the centre of a class."""
     centre = np.random.default_rng(100 + kind).normal(size=WIDTH) * 4
     return (
         centre + np.random.default_rng(seed * 1000 + kind).normal(size=(n, WIDTH))

@@ -1,9 +1,10 @@
-"""The service under mixed load for as long as one likes: honest callers, two writers, hostile clients, kills.
+"""Long run of the service under mixed load, with hostile clients and kills.
 
-Two processes serve one folder. Both are asked and taught at once; the second is killed
-now and then and started again. Every lesson is sent with one key until it is
-acknowledged, and after each round the model must have learned each exactly once. Run it
-for half an hour with ``python -m tests.serve.soak 1800``."""
+Two processes serve one folder. Both receive predictions and changes at the same time;
+the second one is killed from time to time and started again. Every change is sent with
+one key until it is acknowledged, and after each round the model must have learned each
+exactly once. Run it for half an hour with ``python -m tests.serve.soak 1800``.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ from tests.serve.running import Running, begin
 from tests.serve.samples import rows
 
 INTENDED = (503, 507)
-"""What a service may answer beyond refusals: too much at once, and a full disk."""
+"""Allowed server errors: too many requests, and a full disk."""
 
 LESSONS = 60
 KILL_SECONDS = 15.0
 SETTLE_SECONDS = 120.0
-"""Lessons in a round; time between two kills; time after which memory counts as that of the start."""
+"""Changes per round, time between kills, time until the memory baseline is taken."""
 
 POST = b"POST /api/v1/models/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\n"
 
@@ -123,7 +124,7 @@ class Soak:
         except httpx.HTTPError as error:
             if not second:
                 self.fault(
-                    f"{kind}: {type(error).__name__} from the service that nobody killed"
+                    f"{kind}: {type(error).__name__} from the service that runs on"
                 )
             return None
         took = time.monotonic() - started
@@ -172,7 +173,7 @@ class Soak:
             time.sleep(0.05)
 
     def teach(self) -> None:
-        """Teach rounds of lessons through both services at once, and compare what was learned."""
+        """Send rounds of changes to both services, and compare the learned model."""
         for number in count():
             if self.over():
                 return
@@ -301,7 +302,7 @@ class Soak:
         }
 
     def crowd(self) -> None:
-        """Hold connections that say nothing, as many as one address may have and more."""
+        """Hold silent connections, more than one address may have."""
         while not self.over():
             callers: list[socket.socket] = []
             with suppress(OSError):
@@ -353,7 +354,7 @@ class Soak:
 
 
 def waited_for_a_core(running: Running) -> float:
-    """Return how many seconds the event loop of a service could run and had no core; 0 where nothing says so."""
+    """Return how long the event loop was ready to run without a core, 0 if unknown."""
     with suppress(OSError, ValueError):
         return (
             int(Path(f"/proc/{running.process.pid}/schedstat").read_text().split()[1])

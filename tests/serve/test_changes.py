@@ -1,4 +1,4 @@
-"""Changes: exact, one after the other, each once, and undone as a whole."""
+"""Changes are exact, ordered, applied once and undone completely."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
 
 
-def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(
+def test_one_image_of_a_taught_batch_is_unlearned_exactly(
     api: Any, folder: Path
 ) -> None:
-    """What is taught goes through the backbone alone, so that the same bytes give the same numbers in any company."""
     api.taught_images()
     X = np.random.default_rng(0).normal(size=(5, 27))
     taught = open_model(folder / "pics.evg")
@@ -48,7 +47,7 @@ def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(
     assert (again.status_code, again.json()["error"]) == (422, "LabelError")
 
 
-def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(
+def test_a_model_without_its_last_class_is_empty_and_can_be_taught_again(
     api: Any,
 ) -> None:
     api.create()
@@ -97,7 +96,7 @@ def test_samples_without_labels_are_learned_and_forgotten_again(api: Any) -> Non
     assert "two learned classes" in refused.json()["detail"]
 
 
-def test_rename_and_merge_as_the_commands(api: Any) -> None:
+def test_rename_and_merge_change_classes_and_history(api: Any) -> None:
     api.taught("ab", 4)
     X = rows(0, 1, seed=2) + rows(2, 3)
     done = api.post(
@@ -117,7 +116,7 @@ def test_rename_and_merge_as_the_commands(api: Any) -> None:
     assert what == ["begin", "fit", "update", "update", "rename", "merge-classes"]
 
 
-def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
+def test_rollback_restores_the_file_byte_for_byte(api: Any, folder: Path) -> None:
     api.taught("ab", 4)
     before = (folder / "m.evg").read_bytes()
     api.post("forget", {"names": ["a"]})
@@ -132,7 +131,7 @@ def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
     assert api.post("rollback", {"n": 2}).json()["n_samples"] == 0
 
 
-def test_redo_takes_rollbacks_back_until_something_else_is_learned(
+def test_redo_undoes_rollbacks_until_something_else_is_learned(
     api: Any, folder: Path
 ) -> None:
     api.create("new")  # has nothing to undo, nor to redo
@@ -160,7 +159,7 @@ def test_redo_takes_rollbacks_back_until_something_else_is_learned(
     assert api.post("redo", {}).status_code == 422
 
 
-def test_a_stale_writer_is_refused(api: Any) -> None:
+def test_a_change_with_a_stale_etag_is_rejected(api: Any) -> None:
     api.taught("ab", 4)
     lesson = {"rows": rows(2, 2), "label": "c"}
     seen = api.etag()
@@ -199,7 +198,7 @@ def test_a_repeated_key_counts_once_also_after_a_restart(serve: Any) -> None:
     assert again.counts() == {"a": 3, "b": 3, "c": 3}
 
 
-def test_a_key_that_was_undone_does_not_teach_again(serve: Any) -> None:
+def test_a_repeated_key_does_not_teach_again_after_a_rollback(serve: Any) -> None:
     api = serve()
     api.taught("ab", 4)
     lesson = {"rows": rows(2, 3), "label": "c"}
@@ -218,7 +217,7 @@ def test_a_key_that_was_undone_does_not_teach_again(serve: Any) -> None:
     assert api.counts() == {"a": 4, "b": 4}
 
 
-def test_a_key_is_for_one_request(api: Any) -> None:
+def test_a_key_used_for_another_request_is_rejected(api: Any) -> None:
     api.taught("ab", 4)
     key = {"Idempotency-Key": "k"}
     assert (
@@ -233,7 +232,7 @@ def test_a_key_is_for_one_request(api: Any) -> None:
         assert (refused.status_code, "^" in refused.text) == (422, False)
 
 
-def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
+def test_concurrent_changes_are_all_applied(api: Any, folder: Path) -> None:
     api.taught("ab", 4)
     lessons = [
         (rows(kind, 2, seed=7 + kind), f"class {kind % 5}") for kind in range(16)
@@ -269,7 +268,7 @@ def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
     )
 
 
-def test_those_who_ask_do_not_wait_for_those_who_teach(
+def test_predictions_do_not_wait_for_changes(
     api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.taught("ab", 4)
@@ -292,7 +291,7 @@ def test_those_who_ask_do_not_wait_for_those_who_teach(
     assert during["revision"] == 3
 
 
-def test_a_disk_that_is_full_leaves_the_model_and_says_so(
+def test_a_full_disk_leaves_the_model_unchanged(
     api: Any, folder: Path, monkeypatch: Any
 ) -> None:
     api.taught("ab", 4)
@@ -310,7 +309,7 @@ def test_a_disk_that_is_full_leaves_the_model_and_says_so(
     assert api.post("teach", {"rows": rows(2, 2), "label": "c"}).json()["revision"] == 4
 
 
-def test_a_model_that_another_process_holds_is_waited_for(
+def test_changes_wait_for_another_process_and_then_give_up(
     serve: Any, folder: Path
 ) -> None:
     api = serve(limits={"lock_seconds": 0.2})
@@ -324,13 +323,13 @@ def test_a_model_that_another_process_holds_is_waited_for(
     assert api.post("teach", {"rows": rows(2, 2), "label": "c"}).status_code == 200
 
 
-def test_warnings_are_part_of_the_answer(api: Any) -> None:
+def test_responses_contain_library_warnings(api: Any) -> None:
     api.taught("ab", 20)
     done = api.post("teach", {"rows": rows(2, 1), "label": "A"}).json()
     assert any("upper and lower case" in said for said in done["warnings"])
 
 
-def test_evaluation_says_which_samples_were_wrong(api: Any) -> None:
+def test_evaluation_lists_wrong_samples(api: Any) -> None:
     api.taught("ab", 4)
     X = rows(0, 2, seed=9) + rows(1, 1, seed=9) + rows(5, 1)
     told = api.post("evaluate", {"rows": X, "labels": ["a", "b", "b", "zebra"]}).json()
@@ -340,7 +339,7 @@ def test_evaluation_says_which_samples_were_wrong(api: Any) -> None:
     assert told["accuracy"] == pytest.approx(2 / 3)
 
 
-def test_nothing_of_a_sample_is_written(api: Any, folder: Path) -> None:
+def test_samples_are_not_written_to_disk(api: Any, folder: Path) -> None:
     api.taught_texts({"x": "a secret sentence", "y": "hidden words here"})
     api.taught_images(2)
     written = b"".join(

@@ -1,4 +1,4 @@
-"""The steps of the Dockerfile, run without Docker: what is copied can be built, and what is started answers."""
+"""The steps of the Dockerfile, run without Docker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def step(word: str) -> list[str]:
     return [line.removeprefix(word).strip() for line in STEPS if line.startswith(word)]
 
 
-def test_everything_that_is_copied_is_there() -> None:
+def test_all_files_that_the_image_copies_exist() -> None:
     for line in step("COPY"):
         for name in line.split()[:-1]:
             assert (ROOT / name).exists(), name
@@ -34,7 +34,6 @@ def test_everything_that_is_copied_is_there() -> None:
 
 
 def test_actions_and_the_image_are_pinned_by_digest() -> None:
-    """A tag is moved by whoever holds it; a digest is not."""
     workflows = [
         path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")
     ]
@@ -49,7 +48,7 @@ def test_actions_and_the_image_are_pinned_by_digest() -> None:
 
 
 @pytest.mark.slow
-def test_the_image_would_serve(tmp_path: Path) -> None:
+def test_the_command_of_the_image_serves(tmp_path: Path) -> None:
     source = tmp_path / "src"
     source.mkdir()
     for line in step("COPY"):

@@ -1,4 +1,4 @@
-"""The latest answers of a model are tested for drift, and the share of changed classes is a metric."""
+"""The metric of classes that drifted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evergrow import Learner
 from evergrow.serve.monitoring import WINDOW, Metrics
 
 
-def test_changed_samples_raise_the_metric():
+def test_drifted_samples_raise_the_metric():
     means = 1.2 * np.random.default_rng(0).normal(size=(5, 12))
     rng = np.random.default_rng(1)
 

@@ -1,4 +1,4 @@
-"""One caller's request, however large, never keeps the others waiting, and leaves nothing behind."""
+"""A large request of one caller does not delay other callers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.serve.running import Running, until
 from tests.serve.samples import files, rows
 
 from evergrow import Learner, tools
-from evergrow.serve import Limits, routes, service
+from evergrow.serve import Limits, responses, routes, service
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.config import Tokens
+from evergrow.serve.fair_executor import CALLER, FairExecutor
 from evergrow.serve.monitoring import Metrics
-from evergrow.serve.turns import CALLER, FairExecutor
 
 KELVIN = "\u212a"  # which is the letter K in its normal form
 
@@ -41,7 +41,7 @@ def table(rows: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_request_of_many_samples_takes_turns_with_small_ones(
+def test_large_requests_take_turns_with_small_ones(
     alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evergrow.serve.backbones.cores", lambda: 2)
@@ -72,10 +72,9 @@ def test_a_request_of_many_samples_takes_turns_with_small_ones(
     assert batcher.depth == 0
 
 
-def test_a_form_of_many_images_leaves_decoders_to_others(
+def test_a_form_with_many_images_leaves_a_decoder_to_other_requests(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty images of 49 megapixels in a form of 3 MB held up all who asked about an image for a minute."""
     api.taught_images()
     decode = service.decode_image
     order = []
@@ -120,10 +119,9 @@ def sent(data: bytes) -> dict[str, Any]:
     return {"files": [("image", ("x.jpg", data))]}
 
 
-def test_images_that_take_long_leave_threads_to_others(
+def test_slow_images_leave_threads_to_other_requests(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two progressive JPEG files of 169 kB held up all who asked about an image."""
     large = progressive(4000, 5)
     decode = service.decode_image
     begun = threading.Event()
@@ -152,7 +150,7 @@ def test_images_that_take_long_leave_threads_to_others(
         assert {answer.result(60).status_code for answer in long} == {200}
 
 
-def test_callers_take_turns_at_the_threads_that_decode() -> None:
+def test_callers_take_turns_in_the_executor() -> None:
     order: list[str] = []
     go_on = threading.Event()
 
@@ -173,7 +171,7 @@ def test_callers_take_turns_at_the_threads_that_decode() -> None:
     assert calls[4].cancelled()
 
 
-def test_an_error_in_a_turn_reaches_its_caller() -> None:
+def test_an_exception_in_the_executor_reaches_its_caller() -> None:
     def fail() -> None:
         raise ValueError("this one")
 
@@ -184,7 +182,7 @@ def test_an_error_in_a_turn_reaches_its_caller() -> None:
         failing.result(20)
 
 
-def test_callers_are_told_apart_by_token(
+def test_callers_are_identified_by_token(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -210,10 +208,9 @@ def test_callers_are_told_apart_by_token(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scans", "status"), [(1000, 422), (9, 200)])
-def test_nobody_waits_for_the_progressive_images_of_others(
+def test_predictions_do_not_wait_for_progressive_images_of_other_callers(
     tmp_path: Path, scans: int, status: int
 ) -> None:
-    """Others waited 95 s for two files of 267 kB; now less than 2 s, of which 10 allow."""
     large = progressive(7000, scans)
     (image,) = files(0, 1)
     waits = []
@@ -230,13 +227,13 @@ def test_nobody_waits_for_the_progressive_images_of_others(
     assert max(waits) < 10
 
 
-@pytest.mark.parametrize("work", ["learning_curve", "evaluate"])
-def test_whoever_asks_does_not_wait_for_a_study_of_the_same_model(
-    api: Api, monkeypatch: pytest.MonkeyPatch, work: str
+@pytest.mark.parametrize(
+    ("owner", "work"), [(tools, "learning_curve"), (Learner, "evaluate")]
+)
+def test_predictions_and_changes_do_not_wait_for_an_analysis_of_the_same_model(
+    api: Api, monkeypatch: pytest.MonkeyPatch, owner: Any, work: str
 ) -> None:
-    """A learning curve of a thousand samples held up all who asked the same model until it was done."""
     api.taught("ab", 8)
-    owner = tools if work == "learning_curve" else Learner
     does = getattr(owner, work)
     begun = threading.Event()
     go_on = threading.Event()
@@ -264,10 +261,9 @@ def test_whoever_asks_does_not_wait_for_a_study_of_the_same_model(
         assert {answer.result(60).status_code for answer in long} == {200}
 
 
-def test_a_file_is_brought_to_the_disk_beside_everything_else(
+def test_uploads_are_synced_to_disk_off_the_event_loop(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gigabyte that was sent kept the event loop, and with it everybody, until a slow disk had it."""
     api.taught()
     sync = os.fsync
     threads = []
@@ -283,31 +279,28 @@ def test_a_file_is_brought_to_the_disk_beside_everything_else(
 # -- sizes -----------------------------------------------------------------------------
 
 
-def test_an_answer_lists_so_many_classes_and_no_more(
+def test_a_response_that_would_list_too_many_classes_is_rejected(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand classes for each of a thousand samples: an answer of 50 MB, and 3.6 s for everybody else."""
     api.taught("abc")
-    monkeypatch.setattr(routes, "_LISTED", 6)
+    monkeypatch.setattr(routes, "_MAX_LISTED_CLASSES", 6)
     assert api.post("predict", {"rows": rows(0, 2), "k": 1000}).status_code == 200
     refused = api.post("predict", {"rows": rows(0, 3), "k": 1000})
     assert (refused.status_code, refused.json()["error"]) == (413, "TooMany")
     assert api.post("predict", {"rows": rows(0, 3), "k": 2}).status_code == 200
 
 
-def test_the_confusion_of_many_classes_is_not_told(
+def test_the_confusion_matrix_is_left_out_for_many_classes(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sample, asked of a model of 4,000 classes: an answer of 32 MB, and 7 s for everybody else."""
     api.taught("abc")
-    monkeypatch.setattr(routes, "_MATRIX", 2)
+    monkeypatch.setattr(responses, "MAX_CONFUSION_CLASSES", 2)
     told = api.post("evaluate", {"rows": rows(0, 2), "label": "b"}).json()
     assert (told["confusion"], told["classes"]) == ([], ["a", "b", "c"])
     assert told["confused"][0]["n"] == 2
 
 
-def test_feature_vectors_in_a_file_are_no_longer_than_others(api: Api) -> None:
-    """Two rows of a million numbers kept a thread busy for 80 s."""
+def test_an_npy_file_with_too_many_columns_is_rejected(api: Api) -> None:
     api.create()
     answer = api.post(
         "teach", data={"label": "a"}, **table(np.zeros((2, 65_537), dtype=np.float32))
@@ -319,8 +312,7 @@ def test_feature_vectors_in_a_file_are_no_longer_than_others(api: Api) -> None:
 # -- names -----------------------------------------------------------------------------
 
 
-def test_one_model_has_one_name_in_metrics_until_it_is_deleted(api: Api) -> None:
-    """Of each K in a name there are two, so that a name of 12 has 4,096 forms, and each had counters of its own."""
+def test_unicode_forms_of_a_model_name_share_their_metrics(api: Api) -> None:
     api.taught("ab", 20, model="KKK")
     sent = table(np.tile(rows(0, 20) + rows(1, 20), (25, 1)))
     for name in product(f"K{KELVIN}", repeat=3):
@@ -328,18 +320,18 @@ def test_one_model_has_one_name_in_metrics_until_it_is_deleted(api: Api) -> None
     metrics = api.client.app.state.service.metrics
     assert (
         api.client.get("/metrics").text.count("evergrow_drift_share{")
-        == len(metrics._latest)
+        == len(metrics._recent)
         == 1
     )
     assert api.client.delete(f"/api/v1/models/K{KELVIN}K").status_code == 204
     assert (
         api.client.get("/metrics").text.count("evergrow_drift_share{")
-        == len(metrics._latest)
+        == len(metrics._recent)
         == 0
     )
 
 
-def test_of_a_link_only_the_link_is_deleted_in_whatever_form_its_name_comes(
+def test_deleting_a_link_keeps_its_target_for_all_unicode_forms_of_its_name(
     api: Api, folder: Path
 ) -> None:
     api.taught()

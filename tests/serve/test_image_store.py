@@ -1,4 +1,4 @@
-"""Images kept on the server where the owner of a model wants that, and pictures of images that browsers cannot show."""
+"""Images stored on the server, and previews."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pixels_of(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
-def test_nothing_is_kept_unless_it_was_switched_on(api: Any, folder: Path) -> None:
+def test_images_are_stored_only_if_storage_is_on(api: Any, folder: Path) -> None:
     api.taught_images()
     off = api.client.get(KEPT).json()
     assert off == {
@@ -62,9 +62,7 @@ def test_nothing_is_kept_unless_it_was_switched_on(api: Any, folder: Path) -> No
     assert not list(folder.glob("*.kept"))
 
 
-def test_kept_images_are_the_same_for_everybody_also_after_a_restart(
-    pics: Any, serve: Any
-) -> None:
+def test_stored_images_are_shared_and_survive_a_restart(pics: Any, serve: Any) -> None:
     assert keep(pics, files(0, 2, 5), set="test", label="0").status_code == 201
     assert keep(pics, files(1, 2, 5), set="test", labels=["1", "0"]).status_code == 201
     told = keep(pics, files(2, 1), set="review").json()
@@ -155,8 +153,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_metadata_of_an_image_is_kept(pics: Any, folder: Path, form: str) -> None:
-    """Ten of these forms used to be kept as they were sent."""
+def test_metadata_of_images_is_not_stored(pics: Any, folder: Path, form: str) -> None:
     data = FORMS[form]
     assert SECRET in data
     told = keep(pics, [("images", ("a", data, "image/jpeg"))], set="review").json()
@@ -169,7 +166,7 @@ def test_no_metadata_of_an_image_is_kept(pics: Any, folder: Path, form: str) -> 
     assert SECRET not in stored.read_bytes()
 
 
-def test_the_time_in_a_png_is_not_kept(pics: Any) -> None:
+def test_the_time_in_a_png_is_not_stored(pics: Any) -> None:
     images = [
         png_with(b"tIME", struct.pack(">H5B", 2026, month, 1, 2, 3, 4))
         for month in (1, 2)
@@ -180,7 +177,7 @@ def test_the_time_in_a_png_is_not_kept(pics: Any) -> None:
     assert b"tIME" not in pics.client.get(f"{KEPT}/{image['id']}").content
 
 
-def test_kept_images_are_turned_as_their_metadata_says(pics: Any) -> None:
+def test_stored_images_are_rotated_by_their_exif_orientation(pics: Any) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     sent = [("images", ("a.jpg", as_file("JPEG", exif=exif), "image/jpeg"))]
@@ -191,7 +188,7 @@ def test_kept_images_are_turned_as_their_metadata_says(pics: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
-def test_answers_about_kept_images_are_those_about_the_originals(
+def test_predictions_for_stored_images_equal_those_for_the_originals(
     pics: Any, kind: str
 ) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
@@ -209,7 +206,7 @@ def test_answers_about_kept_images_are_those_about_the_originals(
     assert kept_one["answers"] == original["answers"]
 
 
-def test_images_too_long_for_webp_are_kept_as_png(pics: Any) -> None:
+def test_images_too_long_for_webp_are_stored_as_png(pics: Any) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (17_000, 2), "red").save(buffer, "BMP")
     sent = [("images", ("a", buffer.getvalue(), "image/bmp"))]
@@ -219,7 +216,7 @@ def test_images_too_long_for_webp_are_kept_as_png(pics: Any) -> None:
     np.testing.assert_array_equal(pixels_of(found), pixels_of(buffer.getvalue()))
 
 
-def test_labels_follow_classes_that_are_renamed(pics: Any) -> None:
+def test_labels_of_stored_images_follow_renamed_classes(pics: Any) -> None:
     keep(pics, files(0, 1, 5), set="test", label="0")
     pics.post("rename", {"old": "0", "new": "Goldfinch ♀"}, model="pics")
     keep(pics, files(1, 1, 5), set="test", label="1")
@@ -232,8 +229,9 @@ def stored(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "pics.evg.kept").glob("[0-9a-f]*"))
 
 
-def test_images_of_a_forgotten_class_are_removed(pics: Any, folder: Path) -> None:
-    """They stayed readable for everybody who may ask the model."""
+def test_stored_images_of_a_forgotten_class_are_removed(
+    pics: Any, folder: Path
+) -> None:
     keep(pics, files(0, 2, 5), set="test", label="0")
     keep(pics, files(1, 1, 5), set="test", label="1")
     keep(pics, files(0, 1, 6), set="review")
@@ -254,7 +252,7 @@ def test_images_of_a_forgotten_class_are_removed(pics: Any, folder: Path) -> Non
     assert len(kept(pics)) == len(left) + 1
 
 
-def test_images_of_a_class_that_a_command_forgot_are_not_readable(
+def test_images_of_a_class_forgotten_by_a_command_are_not_readable(
     pics: Any, serve: Any, folder: Path
 ) -> None:
     keep(pics, files(0, 2, 5), set="test", label="0")
@@ -271,10 +269,9 @@ def test_images_of_a_class_that_a_command_forgot_are_not_readable(
     assert len(stored(folder)) == 1
 
 
-def test_images_kept_before_a_rollback_go_with_a_class_forgotten_after_it(
+def test_images_stored_before_a_rollback_are_removed_with_a_class_forgotten_after_it(
     pics: Any, folder: Path
 ) -> None:
-    """The revision of the image is then not below that of the change."""
     pics.post("teach", model="pics", data={"label": "1"}, files=files(1, 1, 8))
     keep(pics, files(0, 1, 5), set="test", label="0")
     pics.post("rollback", {}, model="pics")
@@ -282,7 +279,7 @@ def test_images_kept_before_a_rollback_go_with_a_class_forgotten_after_it(
     assert stored(folder) == []
 
 
-def test_a_repeated_forget_spares_images_kept_since(pics: Any) -> None:
+def test_a_repeated_forget_keeps_images_stored_since(pics: Any) -> None:
     key = {"Idempotency-Key": "once"}
     forget = {"names": ["0"]}
     assert pics.post("forget", forget, model="pics", headers=key).is_success
@@ -293,7 +290,7 @@ def test_a_repeated_forget_spares_images_kept_since(pics: Any) -> None:
     assert [image["label"] for image in kept(pics)] == ["0"]
 
 
-def test_kept_images_are_not_stored_by_browsers(pics: Any) -> None:
+def test_stored_images_are_not_cached_by_browsers(pics: Any) -> None:
     keep(pics, files(0, 1, 5), set="review")
     (image,) = kept(pics)
     answer = pics.client.get(f"{KEPT}/{image['id']}")
@@ -303,7 +300,9 @@ def test_kept_images_are_not_stored_by_browsers(pics: Any) -> None:
 @pytest.mark.parametrize(
     ("bounds", "n"), [({"kept_images": 2}, 3), ({"kept_bytes": 3000}, 3)]
 )
-def test_so_much_and_no_more(serve: Any, bounds: dict[str, int], n: int) -> None:
+def test_storage_limits_reject_further_images(
+    serve: Any, bounds: dict[str, int], n: int
+) -> None:
     api = serve(limits=bounds)
     api.taught_images()
     api.client.put(KEPT, json={"on": True})
@@ -313,7 +312,9 @@ def test_so_much_and_no_more(serve: Any, bounds: dict[str, int], n: int) -> None
     assert len(kept(api)) == 1
 
 
-def test_what_is_no_image_or_has_no_class_is_not_kept(pics: Any, folder: Path) -> None:
+def test_invalid_images_and_missing_labels_are_rejected(
+    pics: Any, folder: Path
+) -> None:
     broken = [*files(0, 1), ("images", ("b.png", b"GIF89a", "image/png"))]
     assert "images[1]" in keep(pics, broken, set="review").json()["detail"]
     for fields in (
@@ -333,7 +334,9 @@ def test_what_is_no_image_or_has_no_class_is_not_kept(pics: Any, folder: Path) -
 
 
 @pytest.mark.parametrize("end", ["off", "model", "by hand"])
-def test_they_go_for_good(pics: Any, serve: Any, folder: Path, end: str) -> None:
+def test_stored_images_are_deleted_with_storage_or_model(
+    pics: Any, serve: Any, folder: Path, end: str
+) -> None:
     keep(pics, files(0, 2), set="review")
     if end == "off":
         assert pics.client.put(KEPT, json={"on": False}).json()["images"] == []
@@ -347,7 +350,7 @@ def test_they_go_for_good(pics: Any, serve: Any, folder: Path, end: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "link to nothing"])
-def test_what_lies_in_the_place_of_kept_images_is_left_alone(
+def test_links_and_foreign_files_in_the_folder_are_left_alone(
     api: Any, folder: Path, tmp_path: Path, kind: str
 ) -> None:
     api.taught_images()
@@ -366,7 +369,7 @@ def test_what_lies_in_the_place_of_kept_images_is_left_alone(
     assert api.get("pics", "/kept").json()["on"] is False
 
 
-def test_they_go_at_the_next_start_if_the_end_was_cut_short(
+def test_an_interrupted_deletion_of_images_is_finished_at_the_next_start(
     pics: Any, serve: Any, folder: Path, monkeypatch: Any
 ) -> None:
     keep(pics, files(0, 2), set="review")
@@ -387,7 +390,7 @@ def as_tiff(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_picture_of_an_image_that_no_browser_shows(api: Any) -> None:
+def test_preview_returns_a_jpeg_of_images_that_browsers_cannot_show(api: Any) -> None:
     deep = np.tile(np.linspace(0, 65535, 900).astype(np.uint16), (300, 1))
     for data in (as_tiff(deep), as_tiff(np.zeros((30, 900, 3), np.uint8))):
         answer = api.client.post("/api/v1/preview", files={"image": ("scan.tif", data)})
@@ -408,7 +411,7 @@ def test_a_picture_of_an_image_that_no_browser_shows(api: Any) -> None:
     )  # 16 bits are scaled, not cut off
 
 
-def test_pictures_that_cannot_be_made(serve: Any) -> None:
+def test_preview_rejects_invalid_requests(serve: Any) -> None:
     api = serve(limits={"pixels": 1000})
     for data, words in (
         (b"no image", "scan.tif"),

@@ -1,4 +1,4 @@
-"""Jobs: a zip is one change, or none."""
+"""Jobs learn a zip as one change."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_zip_is_learned_as_one_change_and_its_images_can_be_unlearned(
     assert list(folder.glob(".upload.*")) == []
 
 
-def test_images_that_cannot_be_read_are_named_and_left_out(api: Any) -> None:
+def test_unreadable_images_are_listed_and_left_out(api: Any) -> None:
     bad = {"birds/class 1/broken.png": b"no image", "birds/class 2/torn.png": b"t" * 99}
     damaged = zipped({**ENTRIES, **bad}).replace(
         b"t" * 99, b"T" * 99
@@ -93,7 +93,7 @@ def test_images_that_cannot_be_read_are_named_and_left_out(api: Any) -> None:
     assert api.counts("pics") == {f"class {hue}": 8 for hue in range(3)}
 
 
-def test_a_zip_without_any_image_that_can_be_read_changes_nothing(api: Any) -> None:
+def test_a_zip_without_readable_images_changes_nothing(api: Any) -> None:
     record = ended(api, start(api, {"a/1.png": b"x", "b/1.png": b"y"}))
     assert (record["state"], record["skipped"]) == ("failed", 2)
     assert "can be read" in record["error"]
@@ -111,7 +111,7 @@ def test_a_repeated_job_counts_once_also_after_a_restart(serve: Any) -> None:
     assert sum(api.counts("pics").values()) == 12
 
 
-def test_a_service_that_ends_leaves_the_model_of_a_job_as_it_was(
+def test_a_shutdown_during_a_job_leaves_the_model_unchanged(
     serve: Any, folder: Path, monkeypatch: Any
 ) -> None:
     api = serve()
@@ -119,7 +119,7 @@ def test_a_service_that_ends_leaves_the_model_of_a_job_as_it_was(
     async def forever(*_: Any) -> Any:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(api.client.app.state.service, "prepared", forever)
+    monkeypatch.setattr(api.client.app.state.service, "prepare_images", forever)
     assert start(api, ENTRIES).status_code == 202
     api.client.__exit__(None, None, None)
     assert sorted(
@@ -130,21 +130,21 @@ def test_a_service_that_ends_leaves_the_model_of_a_job_as_it_was(
 
 @pytest.fixture
 def held(api: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Hold the backbone until it is let go."""
+    """Block the decoding of images until the event is set."""
     go_on = threading.Event()
     service = api.client.app.state.service
-    prepared = service.prepared
+    prepared = service.prepare_images
 
     async def slow(*args: Any) -> Any:
         while not go_on.is_set():
             await asyncio.sleep(0.01)
         return await prepared(*args)
 
-    monkeypatch.setattr(service, "prepared", slow)
+    monkeypatch.setattr(service, "prepare_images", slow)
     return go_on
 
 
-def test_a_cancelled_job_leaves_the_model_as_it_was(
+def test_a_cancelled_job_leaves_the_model_unchanged(
     api: Any, held: Any, folder: Path
 ) -> None:
     held.set()
@@ -172,7 +172,7 @@ def test_a_job_belongs_to_the_model_it_was_started_for(api: Any, held: Any) -> N
     assert api.counts("pics") == {}
 
 
-def test_a_job_belongs_to_its_model_whichever_process_replaces_it(
+def test_a_job_fails_if_another_process_replaces_its_model(
     api: Any, held: Any, serve: Any
 ) -> None:
     job = start(api, ENTRIES)
@@ -183,12 +183,12 @@ def test_a_job_belongs_to_its_model_whichever_process_replaces_it(
     told = ended(api, job)
     assert (told["state"], told["error"]) == (
         "failed",
-        "there is no model 'pics' any more: another has its name",
+        "the model 'pics' was deleted, and another model has its name now",
     )
     assert other.counts("pics") == {}
 
 
-def test_so_many_jobs_and_no_more(serve: Any, api: Any, held: Any) -> None:
+def test_too_many_open_jobs_are_rejected(serve: Any, api: Any, held: Any) -> None:
     places = [
         start(api, ENTRIES).headers["location"]
         for _ in range(api.client.app.state.service.limits.jobs)
@@ -200,7 +200,7 @@ def test_so_many_jobs_and_no_more(serve: Any, api: Any, held: Any) -> None:
     held.set()
 
 
-def test_jobs_are_for_images(api: Any) -> None:
+def test_jobs_require_a_model_of_images(api: Any) -> None:
     api.create("pics")
     assert send(api, zipped(ENTRIES)).status_code == 422
     assert api.client.get("/api/v1/jobs/none").status_code == 404

@@ -1,4 +1,4 @@
-"""Acknowledged is on disk: a service that is killed at any moment has lost nothing and counted nothing twice."""
+"""Acknowledged changes survive kills and are applied once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ CALLERS = 4
 
 
 @pytest.mark.slow
-def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> None:
-    """A hundred lessons, each tried with one key until it is acknowledged, while the service is killed twenty times."""
+def test_every_acknowledged_change_is_applied_once_despite_kills(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "models"
     draws = generator(0, "kills")
     lessons = [
@@ -107,7 +108,7 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_end_that_is_asked_for_finishes_the_change_in_flight(tmp_path: Path) -> None:
+def test_a_shutdown_finishes_the_change_in_flight(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     with Running(folder) as running, running.client() as client:
         begin(client)

@@ -1,4 +1,4 @@
-"""A Label Studio ML backend."""
+"""The ML backend for Label Studio."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from tests.serve.samples import png
 
 from evergrow.serve import ServeConfig
-from evergrow.serve.label_studio import fetch_image, names_of
-from evergrow.serve.requests import Problem
+from evergrow.serve.label_studio import config_names, fetch_image
+from evergrow.serve.problems import Problem
 
 CONFIG = (
     '<View><Text name="msg" value="$body"/><Choices name="intent" toName="msg">'
@@ -55,7 +55,7 @@ def test_health_setup_and_predict(words: Any) -> None:
     )
 
 
-def test_tasks_come_in_the_order_of_suggestions_and_copies_last(words: Any) -> None:
+def test_task_scores_follow_suggestions_with_copies_last(words: Any) -> None:
     bodies = ["abxy", "bab", "yxxy", "aabx", "bab"]
     tasks = [{"data": {"body": body}} for body in bodies]
     answer = words.client.post(
@@ -70,7 +70,7 @@ def test_tasks_come_in_the_order_of_suggestions_and_copies_last(words: Any) -> N
     assert [scores[row] for row in copies] == [1.0]
 
 
-def test_images_come_with_the_task_or_from_the_label_studio_that_was_named(
+def test_images_come_from_the_task_or_the_configured_label_studio(
     api: Any,
 ) -> None:
     api.taught_images()
@@ -90,7 +90,7 @@ def test_images_come_with_the_task_or_from_the_label_studio_that_was_named(
             assert (answer.status_code, answer.json()["error"]) == (422, "NotFetched")
 
 
-def test_only_the_label_studio_that_was_named_is_called() -> None:
+def test_only_the_configured_label_studio_is_called() -> None:
     config = ServeConfig(
         Path("models"), label_studio="http://127.0.0.1:9", label_studio_token="token"
     )
@@ -100,14 +100,13 @@ def test_only_the_label_studio_that_was_named_is_called() -> None:
         "//evil.example/x",
         "file:///etc/passwd",
     ):
-        with pytest.raises(Problem, match=r"from 127\.0\.0\.1:9 alone"):
+        with pytest.raises(Problem, match=r"only from 127\.0\.0\.1:9"):
             fetch_image(where, config)
     with pytest.raises(Problem, match="cannot be fetched"):
         fetch_image("/data/x.png", config)
 
 
-def test_names_of_files_that_no_address_may_hold_and_answers_that_are_none() -> None:
-    """A blank in a name, a line break, a Label Studio that speaks no HTTP: the caller hears of it, and nobody else."""
+def test_fetch_image_quotes_addresses_and_rejects_invalid_responses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         heard = []
 
@@ -139,14 +138,18 @@ def test_a_config_with_entities_is_not_parsed() -> None:
     bomb = (
         '<!DOCTYPE a [<!ENTITY b "bbbb">]><View><Choices name="&b;" toName="x"/></View>'
     )
-    assert names_of(bomb, "texts") == names_of("", "texts") == names_of(None, "texts")
+    assert (
+        config_names(bomb, "texts")
+        == config_names("", "texts")
+        == config_names(None, "texts")
+    )
 
 
 RECORDED = Path(__file__).parent / "data" / "label_studio.jsonl"
+"""Requests of Label Studio 1.23.2 for a project of texts."""
 
 
-def test_requests_that_a_real_label_studio_sent(api: Any) -> None:
-    """Recorded from Label Studio 1.23.2, for a project of texts."""
+def test_recorded_requests_of_label_studio_succeed(api: Any) -> None:
     api.taught_texts({"card": "my card is gone", "weather": "will it rain"})
     for line in RECORDED.read_text().splitlines():
         sent = json.loads(line)

@@ -1,4 +1,4 @@
-"""``--lan``: a phone gets in by a QR code, for an hour, with TLS, to what the page needs; nobody else does."""
+"""``--lan``: phones get access with a QR code, over TLS, for an hour."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.serve.samples import files, rows
 
 from evergrow.core.errors import ParameterError
 from evergrow.serve import Limits, ServeConfig, create_app, lan, run_server
-from evergrow.serve.app import Server
 from evergrow.serve.config import Tokens
+from evergrow.serve.server import Server
 
 pytest.importorskip("cryptography", reason="needs evergrow[serve]: cryptography")
 pytest.importorskip("segno", reason="needs evergrow[serve]: segno")
@@ -73,7 +73,7 @@ def home(tmp_path: Path) -> Iterator[Phone]:
         assert not thread.is_alive()  # whatever phones do
 
 
-def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
+def test_a_phone_with_the_code_can_use_the_page(home: Phone) -> None:
     assert (
         home.phone.get("/").status_code == 200
     )  # the page itself holds nothing of a model
@@ -104,13 +104,13 @@ def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
     )  # the computer itself needs no token
 
 
-def test_the_answer_with_a_token_is_not_stored(home: Phone) -> None:
+def test_the_response_with_the_token_is_not_cached(home: Phone) -> None:
     answer = home.computer.get("/api/v1/lan")
     assert "#token=" in answer.json()["address"]
     assert answer.headers["cache-control"] == "no-store"
 
 
-def test_without_a_token_nobody_gets_in_from_the_network(home: Phone) -> None:
+def test_requests_from_the_network_need_a_token(home: Phone) -> None:
     right = home.scan()["Authorization"]
     for value in ("", "Bearer", f"{right}x", right[:-1], "Bearer " + "x" * 32):
         for path in (
@@ -126,7 +126,7 @@ def test_without_a_token_nobody_gets_in_from_the_network(home: Phone) -> None:
         assert home.phone.get("/", headers={"Host": host}).status_code == 421
 
 
-def test_a_token_of_a_code_does_what_the_page_needs_and_no_more(home: Phone) -> None:
+def test_a_phone_token_allows_only_what_the_page_needs(home: Phone) -> None:
     seen = home.scan()
     home.computer.post("/api/v1/models", json={"name": "m", "kind": "features"})
     refused = (
@@ -151,7 +151,7 @@ def test_a_token_of_a_code_does_what_the_page_needs_and_no_more(home: Phone) -> 
     )
 
 
-def test_a_token_that_only_reads_gets_none_that_teaches(tmp_path: Path) -> None:
+def test_a_read_token_cannot_get_a_phone_token(tmp_path: Path) -> None:
     tokens = Tokens.parse(
         "read reads-0123456789abc\nteach teaches-0123456789abc", "tokens"
     )
@@ -167,7 +167,9 @@ def test_a_token_that_only_reads_gets_none_that_teaches(tmp_path: Path) -> None:
             )
 
 
-def test_handshakes_that_never_end_count_against_their_address(home: Phone) -> None:
+def test_unfinished_handshakes_count_towards_the_limit_of_their_address(
+    home: Phone,
+) -> None:
     where = home.phone.base_url.host, home.phone.base_url.port
     silent = [socket.create_connection(where, timeout=5) for _ in range(50)]
     for refused in silent[
@@ -194,20 +196,20 @@ def _gets_in(client: httpx.Client) -> bool:
         return False
 
 
-def test_a_token_ends_and_a_new_code_comes_in_time(
+def test_a_token_expires_after_a_new_code_is_offered(
     home: Phone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = home.scan()
     start = time.time()
     assert home.scan() == first
-    monkeypatch.setattr(time, "time", lambda: start + 0.6 * lan.LIFE)
+    monkeypatch.setattr(time, "time", lambda: start + 0.6 * lan.TOKEN_SECONDS)
     second = home.scan()
     assert second != first
     assert [
         home.phone.get("/api/v1/models", headers=seen).status_code
         for seen in (first, second)
     ] == [200, 200]
-    monkeypatch.setattr(time, "time", lambda: start + 1.1 * lan.LIFE)
+    monkeypatch.setattr(time, "time", lambda: start + 1.1 * lan.TOKEN_SECONDS)
     assert [
         home.phone.get("/api/v1/models", headers=seen).status_code
         for seen in (first, second)
@@ -217,7 +219,7 @@ def test_a_token_ends_and_a_new_code_comes_in_time(
     assert len(home.access.tokens.entries) == 2  # the old one is forgotten
 
 
-def test_whoever_is_refused_while_sending_hears_why_through_tls_too(
+def test_a_refused_tls_client_that_is_still_sending_receives_the_response(
     home: Phone,
 ) -> None:
     answer = home.phone.post(
@@ -228,25 +230,23 @@ def test_whoever_is_refused_while_sending_hears_why_through_tls_too(
     assert answer.status_code == 401
 
 
-def test_the_code_is_a_picture_and_fits_a_terminal(home: Phone) -> None:
+def test_the_code_is_available_as_svg_and_as_terminal_text(home: Phone) -> None:
     told = home.computer.get("/api/v1/lan").json()
     assert told["svg"].startswith("<svg ")
     assert "xmlns" in told["svg"]
     assert 3500 < told["seconds"] <= 3600
-    printed = home.access.printed()
+    printed = home.access.terminal_text()
     assert told["address"] in printed
     assert max(map(len, printed.splitlines()[:-2])) < 80
 
 
-def test_without_lan_nothing_listens_beyond_this_machine(
-    api: Any, tmp_path: Path
-) -> None:
+def test_lan_and_host_exclude_each_other(api: Any, tmp_path: Path) -> None:
     assert api.client.get("/api/v1/lan").json()["error"] == "NoLan"
     with pytest.raises(ParameterError, match="leave out --host"):
         ServeConfig(tmp_path, lan=True, host="0.0.0.0")
 
 
-def test_run_server_listens_on_the_address_in_the_network_alone(
+def test_run_server_listens_on_the_lan_address_only_with_lan(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     bound: list[Any] = []
@@ -255,11 +255,11 @@ def test_run_server_listens_on_the_address_in_the_network_alone(
         def run(self, sockets: Any = None) -> None:
             bound.extend(
                 listener.getsockname()
-                for listener in (*sockets, *(entry[0] for entry in self._secured))
+                for listener in (*sockets, *(entry[0] for entry in self._tls_listeners))
             )
-            [listener.close() for listener, _ in self._secured]
+            [listener.close() for listener, _ in self._tls_listeners]
 
-    monkeypatch.setattr("evergrow.serve.app.Server", Noted)
+    monkeypatch.setattr("evergrow.serve.server.Server", Noted)
     monkeypatch.setattr("evergrow.serve.service.Service.warm_up", lambda _: None)
     monkeypatch.setattr(lan, "lan_host", lambda: HOST)
     told: list[Any] = []
@@ -274,7 +274,9 @@ def test_run_server_listens_on_the_address_in_the_network_alone(
     assert f"https://{HOST}:{bound[1][1]}/#token=" in told[3]
 
 
-def test_a_machine_in_no_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_network_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Nowhere(socket.socket):
         def connect(self, _: Any) -> None:
             raise OSError(101, "Network is unreachable")

@@ -1,4 +1,4 @@
-"""The service under mixed load: no error, nothing lost or learned twice; and the memory that models take."""
+"""The service under mixed load, and the memory of open models."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CLASSES = 20
 EACH = 30
 COPIES = 6
 TIMES = 3
-"""Features of several depths of a network, and how many models take at most how many times their files."""
+"""Feature blocks, training data, number of models, and limit on memory / file size."""
 
 
 @pytest.mark.slow
-def test_an_open_model_takes_at_most_three_times_its_file_and_gives_it_back(
+def test_an_open_model_takes_at_most_three_times_its_file_and_releases_it(
     tmp_path: Path,
 ) -> None:
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Memory of requests and jobs that take far more than they send."""
+"""Memory of requests and jobs that unpack to much more than they send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.serve.running import Running, until
 from tests.serve.samples import png, zipped
 
 from evergrow.serve.budget import MemoryBudget
-from evergrow.serve.requests import Problem
+from evergrow.serve.problems import Problem
 
 MIB = 2**20
 ZIP = {"Content-Type": "application/zip"}
@@ -67,10 +67,9 @@ def peak_memory(service: Running) -> int:
 @pytest.mark.parametrize(
     ("n_files", "size"), [(4, 500 * MIB), (33, 60 * MIB)], ids=["huge", "many"]
 )
-def test_three_zips_of_zeros_stay_within_the_budget(
+def test_three_zips_of_zeros_stay_within_the_memory_budget(
     tmp_path: Path, n_files: int, size: int
 ) -> None:
-    """Each zip of 20 MiB unpacks to 2 GB. Another client goes on getting answers."""
     bomb = zip_of_zeros(n_files, size, 20 * MIB)
     assert zipfile.ZipFile(io.BytesIO(bomb)).testzip() is None
     with Running(tmp_path) as service, service.client() as client:
@@ -99,7 +98,7 @@ def test_three_zips_of_zeros_stay_within_the_budget(
         assert longest < 5
 
 
-def test_images_larger_than_a_request_may_send_are_left_out_unread(
+def test_images_larger_than_a_request_are_skipped_unread(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = serve({"body_bytes": 20_000})
@@ -123,10 +122,9 @@ def test_images_larger_than_a_request_may_send_are_left_out_unread(
     assert api.counts("pics") == {"a": 1, "b": 1}
 
 
-def test_all_jobs_share_one_budget_and_give_it_back(
+def test_jobs_share_one_memory_budget_and_release_it(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four jobs go on in turn, one is cancelled while it holds and waits for memory."""
     entries = {f"{hue}/{i}.png": png(hue, i) for hue in range(2) for i in range(20)}
     size = max(map(len, entries.values()))
     api = serve({"unpacked_bytes": 2 * size})
@@ -134,7 +132,7 @@ def test_all_jobs_share_one_budget_and_give_it_back(
     api.create("pics", "images", backbone="colours")
     held = []
     slow = threading.Event()
-    prepared = service.prepared
+    prepared = service.prepare_images
 
     async def watched(*args: Any) -> Any:
         held.append(service.memory.held)
@@ -142,7 +140,7 @@ def test_all_jobs_share_one_budget_and_give_it_back(
             await asyncio.sleep(0.01)
         return await prepared(*args)
 
-    monkeypatch.setattr(service, "prepared", watched)
+    monkeypatch.setattr(service, "prepare_images", watched)
     places = [
         api.post("jobs", model="pics", content=zipped(entries), headers=ZIP).headers[
             "location"
@@ -159,7 +157,7 @@ def test_all_jobs_share_one_budget_and_give_it_back(
     assert api.counts("pics") == {"0": 60, "1": 60}
 
 
-def test_a_budget_is_given_back_in_whatever_order_holders_leave() -> None:
+def test_the_memory_budget_is_released_in_any_order() -> None:
     async def trial() -> None:
         budget = MemoryBudget(100)
         turns: list[int] = []
@@ -195,8 +193,7 @@ def npy(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"rows": ("rows.npy", buffer.getvalue(), "application/octet-stream")}
 
 
-def test_rows_of_single_bytes_count_with_the_memory_that_they_take(serve: Any) -> None:
-    """A matrix of bytes takes eight times its file once it is of float64."""
+def test_rows_count_with_their_memory_as_float64(serve: Any) -> None:
     api = serve({"unpacked_bytes": 8 * 6000})
     api.taught()
     service = api.client.app.state.service
@@ -212,7 +209,7 @@ def test_rows_of_single_bytes_count_with_the_memory_that_they_take(serve: Any) -
     assert service.memory.held == 0
 
 
-def test_kept_images_that_are_evaluated_count_too(serve: Any) -> None:
+def test_evaluated_stored_images_count_towards_the_memory_budget(serve: Any) -> None:
     api = serve()
     api.taught_images()
     assert api.client.put("/api/v1/models/pics/kept", json={"on": True}).is_success
@@ -229,22 +226,21 @@ def test_kept_images_that_are_evaluated_count_too(serve: Any) -> None:
     assert budget.held == 0
 
 
-def test_images_being_decoded_take_places_in_the_queue(
+def test_images_being_decoded_count_towards_the_queue(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any number of requests could hold decoded images while the queue was empty."""
     api = serve({"queue": 4})
     api.taught_images()
     service = api.client.app.state.service
     go_on = threading.Event()
-    prepared = service.prepared
+    prepared = service.prepare_images
 
     async def slow(*args: Any) -> Any:
         while not go_on.is_set():
             await asyncio.sleep(0.01)
         return await prepared(*args)
 
-    monkeypatch.setattr(service, "prepared", slow)
+    monkeypatch.setattr(service, "prepare_images", slow)
     three = [("images", (f"{i}.png", png(0, i), "image/png")) for i in range(3)]
     found: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Models over HTTP: made, described, sent and taken."""
+"""Models over HTTP: create, describe, upload, download and delete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evergrow.learner.modelfile import commit, history, locked_model, open_model
 from evergrow.serve.backbones import limit_torch
 
 
-def test_a_new_model_answers_from_the_first_class_on(api: Any) -> None:
+def test_a_new_model_predicts_once_it_has_a_class(api: Any) -> None:
     made = api.create()
     assert (made.status_code, made.json()["state"], made.headers["etag"]) == (
         201,
@@ -47,7 +47,7 @@ def test_a_new_model_answers_from_the_first_class_on(api: Any) -> None:
     assert [len(answer["top"]) for answer in answers] == [1, 1]
 
 
-def test_a_served_model_is_the_learner_that_was_taught_the_same(
+def test_a_served_model_equals_a_learner_fitted_on_the_same_samples(
     api: Any, folder: Path
 ) -> None:
     api.create()
@@ -93,7 +93,7 @@ def test_description_has_classes_history_and_revision_as_etag(api: Any) -> None:
     assert "requests" not in about.text
 
 
-def test_list_has_every_model_and_says_what_is_damaged(api: Any, folder: Path) -> None:
+def test_list_contains_damaged_models_with_their_error(api: Any, folder: Path) -> None:
     api.create("good")
     (folder / "bad.evg").write_bytes(b"nonsense")
     (folder / ".hidden.evg").write_bytes(b"nonsense")
@@ -109,7 +109,7 @@ def test_list_has_every_model_and_says_what_is_damaged(api: Any, folder: Path) -
     assert str(folder) not in listed["bad"]["error"]
 
 
-def test_names_that_no_model_may_have(api: Any, folder: Path) -> None:
+def test_invalid_model_names_are_rejected(api: Any, folder: Path) -> None:
     for name in (
         "",
         " ",
@@ -171,7 +171,7 @@ def test_any_printable_name_works_for_models_and_classes(
     assert os.listdir(folder) == []
 
 
-def test_files_whose_names_no_model_has_are_not_listed(api: Any, folder: Path) -> None:
+def test_files_with_invalid_model_names_are_not_listed(api: Any, folder: Path) -> None:
     api.taught(model="A")
     for stem in ("%41", "a%2Fb", "100%", "..%2F..%2Fetc"):
         (folder / f"{stem}.evg").write_bytes((folder / "A.evg").read_bytes())
@@ -180,7 +180,7 @@ def test_files_whose_names_no_model_has_are_not_listed(api: Any, folder: Path) -
     ] == ["A"]
 
 
-def test_names_that_differ_in_case_alone_are_one(api: Any) -> None:
+def test_model_names_that_differ_only_in_case_are_rejected(api: Any) -> None:
     api.taught(model="模型 Vögel")
     assert api.create("模型 vögel").status_code == 409
     assert (
@@ -218,10 +218,9 @@ def test_a_change_by_another_process_is_noticed(api: Any, folder: Path) -> None:
     assert api.post("teach", {"rows": rows(3, 3), "label": "3"}).json()["revision"] == 5
 
 
-def test_whoever_asks_after_another_process_wrote_sees_it(
+def test_concurrent_readers_see_a_change_by_another_process(
     api: Any, folder: Path, monkeypatch: Any
 ) -> None:
-    """Also while somebody else is still reading what was written."""
     api.taught()
     with locked_model(folder / "m.evg") as learner:
         commit(
@@ -248,7 +247,7 @@ def test_whoever_asks_after_another_process_wrote_sees_it(
         ]
 
 
-def test_a_model_that_is_deleted_while_it_is_described_is_not_there(
+def test_describing_a_model_that_is_deleted_meanwhile_gives_404(
     api: Any, monkeypatch: Any
 ) -> None:
     api.taught()
@@ -261,7 +260,7 @@ def test_a_model_that_is_deleted_while_it_is_described_is_not_there(
     assert api.get().status_code == 404
 
 
-def test_download_and_upload_give_the_same_model(api: Any) -> None:
+def test_an_uploaded_download_is_the_same_model(api: Any) -> None:
     api.create()
     assert api.get(path="/download").status_code == 409
     for kind in range(2):
@@ -272,7 +271,7 @@ def test_download_and_upload_give_the_same_model(api: Any) -> None:
     assert api.upload("twin", data).status_code == 409
 
 
-def test_a_download_is_one_revision_whole_while_others_teach(
+def test_a_download_is_one_complete_revision_during_changes(
     api: Any, tmp_path: Path
 ) -> None:
     api.taught()
@@ -302,7 +301,7 @@ def test_an_uploaded_file_is_checked(api: Any, folder: Path) -> None:
     assert sorted(os.listdir(folder)) == ["m.evg", "m.evg.history"]
 
 
-def test_an_uploaded_model_cannot_bring_a_backbone_of_its_own(
+def test_an_uploaded_model_with_another_backbone_is_rejected(
     api: Any, serve: Any
 ) -> None:
     api.taught_images()
@@ -312,16 +311,14 @@ def test_an_uploaded_model_cannot_bring_a_backbone_of_its_own(
     assert "offered" in answer.json()["detail"]
 
 
-def test_backbones_are_looked_up_and_never_loaded_from_a_path(
-    api: Any, folder: Path
-) -> None:
+def test_backbones_are_never_loaded_from_a_path(api: Any, folder: Path) -> None:
     for backbone in ("/etc/passwd", "sentence:/etc", "resnet18", "../x"):
         assert api.create(kind="texts", backbone=backbone).status_code == 422
     assert "n_units must be" in api.create(options={"n_units": -3}).json()["detail"]
     assert os.listdir(folder) == []
 
 
-def test_export_is_the_model_as_a_graph(api: Any) -> None:
+def test_export_returns_an_onnx_graph_of_the_model(api: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     api.taught(n=4)
     graph = api.get(path="/export.onnx").content
@@ -341,7 +338,7 @@ def test_export_is_the_model_as_a_graph(api: Any) -> None:
     assert [str(int(index)) for index in outputs["label_index"]] == said
 
 
-def test_read_only_answers_and_changes_nothing(
+def test_a_read_only_service_predicts_and_rejects_changes(
     api: Any, serve: Any, folder: Path
 ) -> None:
     api.taught()
@@ -361,7 +358,7 @@ def test_read_only_answers_and_changes_nothing(
     assert replica.counts() == {"0": 3, "1": 3, "2": 3}
 
 
-def test_models_that_nobody_asks_for_are_let_go_of_and_come_back(serve: Any) -> None:
+def test_least_recently_used_models_are_closed_and_reopened(serve: Any) -> None:
     api = serve(limits={"open_models": 2})
     names = [f"model {i}" for i in range(5)]
     for name in names:
@@ -396,7 +393,7 @@ def test_models_that_nobody_asks_for_are_let_go_of_and_come_back(serve: Any) -> 
 # -- deleting --------------------------------------------------------------------------
 
 
-def test_a_deleted_model_is_gone_with_its_history(api: Any, folder: Path) -> None:
+def test_deleting_a_model_removes_its_history(api: Any, folder: Path) -> None:
     api.taught()
     api.taught(model="other")
     seen = api.etag()
@@ -431,13 +428,13 @@ def test_empty_and_damaged_models_can_be_deleted(api: Any, folder: Path) -> None
     assert list(folder.iterdir()) == []
 
 
-def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
+def test_an_interrupted_deletion_is_finished_at_the_next_start(
     serve: Any, folder: Path, monkeypatch: Any
 ) -> None:
     api = serve()
     api.taught()
     monkeypatch.setattr(
-        "evergrow.serve.model_store._clear", lambda away: None
+        "evergrow.serve.model_store._remove_renamed", lambda away: None
     )  # killed just after the one step
     api.client.delete("/api/v1/models/m")
     assert (folder / "m.evg.history").is_dir()
@@ -447,7 +444,7 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_killed_service_had_received_is_removed_at_the_next_start(
+def test_uploads_of_a_killed_service_are_removed_at_the_next_start(
     serve: Any, folder: Path
 ) -> None:
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Options of new models that would take the memory or the time of a service."""
+"""Options of new models that would take too much memory or time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def offers() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "name"), offers())
-def test_huge_options_are_refused_at_the_door(method: str, name: str, api: Any) -> None:
+def test_huge_options_are_rejected(method: str, name: str, api: Any) -> None:
     answer = api.create(method=method, options={name: HUGE})
     assert answer.status_code == 422
     assert f"{name} must be an integer" in answer.json()["detail"]
@@ -59,7 +59,7 @@ def test_huge_options_are_refused_at_the_door(method: str, name: str, api: Any) 
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_huge_settings_of_layers_and_blocks_are_refused(
+def test_huge_settings_of_layers_and_blocks_are_rejected(
     options: dict[str, Any], api: Any
 ) -> None:
     answer = api.create(options=options)

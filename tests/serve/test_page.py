@@ -1,4 +1,4 @@
-"""The page in a real browser with a fake camera: teaching, asking, taking back, and everything that can go wrong."""
+"""The page in a browser with a fake camera: teach, predict, undo, and errors."""
 
 from __future__ import annotations
 
@@ -171,7 +171,10 @@ def test_sentences_are_taught_by_typing(visit: Visit, service: str) -> None:
 
 
 def test_markup_in_names_stays_text(visit: Visit, service: str) -> None:
-    evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    evil = (
+        "<img src=x onerror=\"document.title='owned'\">"
+        "<script>document.title='owned'</script>"
+    )
     tools.make_taught(service, "hostile")
     tools.ask(service, "/models/hostile/teach", {"rows": tools.rows(2), "label": evil})
     page = visit.page
@@ -208,7 +211,7 @@ def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(
     assert tools.counts(service, "shared").keys() == {"z", "b", "c"}
 
 
-def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(
+def test_busy_and_refused_requests_are_explained_and_nothing_is_lost(
     visit: Visit, service: str
 ) -> None:
     page = tools.open_taught(visit, "busy")
@@ -237,7 +240,7 @@ def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(
     assert tools.counts(service, "busy") == {"a": 8, "b": 6}
 
 
-def test_what_was_sent_twice_counts_once(visit: Visit, service: str) -> None:
+def test_examples_sent_twice_count_once(visit: Visit, service: str) -> None:
     page = tools.open_taught(visit, "twice")
     failed: list[int] = []
 
@@ -338,7 +341,10 @@ def test_a_token_is_asked_for_or_comes_with_a_code_for_phones(
     browser: Any, tmp_path: Path
 ) -> None:
     tokens = Tokens.parse("teach a-long-secret-of-anna anna", "tokens")
-    drawn = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'><path d='M0 0h9v9z'/></svg>"
+    drawn = (
+        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'>"
+        "<path d='M0 0h9v9z'/></svg>"
+    )
     told = {
         "address": "https://192.0.2.1:8080/#token=x",
         "expires": "",
@@ -374,7 +380,9 @@ def test_text_is_pasted_onto_a_card(visit: Visit, service: str) -> None:
         """text => {
             const transfer = new DataTransfer();
             transfer.setData('text/plain', text);
-            document.activeElement.dispatchEvent(new ClipboardEvent('paste', {clipboardData: transfer, bubbles: true}));
+            const settings = {clipboardData: transfer, bubbles: true};
+            const paste = new ClipboardEvent('paste', settings);
+            document.activeElement.dispatchEvent(paste);
         }""",
         tools.typed(1, 3),
     )
@@ -408,9 +416,7 @@ def test_everything_is_reached_by_keyboard(visit: Visit, service: str) -> None:
     visit.card("first").wait_for()
 
 
-def test_lines_to_copy_do_what_they_say(
-    visit: Visit, service: str, tmp_path: Path
-) -> None:
+def test_copied_snippets_work(visit: Visit, service: str, tmp_path: Path) -> None:
     tools.make_taught(service, "two words")
     tools.ask(service, "/models/two words/rename", {"old": "a", "new": "a's $(x)"})
     page = visit.page

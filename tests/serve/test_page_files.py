@@ -1,4 +1,4 @@
-"""The files of the page: complete, of this service alone, and without anything that its security policy forbids."""
+"""The files of the page are complete and comply with its security policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STYLES = sorted((app.PAGE / "style").glob("*.css"))
 
 
 class Tags(HTMLParser):
-    """All tags with their attributes, and text inside of scripts and styles."""
+    """Collects tags with attributes, and text inside scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Tags(HTMLParser):
             self.inline += data.strip()
 
 
-def test_the_page_holds_nothing_inline_and_names_files_that_exist() -> None:
+def test_the_page_has_no_inline_code_and_refers_to_existing_files() -> None:
     for folder in (app.REFERENCE, app.PAGE):
         found = Tags((folder / "index.html").read_text("utf-8"))
         assert found.inline == ""
@@ -59,19 +59,22 @@ def test_the_page_holds_nothing_inline_and_names_files_that_exist() -> None:
 
 
 @pytest.mark.parametrize("path", [*SCRIPTS, *STYLES], ids=lambda path: path.name)
-def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup(path: Path) -> None:
+def test_scripts_and_styles_use_no_other_site_and_write_no_markup(path: Path) -> None:
     text = path.read_text("utf-8")
     assert not re.findall(
         r"(?:https?:)?//[a-z]+\.[a-z]", text.replace("http://www.w3.org/2000/svg", "")
     )
-    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|@import|url\("
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write"
+        r"|\beval\(|new Function|@import|url\("
+    )
     assert not re.findall(forbidden, text)
     assert text.lstrip().startswith("/*")
     assert max(map(len, text.splitlines())) <= 120
     assert len(text.splitlines()) <= 400
 
 
-def test_no_script_is_left_alone() -> None:
+def test_every_script_is_imported() -> None:
     imported = {
         name
         for path in SCRIPTS
@@ -84,7 +87,8 @@ ZIPS = """
 import { readFile, writeFile } from "node:fs/promises";
 import { entriesOf, zipOf } from "ZIP";
 const blob = new Blob([await readFile("in.zip")]);
-const files = (await entriesOf(blob)).map(({ name, packed }) => ({ path: name, packed }));
+const entries = await entriesOf(blob);
+const files = entries.map(({ name, packed }) => ({ path: name, packed }));
 const first = await (await entriesOf(blob))[0].read();
 console.log(files.length, await first.text());
 await writeFile("out.zip", Buffer.from(await (await zipOf(files)).arrayBuffer()));

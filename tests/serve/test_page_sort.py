@@ -1,4 +1,4 @@
-"""Work on the page that must not vanish: corrections in Sort, typed text, and answers of another state of the model."""
+"""Work on the page that must not be lost: corrections in Sort and typed text."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def sort(visit: Visit, model: str, paths: list[Path]) -> None:
 
 
 def saved_soon(visit: Visit, n: int) -> None:
-    """Wait until the browser has stored so many images."""
+    """Wait until the browser has stored `n` images."""
     stored: list[int] = []
     for _ in range(100):
         stored = visit.page.evaluate(STORED)
@@ -249,13 +249,14 @@ def test_images_of_another_model_with_the_name_are_not_mixed_in(
 
 
 NO_STORE = """
-Object.defineProperty(window, "indexedDB", { get() { throw new DOMException("no", "SecurityError"); } });
-Object.defineProperty(window, "localStorage", { get() { throw new DOMException("no", "SecurityError"); } });
-Object.defineProperty(window, "sessionStorage", { get() { throw new DOMException("no", "SecurityError"); } });
+for (const name of ["indexedDB", "localStorage", "sessionStorage"]) {
+  const get = () => { throw new DOMException("no", "SecurityError"); };
+  Object.defineProperty(window, name, { get });
+}
 """
 
 
-def test_without_a_store_everything_works_until_the_page_is_closed(
+def test_without_browser_storage_the_page_works_until_it_is_closed(
     browser: Any, service: str, birds: Path, some: list[Path]
 ) -> None:
     tools.teach_birds(service, "private", birds, [tools.MALLARD, tools.ORIOLE])
@@ -328,7 +329,7 @@ def noise(seed: int) -> bytes:
 
 
 @pytest.mark.parametrize("quota", [1_000, 3_000_000])
-def test_where_the_browser_is_full_nothing_is_lost_silently(
+def test_a_full_browser_reports_what_it_cannot_keep(
     browser: Any, service: str, birds: Path, quota: int
 ) -> None:
     name = f"quota {quota}"
@@ -539,7 +540,7 @@ def test_a_window_with_typed_text_is_not_closed_by_a_slip(
     page.keyboard.press("Escape")
 
 
-def test_an_import_that_was_called_off_says_so(visit: Visit, service: str) -> None:
+def test_a_cancelled_import_is_reported(visit: Visit, service: str) -> None:
     visit.create("called off")
     tools.drop_zip(visit.page, {f"gull/{i}.png": png(0, i) for i in range(2)})
     visit.expect("dialog", "2 images in one folder")
@@ -615,7 +616,10 @@ def test_the_service_may_restart_in_between(
 
 # -- hostile names, and many -----------------------------------------------------------
 
-EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+EVIL = (
+    "<img src=x onerror=\"document.title='owned'\">"
+    "<script>document.title='owned'</script>"
+)
 NAMES = (
     "<b onclick=alert(1)>&amp;'\".png",
     "\u202egnp.gnorw.png",

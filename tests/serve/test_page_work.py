@@ -1,4 +1,4 @@
-"""What people do on the page with many images and many classes: sort, import, review, judge; and who can use it."""
+"""The page with many images and classes: sort, import, review, accuracy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def group(visit: Visit, name: str) -> Any:
 def sizes(visit: Visit) -> dict[str, int]:
     """Return how many images are in each group that has any."""
     told = visit.page.locator(".group:not(.none)").evaluate_all(
-        "groups => groups.map(group => [group.dataset.group, group.querySelector('.soft').textContent])"
+        "groups => groups.map(group => "
+        "[group.dataset.group, group.querySelector('.soft').textContent])"
     )
     return {name.removeprefix("class:"): int(n) for name, n in told if n != "0"}
 
@@ -204,7 +205,7 @@ def test_an_import_asks_about_what_is_doubtful_and_is_one_change(
     visit.add_class("owl")
     page.get_by_label("Name of a new class").fill("OWL")
     page.locator(".adding button").click()
-    visit.answer("There is a class “owl” already -> I mean “owl”")
+    visit.answer("There is already a class “owl” -> I mean “owl”")
     assert page.locator("article.card").count() == 1
     nested = {
         f"set/{name}/{year}/{i}.png": png(hue, i)
@@ -223,8 +224,8 @@ def test_an_import_asks_about_what_is_doubtful_and_is_one_change(
     visit.menu("a", "Rename")
     page.get_by_label("New name").fill("B")
     page.get_by_role("button", name="Rename", exact=True).click()
-    visit.answer("There is a class “b” already -> I mean “b”")
-    visit.expect("dialog .notice", "There is a class “b” already")
+    visit.answer("There is already a class “b” -> I mean “b”")
+    visit.expect("dialog .notice", "There is already a class “b”")
 
 
 def test_a_model_begins_with_a_folder(visit: Visit, service: str, birds: Path) -> None:
@@ -298,7 +299,7 @@ def test_accuracy_headline_words_and_table_count_the_same(
     assert page.locator("dialog .thumb").count() == int(wrong[0][3])  # type: ignore[index]
 
 
-def test_an_answer_and_an_error_go_with_what_they_are_about(
+def test_answers_and_errors_disappear_with_their_subject(
     visit: Visit, service: str, birds: Path, tmp_path: Path
 ) -> None:
     tools.teach_birds(service, "live", birds, [tools.MALLARD, tools.ORIOLE])
@@ -521,7 +522,6 @@ def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(
 
 
 def needs(service: str, route: str) -> None:
-    """Skip where the service does not have a route yet."""
     known = httpx.get(f"{service}/openapi.json", timeout=60, trust_env=False).json()[
         "paths"
     ]
@@ -586,7 +586,7 @@ def test_test_images_and_the_queue_are_shared_where_the_owner_wants_it(
     other.close()
 
 
-def test_images_that_browsers_cannot_read_are_taken(
+def test_images_that_browsers_cannot_read_are_accepted(
     visit: Visit, service: str, birds: Path, tmp_path: Path
 ) -> None:
     needs(service, "/api/v1/preview")
@@ -651,7 +651,10 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     visit.expect(".tour", "1 of 3")
     look("models")
     page.get_by_role("button", name="Skip", exact=True).click()
-    drawn = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'><path d='M0 0h9v9z'/></svg>"
+    drawn = (
+        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'>"
+        "<path d='M0 0h9v9z'/></svg>"
+    )
     told = {
         "address": "https://192.0.2.1:8080/#token=x",
         "expires": "",

@@ -1,4 +1,4 @@
-"""The service among strangers: who may ask, under which name, and how much."""
+"""Access control and limits."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ from tests.serve.running import Running, in_thread
 from tests.serve.samples import files, rows, zipped
 
 from evergrow.core.errors import ParameterError
-from evergrow.serve import ServeConfig, create_app, requests
+from evergrow.serve import ServeConfig, bodies, create_app
 from evergrow.serve.config import Tokens
 from evergrow.serve.middleware import RateLimit
 
 READ = "read-token-0123456789"
 TEACH = "teach-token-0123456789"
-POST = b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+POST = (
+    b"POST /api/v1/models HTTP/1.1\r\n"
+    b"Host: localhost\r\nContent-Type: application/json\r\n"
+)
 TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
 
 
 # -- names and origins -----------------------------------------------------------------
 
 
-def test_a_name_that_leads_here_is_not_enough(api: Api) -> None:
-    """DNS rebinding: a page elsewhere lets its own name lead to this machine, and its browser sends that name."""
+def test_foreign_host_names_are_rejected(api: Api) -> None:
     for host in (
         "evil.example",
         "evil.example:8080",
@@ -56,7 +58,7 @@ def test_a_name_that_leads_here_is_not_enough(api: Api) -> None:
             assert answer.json()["error"] == "WrongHost"
 
 
-def test_names_of_this_machine_and_those_that_were_given(serve: Any) -> None:
+def test_local_and_allowed_host_names_are_accepted(serve: Any) -> None:
     api = serve(allowed_hosts=("birds.example.org",))
     own = ("localhost", "localhost:8080", "127.0.0.1:1", "127.0.0.53", "[::1]:80")
     for host in (*own, "Birds.example.org", "birds.example.org:443"):
@@ -65,7 +67,7 @@ def test_names_of_this_machine_and_those_that_were_given(serve: Any) -> None:
         )
 
 
-def test_a_page_elsewhere_can_neither_teach_nor_read(api: Api) -> None:
+def test_requests_from_pages_of_other_sites_are_rejected(api: Api) -> None:
     api.taught()
     lesson = {"rows": rows(2, 2), "label": "2"}
     for origin in (
@@ -110,7 +112,7 @@ def test_a_page_elsewhere_can_neither_teach_nor_read(api: Api) -> None:
     )
 
 
-def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
+def test_every_response_has_security_headers(api: Api) -> None:
     for path in ("/", "/docs/", "/api/v1/models", "/nowhere", "/docs/reference.js"):
         headers = api.client.get(path).headers
         policy = headers["content-security-policy"]
@@ -124,14 +126,14 @@ def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
 # -- tokens ----------------------------------------------------------------------------
 
 
-def test_an_address_that_others_reach_needs_tokens(tmp_path: Path) -> None:
+def test_a_public_address_requires_tokens(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "192.168.1.4", "example.org"):
         with pytest.raises(ParameterError, match="token file"):
             ServeConfig(tmp_path, host=host)
         assert ServeConfig(tmp_path, host=host, tokens=TOKENS).host == host
 
 
-def test_roles_of_tokens(serve: Any) -> None:
+def test_read_tokens_may_predict_and_teach_tokens_may_change(serve: Any) -> None:
     api = serve(tokens=TOKENS)
     teach, read = ({"Authorization": f"Bearer {token}"} for token in (TEACH, READ))
     body = {"name": "m", "kind": "features", "options": {"n_units": 20}}
@@ -156,7 +158,7 @@ def test_roles_of_tokens(serve: Any) -> None:
     assert len(refused) == 21
 
 
-def test_wrong_and_missing_tokens(serve: Any) -> None:
+def test_wrong_and_missing_tokens_are_rejected(serve: Any) -> None:
     api = serve(tokens=TOKENS)
     basic = base64.b64encode(f"label-studio:{READ}".encode()).decode()
     good = [f"Bearer {READ}", f"bearer  {READ}", f"Basic {basic}"]
@@ -184,7 +186,7 @@ def test_wrong_and_missing_tokens(serve: Any) -> None:
         assert api.client.get(path).status_code == 200
 
 
-def test_token_files_that_are_wrong() -> None:
+def test_invalid_token_files_are_rejected_without_showing_tokens() -> None:
     secret = "0123456789abcdef"
     for text in (
         "",
@@ -201,7 +203,7 @@ def test_token_files_that_are_wrong() -> None:
 # -- how much --------------------------------------------------------------------------
 
 
-def test_a_body_that_is_too_large_is_refused(serve: Any) -> None:
+def test_bodies_that_are_too_large_are_rejected(serve: Any) -> None:
     api = serve(limits={"json_bytes": 1000})
     api.create()
     for length, read in ({"Content-Length": str(2**30)}, 0), ({}, 100):
@@ -217,7 +219,7 @@ def test_a_body_that_is_too_large_is_refused(serve: Any) -> None:
         )  # the client of tests sends all that it is asked for at once
 
 
-def test_too_many_samples_and_too_long_texts(serve: Any) -> None:
+def test_too_many_samples_and_too_long_texts_are_rejected(serve: Any) -> None:
     api = serve(limits={"samples": 3, "text_characters": 50})
     api.create("words", "texts", backbone="letters")
     assert (
@@ -240,8 +242,7 @@ def test_too_many_samples_and_too_long_texts(serve: Any) -> None:
     assert api.counts("words") == api.counts("pics") == {}
 
 
-def test_an_image_bomb_is_refused_before_it_is_decoded(api: Api) -> None:
-    """A few bytes that say they are an image of ten gigapixels."""
+def test_an_image_bomb_is_rejected_before_it_is_decoded(api: Api) -> None:
     head = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
     bomb = (
         b"\x89PNG\r\n\x1a\n"
@@ -257,7 +258,7 @@ def test_an_image_bomb_is_refused_before_it_is_decoded(api: Api) -> None:
     assert "pixels" in answer.json()["detail"]
 
 
-def test_too_many_requests(serve: Any) -> None:
+def test_too_many_requests_per_second_are_rejected(serve: Any) -> None:
     api = serve(limits={"requests_per_second": 5})
     codes = [api.client.get("/api/v1/models").status_code for _ in range(12)]
     assert codes[:5] == [200] * 5
@@ -297,7 +298,7 @@ def test_refused_requests_of_an_address_are_limited_and_valid_tokens_are_not(
     assert (changed.status_code, changed.json()["error"]) == (403, "ReadToken")
 
 
-def test_the_limit_remembers_a_bounded_number_of_addresses() -> None:
+def test_the_rate_limit_remembers_a_bounded_number_of_addresses() -> None:
     limit = RateLimit(1)
     for number in range(30_000):
         assert limit.allows(f"address {number}", 0.0)
@@ -305,7 +306,7 @@ def test_the_limit_remembers_a_bounded_number_of_addresses() -> None:
     assert not limit.allows("address 29999", 0.0)
 
 
-def test_no_traceback_leaves(
+def test_internal_errors_reveal_no_details(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     api.taught()
@@ -313,7 +314,7 @@ def test_no_traceback_leaves(
     def fail(*_: Any) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("evergrow.serve.routes.predictions", fail)
+    monkeypatch.setattr("evergrow.serve.routes.predictions_json", fail)
     with caplog.at_level("INFO", logger="evergrow.serve"):
         answer = api.post("predict", {"rows": rows(0, 1)})
     assert answer.status_code == 500
@@ -335,7 +336,7 @@ def test_labels_of_metrics_come_from_fixed_sets(api: Api) -> None:
     assert len(text) < 20_000
 
 
-def test_a_json_body_is_small_and_few_errors_are_told(serve: Any) -> None:
+def test_json_bodies_and_lists_of_errors_are_bounded(serve: Any) -> None:
     api = serve()
     api.taught()
     kind = {"Content-Type": "application/json"}
@@ -363,7 +364,7 @@ def test_a_large_json_body_is_parsed_off_the_event_loop(
 ) -> None:
     parsers: list[int] = []
     monkeypatch.setattr(
-        requests,
+        bodies,
         "parse_json",
         lambda raw, _: parsers.append(threading.get_ident()) or json.loads(raw),
     )
@@ -374,7 +375,7 @@ def test_a_large_json_body_is_parsed_off_the_event_loop(
     assert parsers[-1] not in parsers[:-1]
 
 
-def test_many_rows_go_as_a_file(api: Api) -> None:
+def test_many_rows_can_be_sent_as_an_npy_file(api: Api) -> None:
     api.taught()
     X = np.asarray(rows(0, 900) + rows(1, 100))
     file = io.BytesIO()
@@ -429,7 +430,7 @@ def hostile_zips() -> dict[str, bytes]:
     return {**found, "empty": zipped({}), "none": b"no zip at all"}
 
 
-def test_zips_that_lead_elsewhere_or_swell(serve: Any, folder: Path) -> None:
+def test_malicious_zips_are_rejected(serve: Any, folder: Path) -> None:
     api = serve(limits={"zip_entries": 100})
     api.create("pics", "images", backbone="colours")
     for name, data in hostile_zips().items():
@@ -448,7 +449,6 @@ def test_zips_that_lead_elsewhere_or_swell(serve: Any, folder: Path) -> None:
 
 
 def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
-    """520 connections that say nothing, from one address: more than the service takes in all."""
     with in_thread(create_app(ServeConfig(tmp_path))) as port, ExitStack() as stack:
         for _ in range(520):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -461,7 +461,7 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
             httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
 
 
-def test_an_answer_that_fails_after_its_start_closes_the_connection(
+def test_a_response_that_fails_after_its_start_closes_the_connection(
     tmp_path: Path,
 ) -> None:
     async def parts() -> Any:
@@ -483,8 +483,7 @@ def test_an_answer_that_fails_after_its_start_closes_the_connection(
 
 
 @pytest.mark.slow
-def test_callers_that_dawdle_are_cut_off(tmp_path: Path) -> None:
-    """Slow-loris: the head of a request, or its body, a byte at a time; others are answered meanwhile."""
+def test_slow_clients_are_disconnected(tmp_path: Path) -> None:
     starts = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n",
         POST + b"Content-Length: 1000\r\n\r\n{",
@@ -513,7 +512,7 @@ def test_callers_that_dawdle_are_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_gigabyte_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_body_of_a_gigabyte_is_rejected_immediately(tmp_path: Path) -> None:
     with Running(tmp_path / "models") as running:
         with running.connect() as caller:
             caller.sendall(POST + b"Content-Length: 1073741824\r\n\r\n")

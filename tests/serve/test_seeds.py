@@ -22,7 +22,7 @@ def taught(api: Any, seed: int) -> None:
 
 
 def begin(api: Any, seed: int, way: str, file: Path) -> None:
-    """Begin an empty model by the API, or upload one that Python began."""
+    """Create an empty model over HTTP, or upload one created in Python."""
     if way == "created":
         assert (
             api.create(options={"n_units": 30, "random_state": seed}).status_code == 201

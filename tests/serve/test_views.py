@@ -1,4 +1,4 @@
-"""A model of several views answers the same in Python, through the service and as an ONNX graph."""
+"""A model of several views gives equal results in Python, over HTTP and in ONNX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evergrow.features.images import decode_image
 @pytest.mark.parametrize(
     "recipe", ["fast", "rich", "best", "rich@160of180,final@96:mirror"]
 )
-def test_python_service_and_graph_agree(
+def test_learner_service_and_onnx_graph_agree(
     recipe: str,
     serve: Any,
     folder: Path,

@@ -260,8 +260,8 @@ def serve_command(
     """
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, extra="serve", purpose="serving models")
-    from evergrow.serve.app import run_server
     from evergrow.serve.config import Limits, ServeConfig, Tokens
+    from evergrow.serve.server import run_server
 
     tokens = Tokens()
     if token_file is not None:

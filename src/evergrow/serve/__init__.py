@@ -1,10 +1,10 @@
-"""The HTTP service and the page: models of a folder that many ask and teach at once.
+"""HTTP service and web page for a folder of models, shared by many users.
 
-Everything here needs the extra ``serve``; only ``cli`` imports it, and only when the
-command is run.
+Requires the extra ``serve``. Only ``cli`` imports this package, when the command runs.
 """
 
-from evergrow.serve.app import create_app, run_server
+from evergrow.serve.app import create_app
 from evergrow.serve.config import Limits, ServeConfig
+from evergrow.serve.server import run_server
 
 __all__ = ["Limits", "ServeConfig", "create_app", "run_server"]

@@ -1,8 +1,8 @@
-"""Backbones, each loaded once, shared by all models that use it, and run by a thread with a queue of its own.
+"""Backbones of the service: loaded once, shared by models, run in batches by a thread.
 
-Questions of many callers go through a backbone together. What is learned or unlearned
-goes through it alone: features depend, in their last digits, on what else is in a
-batch, and what is taught must give the same numbers again when it is to be unlearned.
+Predictions of many callers are encoded in one batch. Samples that are learned or
+unlearned are encoded one at a time, because the last digits of features depend on the
+other samples in a batch, and unlearning needs exactly the same features again.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import read_adaptation
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.monitoring import Metrics
-from evergrow.serve.requests import Problem
+from evergrow.serve.problems import Problem
 from evergrow.serve.schemas import SAMPLE_KINDS, BackboneOffer
 
 Prepared = torch.Tensor | str
-"""An image after the preprocessing, or a text."""
+"""A preprocessed image, or a text."""
 FeatureRows = NDArray[np.float32]
 
 
 # -- threads of torch ------------------------------------------------------------------
-# Torch gives every thread that computes a team as large as there are cores. If several
-# compute at once, the teams take the cores from each other: a change of a handful of
+# Every thread that uses torch gets as many worker threads as there are cores. If
+# several compute at the same time, they compete for the cores: a change of a few
 # samples then takes ten times as long as with one thread.
 
 
 @cache
 def cores() -> int:
-    """Return how many threads torch may use in all: the cores, or what ``OMP_NUM_THREADS`` allows."""
+    """Return the number of cores, or ``OMP_NUM_THREADS`` if it is set."""
     return torch.get_num_threads()
 
 
@@ -60,7 +60,7 @@ def limit_torch(n: int) -> None:
     Parameters
     ----------
     n : int
-        At least one.
+        Number of threads, at least 1.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def limit_torch(n: int) -> None:
     >>> seen, torch.get_num_threads() == before
     ([1], True)
     """
-    cores()  # the number that torch began with, before this thread has another
+    cores()  # caches torch's own number before it changes
     limit_threads(n)
 
 
@@ -84,199 +84,223 @@ def limit_torch(n: int) -> None:
 
 @dataclass(eq=False)
 class _Waiting:
-    """What is left of a request in the queue, its features so far, and the model that is asked; None for features."""
+    """A request in the queue.
+
+    Parameters
+    ----------
+    samples : sequence of Tensor or str
+        Samples that are not encoded yet.
+    model : Version or None
+        Model that predicts from the features. None if the result is the features.
+    result : Future
+        Result of the request.
+    rows : list of ndarray
+        Features of the samples encoded so far.
+    """
 
     samples: Sequence[Prepared]
     model: Any
     result: Future[Any] = field(default_factory=Future)
     rows: list[FeatureRows] = field(default_factory=list)
 
+    def finish(self, value: Any) -> None:
+        """Set the result or the exception, unless the caller has left."""
+        if not self.result.set_running_or_notify_cancel():
+            return
+        if isinstance(value, BaseException):
+            self.result.set_exception(value)
+        else:
+            self.result.set_result(value)
+
 
 class Batcher:
-    """A thread that runs a backbone on what waits for it, and lets models answer about the features.
+    """A thread that encodes queued samples in batches and runs predictions on them.
 
-    While one batch is computed the next one gathers, so that a single caller never
-    waits for others. Questions to one model are answered together: a head reads all its
-    weights for one sample as for thirty. Large requests are encoded in pieces, in turn
-    with all others.
+    While one batch is computed, the next one is collected, so a single caller never
+    waits for others. Predictions of one model are computed together, because a head
+    reads all its weights once per call. Large requests are encoded in pieces, in turn
+    with other requests.
 
     Parameters
     ----------
     backbone : Backbone
-        What to run. On a CPU images of one batch are spread over the cores.
+        The backbone. On a CPU, the images of a batch are spread over the cores.
     limits : Limits
-        Most samples of a batch, and most that wait.
+        Maximum size of a batch and of the queue.
     metrics : Metrics
-        Where sizes of batches are counted.
+        Metrics of the service.
+
+    Attributes
+    ----------
+    depth : int
+        Number of samples that are queued or being encoded.
     """
 
     def __init__(self, backbone: Backbone, limits: Limits, metrics: Metrics) -> None:
         self.backbone = backbone
-        self.depth = 0  # samples that wait or are being computed
-        self._preparing = 0  # samples that are being decoded for the queue
+        self.depth = 0
+        self._reserved = 0  # samples being decoded for the queue
         self._limits = limits
         self._metrics = metrics
-        self._pieces = (
-            min(limits.batch, 8 * cores()),
-            2 * cores(),
-        )  # of questions, of lessons: until others have a turn
-        self._questions: deque[_Waiting] = deque()
-        self._lessons: deque[_Waiting] = deque()
-        self._guard = threading.Lock()
+        # Samples of one request that are encoded before other requests have a turn.
+        self._predict_piece = min(limits.batch, 8 * cores())
+        self._alone_piece = 2 * cores()
+        self._predict_queue: deque[_Waiting] = deque()
+        self._alone_queue: deque[_Waiting] = deque()
+        self._lock = threading.Lock()
         name = f"backbone {backbone.spec.name}"
         self._worker = ThreadPoolExecutor(1, name, limit_torch, (cores(),))
-        # Tokenizers of texts, and backbones of others, may not bear several threads.
-        spread = (
-            isinstance(backbone, ImageBackbone)
-            and backbone.device.type == "cpu"
-            and cores() > 1
-        )
-        if spread:
+        self._crew: ThreadPoolExecutor | None = None
+        # Tokenizers and backbones of plugins may not be thread-safe.
+        is_thread_safe = isinstance(backbone, ImageBackbone)
+        if is_thread_safe and backbone.device.type == "cpu" and cores() > 1:
             self._crew = ThreadPoolExecutor(cores(), f"{name} crew", limit_torch, (1,))
-        else:
-            self._crew = None
 
     def has_room(self, n: int) -> bool:
-        """Return whether samples may be submitted. Any number may while nothing waits."""
+        """Return whether the queue has room. An empty queue takes any number."""
         return not self.depth or self.depth + n <= self._limits.queue
 
-    def check_room(self, n: int) -> None:
-        """Raise the problem 503 if as many samples wait already as may."""
-        if not self.has_room(n):
-            raise _queue_full()
-
     @contextmanager
-    def preparing(self, n: int) -> Iterator[None]:
-        """Reserve places in the queue while samples are decoded.
+    def reserve(self, n: int) -> Iterator[None]:
+        """Reserve room in the queue while samples are decoded.
 
-        Without this, any number of requests could hold decoded images while the
-        queue still has room.
+        Without a reservation, any number of requests could hold decoded images while
+        the queue still has room.
 
         Raises
         ------
         Problem
-            503 if the samples that wait and those being decoded leave no room.
+            503 if the queue and the reservations leave no room.
         """
-        with self._guard:
-            taken = self.depth + self._preparing
-            if taken and taken + n > self._limits.queue:
+        with self._lock:
+            used = self.depth + self._reserved
+            if used and used + n > self._limits.queue:
                 raise _queue_full()
-            self._preparing += n
+            self._reserved += n
         try:
             yield
         finally:
-            with self._guard:
-                self._preparing -= n
+            with self._lock:
+                self._reserved -= n
 
     def submit(
         self, samples: Sequence[Prepared], *, alone: bool = False, model: Any = None
     ) -> Future[Any]:
-        """Return the features to come of samples, or the answers of a model about them.
+        """Queue samples and return a future of their features or predictions.
 
         Parameters
         ----------
         samples : sequence of Tensor or str
-            Prepared as the backbone takes them.
-        alone : bool
-            Whether each goes through the backbone by itself, so that the same sample
-            always gives the same numbers.
+            Preprocessed images, or texts.
+        alone : bool, default=False
+            Whether every sample is encoded alone, so that the same sample always has
+            the same features.
         model : Version, optional
-            The model whose ``ask`` is to answer; by default the result is the features.
+            Model whose ``predict`` is called. Default: the result is the features.
 
         Raises
         ------
         Problem
-            If the queue is full or the service is about to end.
+            503 if the queue is full or the service is shutting down.
         """
         waiting = _Waiting(samples, model)
-        with self._guard:
-            self.check_room(len(samples))
+        queue = self._alone_queue if alone else self._predict_queue
+        piece = self._alone_piece if alone else self._predict_piece
+        with self._lock:
+            if not self.has_room(len(samples)):
+                raise _queue_full()
             try:
-                for _ in range(0, len(samples), self._pieces[alone]):
+                for _ in range(0, len(samples), piece):
                     self._worker.submit(self._work)
-            except RuntimeError as error:  # it was closed
+            except RuntimeError as error:  # the executor was shut down
                 raise Problem(
                     503, "the service is shutting down", "ShuttingDown", retry_after=5
                 ) from error
-            (self._lessons if alone else self._questions).append(waiting)
+            queue.append(waiting)
             self.depth += len(samples)
         return waiting.result
 
     def close(self) -> None:
-        """Finish what waits and end all threads."""
+        """Finish all queued requests and end all threads."""
         self._worker.shutdown()
         if self._crew is not None:
             self._crew.shutdown()
 
     def _work(self) -> None:
-        """Encode a piece of a lesson and a batch of questions to one model, so that no request keeps others waiting.
+        """Encode a piece of one ``alone`` request and one batch of predictions.
 
-        It is called once for each piece of a request, and does nothing where an earlier
-        call took all that waited.
+        Called once per piece of a request. Does nothing if an earlier call has taken
+        all queued requests.
         """
-        with self._guard:
-            if self._lessons:
-                lessons = [self._lessons.popleft()]
-            else:
-                lessons = []
-            questions: list[_Waiting] = []
-            left = self._limits.batch
-            for entry in list(self._questions):
-                if not questions or (
-                    entry.model is questions[0].model and len(entry.samples) <= left
-                ):
-                    questions.append(entry)
-                    self._questions.remove(entry)
-                    left -= len(entry.samples)
-        for requests, queue in ((lessons, self._lessons), (questions, self._questions)):
-            if requests:
-                self._answer(requests, queue)
+        with self._lock:
+            alone = []
+            if self._alone_queue:
+                alone.append(self._alone_queue.popleft())
+            batch = self._take_batch()
+        if alone:
+            self._process(alone, self._alone_queue)
+        if batch:
+            self._process(batch, self._predict_queue)
 
-    def _answer(self, requests: list[_Waiting], queue: deque[_Waiting]) -> None:
-        """Encode a piece of each request, answer those that are whole, and put the others at the end of the queue."""
-        results: Sequence[Any] | BaseException
-        alone = queue is self._lessons
-        size = self._pieces[alone]
-        pieces = [entry.samples[:size] for entry in requests]
-        whole = [entry for entry in requests if len(entry.samples) <= size]
+    def _take_batch(self) -> list[_Waiting]:
+        """Remove requests to one model from the queue, at most a batch of samples."""
+        batch: list[_Waiting] = []
+        left = self._limits.batch
+        for entry in list(self._predict_queue):
+            fits = not batch or (
+                entry.model is batch[0].model and len(entry.samples) <= left
+            )
+            if fits:
+                batch.append(entry)
+                self._predict_queue.remove(entry)
+                left -= len(entry.samples)
+        return batch
+
+    def _process(self, requests: list[_Waiting], queue: deque[_Waiting]) -> None:
+        """Encode a piece of each request.
+
+        Complete requests get their result; the others return to the end of the queue.
+        """
+        alone = queue is self._alone_queue
+        size = self._alone_piece if alone else self._predict_piece
+        finished = [entry for entry in requests if len(entry.samples) <= size]
+        results: Sequence[Any]
         try:
-            rows = self._encode([sample for piece in pieces for sample in piece], alone)
-            for entry, found in zip(
-                requests,
-                np.split(rows, np.cumsum([len(piece) for piece in pieces])[:-1]),
-            ):
-                entry.rows.append(found)
-            results = [np.concatenate(entry.rows) for entry in whole]
-            if whole and whole[0].model is not None:
-                results = whole[0].model.ask(results)
+            self._encode_pieces(requests, size, alone)
+            results = [np.concatenate(entry.rows) for entry in finished]
+            if finished and finished[0].model is not None:
+                results = finished[0].model.predict(results)
         except BaseException as error:
-            results = error
-            whole = requests
+            finished = requests
+            results = [error] * len(requests)
         for entry in requests:
-            if entry in whole or entry.result.cancelled():
+            n = size
+            if entry in finished or entry.result.cancelled():
                 n = len(entry.samples)
-            else:
-                n = size
             entry.samples = entry.samples[n:]
-            with self._guard:
+            with self._lock:
                 self.depth -= n
-                queue.extend([entry] if entry.samples else ())
-        for i, entry in enumerate(whole):
-            if not entry.result.set_running_or_notify_cancel():  # the caller left
-                continue
-            if isinstance(results, BaseException):
-                entry.result.set_exception(results)
-            else:
-                entry.result.set_result(results[i])
+                if entry.samples:
+                    queue.append(entry)
+        for entry, result in zip(finished, results, strict=True):
+            entry.finish(result)
+
+    def _encode_pieces(self, requests: list[_Waiting], size: int, alone: bool) -> None:
+        """Encode the first `size` samples of each request and store their features."""
+        pieces = [entry.samples[:size] for entry in requests]
+        rows = self._encode([sample for piece in pieces for sample in piece], alone)
+        ends = np.cumsum([len(piece) for piece in pieces])
+        parts = np.split(rows, ends[:-1])
+        for entry, part in zip(requests, parts, strict=True):
+            entry.rows.append(part)
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
-        """Return the features of samples: one by one, or in batches, which the cores share."""
+        """Return the features of samples, encoded one by one or in batches."""
         crew = None
         if alone or len(samples) >= cores():
             crew = self._crew
-        if alone:
-            size = 1
-        else:
+        size = 1
+        if not alone:
             size = min(self._limits.batch, len(samples))
         if crew is not None:
             size = -(-size // cores())
@@ -284,9 +308,9 @@ class Batcher:
         for part in parts:
             self._metrics.batch_size.observe(len(part))
         encode = partial(encode_batch, self.backbone)
-        return np.concatenate(
-            list(map(encode, parts) if crew is None else crew.map(encode, parts))
-        )
+        if crew is None:
+            return np.concatenate([encode(part) for part in parts])
+        return np.concatenate(list(crew.map(encode, parts)))
 
 
 def _queue_full() -> Problem:
@@ -307,37 +331,41 @@ class BackbonePool:
     Parameters
     ----------
     config : ServeConfig
-        Where they compute, sizes of batches and queues, and backbones beside those of
-        the catalogue.
+        Device, limits and additional backbones.
     metrics : Metrics
-        Where batches are counted.
+        Metrics of the service.
     """
 
     def __init__(self, config: ServeConfig, metrics: Metrics) -> None:
         self._limits = config.limits
         self._device = config.device
         self._metrics = metrics
-        self._given = dict(config.backbones)
+        self._added = dict(config.backbones)
         self._shared: dict[str, Batcher] = {}
         self._loading = threading.Lock()
 
     def offers(self) -> list[BackboneOffer]:
-        """Return what new models can be made with here, without downloading anything; the strongest first."""
-        own = [
-            (name, made.kind, made.n_features, "given to this service")
-            for name, made in self._given.items()
+        """Return the backbones for new models that need no download, the best first."""
+        added = [
+            BackboneOffer(
+                name=name,
+                kind=SAMPLE_KINDS[backbone.kind],
+                n_features=backbone.n_features,
+                about="added to this service",
+            )
+            for name, backbone in self._added.items()
         ]
         listed = [
-            (i.name, i.kind, i.n_features, i.about)
-            for i in list_backbones()
-            if i.available
-        ]
-        return [
             BackboneOffer(
-                name=name, kind=SAMPLE_KINDS[kind], n_features=width, about=about
+                name=info.name,
+                kind=SAMPLE_KINDS[info.kind],
+                n_features=info.n_features,
+                about=info.about,
             )
-            for name, kind, width, about in (*own, *listed)
+            for info in list_backbones()
+            if info.available
         ]
+        return added + listed
 
     def chosen(self, kind: Kind, name: str) -> Batcher:
         """Return the backbone for a new model.
@@ -345,97 +373,100 @@ class BackbonePool:
         Parameters
         ----------
         kind : {"image", "text"}
-            What the model takes.
+            Kind of samples.
         name : str
-            A name that is offered, or ``"auto"`` for the strongest.
+            Name of an offered backbone, or ``"auto"`` for the best one.
 
         Raises
         ------
         UnknownNameError
-            If it is not offered for this kind. Names are looked up, never loaded from:
-            no path and no download.
+            If no backbone of this kind and name is offered. Names are never paths, and
+            nothing is downloaded.
         """
         offered = [
             offer.name for offer in self.offers() if offer.kind == SAMPLE_KINDS[kind]
         ]
         if name == "auto":
-            if offered:
-                name = offered[0]
-            else:
-                name = best_backbone(kind).name
+            name = offered[0] if offered else best_backbone(kind).name
         if name not in offered:
+            names = ", ".join(map(repr, offered)) or "none"
             raise UnknownNameError(
-                f"backbone must be 'auto' or one of {', '.join(map(repr, offered)) or 'none'} for {kind}s here, got "
-                f"{name[:80]!r}; nearest: {nearest(name, offered)}"
+                f"backbone must be 'auto' or one of the {kind} backbones offered here "
+                f"({names}), got {name[:80]!r}; nearest: {nearest(name, offered)}"
             )
-        return self._sharing(
+        return self._share(
             f"offer {name}",
-            lambda: self._given.get(name) or create_backbone(name, device=self._device),
+            lambda: self._added.get(name) or create_backbone(name, device=self._device),
         )
 
     def of_learner(self, learner: Learner) -> Batcher | None:
-        """Return the backbone of a model, loading it if no other model has; None where samples are features."""
+        """Return the backbone of a model, or None if its samples are features.
+
+        The backbone is loaded if no other model uses it.
+        """
         spec = learner.state_.spec
         if spec is None:
             return None
-        known = next(
-            (made for made in self._given.values() if _key(made.spec) == _key(spec)),
-            None,
-        )
-        return self._sharing(
-            _key(spec), (lambda: known) if known is not None else learner.backbone_
-        )
+        key = _key(spec)
+        added = {_key(backbone.spec): backbone for backbone in self._added.values()}
+        if key in added:
+            return self._share(key, lambda: added[key])
+        return self._share(key, learner.backbone_)
 
     def loaded(self, learner: Learner) -> Batcher | None:
-        """Return the backbone of a model if it is loaded, at once."""
+        """Return the backbone of a model if it is loaded, without waiting."""
         if learner.state_.spec is None:
             return None
         return self._shared.get(_key(learner.state_.spec))
 
     def check_offered(self, learner: Learner) -> None:
-        """Refuse a stranger's model unless its backbone is one that is offered here, with the same numbers.
+        """Check that the backbone of an uploaded model is offered here.
 
-        A file names the weights of its backbone, and a stranger's could name any path
-        or address.
+        An untrusted model file can name any path or address as weights of its backbone.
+
+        Raises
+        ------
+        FileFormatError
+            If the backbone is not offered, or has other weights or settings.
         """
         adaptation = learner.state_.adaptation
-        if adaptation is None:
-            base = learner.state_.spec
-        else:
-            base = read_adaptation(adaptation).base
-        if base is None:
+        spec = learner.state_.spec
+        if adaptation is not None:
+            spec = read_adaptation(adaptation).base
+        if spec is None:
             return
         try:
-            ours = self.chosen(base.kind, base.name).backbone.spec
+            offered = self.chosen(spec.kind, spec.name).backbone.spec
         except UnknownNameError as error:
             raise FileFormatError(
                 f"backbone of the model must be one that is offered here: {error}"
             ) from error
-        if ours.decisive() != base.decisive():
+        if offered.decisive() != spec.decisive():
             raise FileFormatError(
-                f"backbone of the model must be {base.name} as it is here, got another of that name"
+                f"backbone of the model must be {spec.name} as offered here, "
+                "got another one of that name"
             )
 
     def depth(self) -> int:
-        """Return how many samples wait for a backbone."""
+        """Return how many samples are waiting for a backbone."""
         return sum(batcher.depth for batcher in set(self._shared.values()))
 
     def shutdown(self) -> None:
-        """Finish what waits and end all threads."""
+        """Finish all queued requests and end all threads."""
         for batcher in set(self._shared.values()):
             batcher.close()
 
-    def _sharing(self, key: str, load: Callable[[], Backbone]) -> Batcher:
-        """Return the queue of a backbone, which is loaded unless it is there; one is loaded at a time."""
+    def _share(self, key: str, load: Callable[[], Backbone]) -> Batcher:
+        """Return the queue of a backbone. Load it if necessary, one at a time."""
         if key not in self._shared:
             with self._loading:
                 if key not in self._shared:
                     backbone = load()
-                    known = _key(backbone.spec)
-                    same = self._shared.get(known) or Batcher(
-                        backbone, self._limits, self._metrics
-                    )
-                    self._shared = {**self._shared, key: same, known: same}
+                    spec_key = _key(backbone.spec)
+                    batcher = self._shared.get(spec_key)
+                    if batcher is None:
+                        batcher = Batcher(backbone, self._limits, self._metrics)
+                    self._shared = {**self._shared, key: batcher, spec_key: batcher}
         return self._shared[key]
 
 

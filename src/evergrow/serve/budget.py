@@ -1,4 +1,4 @@
-"""A bound on the memory that requests and jobs of a service take beyond their bodies."""
+"""A limit on the memory for unpacked samples of requests and jobs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from evergrow.core.validation import check_number
-from evergrow.serve.requests import Problem
+from evergrow.serve.problems import Problem
 
 
 class MemoryBudget:
-    """Bytes that all requests and jobs of a process may hold unpacked together.
+    """Bytes that all requests and jobs of a process may hold in memory together.
 
-    Jobs wait for their turn, in the order in which they asked. Requests never wait:
-    :meth:`take` raises the problem 503. All methods must be called in the thread of
-    the event loop.
+    Jobs wait in order until their bytes are free. Requests do not wait: :meth:`take`
+    raises a 503 problem. All methods must be called in the thread of the event loop.
 
     Parameters
     ----------
     total : int
-        Bytes that can be held at one moment.
+        Maximum number of bytes held at one time.
 
     Attributes
     ----------
     held : int
-        Bytes that are held now.
+        Bytes held now.
 
     Examples
     --------
@@ -48,7 +47,7 @@ class MemoryBudget:
 
     @asynccontextmanager
     async def hold(self, n: int) -> AsyncIterator[None]:
-        """Hold bytes for the duration of a block; wait until they are free.
+        """Hold bytes for the duration of a block. Wait until they are free.
 
         Parameters
         ----------
@@ -68,7 +67,7 @@ class MemoryBudget:
         Raises
         ------
         Problem
-            503 if they are not free.
+            413 if `n` exceeds the total, 503 if the bytes are not free now.
         """
         if n > self.total:
             raise Problem(
@@ -87,9 +86,9 @@ class MemoryBudget:
         self.held += n
 
     def release(self, n: int) -> None:
-        """Give back bytes, and let those that wait have them."""
+        """Release bytes and wake waiting jobs."""
         self.held -= n
-        self._grant()
+        self._wake()
 
     async def _wait_for(self, n: int) -> None:
         if not self._waiting and self.held + n <= self.total:
@@ -105,11 +104,11 @@ class MemoryBudget:
                 self.release(n)
             else:
                 self._waiting.remove(entry)
-                self._grant()
+                self._wake()
             raise
 
-    def _grant(self) -> None:
-        """Wake those that wait, in order, as long as their bytes are free."""
+    def _wake(self) -> None:
+        """Wake waiting jobs, in order, while their bytes are free."""
         while self._waiting:
             n, granted = self._waiting[0]
             if self.held + n > self.total:

@@ -1,4 +1,4 @@
-"""Settings of the service: where the models lie, who may ask, and how much at once."""
+"""Settings of the service: folder, address, tokens and limits."""
 
 from __future__ import annotations
 
@@ -20,70 +20,70 @@ from evergrow.core.validation import check_number
 MIB = 2**20
 Role = Literal["read", "teach", "page"]
 SHORTEST_TOKEN = 16
-"""Characters of a token; shorter ones can be guessed."""
+"""Minimum length of a token in characters. Shorter tokens can be guessed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much callers may send, ask and keep waiting.
+    """Limits on sizes, counts, rates and times.
 
     Parameters
     ----------
     json_bytes : int
-        Size of a JSON body; eight times as much where JSON carries image files (Label
-        Studio).
+        Size of a JSON body. Label Studio requests may be eight times as large, because
+        their JSON contains image files.
     json_values : int
-        Values in a JSON body, and ten times its keys and lists, estimated before it is
-        parsed.
+        Number of values in a JSON body, estimated before it is parsed. Keys and lists
+        count ten times.
     body_bytes : int
-        Size of a form of images or feature rows.
+        Size of a form with images or feature vectors.
     upload_bytes : int
         Size of a zip of images or of an uploaded model.
     waiting_bytes : int
-        Size of all requests that are being received or answered at one moment.
+        Total size of all request bodies held at one time.
     samples : int
-        Samples in one request.
+        Samples per request.
     pixels : int
-        Pixels of an image, seen before it is decoded.
+        Pixels per image, checked before it is decoded.
     text_characters : int
-        Length of a text.
+        Characters per text.
     zip_entries : int
-        Files in a zip.
+        Files per zip.
     zip_bytes : int
-        Size of all files in a zip once they are unpacked.
+        Total unpacked size of the files in a zip.
     unpacked_bytes : int
-        Memory for unpacked images of all jobs and for samples of all requests that
-        take more memory than their bodies. Jobs wait for their share; requests are
-        answered with 503.
+        Memory for unpacked images of all jobs and for samples that take more memory
+        than their request body. Jobs wait until enough is free; requests are answered
+        with 503.
     batch : int
-        Samples that go through a backbone together.
+        Samples per batch of a backbone.
     queue : int
-        Samples that wait for a backbone; more are refused.
+        Samples that may wait for a backbone. More are answered with 503.
     writers : int
-        Changes that wait for one model; more are refused.
+        Changes that may wait for one model. More are answered with 503.
     jobs : int
-        Jobs that are open at one moment.
+        Open jobs.
     requests_per_second : float
-        Of one token, or one address where there are no tokens.
+        Requests per second of one token, or of one address if tokens are not used.
     refusals_per_second : float
-        Refused requests of one address, for example with a wrong token or a foreign
-        host; more are answered with 429. Requests with a valid token do not count.
-        Behind a proxy all come from its address.
+        Refused requests per second of one address, for example with a wrong token or a
+        foreign host. More are answered with 429. Requests with a valid token do not
+        count. Behind a proxy, all requests have the address of the proxy.
     connections : int
-        Connections at one moment.
+        Open connections.
     connections_per_address : int
-        Of these, connections from one address; more are closed at once. Behind a proxy
-        all come from its address.
+        Open connections of one address. More are closed immediately. Behind a proxy,
+        all connections have the address of the proxy.
     header_seconds, body_seconds : float
-        Time that the head of a request may take, and the time between two pieces of its
-        body.
+        Maximum time to receive the head of a request, and maximum time between two
+        pieces of its body.
     lock_seconds : float
-        Time that a change waits for another process that changes the same file.
+        How long a change waits for another process that is changing the same file.
     kept_images, kept_bytes : int
-        Images of a model that may be kept on the server, and their size in all.
+        Number and total size of the images of one model stored on the server.
     open_models : int
-        Models that are held in memory; of more, those that were not asked for longest
-        are read again when they are.
+        Models held in memory. The least recently used ones are closed and read again
+        when needed.
     """
 
     json_bytes: int = 2 * MIB
@@ -114,29 +114,26 @@ class Limits:
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
-            whole = entry.type == "int"
-            check_number(
-                entry.name,
-                getattr(self, entry.name),
-                low=1 if whole else 0,
-                low_open=not whole,
-                integer=whole,
-            )
+            value = getattr(self, entry.name)
+            if entry.type == "int":
+                check_number(entry.name, value, low=1, integer=True)
+            else:
+                check_number(entry.name, value, low=0, low_open=True)
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token as the service remembers it.
+    """An access token, without its secret.
 
     Parameters
     ----------
     name : str
-        Name for logs; never the token itself.
+        Name of the holder, for logs.
     role : {"read", "teach", "page"}
-        Whether its holder may only ask, or change models too; or what the page needs on
-        a phone.
+        ``read`` may predict and evaluate, ``teach`` may also change models, and
+        ``page`` may do what the page needs on a phone.
     expires : float
-        The end of it, in seconds since 1970.
+        Expiry time in seconds since 1970.
     """
 
     name: str
@@ -146,43 +143,36 @@ class Token:
 
 @dataclass(frozen=True)
 class Tokens:
-    r"""All tokens that the service takes.
+    r"""The access tokens of the service.
 
     Parameters
     ----------
     entries : dict of bytes to Token
-        By their SHA-256 digests; with no entries, no token is asked for.
+        Tokens by the SHA-256 digest of their secret. If empty, no token is required.
 
     Examples
     --------
     >>> from evergrow.serve.config import Tokens
-    >>> tokens = Tokens.parse("teach 0123456789abcdef anna\nread fedcba9876543210", "tokens.txt")
-    >>> tokens.holder("Bearer 0123456789abcdef").name, tokens.holder("Bearer fedcba9876543210").role
-    ('anna', 'read')
-    >>> tokens.holder("Bearer wrong") is None
+    >>> text = "teach 0123456789abcdef anna\nread fedcba9876543210"
+    >>> tokens = Tokens.parse(text, "tokens.txt")
+    >>> tokens.find("Bearer 0123456789abcdef").name
+    'anna'
+    >>> tokens.find("Bearer fedcba9876543210").role
+    'read'
+    >>> tokens.find("Bearer wrong") is None
     True
     """
 
     entries: Mapping[bytes, Token] = field(default_factory=dict)
 
-    def holder(self, authorization: str) -> Token | None:
-        """Return the token in an ``Authorization`` header, or None.
+    def find(self, authorization: str) -> Token | None:
+        """Return the valid token in an ``Authorization`` header, or None.
 
-        Its digest is compared with all there are, each in constant time: how long it
-        takes says nothing about any.
+        The digest is compared with every entry in constant time, so that the response
+        time reveals nothing about the tokens.
         """
-        scheme, _, value = authorization.partition(" ")
-        secret = value.strip()
-        if (
-            scheme.casefold() == "basic"
-        ):  # labelling tools know nothing else; the user name does not matter
-            try:
-                secret = (
-                    base64.b64decode(secret, validate=True).decode().partition(":")[2]
-                )
-            except ValueError:
-                return None
-        elif scheme.casefold() != "bearer":
+        secret = _secret_in_header(authorization)
+        if secret is None:
             return None
         digest = token_digest(secret)
         found = [
@@ -196,20 +186,21 @@ class Tokens:
 
     @classmethod
     def parse(cls, text: str, name: str) -> Tokens:
-        """Return the tokens of a text: a role, a token and an optional name on each line.
+        """Parse the text of a token file.
 
         Parameters
         ----------
         text : str
-            Lines; empty lines and those that begin with ``#`` are skipped.
+            Lines of the form ``ROLE TOKEN [NAME]``. Empty lines and lines that begin
+            with ``#`` are ignored.
         name : str
-            Name of the file, for messages.
+            Name of the file, for error messages.
 
         Raises
         ------
         ParameterError
-            If a line has another form, a token is short or comes twice, or there is
-            none. Messages hold no token.
+            If a line is malformed, a token is too short or occurs twice, or the text
+            contains no token. Messages contain no token.
         """
         entries: dict[bytes, Token] = {}
         for number, line in enumerate(text.splitlines(), 1):
@@ -218,63 +209,82 @@ class Tokens:
                 continue
             if len(words) < 2 or words[0] not in ("read", "teach"):
                 raise ParameterError(
-                    f"line {number} of {name} must be 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'"
+                    f"line {number} of {name} must be "
+                    "'read TOKEN [NAME]' or 'teach TOKEN [NAME]'"
                 )
             if len(words[1]) < SHORTEST_TOKEN:
                 raise ParameterError(
-                    f"token on line {number} of {name} must have at least {SHORTEST_TOKEN} characters"
+                    f"token on line {number} of {name} "
+                    f"must have at least {SHORTEST_TOKEN} characters"
                 )
-            if token_digest(words[1]) in entries:
-                raise ParameterError(f"{name} holds the same token twice")
+            digest = token_digest(words[1])
+            if digest in entries:
+                raise ParameterError(f"{name} contains the same token twice")
             holder = words[2] if len(words) > 2 else f"line {number}"
-            entries[token_digest(words[1])] = Token(
-                holder, "teach" if words[0] == "teach" else "read"
-            )
+            role: Role = "teach" if words[0] == "teach" else "read"
+            entries[digest] = Token(holder, role)
         if not entries:
             raise ParameterError(
-                f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'"
+                f"{name} contains no token: add a line 'read TOKEN' or 'teach TOKEN'"
             )
         return cls(entries)
 
 
+def _secret_in_header(authorization: str) -> str | None:
+    """Return the secret in an ``Authorization`` header, or None if it is malformed."""
+    scheme, _, value = authorization.partition(" ")
+    secret = value.strip()
+    if scheme.casefold() == "bearer":
+        return secret
+    if scheme.casefold() == "basic":
+        # Some labelling tools support no other scheme. The user name is ignored.
+        try:
+            decoded = base64.b64decode(secret, validate=True).decode()
+        except ValueError:
+            return None
+        return decoded.partition(":")[2]
+    return None
+
+
 def token_digest(secret: str) -> bytes:
-    """Return what is remembered of a token."""
+    """Return the SHA-256 digest of a token."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Everything that decides how the service behaves.
+    """All settings of the service.
 
     Parameters
     ----------
     folder : Path
-        Where the model files are; made if missing.
+        Folder with the model files. Created if missing.
     host : str
-        Address to bind. Any but a loopback address needs tokens.
+        Address to bind. Any address except a loopback address requires tokens.
     port : int
-        Port to bind; 0 for a free one.
+        Port to bind. 0 selects a free port.
     tokens : Tokens
-        Who may read and who may teach; with none, everybody on this machine may.
+        Access tokens. If empty, everybody on this machine has full access.
     lan : bool
-        Whether phones in the local network get in too, by TLS and a token that lives an
-        hour.
+        Whether phones in the local network get access, over TLS and with a token that
+        is valid for one hour.
     read_only : bool
-        Whether nothing may be changed, as for a further process on the same folder.
+        Whether all changes are refused, for example for a second process on the same
+        folder.
     allowed_hosts : tuple of str
-        Names under which a browser may address the service, beside those of this
-        machine: behind a proxy its name.
+        Further host names of the service, for example its name behind a proxy. The
+        names of this machine are always allowed.
     device : str
-        Where backbones compute.
+        Device of the backbones.
     limits : Limits
-        Bounds on what is sent.
+        Limits on sizes, counts, rates and times.
     backbones : mapping of str to Backbone
-        Backbones of yours that models may be made with, beside those of the catalogue.
+        Further backbones for new models, by name.
     label_studio : str
-        Address of a Label Studio from which its images may be fetched; with none, no
-        address is ever called.
+        Address of a Label Studio. Images of tasks are fetched from this address only.
+        If empty, no images are fetched.
     label_studio_token : str
-        Token for it.
+        Access token of this Label Studio.
 
     Examples
     --------
@@ -283,7 +293,7 @@ class ServeConfig:
     >>> ServeConfig(Path("models"), host="0.0.0.0")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.ParameterError: host '0.0.0.0' can be reached by others, who could teach the models: give ...
+    evergrow.core.errors.ParameterError: host '0.0.0.0' can be reached by other ...
     """
 
     folder: Path
@@ -303,12 +313,13 @@ class ServeConfig:
         check_number("port", self.port, low=0, high=65535, integer=True)
         if self.lan and not is_loopback(self.host):
             raise ParameterError(
-                "--lan takes the address of this machine in the network by itself: leave out --host"
+                "--lan finds the address of this machine in the network: "
+                "leave out --host"
             )
         if not is_loopback(self.host) and not self.tokens.entries:
             raise ParameterError(
-                f"host {self.host!r} can be reached by others, who could teach the models: give a token file, or bind "
-                "127.0.0.1"
+                f"host {self.host!r} can be reached by other machines, which could "
+                "change the models: give a token file, or bind 127.0.0.1"
             )
 
 
@@ -318,8 +329,10 @@ def is_loopback(host: str) -> bool:
     Examples
     --------
     >>> from evergrow.serve.config import is_loopback
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, True, False)
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost")
+    (True, True, True)
+    >>> is_loopback("0.0.0.0")
+    False
     """
     if host == "localhost":
         return True

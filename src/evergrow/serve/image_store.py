@@ -1,9 +1,9 @@
-"""Test images and the review queue of a model, kept on the server where its owner wants that: then all see the same.
+"""Test images and review queue of a model, stored on the server if the owner wants.
 
-The folder ``model.evg.kept`` beside the model is the switch: without it nothing is
-kept. Each image is one file in it, a line of JSON and then the pixels as lossless WebP
-or PNG, so that it is whole or not there. Every image is encoded anew: no metadata is
-kept, and answers stay the same. The folder goes with the model.
+Storage is on if the folder ``model.evg.kept`` beside the model exists. Each image is
+one file: a line of JSON, then the pixels as lossless WebP or PNG. Images are encoded
+again on arrival, so no metadata is stored and predictions stay the same. The folder is
+deleted with the model.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.learner.modelfile import ModelWriteError
-from evergrow.serve.model_store import kept_folder, remove_kept
-from evergrow.serve.requests import (
+from evergrow.serve.bodies import (
     BINARY,
     FILE,
-    PROBLEMS,
     BoundedRoute,
-    Problem,
-    SentSamples,
-    described_form,
+    RequestSamples,
+    describe_form,
     read_form,
 )
-from evergrow.serve.routes import evaluated
+from evergrow.serve.model_store import kept_folder, remove_kept
+from evergrow.serve.problems import PROBLEMS, Problem
+from evergrow.serve.responses import evaluation_response
 from evergrow.serve.schemas import (
     KeepRequest,
     KeptEvaluation,
@@ -48,134 +47,148 @@ from evergrow.serve.schemas import (
 )
 from evergrow.serve.service import ModelDep, ServiceDep, check_writable
 
-_LONGEST_LINE = 4000
+_MAX_LINE = 4000
+"""Maximum length of the JSON line in bytes."""
 _ID = re.compile("[0-9a-f]{32}")
 _WRITES = [Depends(check_writable)]
-router = APIRouter(
-    prefix="/api/v1/models/{m}/kept",
-    tags=["kept images"],
-    route_class=BoundedRoute,
-    responses=PROBLEMS,
-)
 
 
 class KeptImages:
-    """The images of a model that are kept on the server; a dependency of routes."""
+    """The stored images of a model. A dependency of routes.
+
+    Parameters
+    ----------
+    model : OpenModel
+        A model of images.
+    service : Service
+        The service.
+
+    Attributes
+    ----------
+    folder : Path
+        Folder of the images.
+    on : bool
+        Whether storage is on.
+    """
 
     def __init__(self, model: ModelDep, service: ServiceDep) -> None:
         if model.version.kind != "images":
             raise InputError(
-                f"the model takes {model.version.kind}: only images are kept on the server"
+                f"the model takes {model.version.kind}: only models of images can "
+                "store images on the server"
             )
-        self.model, self.service, self._limits = model, service, service.limits
+        self.model = model
+        self.service = service
+        self._limits = service.limits
         self.folder = kept_folder(model.file.path)
         self.on = self.folder.is_dir() and not self.folder.is_symlink()
 
     def require_on(self) -> None:
-        """Raise the problem 409 unless images are kept."""
+        """Raise a 409 problem unless storage is on."""
         if not self.on:
             raise Problem(
                 409,
-                "images of this model are not kept on the server: switch that on first",
+                "this model stores no images on the server: switch storage on first",
                 "NotKept",
             )
 
     def record(self) -> KeptRecord:
-        """Return what is kept, the oldest first, under the present names of classes."""
-        try:
+        """Return all images, the oldest first, under the current names of classes."""
+        names: list[str] = []
+        # Another client may switch storage off at any time.
+        with suppress(FileNotFoundError):
             if self.on:
                 names = os.listdir(self.folder)
-            else:
-                names = []
-        except FileNotFoundError:  # somebody switched it off meanwhile
-            names = []
-        found = [self._read(self.folder / name) for name in names]
-        images = sorted(
-            (entry[0] for entry in found if entry),
-            key=lambda image: (image.when, image.id),
-        )
-        size = sum(image.bytes for image in images)
-        limits = self._limits
+        images = []
+        for name in names:
+            found = self._read(self.folder / name)
+            if found is not None:
+                images.append(found[0])
+        images.sort(key=lambda image: (image.when, image.id))
         return KeptRecord(
             on=self.on,
             images=images,
-            bytes=size,
-            most_images=limits.kept_images,
-            most_bytes=limits.kept_bytes,
+            bytes=sum(image.bytes for image in images),
+            most_images=self._limits.kept_images,
+            most_bytes=self._limits.kept_bytes,
         )
 
     def add(self, images: list[tuple[KeptImage, bytes]]) -> KeptRecord:
-        """Keep images, each once; if that is more than may be kept, raise the problem 413 and keep none."""
+        """Store new images. Images that are already stored are ignored.
+
+        Raises
+        ------
+        Problem
+            413 if the limits would be exceeded. No image is stored then.
+        """
         try:
             with locked(self.folder, wait=True):
                 remove_leftovers(self.folder)
-                now = self.record()
-                limits = self._limits
-                present = {image.id for image in now.images}
+                stored = self.record()
+                ids = {image.id for image in stored.images}
                 new = {
                     image.id: (image, data)
                     for image, data in images
-                    if image.id not in present
+                    if image.id not in ids
                 }
-                size = now.bytes + sum(len(data) for _, data in new.values())
-                if (
-                    len(present) + len(new) > limits.kept_images
-                    or size > limits.kept_bytes
-                ):
-                    most = (
-                        f"{limits.kept_images:,} images and {limits.kept_bytes:,} bytes"
-                    )
-                    raise Problem(
-                        413,
-                        f"at most {most} of a model are kept: remove some first",
-                        "TooMany",
-                    )
+                n_bytes = stored.bytes + sum(len(data) for _, data in new.values())
+                self._check_limits(len(ids) + len(new), n_bytes)
                 for image, data in new.values():
                     with atomic_path(self.folder / image.id) as temporary:
-                        temporary.write_bytes(
-                            image.model_dump_json().encode() + b"\n" + data
-                        )
+                        line = image.model_dump_json().encode()
+                        temporary.write_bytes(line + b"\n" + data)
                 return self.record()
-        except OSError as error:  # also where somebody switched it off meanwhile
+        except OSError as error:
+            # Storage may have been switched off meanwhile.
             raise ModelWriteError(
                 f"the images cannot be written: {error.strerror}"
             ) from error
 
-    def find(self, known: UUID) -> tuple[KeptImage, bytes]:
-        """Return an image and its bytes, or raise the problem 404."""
+    def _check_limits(self, n_images: int, n_bytes: int) -> None:
+        limits = self._limits
+        if n_images > limits.kept_images or n_bytes > limits.kept_bytes:
+            raise Problem(
+                413,
+                f"a model may store at most {limits.kept_images:,} images and "
+                f"{limits.kept_bytes:,} bytes: remove some images first",
+                "TooMany",
+            )
+
+    def find(self, image_id: UUID) -> tuple[KeptImage, bytes]:
+        """Return an image and its file, or raise a 404 problem."""
         found = None
         if self.on:
-            found = self._read(self.folder / known.hex, whole=True)
+            found = self._read(self.folder / image_id.hex, with_data=True)
         if found is None:
             raise Problem(
                 404,
-                "there is no such image: somebody else may have removed it",
+                "there is no such image: another user may have removed it",
                 "NoImage",
             )
         return found
 
     def _read(
-        self, path: Path, *, whole: bool = False
+        self, path: Path, *, with_data: bool = False
     ) -> tuple[KeptImage, bytes] | None:
-        """Return an image, or None for a link, a damaged file or anything else that somebody put there."""
+        """Return an image, or None for links, damaged files and foreign files."""
         if not _ID.fullmatch(path.name) or path.is_symlink() or not path.is_file():
             return None
         with suppress(FileNotFoundError, ValidationError), open(path, "rb") as file:
-            image = KeptImage.model_validate_json(file.readline(_LONGEST_LINE))
-            label, forgotten = self._present_label(image)
+            image = KeptImage.model_validate_json(file.readline(_MAX_LINE))
+            label, forgotten = self._current_label(image)
             if forgotten:
                 return None
             data = b""
-            if whole:
+            if with_data:
                 data = file.read(self._limits.kept_bytes)
             return image.model_copy(update={"id": path.name, "label": label}), data
         return None
 
-    def _present_label(self, image: KeptImage) -> tuple[str | None, bool]:
-        """Return the present name of an image's class, and whether it was forgotten.
+    def _current_label(self, image: KeptImage) -> tuple[str | None, bool]:
+        """Return the current name of an image's class, and whether it was forgotten.
 
-        Classes may be renamed, merged and forgotten after the image was kept, also by
-        commands.
+        Follows the history of the model, because commands can rename, merge and forget
+        classes too.
         """
         label = image.label
         if label is None:
@@ -195,10 +208,10 @@ class KeptImages:
         Parameters
         ----------
         names : iterable of str
-            Classes that were forgotten just now, under their last names. Images of
-            classes that the history says were forgotten are removed too.
+            Classes that were just forgotten. Images of classes that were forgotten
+            according to the history are removed in any case.
         """
-        gone = frozenset(names)
+        forgotten_now = frozenset(names)
         try:
             with os.scandir(self.folder) as entries:
                 paths = [Path(entry.path) for entry in entries]
@@ -209,29 +222,36 @@ class KeptImages:
                 continue
             with suppress(OSError, ValidationError):
                 with open(path, "rb") as file:
-                    line = file.readline(_LONGEST_LINE)
+                    line = file.readline(_MAX_LINE)
                 image = KeptImage.model_validate_json(line)
-                label, forgotten = self._present_label(image)
-                if forgotten or label in gone:
+                label, forgotten = self._current_label(image)
+                if forgotten or label in forgotten_now:
                     path.unlink()
 
 
 KeptDep = Annotated[KeptImages, Depends(KeptImages)]
+router = APIRouter(
+    prefix="/api/v1/models/{m}/kept",
+    tags=["kept images"],
+    route_class=BoundedRoute,
+    responses=PROBLEMS,
+)
 
 
 @router.get("")
 def list_kept(kept: KeptDep) -> KeptRecord:
-    """Return whether test images and the review queue are kept on the server, and what is kept."""
+    """Return the test images and the review queue stored on the server."""
     if kept.on and not kept.service.config.read_only:
-        kept.remove_classes()  # of classes that a command has forgotten
+        # A command may have forgotten classes.
+        kept.remove_classes()
     return kept.record()
 
 
 @router.put("", dependencies=_WRITES)
-def switch_kept(kept: KeptDep, asked: KeepRequest) -> KeptRecord:
-    """Begin to keep images on the server, or stop it: then all that are kept are removed for good, in one step."""
+def switch_kept(kept: KeptDep, body: KeepRequest) -> KeptRecord:
+    """Switch storage on or off. Switching it off removes all stored images for good."""
     try:
-        if asked.on:
+        if body.on:
             kept.folder.mkdir(mode=0o700, exist_ok=True)
             if kept.folder.is_symlink():
                 raise NotADirectoryError(errno.ENOTDIR, "it is a link")
@@ -241,44 +261,42 @@ def switch_kept(kept: KeptDep, asked: KeepRequest) -> KeptRecord:
         raise ModelWriteError(
             f"the folder of the images cannot be changed: {error.strerror}"
         ) from error
-    kept.on = asked.on
+    kept.on = body.on
     return kept.record()
 
 
 @router.post(
-    "", status_code=201, dependencies=_WRITES, openapi_extra=described_form(KeptForm)
+    "", status_code=201, dependencies=_WRITES, openapi_extra=describe_form(KeptForm)
 )
 async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
-    """Keep images: for tests, with a class for all or one for each, or to be reviewed."""
+    """Store test images with their classes, or images for review."""
     form: KeptForm = await read_form(request, KeptForm)
     kept.require_on()
-    sent = SentSamples(
-        images=[
-            (f"images[{i}]", await file.read()) for i, file in enumerate(form.images)
-        ],
-        fields=form,
-    )
+    images = [(f"images[{i}]", await file.read()) for i, file in enumerate(form.images)]
+    labels: list[str | None] = [None] * len(images)
     if form.set == "test":
-        labels = sent.labels().tolist()
-    else:
-        labels = [None] * len(sent)
-    files = [await kept.service.without_metadata(*image) for image in sent.images or ()]
-    when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    images = [
-        KeptImage(
-            id=hashlib.blake2b(
-                data, digest_size=16, person=form.set.encode()
-            ).hexdigest(),
+        labels = RequestSamples(images=images, fields=form).labels().tolist()
+    files = [await kept.service.without_metadata(name, data) for name, data in images]
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    records = []
+    for upload, file, label in zip(form.images, files, labels, strict=True):
+        record = KeptImage(
+            id=_image_id(file, form.set),
             set=form.set,
             label=label,
-            name=printable(file.filename or "")[:200],
-            bytes=len(data),
-            when=when,
+            name=printable(upload.filename or "")[:200],
+            bytes=len(file),
+            when=now,
             revision=kept.model.version.revision,
         )
-        for file, data, label in zip(form.images, files, labels, strict=True)
-    ]
-    return await asyncio.to_thread(kept.add, list(zip(images, files, strict=True)))
+        records.append((record, file))
+    return await asyncio.to_thread(kept.add, records)
+
+
+def _image_id(file: bytes, image_set: str) -> str:
+    """Return the hash of an image file, different for tests and review."""
+    digest = hashlib.blake2b(file, digest_size=16, person=image_set.encode())
+    return digest.hexdigest()
 
 
 @router.get("/evaluation", response_model=KeptEvaluation)
@@ -287,25 +305,33 @@ async def evaluate_kept(
     request: Request,
     false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05,
 ) -> Response:
-    """Compare answers about the kept test images with their classes: the same figures for everybody."""
+    """Evaluate the model on the stored test images."""
     kept.require_on()
     record = await asyncio.to_thread(kept.record)
-    images = [image for image in record.images if image.set == "test"]
-    if not images:
-        raise InputError("no test images of this model are kept on the server yet")
-    request.state.hold_memory(sum(image.bytes for image in images))
-    ids = [image.id for image in images]
-    tests = await asyncio.to_thread(lambda: [kept.find(UUID(known)) for known in ids])
-    samples = SentSamples(images=[(image.name, data) for image, data in tests])
-    labels = [image.label or "" for image, _ in tests]
-    return await evaluated(
-        kept.service, kept.model, samples, labels, false_alarm, KeptEvaluation, ids=ids
+    tests = [image for image in record.images if image.set == "test"]
+    if not tests:
+        raise InputError("this model has no test images on the server: add some first")
+    request.state.hold_memory(sum(image.bytes for image in tests))
+
+    def read_all() -> list[tuple[KeptImage, bytes]]:
+        return [kept.find(UUID(image.id)) for image in tests]
+
+    found = await asyncio.to_thread(read_all)
+    samples = RequestSamples(images=[(image.name, data) for image, data in found])
+    return await evaluation_response(
+        kept.service,
+        kept.model,
+        samples,
+        [image.label or "" for image, _ in found],
+        false_alarm,
+        KeptEvaluation,
+        ids=[image.id for image in tests],
     )
 
 
 @router.get("/{k:uuid}", response_class=Response, responses={200: {"content": BINARY}})
 def read_kept(kept: KeptDep, k: UUID) -> Response:
-    """Return an image: the pixels that were sent, without metadata, as WebP or PNG."""
+    """Return the pixels of an image as WebP or PNG, without metadata."""
     return Response(
         kept.find(k)[1],
         media_type=FILE,

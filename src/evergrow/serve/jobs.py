@@ -1,8 +1,8 @@
-"""Jobs: a zip of thousands of images becomes one change. A job that is cancelled leaves the model as it was.
+"""Jobs: learn a zip of thousands of images as one change.
 
-Images that cannot be read are named, counted and left out. Jobs end with the service: a
-caller that sends a zip again with the same idempotency key has it learned once, whether
-or not the first try was written before the end.
+A cancelled job leaves the model unchanged. Images that cannot be read are listed and
+left out. Jobs end with the service. A client can then send the zip again with the same
+idempotency key: it is learned once, even if the first job had already been saved.
 """
 
 from __future__ import annotations
@@ -27,79 +27,87 @@ from evergrow.data.image_suffixes import IMAGE_SUFFIXES
 from evergrow.data.storage import Tree
 from evergrow.features.backbone import Backbone
 from evergrow.serve.backbones import Prepared, cores
+from evergrow.serve.bodies import UPLOAD, receive_file, validated
+from evergrow.serve.change_requests import ChangeRequest, ChangeRequestDep
 from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import log
-from evergrow.serve.requests import (
-    PROBLEMS,
-    UPLOAD,
-    ChangeRequest,
-    ChangeRequestDep,
-    Problem,
-    problem_of,
-    receive_file,
-    validated,
-)
+from evergrow.serve.problems import PROBLEMS, Problem, problem_of
 from evergrow.serve.schemas import ClassNames, JobRecord, SkippedImage
 from evergrow.serve.service import ModelDep, OpenModel, Service, check_writable
 
-_REMEMBERED = 100
-_NAMED = 100  # images that are left out by name
-_PAUSE = 0.2  # seconds between two tries at a full queue
+_MAX_JOBS = 100
+"""Number of jobs that are remembered."""
+_MAX_FAILURES = 100
+"""Number of unreadable images that are listed by name."""
+_RETRY_SECONDS = 0.2
+"""Pause before another attempt at a full queue."""
 _ZIP_TYPES = (
     "application/zip",
     "application/x-zip-compressed",
     "application/octet-stream",
 )
 
-
 LabelledImages = list[tuple[str, str]]
 """Name and class of each image."""
 
 
 def open_zip(path: Path, limits: Limits) -> tuple[DataArchive, LabelledImages]:
-    """Return a zip of images in folders named by class, and its images; nothing is unpacked to disk.
+    """Open a zip with one folder of images per class. Nothing is unpacked to disk.
 
-    A folder around all of them, as many tools pack it, is no class.
+    Returns
+    -------
+    archive : DataArchive
+        The open zip.
+    images : list of (str, str)
+        Name and class of each image.
 
     Raises
     ------
     Problem
-        413 if there is too much in it; 422 if it is no zip, is meant to do harm, or
-        holds no image.
+        413 if the zip has too many or too large files; 422 if it is not a valid zip or
+        has no images.
     """
     try:
         archive = DataArchive(Tree(path.parent), path.name, limits.zip_entries)
-        too_much = sum(archive.sizes.values()) > limits.zip_bytes
+        too_large = sum(archive.sizes.values()) > limits.zip_bytes
     except TooManyFilesError:
-        too_much = True
+        too_large = True
     except FileFormatError as error:
+        message = str(error).replace(str(path), "the zip")
+        raise Problem(422, message, "BadZip") from error
+    if too_large:
         raise Problem(
-            422, str(error).replace(str(path), "the zip"), "BadZip"
-        ) from error
-    if too_much:
-        most = f"{limits.zip_entries:,} files and {limits.zip_bytes:,} bytes"
-        raise Problem(
-            413, f"a zip may hold at most {most} once it is unpacked", "TooMany"
+            413,
+            f"a zip may have at most {limits.zip_entries:,} files and "
+            f"{limits.zip_bytes:,} bytes unpacked: split it",
+            "TooMany",
         )
-    sizes = archive.sizes
-    split = [
-        name.split("/")
-        for name in sizes
-        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
-    ]
-    found = [
-        parts for parts in split if len(parts) > 1 and not any(map(is_hidden, parts))
-    ]
-    if not found:
+    images = _labelled_images(list(archive.sizes))
+    if not images:
         raise Problem(
-            422, "the zip holds no images in folders named by class", "BadZip"
+            422,
+            "the zip has no images in folders named by class",
+            "BadZip",
         )
-    wrapped = len({parts[0] for parts in found}) == 1 and all(
-        len(parts) > 2 for parts in found
-    )
-    images = [("/".join(parts), parts[1 if wrapped else 0]) for parts in found]
     validated(ClassNames, sorted({label for _, label in images}))
     return archive, images
+
+
+def _labelled_images(names: list[str]) -> LabelledImages:
+    """Return the images in a list of files, with the folder of each as its class.
+
+    A single outer folder, which many tools add, is not a class.
+    """
+    paths = []
+    for name in names:
+        parts = name.split("/")
+        is_image = os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+        if is_image and len(parts) > 1 and not any(map(is_hidden, parts)):
+            paths.append(parts)
+    outer_folders = {parts[0] for parts in paths}
+    has_outer_folder = len(outer_folders) == 1 and all(len(p) > 2 for p in paths)
+    depth = 1 if has_outer_folder else 0
+    return [("/".join(parts), parts[depth]) for parts in paths]
 
 
 class Jobs:
@@ -108,7 +116,12 @@ class Jobs:
     Parameters
     ----------
     service : Service
-        What they work with.
+        The service.
+
+    Attributes
+    ----------
+    records : dict of str to JobRecord
+        Jobs by id, the oldest first.
     """
 
     def __init__(self, service: Service) -> None:
@@ -121,13 +134,19 @@ class Jobs:
         return sum(not record.has_ended for record in self.records.values())
 
     def find(self, job_id: str) -> JobRecord:
-        """Return a job, whose record changes as it goes on, or raise the problem 404."""
+        """Return the record of a job, which is updated as it runs.
+
+        Raises
+        ------
+        Problem
+            404 if there is no such job.
+        """
         if job_id not in self.records:
-            raise Problem(404, f"no job {job_id[:80]!r} is remembered", "NoJob")
+            raise Problem(404, f"there is no job {job_id[:80]!r}", "NoJob")
         return self.records[job_id]
 
     def check_room(self) -> None:
-        """Raise the problem 503 if as many jobs are open as may be."""
+        """Raise a 503 problem if too many jobs are open."""
         if self._n_open() >= self.service.limits.jobs:
             raise Problem(
                 503,
@@ -139,32 +158,46 @@ class Jobs:
     async def start(
         self, model: OpenModel, path: Path, request: ChangeRequest, holding: ExitStack
     ) -> JobRecord:
-        """Check a zip and begin to learn it; what holds the file is closed at the end."""
+        """Check a zip and start to learn it.
+
+        Parameters
+        ----------
+        model : OpenModel
+            The model.
+        path : Path
+            The zip.
+        request : ChangeRequest
+            Conditions of the change.
+        holding : ExitStack
+            Holds the zip. Closed at the end of the job.
+        """
         archive, images = await asyncio.to_thread(open_zip, path, self.service.limits)
         self.check_room()
         job = JobRecord(
             id=secrets.token_urlsafe(12), model=model.name, total=len(images)
         )
-        while (
-            len(self.records) >= _REMEMBERED
-            and (oldest := next(iter(self.records.values()))).has_ended
-        ):
-            del self.records[oldest.id]
+        self._drop_old_records()
         self.records[job.id] = job
-        self._tasks[job.id] = task = asyncio.create_task(
-            self._learn(job, model, archive, images, request)
-        )
+        work = self._learn(job, model, archive, images, request)
+        self._tasks[job.id] = task = asyncio.create_task(work)
         held = holding.pop_all()
         task.add_done_callback(lambda _: held.close())
         return job
 
+    def _drop_old_records(self) -> None:
+        while len(self.records) >= _MAX_JOBS:
+            oldest = next(iter(self.records.values()))
+            if not oldest.has_ended:
+                return
+            del self.records[oldest.id]
+
     def cancel(self, job_id: str) -> JobRecord:
-        """End a job before anything is written, or raise the problem 409."""
+        """Cancel a job. Raise a 409 problem if it is being saved or has ended."""
         job = self.find(job_id)
         if job.state != "running":
             raise Problem(
                 409,
-                f"the job is {job.state} and cannot be cancelled any more",
+                f"the job is {job.state} and can no longer be cancelled",
                 "JobEnded",
             )
         self._tasks[job_id].cancel()
@@ -172,7 +205,7 @@ class Jobs:
         return job
 
     async def close(self) -> None:
-        """Cancel what runs, and wait for what is being written."""
+        """Cancel running jobs, and wait for changes that are being saved."""
         for job_id, task in self._tasks.items():
             if self.records[job_id].state == "running":
                 task.cancel()
@@ -186,17 +219,17 @@ class Jobs:
         images: LabelledImages,
         request: ChangeRequest,
     ) -> None:
+        """Encode all images and learn them as one change."""
         try:
             rows, labels = await self._encode(job, model, archive, images)
             job.state = "writing"
-            taught = (rows, labels)
-            edited = model.file.edit(
-                lambda learner: learner.partial_fit(taught),
+            change = model.file.edit(
+                lambda learner: learner.partial_fit((rows, labels)),
                 model.version,
                 request,
                 len(rows),
             )
-            job.change = await asyncio.shield(edited)
+            job.change = await asyncio.shield(change)
             self.service.metrics.samples.labels("teach").inc(len(rows))
             job.state = "done"
         except Exception as error:
@@ -215,75 +248,75 @@ class Jobs:
         archive: DataArchive,
         images: LabelledImages,
     ) -> tuple[NDArray[Any], NDArray[np.str_]]:
-        """Return features and labels of all images that can be read, each encoded by itself, a few prepared ahead."""
+        """Return features and labels of all readable images, each encoded alone.
+
+        A few images are prepared in parallel, so that decoding and the backbone
+        overlap and memory use stays small.
+        """
         batcher = await self.service.batcher(model)
-        parts: list[NDArray[Any]] = []
+        features: list[NDArray[Any]] = []
         labels: list[str] = []
-        ahead = (
-            2 * cores()
-        )  # so that decoding and the backbone go on side by side, and little is held in memory
-        for start in range(0, len(images), ahead):
-            some = images[start : start + ahead]
-            found = await asyncio.gather(
-                *(self._prepare(batcher.backbone, archive, name) for name, _ in some)
-            )
-            kept: list[Prepared] = []
-            for (_, label), sample in zip(some, found, strict=True):
+        n_ahead = 2 * cores()
+        for start in range(0, len(images), n_ahead):
+            chunk = images[start : start + n_ahead]
+            work = [self._prepare(batcher.backbone, archive, name) for name, _ in chunk]
+            found = await asyncio.gather(*work)
+            samples: list[Prepared] = []
+            for (_, label), sample in zip(chunk, found, strict=True):
                 if isinstance(sample, SkippedImage):
                     job.skipped += 1
-                    job.failures = [*job.failures, sample][:_NAMED]
+                    job.failures = [*job.failures, sample][:_MAX_FAILURES]
                 else:
-                    kept.append(sample)
+                    samples.append(sample)
                     labels.append(label)
-            if kept:
-                while not batcher.has_room(
-                    len(kept)
-                ):  # a job has time, and those who ask go first
-                    await asyncio.sleep(_PAUSE)
-                parts.append(
-                    await asyncio.wrap_future(batcher.submit(kept, alone=True))
-                )
-            job.done = start + len(some)
-        if not parts:
+            if samples:
+                # Predictions have priority over jobs.
+                while not batcher.has_room(len(samples)):
+                    await asyncio.sleep(_RETRY_SECONDS)
+                encoded = batcher.submit(samples, alone=True)
+                features.append(await asyncio.wrap_future(encoded))
+            job.done = start + len(chunk)
+        if not features:
             raise InputError(
-                f"the zip holds no image that can be read; the first one: {job.failures[0].reason}"
+                "no image in the zip can be read; the first error: "
+                f"{job.failures[0].reason}"
             )
-        return np.concatenate(parts), np.asarray(labels, dtype=np.str_)
+        return np.concatenate(features), np.asarray(labels, dtype=np.str_)
 
     async def _prepare(
         self, backbone: Backbone, archive: DataArchive, name: str
     ) -> Prepared | SkippedImage:
-        """Return an image as the backbone takes it, or why it is left out.
+        """Return a preprocessed image, or the reason why it is skipped.
 
         The memory of the unpacked file counts towards the budget of the service.
         """
         shown = printable(name)[:200]
         size = archive.sizes[name]
-        largest = self.service.limits.body_bytes
-        if size > largest:
-            reason = f"{shown} must have at most {largest:,} bytes, got {size:,}"
+        max_size = self.service.limits.body_bytes
+        if size > max_size:
+            reason = f"{shown} must have at most {max_size:,} bytes, got {size:,}"
             return SkippedImage(name=shown, reason=reason[:300])
         try:
             async with self.service.memory.hold(size):
-                data = await self.service.unpacked(archive, name)
-                (sample,) = await self.service.prepared(backbone, [(shown, data)])
+                data = await self.service.read_archive_file(archive, name)
+                images = [(shown, data)]
+                (sample,) = await self.service.prepare_images(backbone, images)
             return sample
-        except (ImageError, FileFormatError) as error:
-            if isinstance(error, ImageError):
-                reason = str(error)
-            else:
-                reason = f"{shown} is damaged in the zip"
-            return SkippedImage(name=shown, reason=one_line(reason)[:300])
+        except ImageError as error:
+            reason = str(error)
+        except FileFormatError:
+            reason = f"{shown} is damaged in the zip"
+        return SkippedImage(name=shown, reason=one_line(reason)[:300])
 
 
 # -- routes ----------------------------------------------------------------------------
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=PROBLEMS)
 _ZIP_CONTENT = {"application/zip": {"schema": {"type": "string", "format": "binary"}}}
-_ZIP = {
+_ZIP_BODY = {
     "requestBody": {
         "required": True,
-        "description": "Images in folders named by class.",
+        "description": "A zip with one folder of images per class.",
         "content": _ZIP_CONTENT,
     }
 }
@@ -300,7 +333,7 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
     "/models/{m}/jobs",
     status_code=202,
     dependencies=[Depends(check_writable)],
-    openapi_extra=_ZIP,
+    openapi_extra=_ZIP_BODY,
 )
 async def start_job(
     model: ModelDep,
@@ -309,38 +342,36 @@ async def start_job(
     jobs: JobsDep,
     response: Response,
 ) -> JobRecord:
-    """Learn a zip of images as one change, with progress; nothing is written before all of it was looked at."""
+    """Start to learn a zip of images as one change, written once all are encoded."""
     if model.version.kind != "images":
         raise InputError(
-            f"the model takes {model.version.kind}: a zip of images cannot be taught to it"
+            f"the model takes {model.version.kind}: only models of images can learn a "
+            "zip of images"
         )
     jobs.check_room()
     with ExitStack() as holding:
-        path = (
-            holding.enter_context(partial_folder(jobs.service.store.folder, UPLOAD))
-            / "images.zip"
-        )
+        upload = partial_folder(jobs.service.store.folder, UPLOAD)
+        path = holding.enter_context(upload) / "images.zip"
         digest = await receive_file(request, path, *_ZIP_TYPES)
-        job = await jobs.start(
-            model, path, conditions.with_content(b"job", digest), holding
-        )
+        change = conditions.with_content(b"job", digest)
+        job = await jobs.start(model, path, change, holding)
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     return job
 
 
 @router.get("/jobs")
 async def list_jobs(jobs: JobsDep) -> dict[str, list[JobRecord]]:
-    """Return the jobs that are remembered, the oldest first."""
+    """Return the latest jobs, the oldest first."""
     return {"jobs": list(jobs.records.values())}
 
 
 @router.get("/jobs/{j}")
 async def follow_job(j: str, jobs: JobsDep) -> JobRecord:
-    """Return how far a job is."""
+    """Return the state and progress of a job."""
     return jobs.find(j)
 
 
 @router.delete("/jobs/{j}", dependencies=[Depends(check_writable)])
 async def cancel_job(j: str, jobs: JobsDep) -> JobRecord:
-    """Cancel a job; the model stays as it was."""
+    """Cancel a job. The model is not changed."""
     return jobs.cancel(j)

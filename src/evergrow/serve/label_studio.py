@@ -1,4 +1,7 @@
-"""A Label Studio ML backend: health, setup and predict. Label Studio sends many more fields than are read here."""
+"""ML backend for Label Studio: health, setup and predict.
+
+Label Studio sends many more fields than are read here.
+"""
 
 from __future__ import annotations
 
@@ -21,46 +24,54 @@ from evergrow import tools
 from evergrow.core.errors import InputError, UnsupportedError
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
+from evergrow.serve.bodies import BoundedRoute, RequestSamples
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.requests import PROBLEMS, BoundedRoute, Problem, SentSamples
+from evergrow.serve.problems import PROBLEMS, Problem
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep
 
-_KEYS = {
+_COMMON_KEYS = {
     "images": ("image", "img", "url", "photo"),
     "texts": ("text", "sentence", "body", "title"),
 }
-_SOURCES = {"images": ("Image",), "texts": ("Text", "HyperText", "Paragraphs")}
-_LONGEST_CONFIG = 1_000_000
-# Signs of addresses; others, as in names of files, are percent-encoded
-_ADDRESS = "!#$%&'()*+,/:;=?@[]~"
+_OBJECT_TAGS = {"images": ("Image",), "texts": ("Text", "HyperText", "Paragraphs")}
+_MAX_CONFIG_CHARACTERS = 1_000_000
+_URL_CHARACTERS = "!#$%&'()*+,/:;=?@[]~"
+"""Characters of addresses. Others, as in file names, are percent-encoded."""
 
 
 # -- messages --------------------------------------------------------------------------
 
 
-class _Sent(BaseModel):
-    """A part of a message, in which every value has the type that it is said to have."""
+class _StrictModel(BaseModel):
+    """A part of a message whose values are not converted to other types."""
 
     model_config = ConfigDict(strict=True)
 
 
-class LabelStudioTask(_Sent):
-    """A task: a sample to be labelled, in one of the fields of its data."""
+class LabelStudioTask(_StrictModel):
+    """A task. One field of its data is the sample."""
 
     data: dict[str, Any]
 
 
-class LabelStudioTasks(_Sent):
-    """Tasks to answer about."""
+class LabelStudioTasks(_StrictModel):
+    """Tasks to predict."""
 
     tasks: Annotated[list[LabelStudioTask], Field(max_length=1000, fail_fast=True)]
     label_config: str | None = None
 
 
 class ConfigNames(NamedTuple):
-    """The names in the label config of a project: the control that holds the classes, its object, and the task's field.
+    """Names in the label config of a project.
 
-    The field of a task that holds the sample is empty where the config does not say.
+    Parameters
+    ----------
+    choices : str
+        Control tag with the classes.
+    sample : str
+        Object tag that the control refers to.
+    key : str
+        Field of a task with the sample. Empty if the config does not name it.
     """
 
     choices: str = "choice"
@@ -68,110 +79,127 @@ class ConfigNames(NamedTuple):
     key: str = ""
 
 
-def names_of(config: str | None, kind: str) -> ConfigNames:
+def config_names(config: str | None, kind: str) -> ConfigNames:
     """Return the names in a label config, or default names if it cannot be parsed.
 
     Parameters
     ----------
     config : str or None
-        XML from Label Studio.
+        XML of the label config.
     kind : {"images", "texts"}
-        What the model takes.
+        Kind of samples.
 
     Examples
     --------
-    >>> from evergrow.serve.label_studio import names_of
-    >>> names_of('<View><Text name="t" value="$msg"/><Choices name="c" toName="t"/></View>', "texts")
+    >>> from evergrow.serve.label_studio import config_names
+    >>> text = '<Text name="t" value="$msg"/>'
+    >>> choices = '<Choices name="c" toName="t"/>'
+    >>> config_names(f"<View>{text}{choices}</View>", "texts")
     ConfigNames(choices='c', sample='t', key='msg')
     """
-    if (
-        not config or len(config) > _LONGEST_CONFIG or "<!" in config
-    ):  # no entities, so no bombs of them
+    if not config or len(config) > _MAX_CONFIG_CHARACTERS:
+        return ConfigNames()
+    if "<!" in config:  # entities can expand to gigabytes
         return ConfigNames()
     try:
         root = ElementTree.fromstring(config)
     except (ElementTree.ParseError, ValueError, RecursionError):
         return ConfigNames()
-    control = next((entry.attrib for entry in root.iter("Choices")), {})
-    sources = [
-        entry.attrib for tag in _SOURCES.get(kind, ()) for entry in root.iter(tag)
-    ] or [{}]
-    source = next(
-        (entry for entry in sources if entry.get("name") == control.get("toName")),
-        sources[0],
-    )
+    control = next((tag.attrib for tag in root.iter("Choices")), {})
+    source = _object_of(control.get("toName"), root, kind)
     sample = control.get("toName") or source.get("name", "sample")
-    field_of_task = source.get("value", "")
-    key = ""
-    if field_of_task.startswith("$"):
-        key = field_of_task.removeprefix("$")
+    value = source.get("value", "")
+    key = value.removeprefix("$") if value.startswith("$") else ""
     return ConfigNames(control.get("name", "choice"), sample, key)
+
+
+def _object_of(
+    name: str | None, root: ElementTree.Element, kind: str
+) -> dict[str, str]:
+    """Return the attributes of the object tag of this name, or of the first one."""
+    objects = [
+        element.attrib
+        for tag in _OBJECT_TAGS.get(kind, ())
+        for element in root.iter(tag)
+    ]
+    for attributes in objects:
+        if attributes.get("name") == name:
+            return attributes
+    return objects[0] if objects else {}
 
 
 def sample_of(task: LabelStudioTask, kind: str, names: ConfigNames) -> str:
     """Return the text of a task, or the address of its image."""
-    fields = [task.data.get(key) for key in (names.key, *_KEYS.get(kind, ()))]
-    found = [
-        value for value in (*fields, *task.data.values()) if isinstance(value, str)
-    ]
-    if not found:
-        raise Problem(422, f"the data of a task holds no {kind}", "BadField")
-    return found[0]
+    keys = (names.key, *_COMMON_KEYS.get(kind, ()))
+    for value in (*(task.data.get(key) for key in keys), *task.data.values()):
+        if isinstance(value, str):
+            return value
+    raise Problem(
+        422, f"the model takes {kind}, but the data of a task has none", "BadField"
+    )
 
 
-def fetch_image(where: str, config: ServeConfig) -> bytes:
-    """Return the file of an image: one in the task itself, or one that the Label Studio of the service holds.
+# -- images ----------------------------------------------------------------------------
 
-    Nothing else is ever called, and redirects are not followed.
+
+def fetch_image(address: str, config: ServeConfig) -> bytes:
+    """Return an image from the task itself or from the configured Label Studio.
+
+    No other address is called, and redirects are not followed.
     """
-    home = urlsplit(config.label_studio)
-    most = config.limits.body_bytes
     headers = {}
-    if not where.startswith("data:"):
-        if not home.netloc:
-            detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
-            raise Problem(422, detail, "NotFetched")
-        where = urljoin(
-            f"{config.label_studio.rstrip('/')}/", quote(where, safe=_ADDRESS)
-        )
-        parts = urlsplit(where)
-        if (parts.scheme, parts.netloc) != (
-            home.scheme,
-            home.netloc,
-        ) or parts.scheme not in ("http", "https"):
-            raise Problem(
-                422,
-                f"images are fetched from {home.netloc} alone, and this one is elsewhere",
-                "NotFetched",
-            )
+    if not address.startswith("data:"):
+        address = _label_studio_url(address, config)
         if config.label_studio_token:
-            headers = {"Authorization": f"Token {config.label_studio_token}"}
-        else:
-            headers = {}
-    request = urllib.request.Request(where, headers=headers)
+            headers["Authorization"] = f"Token {config.label_studio_token}"
+    request = urllib.request.Request(address, headers=headers)
+    max_bytes = config.limits.body_bytes
+    opener = urllib.request.build_opener(_NoRedirects)
     try:
-        with urllib.request.build_opener(_NoRedirects).open(
-            request, timeout=20
-        ) as answer:
-            data: bytes = answer.read(most + 1)
+        with opener.open(request, timeout=20) as response:
+            data: bytes = response.read(max_bytes + 1)
     except (OSError, ValueError, HTTPException) as error:
+        code = ""
         if isinstance(error, urllib.error.HTTPError):
-            code = f" ({error.code})"
-        else:
-            code = ""
+            code = f" (status {error.code})"
         raise Problem(
             422, f"the image of a task cannot be fetched{code}", "NotFetched"
         ) from error
-    if len(data) > most:
+    if len(data) > max_bytes:
         raise Problem(
-            413, f"the image of a task may have at most {most:,} bytes", "TooLarge"
+            413, f"the image of a task may have at most {max_bytes:,} bytes", "TooLarge"
         )
     return data
 
 
+def _label_studio_url(address: str, config: ServeConfig) -> str:
+    """Return the absolute URL of an image. Refuse other hosts than Label Studio."""
+    base = urlsplit(config.label_studio)
+    if not base.netloc:
+        raise Problem(
+            422,
+            "images of tasks cannot be fetched: start the service with "
+            "--label-studio URL",
+            "NotFetched",
+        )
+    url = urljoin(
+        f"{config.label_studio.rstrip('/')}/", quote(address, safe=_URL_CHARACTERS)
+    )
+    parts = urlsplit(url)
+    is_same_site = (parts.scheme, parts.netloc) == (base.scheme, base.netloc)
+    if not is_same_site or parts.scheme not in ("http", "https"):
+        raise Problem(
+            422,
+            f"images are fetched only from {base.netloc}, but the image of a task is "
+            "elsewhere",
+            "NotFetched",
+        )
+    return url
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow none: it could lead anywhere."""
+        """Refuse redirects, which could lead to any address."""
 
 
 # -- routes ----------------------------------------------------------------------------
@@ -186,58 +214,59 @@ router = APIRouter(
 
 @router.get("/health")
 async def health(model: ModelDep) -> dict[str, str]:
-    """Return that the model is there."""
+    """Return 200 if the model exists."""
     return {"status": "UP", "model_class": "evergrow"}
 
 
 @router.post("/setup")
 async def setup(model: ModelDep, project: dict[str, Any]) -> dict[str, str]:
-    """Take note of a project: nothing is kept of it, since every message says what it needs."""
+    """Return the model version. The project is ignored, as tasks contain its config."""
     return {"model_version": str(model.version.revision)}
 
 
 @router.post("/predict")
 async def predict(
-    model: ModelDep, asked: LabelStudioTasks, service: ServiceDep, request: Request
+    model: ModelDep, body: LabelStudioTasks, service: ServiceDep, request: Request
 ) -> dict[str, Any]:
-    """Return a class for each task; none where it is unknown, or the model cannot answer yet."""
+    """Predict the class of each task. Unknown samples get no class."""
     version = str(model.version.revision)
-    results = [
-        {"result": [], "score": 0.0, "model_version": version} for _ in asked.tasks
+    results: list[dict[str, Any]] = [
+        {"result": [], "score": 0.0, "model_version": version} for _ in body.tasks
     ]
-    if asked.tasks and model.version.state == "ready":
-        kind = model.version.kind
-        names = names_of(asked.label_config, kind)
-        found = [sample_of(task, kind, names) for task in asked.tasks]
-        samples = await _samples(service, model, found, request.state.hold_memory)
-        rows = await service.features(model, samples)
-        answers = await service.answers(model, rows, FALSE_ALARM)
-        places = await service.study(model, rows, suggested)
-        for row, column in enumerate(answers.ranked(1)[:, 0]):
-            score = float(answers.values[row, column])
-            choice = {
-                "type": "choices",
-                "value": {"choices": [str(answers.classes[column])]},
-                "score": score,
-            }
-            region = {"from_name": names.choices, "to_name": names.sample, **choice}
-            unknown = answers.unknown is not None and bool(answers.unknown[row])
-            results[row].update(
-                result=[] if unknown else [region], score=float(places[row])
-            )
+    if not body.tasks or model.version.state != "ready":
+        return {"results": results, "model_version": version}
+    kind = model.version.kind
+    names = config_names(body.label_config, kind)
+    addresses = [sample_of(task, kind, names) for task in body.tasks]
+    samples = await _samples(service, model, addresses, request.state.hold_memory)
+    rows = await service.encode(model, samples)
+    answers = await service.predict(model, rows, FALSE_ALARM)
+    scores = await service.analyze(model, rows, task_scores)
+    for row, best in enumerate(answers.ranked(1)[:, 0]):
+        results[row]["score"] = float(scores[row])
+        if answers.unknown is not None and answers.unknown[row]:
+            continue
+        region = {
+            "from_name": names.choices,
+            "to_name": names.sample,
+            "type": "choices",
+            "value": {"choices": [str(answers.classes[best])]},
+            "score": float(answers.values[row, best]),
+        }
+        results[row]["result"] = [region]
     return {"results": results, "model_version": version}
 
 
-def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
-    """Return a score for each task, by which Label Studio, that asks about the lowest first, follows ``suggest``.
+def task_scores(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
+    """Return scores that make Label Studio show tasks in the order of ``suggest``.
 
-    The first gets the smallest margin, and so on, so that tasks that are sent apart can
-    be compared. Copies of earlier tasks come last.
+    Label Studio shows the lowest score first. The first suggestion gets the smallest
+    margin, the second the next, so that tasks of several requests can be compared.
+    Near-duplicates come last.
     """
     scores = np.ones(len(rows))
-    with suppress(
-        InputError, UnsupportedError
-    ):  # there is one class, or the method cannot tell
+    # A model with one class, and some methods, cannot suggest.
+    with suppress(InputError, UnsupportedError):
         found = tools.suggest(learner, rows, len(rows))
         scores[found.rows] = np.sort(np.tanh(found.margins / 2.0))
     return scores
@@ -246,19 +275,18 @@ def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
 async def _samples(
     service: Service,
     model: OpenModel,
-    found: list[str],
+    values: list[str],
     hold_memory: Callable[[int], None],
-) -> SentSamples:
-    """Return samples of tasks as the service takes them.
+) -> RequestSamples:
+    """Return the texts of tasks, or fetch their images.
 
-    Images that lie elsewhere are fetched; their memory counts towards the budget of
-    the service.
+    The memory of images counts towards the budget of the service.
     """
     if model.version.kind == "texts":
-        return SentSamples(texts=found)
-    files: list[bytes] = []
-    for where in found:
-        data = await asyncio.to_thread(fetch_image, where, service.config)
+        return RequestSamples(texts=values)
+    images: list[tuple[str, bytes]] = []
+    for i, address in enumerate(values):
+        data = await asyncio.to_thread(fetch_image, address, service.config)
         hold_memory(len(data))
-        files.append(data)
-    return SentSamples(images=[(f"tasks[{i}]", data) for i, data in enumerate(files)])
+        images.append((f"tasks[{i}]", data))
+    return RequestSamples(images=images)

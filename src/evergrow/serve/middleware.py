@@ -1,4 +1,4 @@
-"""What every request passes: who may ask, under which name and how much; headers, counters, the log, problems."""
+"""Checks, limits, headers, metrics and the log of every request."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evergrow.serve.bodies import FORM
 from evergrow.serve.budget import MemoryBudget
-from evergrow.serve.config import Limits, is_loopback
+from evergrow.serve.config import Limits, Token, is_loopback
+from evergrow.serve.fair_executor import CALLER
 from evergrow.serve.monitoring import log
-from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
+from evergrow.serve.problems import Problem, problem_of, problem_response
 from evergrow.serve.service import Service
-from evergrow.serve.turns import CALLER
 
-_GUARDED = (
-    "/api/",
-    "/label-studio/",
-    "/metrics",
-)  # by tokens; the page and its documentation hold nothing of a model
+_GUARDED = ("/api/", "/label-studio/", "/metrics")
+"""Paths that require a token. The page and its documentation contain no model data."""
 _LAN = "/api/v1/lan"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
 _READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview")
-_CALLERS = 10_000  # that the rate limit remembers
-_STRANGE = ("BadToken", "CrossOrigin", "LongHead", "WrongHost")
-"""Refusals that count for the limit of an address: none of a caller with a token."""
-_SLOWEST = 1024  # bytes of a body in a second
-HEAD_BYTES = 16_384  # of the request line and the headers together
-_LOGGED = 300  # characters of a path in the log
-_WITH_IMAGES = (
-    8  # times the size of other JSON that JSON with image files in it may have
-)
-
-_Count = Callable[[int], None]
+_MAX_CALLERS = 10_000
+"""Number of callers that a rate limit remembers."""
+_SUSPICIOUS = ("BadToken", "CrossOrigin", "LongHead", "WrongHost")
+"""Refusals that count towards the limit of an address."""
+_MIN_BYTES_PER_SECOND = 1024
+"""Minimum transfer rate of a body."""
+HEAD_BYTES = 16_384
+"""Maximum size of the request line and the headers together."""
+_MAX_LOGGED_PATH = 300
+_IMAGES_IN_JSON = 8
+"""JSON that contains image files may be this many times larger than other JSON."""
 
 CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
-    "connect-src 'self'; font-src 'self'; manifest-src 'self'; worker-src 'self'; base-uri 'none'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob: data:; media-src 'self' blob:; connect-src 'self'; "
+    "font-src 'self'; manifest-src 'self'; worker-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-SECURITY_HEADERS = {
+RESPONSE_HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -56,24 +56,26 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Cache-Control": "no-cache",
 }
 
 
 class RateLimit:
-    """Limits how often each caller may come, by a bucket that refills.
+    """A rate limit per caller (token bucket).
 
     Parameters
     ----------
     per_second : float
-        Requests in a second; as many may come at once.
+        Requests per second, and the size of a burst.
     """
 
     def __init__(self, per_second: float) -> None:
         self._rate = per_second
-        self._buckets: dict[str, tuple[float, float]] = {}  # who came last is last
+        # Tokens left and time of the last request, in order of the last request.
+        self._buckets: dict[str, tuple[float, float]] = {}
 
     def allows(self, caller: str, now: float | None = None) -> bool:
-        """Count a request and return whether it may pass.
+        """Count a request and return whether it is allowed.
 
         Examples
         --------
@@ -83,20 +85,21 @@ class RateLimit:
         [True, True, False, True]
         """
         if now is None:
-            at = time.monotonic()
-        else:
-            at = now
-        left, since = self._buckets.pop(caller, (self._rate, at))
-        left = min(self._rate, left + (at - since) * self._rate)
+            now = time.monotonic()
+        left, since = self._buckets.pop(caller, (self._rate, now))
+        left = min(self._rate, left + (now - since) * self._rate)
         allowed = left >= 1
-        self._buckets[caller] = (left - 1 if allowed else left, at)
-        if len(self._buckets) > _CALLERS:
-            del self._buckets[next(iter(self._buckets))]
+        if allowed:
+            left -= 1
+        self._buckets[caller] = (left, now)
+        if len(self._buckets) > _MAX_CALLERS:
+            oldest = next(iter(self._buckets))
+            del self._buckets[oldest]
         return allowed
 
 
 def host_name(host: str) -> str:
-    """Return the name in a Host header without the port, or an empty string if the header is malformed.
+    """Return the name in a Host header without the port, or "" if it is malformed.
 
     Examples
     --------
@@ -115,7 +118,7 @@ def host_name(host: str) -> str:
 def address_group(client: str) -> str:
     """Return the addresses that count as one caller: an IPv4 address or an IPv6 /64.
 
-    Whoever has one IPv6 address usually has 2**64 of them.
+    A caller with one IPv6 address usually has 2**64 of them.
 
     Examples
     --------
@@ -136,52 +139,70 @@ def address_group(client: str) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False))
 
 
-def _is_for_phones(method: str, path: str) -> bool:
-    """Return whether the page needs this on a phone: all but removing, bringing and sharing whole models."""
-    removes = (
-        method == "DELETE"
-        and path.startswith("/api/v1/models/")
-        and path.count("/") == 4
-    )
-    return (
-        path.startswith("/api/")
-        and method != "PUT"
-        and not removes
-        and path not in (_LAN, "/api/v1/models/upload")
-    )
+def _phone_may(method: str, path: str) -> bool:
+    """Return whether a phone may do this.
+
+    A phone may do everything that the page needs, except delete, upload and share whole
+    models.
+    """
+    is_model = path.startswith("/api/v1/models/") and path.count("/") == 4
+    if method == "DELETE" and is_model:
+        return False
+    if method == "PUT" or path in (_LAN, "/api/v1/models/upload"):
+        return False
+    return path.startswith("/api/")
+
+
+def _reads_only(method: str, path: str) -> bool:
+    """Return whether a request changes nothing and needs only the role ``read``."""
+    if method in _READING_METHODS:
+        # The response contains a token that may teach.
+        return path != _LAN
+    return method == "POST" and path.endswith(_READING_POSTS)
 
 
 class _Exchange:
-    """A request and its answer: the body comes within limits, and the answer goes with security headers."""
+    """A request and its response.
+
+    Limits the body of the request, and adds headers to the response.
+    """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, limits: Limits, count: _Count
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        limits: Limits,
+        count_bytes: Callable[[int], None],
     ) -> None:
-        self.scope, self.headers, self.id = (
-            scope,
-            Headers(scope=scope),
-            uuid.uuid4().hex[:16],
-        )
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers = Headers(scope=scope)
+        self.id = uuid.uuid4().hex[:16]
+        self.started = time.perf_counter()
+        self.status = 0
+        self.size = 0  # bytes of the body received so far
+        self.held = 0  # bytes of the memory budget
+        self.refused = True
+        client = scope.get("client")
+        self.client = str(client[0]) if client else ""
         self._receive = receive
         self._send = send
         self._limits = limits
-        self._count = count
-        self.started = time.perf_counter()
-        self.status = 0
-        self.size = 0
-        self.client = str((scope.get("client") or ("",))[0])
-        self.refused = True
+        self._count_bytes = count_bytes
         self._complete = False
-        self.held = 0  # bytes of the memory budget
-        path = scope["path"]
-        if path.endswith(("/jobs", "/api/v1/models/upload")):
-            self._largest = limits.upload_bytes
-        elif path.startswith("/label-studio/"):
-            self._largest = _WITH_IMAGES * limits.json_bytes
-        elif self.headers.get("content-type", "").lower().startswith(FORM):
-            self._largest = limits.body_bytes
-        else:
-            self._largest = limits.json_bytes
+        self._max_size = self._max_body_size()
+
+    def _max_body_size(self) -> int:
+        limits = self._limits
+        if self.path.endswith(("/jobs", "/api/v1/models/upload")):
+            return limits.upload_bytes
+        if self.path.startswith("/label-studio/"):
+            return _IMAGES_IN_JSON * limits.json_bytes
+        if self.headers.get("content-type", "").lower().startswith(FORM):
+            return limits.body_bytes
+        return limits.json_bytes
 
     def hold_memory(self, budget: MemoryBudget, n: int) -> None:
         """Take bytes of the memory budget until the end of the request."""
@@ -189,10 +210,10 @@ class _Exchange:
         self.held += n
 
     def check_size(self, size: int) -> None:
-        """Raise the problem 413 if the body is larger than it may be."""
-        if size > self._largest:
+        """Raise a 413 problem if the body is too large."""
+        if size > self._max_size:
             raise Problem(
-                413, f"the body may have at most {self._largest:,} bytes", "TooLarge"
+                413, f"the body may have at most {self._max_size:,} bytes", "TooLarge"
             )
 
     async def receive(self) -> Message:
@@ -204,55 +225,58 @@ class _Exchange:
             message = await asyncio.wait_for(self._receive(), seconds)
         except asyncio.TimeoutError:
             raise Problem(
-                408, f"nothing of the body came for {seconds:g} s", "SlowBody"
+                408, f"no data of the body arrived for {seconds:g} s", "SlowBody"
             ) from None
         if message["type"] == "http.request":
             n = len(message.get("body", b""))
-            self._count(n)
+            self._count_bytes(n)
             self.size += n
             self._complete = not message.get("more_body", False)
             self.check_size(self.size)
-            if (
-                not self._complete
-                and time.perf_counter() - self.started > seconds + self.size / _SLOWEST
-            ):
-                raise Problem(
-                    408,
-                    f"the body came slower than {_SLOWEST} bytes a second",
-                    "SlowBody",
-                )
+            self._check_rate()
         return message
 
+    def _check_rate(self) -> None:
+        """Raise a 408 problem if the body is being sent too slowly."""
+        if self._complete:
+            return
+        elapsed = time.perf_counter() - self.started
+        allowed = self._limits.body_seconds + self.size / _MIN_BYTES_PER_SECOND
+        if elapsed > allowed:
+            raise Problem(
+                408,
+                f"the body arrived at less than {_MIN_BYTES_PER_SECOND} bytes per "
+                "second",
+                "SlowBody",
+            )
+
     async def send(self, message: Message) -> None:
-        """Send a piece of the answer."""
+        """Send a piece of the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            for name, value in {
-                **SECURITY_HEADERS,
-                "Cache-Control": "no-cache",
-            }.items():
+            for name, value in RESPONSE_HEADERS.items():
                 headers.setdefault(name, value)
             headers["X-Request-Id"] = self.id
-            # The rest of a body that is refused is not waited for.
-            if self.status in (408, 413, 431) or (
-                self.refused and self.scope["method"] not in ("GET", "HEAD")
-            ):
+            # Do not wait for the rest of a refused body.
+            is_refused_body = self.refused and self.method not in ("GET", "HEAD")
+            if self.status in (408, 413, 431) or is_refused_body:
                 headers["Connection"] = "close"
         await self._send(message)
 
 
 class ServiceMiddleware:
-    """Lets a request pass by its host, origin, token, rate and size, and answers with a problem where it fails.
+    """Checks every request, and counts and logs it.
 
-    Every request is counted and logged.
+    The checks are the size of the head, host, origin, token, rate and body length. A
+    request that fails one gets a problem document.
 
     Parameters
     ----------
     app : ASGI application
         The next application.
     service : Service
-        Who may ask and how much, and where requests are counted.
+        Settings, metrics and the memory budget.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -260,19 +284,23 @@ class ServiceMiddleware:
         self._service = service
         self._config = service.config
         self._metrics = service.metrics
-        config = service.config
-        self._rate = RateLimit(config.limits.requests_per_second)
-        self._refusals = RateLimit(config.limits.refusals_per_second)
-        self._hosts = {name.casefold() for name in config.allowed_hosts}
-        self._hosts |= {config.host.strip("[]").casefold()} - {"0.0.0.0", "::"}
-        self._received = 0  # bytes of all bodies that are being received or answered
+        limits = self._config.limits
+        self._rate = RateLimit(limits.requests_per_second)
+        self._refusals = RateLimit(limits.refusals_per_second)
+        self._hosts = {name.casefold() for name in self._config.allowed_hosts}
+        own_host = self._config.host.strip("[]").casefold()
+        if own_host not in ("0.0.0.0", "::"):
+            self._hosts.add(own_host)
+        self._received = 0  # bytes of all bodies held now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on and see how it ends."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._config.limits, self._count)
+        exchange = _Exchange(
+            scope, receive, send, self._config.limits, self._count_bytes
+        )
         failure = None
         memory = self._service.memory
         state = scope.setdefault("state", {})
@@ -284,21 +312,19 @@ class ServiceMiddleware:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
             failure = error
-            if (
-                exchange.status
-            ):  # the answer has begun: the server must close the connection
+            if exchange.status:
+                # The response has begun, so the server must close the connection.
                 raise
-            response = problem_response(
-                problem_of(error, self._service.store.without_paths), exchange.id
-            )
+            problem = problem_of(error, self._service.store.without_paths)
+            response = problem_response(problem, exchange.id)
             await response(scope, receive, exchange.send)
         finally:
             self._received -= exchange.size
             memory.release(exchange.held)
             self._record(exchange, failure)
 
-    def _count(self, n: int) -> None:
-        """Count bytes of a body, or raise the problem 503 if all requests together hold too many."""
+    def _count_bytes(self, n: int) -> None:
+        """Count received bytes. Raise a 503 problem if all requests hold too many."""
         if self._received + n > self._config.limits.waiting_bytes:
             raise Problem(
                 503,
@@ -308,161 +334,197 @@ class ServiceMiddleware:
             )
         self._received += n
 
-    def _admit(self, exchange: _Exchange) -> None:
-        """Raise a problem unless the request may pass.
+    # -- checks ------------------------------------------------------------------------
 
-        An address that was refused too often gets 429 instead of the reason. Requests
-        that may pass are never affected, so nobody is locked out by a stranger who
-        shares the address.
+    def _admit(self, exchange: _Exchange) -> None:
+        """Raise a problem unless the request passes all checks.
+
+        An address with too many refused requests gets 429 instead of the reason. Valid
+        requests are not affected, so a stranger who shares the address cannot lock
+        anybody out.
         """
         try:
             self._check(exchange)
         except Problem as problem:
-            if problem.kind not in _STRANGE:
+            if problem.kind not in _SUSPICIOUS:
                 raise
             if self._refusals.allows(address_group(exchange.client)):
                 raise
             raise Problem(
                 429,
-                "too many requests from this address were refused: slow down",
+                "too many requests from this address were refused: wait a moment",
                 "TooOften",
                 retry_after=1,
             ) from problem
 
     def _check(self, exchange: _Exchange) -> None:
-        """Raise a problem unless the request may pass."""
-        scope = exchange.scope
-        headers = exchange.headers
-        lan = self._service.lan
-        path = scope["path"]
-        method = scope["method"]
-        head = (
-            method,
-            scope.get("raw_path") or path,
-            scope["query_string"],
-            *(part for pair in headers.raw for part in pair),
-        )
-        if (
-            sum(map(len, head)) > HEAD_BYTES
-        ):  # the server notices only those that come in several pieces
-            raise Problem(
-                431,
-                f"the request line and the headers may have at most {HEAD_BYTES:,} bytes",
-                "LongHead",
-            )
-        # A page elsewhere can let its own name lead to this machine (DNS rebinding), so
-        # foreign names are refused.
-        hosts = headers.getlist("host")
-        name = ""
-        if len(hosts) == 1:
-            name = host_name(hosts[0])
-        if not name or not (
-            is_loopback(name) or name in self._hosts or (lan and name == lan.host)
-        ):
-            detail = f"the service does not answer to the host {name[:80]!r}: allow it with --allow-host"
-            raise Problem(421, detail, "WrongHost")
-        origin = headers.get("origin")
-        site = headers.get("sec-fetch-site", "none")
-        guarded = path.startswith(_GUARDED)
-        followed_link = (
-            method == "GET"
-            and not guarded
-            and headers.get("sec-fetch-mode") == "navigate"
-        )
-        if origin is not None:
-            if urlsplit(origin).netloc.casefold() != hosts[0].casefold():
-                raise Problem(
-                    403,
-                    f"requests from pages of {origin[:80]!r} are not answered",
-                    "CrossOrigin",
-                )
-        elif site not in ("none", "same-origin") and not followed_link:
-            raise Problem(
-                403,
-                "requests from pages of other sites are not answered",
-                "CrossOrigin",
-            )
-        caller = exchange.client
-        from_lan = lan is not None and scope["scheme"] == "https"
-        if guarded and (from_lan or self._config.tokens.entries):
-            given = headers.get("authorization", "")
-            holder = self._config.tokens.holder(given) or (
-                lan.tokens.holder(given) if lan else None
-            )
-            if holder is None:
-                again = "send 'Authorization: Bearer TOKEN'"
-                if from_lan:
-                    again = "scan the code on the computer again"
-                raise Problem(
-                    401,
-                    f"{again}: a token of this service is needed, and those of codes expire",
-                    "BadToken",
-                )
-            if holder.role == "page" and not _is_for_phones(method, path):
-                raise Problem(
-                    403,
-                    "a phone may not do this: do it on the computer that serves the models",
-                    "PageToken",
-                )
-            reads = (
-                method in _READING_METHODS and path != _LAN
-            )  # whose answer holds a token that may teach
-            reads |= method == "POST" and path.endswith(_READING_POSTS)
-            if holder.role == "read" and not reads:
-                detail = "this token has the role read; changes need a token with the role teach"
-                raise Problem(403, detail, "ReadToken")
-            scope["state"]["token"] = caller = holder.name
-            if holder.role == "page":  # each phone by itself
-                caller = f"{holder.name} {exchange.client}"
+        self._check_head(exchange)
+        host = self._check_host(exchange)
+        self._check_origin(exchange, host)
+        caller = self._check_token(exchange)
         CALLER.set(caller)
         if not self._rate.allows(caller):
             raise Problem(
                 429,
-                "too many requests in a second: slow down",
+                "too many requests per second: wait a moment",
                 "TooOften",
                 retry_after=1,
             )
+        self._check_length(exchange)
+
+    def _check_head(self, exchange: _Exchange) -> None:
+        """Check the size of the head.
+
+        uvicorn checks only heads that arrive in several pieces.
+        """
+        scope = exchange.scope
+        parts = [
+            exchange.method,
+            scope.get("raw_path") or exchange.path,
+            scope["query_string"],
+        ]
+        for name, value in exchange.headers.raw:
+            parts += [name, value]
+        if sum(map(len, parts)) > HEAD_BYTES:
+            raise Problem(
+                431,
+                "the request line and the headers may have at most "
+                f"{HEAD_BYTES:,} bytes",
+                "LongHead",
+            )
+
+    def _check_host(self, exchange: _Exchange) -> str:
+        """Return the Host header if its name is allowed.
+
+        Other names are refused, because a foreign page can point its own name to this
+        machine (DNS rebinding).
+        """
+        hosts = exchange.headers.getlist("host")
+        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        lan = self._service.lan
+        is_lan = lan is not None and name == lan.host
+        if not name or not (is_loopback(name) or name in self._hosts or is_lan):
+            raise Problem(
+                421,
+                f"the host name {name[:80]!r} is not allowed: start the service with "
+                "--allow-host NAME",
+                "WrongHost",
+            )
+        return hosts[0]
+
+    def _check_origin(self, exchange: _Exchange, host: str) -> None:
+        """Refuse requests from pages of other sites, except links to the page."""
+        origin = exchange.headers.get("origin")
+        if origin is not None:
+            if urlsplit(origin).netloc.casefold() != host.casefold():
+                raise Problem(
+                    403,
+                    f"requests from pages of {origin[:80]!r} are not allowed",
+                    "CrossOrigin",
+                )
+            return
+        site = exchange.headers.get("sec-fetch-site", "none")
+        followed_link = (
+            exchange.method == "GET"
+            and not exchange.path.startswith(_GUARDED)
+            and exchange.headers.get("sec-fetch-mode") == "navigate"
+        )
+        if site not in ("none", "same-origin") and not followed_link:
+            raise Problem(
+                403, "requests from pages of other sites are not allowed", "CrossOrigin"
+            )
+
+    def _check_token(self, exchange: _Exchange) -> str:
+        """Check the token, if one is required, and return the name of the caller."""
+        lan = self._service.lan
+        from_lan = lan is not None and exchange.scope["scheme"] == "https"
+        required = from_lan or self._config.tokens.entries
+        if not required or not exchange.path.startswith(_GUARDED):
+            return exchange.client
+        authorization = exchange.headers.get("authorization", "")
+        token = self._config.tokens.find(authorization)
+        if token is None and lan is not None:
+            token = lan.tokens.find(authorization)
+        if token is None:
+            detail = "a valid token is required: send 'Authorization: Bearer TOKEN'"
+            if from_lan:
+                detail = (
+                    "a valid token is required, and codes expire: "
+                    "scan the code on the computer again"
+                )
+            raise Problem(401, detail, "BadToken")
+        _check_role(token, exchange)
+        exchange.scope["state"]["token"] = token.name
+        if token.role == "page":
+            # Phones share a token, and each has its own rate limit.
+            return f"{token.name} {exchange.client}"
+        return token.name
+
+    def _check_length(self, exchange: _Exchange) -> None:
+        """Check the headers that describe the body."""
+        headers = exchange.headers
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Problem(
                 415,
-                "send the body as it is: nothing is unpacked here (Content-Encoding)",
+                "compressed bodies are not supported: leave out Content-Encoding",
                 "Encoded",
             )
-        if (
-            "content-length" in headers and "transfer-encoding" in headers
-        ):  # two programs could read two requests
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy and the service could disagree where the request ends.
             raise Problem(
                 400, "send Content-Length or Transfer-Encoding, not both", "BadLength"
             )
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()):
-            raise Problem(400, "Content-Length is not a number", "BadLength")
+            raise Problem(400, "Content-Length must be a number", "BadLength")
         exchange.check_size(int(length[:20]))
 
+    # -- metrics and log ---------------------------------------------------------------
+
     def _record(self, exchange: _Exchange, failure: Exception | None) -> None:
-        """Count and log a request; the labels of metrics come from fixed sets, not from callers."""
-        scope = exchange.scope
+        """Count and log a request.
+
+        Labels of metrics come from fixed sets and never from callers.
+        """
         seconds = time.perf_counter() - exchange.started
-        route = getattr(scope.get("route"), "path", "") or "other"
-        method = "other"
-        if scope["method"] in _METHODS:
-            method = scope["method"]
+        route = getattr(exchange.scope.get("route"), "path", "") or "other"
+        method = exchange.method if exchange.method in _METHODS else "other"
         self._metrics.requests.labels(method, route, str(exchange.status)).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
-        problem = None
+        fields: dict[str, Any] = {}
+        if "token" in exchange.scope["state"]:
+            fields["token"] = exchange.scope["state"]["token"]
+        is_bug = False
         if failure is not None:
             problem = problem_of(failure)
-        bug = problem is not None and problem.status_code == 500
+            is_bug = problem.status_code == 500
+            if exchange.refused:
+                fields["refused"] = problem.kind
         log(
             "request",
-            level=logging.ERROR if bug else logging.INFO,
-            error=failure if bug else None,
+            level=logging.ERROR if is_bug else logging.INFO,
+            error=failure if is_bug else None,
             method=method,
-            path=scope["path"][:_LOGGED],
+            path=exchange.path[:_MAX_LOGGED_PATH],
             status=exchange.status,
             seconds=round(seconds, 4),
             request_id=exchange.id,
             client=exchange.client,
-            **({"token": scope["state"]["token"]} if "token" in scope["state"] else {}),
-            **({"refused": problem.kind} if problem and exchange.refused else {}),
+            **fields,
+        )
+
+
+def _check_role(token: Token, exchange: _Exchange) -> None:
+    """Raise a 403 problem unless the role of a token allows the request."""
+    if token.role == "page" and not _phone_may(exchange.method, exchange.path):
+        raise Problem(
+            403,
+            "a phone may not do this: use the computer that runs the service",
+            "PageToken",
+        )
+    if token.role == "read" and not _reads_only(exchange.method, exchange.path):
+        raise Problem(
+            403,
+            "this token has the role read: use a token with the role teach",
+            "ReadToken",
         )

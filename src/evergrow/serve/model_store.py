@@ -1,7 +1,7 @@
-"""The models of a folder. Many read a model, one at a time changes it, and its file is the truth.
+"""The models of a folder: many readers and one writer per model.
 
-A version of a model never changes, so that those who ask never wait for those who
-teach.
+The file of a model is the truth, and other processes may change it too. A loaded
+version never changes, so predictions never wait for changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
@@ -38,23 +38,27 @@ from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve import schemas
 from evergrow.serve.backbones import cores, limit_torch
+from evergrow.serve.bodies import UPLOAD
+from evergrow.serve.change_requests import ChangeRequest
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import Metrics, thread_warnings
-from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem
+from evergrow.serve.problems import Problem
 
-_PAUSE = 0.05  # seconds between two tries at a file that another process is changing
-_TRIES = 40
-# Of small matrices, in the model and new, one thread makes a change faster than many
+_RETRY_SECONDS = 0.05
+"""Pause before another attempt at a file that another process is changing."""
+_MAX_ATTEMPTS = 40
 _FEW_SAMPLES = 512
+"""Up to this number of samples, a change is faster with one thread."""
 _DELETED = ".deleted."
 
 Edit = Callable[[Learner], object]
 Result = TypeVar("Result")
 Signature = tuple[int, int, int]
+"""Inode, size and modification time of a file."""
 
 
-def signature_of(file: Path | int) -> Signature | None:
-    """Return what tells one state of a file from another, or None if there is no file."""
+def file_signature(file: Path | int) -> Signature | None:
+    """Return a value that differs between states of a file, or None without a file."""
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -62,43 +66,45 @@ def signature_of(file: Path | int) -> Signature | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def give_back_memory() -> None:
-    """Give freed memory back to the system where the C library can: it keeps it for the thread that used it."""
+def release_memory() -> None:
+    """Return freed memory to the operating system, if the C library supports it.
+
+    glibc keeps freed memory for the thread that used it.
+    """
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class Version:
-    """A model at one moment.
+    """A model at one revision.
 
     Parameters
     ----------
     learner : Learner
-        What it knows.
+        The model.
     signature : tuple or None
-        Signature of its file; None asks for the file to be read again.
+        Signature of its file. None forces the file to be read again.
 
     Attributes
     ----------
     counts : dict of str to int
-        Samples of each class.
+        Number of samples per class.
     n_samples : int
-        Their sum.
+        Number of samples.
     classes : list of ClassCount
-        The same, sorted by name.
+        `counts`, sorted by name.
     state : {"ready", "starting"}
-        Whether the model answers, or has no class yet.
+        Whether the model has a class and can predict.
     revision : int
-        The revision of the model file.
+        Revision of the model file.
     digest : str
         Checksum of the model file.
     etag : str
-        The entity tag: the revision and the start of the file's checksum, so that it
-        never recurs.
+        Entity tag: the revision and the start of the checksum. It never recurs.
     kind : {"images", "texts", "features"}
-        What samples are, in the words of the API.
+        Kind of samples, as the API calls it.
     n_features : int or None
-        Width of feature vectors; None while a model of features has no class.
+        Length of feature vectors. None for a model of features without a class.
     """
 
     def __init__(self, learner: Learner, signature: Signature | None) -> None:
@@ -110,108 +116,113 @@ class Version:
             schemas.ClassCount(name=name, samples=n)
             for name, n in sorted(self.counts.items())
         ]
-        self.state: schemas.ModelState = "starting"
-        if self.counts:
-            self.state = "ready"
+        self.state: schemas.ModelState = "ready" if self.counts else "starting"
         self.revision = learner.state_.revision
         self.digest = learner.state_.origin[1] if learner.state_.origin else ""
         self.etag = f'"{self.revision}-{self.digest[:12]}"'
         self.kind = schemas.SAMPLE_KINDS[learner.state_.kind]
-        width = None
-        if learner.state_.spec is not None:
-            width = learner.state_.spec.n_features
-        self.n_features: int | None
+        self.n_features: int | None = None
         if self.counts:
             self.n_features = learner.n_features_in_
-        else:
-            self.n_features = width
-        self._computing = threading.Lock()  # a head computes some things once
-        self._has_answered = False
+        elif learner.state_.spec is not None:
+            self.n_features = learner.state_.spec.n_features
+        self._lock = threading.Lock()  # a head caches results of its first call
+        self._has_predicted = False
 
     def facts(self) -> dict[str, Any]:
-        """Return what answers of several routes say about the model."""
-        names = (
-            "kind",
-            "state",
-            "revision",
-            "etag",
-            "classes",
-            "n_samples",
-            "n_features",
-        )
+        """Return the fields that several responses have in common."""
         return {
+            "kind": self.kind,
+            "state": self.state,
+            "revision": self.revision,
+            "etag": self.etag,
+            "classes": self.classes,
             "n_classes": len(self.counts),
-            **{name: getattr(self, name) for name in names},
+            "n_samples": self.n_samples,
+            "n_features": self.n_features,
         }
 
     def require_ready(self) -> None:
         """Raise :class:`NotFittedError` while the model has no class."""
         if not self.counts:
-            raise errors.NotFittedError(
-                "the model has learned nothing yet: teach it a class first"
-            )
+            raise errors.NotFittedError("the model has no class yet: teach it a class")
 
-    def ask(self, questions: Sequence[NDArray[Any]]) -> list[Answers]:
-        """Return answers to several questions, each about feature vectors; :meth:`judged` says what is unknown."""
-        with self._computing:
+    def predict(self, requests: Sequence[NDArray[Any]]) -> list[Answers]:
+        """Predict the feature vectors of several requests.
+
+        ``unknown`` is decided at the default false alarm rate; :meth:`with_false_alarm`
+        changes it.
+        """
+        rows = np.concatenate(requests)
+        with self._lock:
             try:
-                answers = self.learner.ask(
-                    np.concatenate(questions), false_alarm=FALSE_ALARM
-                )
-            except (
-                errors.NotFittedError,
-                errors.UnsupportedError,
-            ):  # it cannot tell what is unknown
-                answers = self.learner.ask(np.concatenate(questions))
-            if not self._has_answered:
-                self._has_answered = True
-                # The first answer takes several times what it leaves
-                give_back_memory()
-        ends = pairwise(accumulate(map(len, questions), initial=0))
-        return [answers.part(slice(*bounds)) for bounds in ends]
+                answers = self.learner.ask(rows, false_alarm=FALSE_ALARM)
+            except (errors.NotFittedError, errors.UnsupportedError):
+                # The novelty threshold is not calibrated, or the method has none.
+                answers = self.learner.ask(rows)
+            if not self._has_predicted:
+                self._has_predicted = True
+                # The first call needs several times the memory that it keeps.
+                release_memory()
+        bounds = pairwise(accumulate(map(len, requests), initial=0))
+        return [answers.part(slice(start, end)) for start, end in bounds]
 
-    def judged(self, answers: Answers, false_alarm: float) -> Answers:
-        """Return answers that say what is unknown at another share of false alarms, if that was calibrated."""
+    def with_false_alarm(self, answers: Answers, false_alarm: float) -> Answers:
+        """Return answers with ``unknown`` decided at another false alarm rate.
+
+        Without a calibrated threshold they are returned unchanged.
+        """
         if answers.novelty is None:
             return answers
         threshold = self.learner.state_.threshold(false_alarm)
-        unknown = ~(answers.novelty <= threshold)  # NaN is not known
+        unknown = ~(answers.novelty <= threshold)  # NaN counts as unknown
         return dataclasses.replace(
             answers, unknown=unknown, threshold=np.full(len(unknown), threshold)
         )
 
 
-def matches(header: str, etag: str) -> bool:
-    """Return whether a list of entity tags has one, compared strongly.
+def etag_matches(header: str, etag: str) -> bool:
+    """Return whether a list of entity tags contains one (strong comparison).
 
     Examples
     --------
-    >>> from evergrow.serve.model_store import matches
-    >>> matches('"3", "4"', '"4"'), matches("*", '"4"'), matches('W/"4"', '"4"')
-    (True, True, False)
+    >>> from evergrow.serve.model_store import etag_matches
+    >>> etag_matches('"3", "4"', '"4"'), etag_matches("*", '"4"')
+    (True, True)
+    >>> etag_matches('W/"4"', '"4"')
+    False
     """
     return any(tag.strip() in ("*", etag) for tag in header.split(","))
 
 
 class ServedModel:
-    """A model file.
+    """A model file with its loaded version.
 
     Parameters
     ----------
     path : Path
-        Where the file lies, with links followed.
+        Path of the file, with links resolved.
     config : ServeConfig
-        The device, and how long and how many changes wait.
+        Device and limits.
     threads : Executor
-        Where changes are made.
+        Threads for changes.
     metrics : Metrics
-        Where their times are counted.
+        Metrics of the service.
+
+    Attributes
+    ----------
+    last_used : float
+        Monotonic time of the last use.
+    is_deleted : bool
+        Whether the service deleted the model.
     """
 
     def __init__(
         self, path: Path, config: ServeConfig, threads: Executor, metrics: Metrics
     ) -> None:
         self.path = path
+        self.last_used = 0.0
+        self.is_deleted = False
         self._metrics = metrics
         self._limits = config.limits
         self._threads = threads
@@ -220,170 +231,169 @@ class ServedModel:
             "device": None if config.device == "auto" else config.device,
         }
         self._version: Version | None = None
-        self._listed: tuple[Signature | None, dict[str, Any]] = (None, {})
-        self.asked = 0.0  # when somebody asked for it last
-        self.is_deleted = False
-        self._changing = threading.Lock()
+        self._cached_facts: tuple[Signature | None, dict[str, Any]] = (None, {})
+        self._lock = threading.Lock()  # held while the file is read or changed
         self._is_changing = False
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._n_waiting = 0
 
     # -- reading -----------------------------------------------------------------------
 
     def current(self) -> Version:
-        """Return the model as it is now; a file that another process changed is read again.
+        """Return the current version. Read the file again if it was changed.
 
-        While a change is being written, the version before it is returned without
-        waiting.
+        While a change is being written, the previous version is returned immediately.
         """
         version = self._version
-        self.asked = time.monotonic()
-        if (
-            version is not None
-            and version.signature is not None
-            and version.signature == signature_of(self.path)
-        ):
-            return version
-        while not self._changing.acquire(timeout=-1 if version is None else _PAUSE):
-            if (
-                self._is_changing and version is not None
-            ):  # else another reader holds it, and soon has what is on disk
+        self.last_used = time.monotonic()
+        if version is None:
+            self._lock.acquire()
+        else:
+            is_current = version.signature == file_signature(self.path)
+            if version.signature is not None and is_current:
                 return version
+            while not self._lock.acquire(timeout=_RETRY_SECONDS):
+                # Without a change, another reader holds the lock and soon has the file.
+                if self._is_changing:
+                    return version
         try:
-            return self._refreshed()
+            return self._refresh()
         finally:
-            self._changing.release()
+            self._lock.release()
 
-    def _refreshed(self) -> Version:
-        """Return the present version, read anew if the file is another; the caller holds the model."""
-        signature = signature_of(self.path)
-        if (
-            signature is None or self.is_deleted
-        ):  # a file of the same name is another model
+    def _refresh(self) -> Version:
+        """Return the version on disk. The caller holds the lock."""
+        signature = file_signature(self.path)
+        # After a deletion, a file of the same name is another model.
+        if signature is None or self.is_deleted:
             self._version = None
-            raise _missing(self.path.stem)
+            raise _not_found(self.path.stem)
         if self._version is None or self._version.signature != signature:
-            self._version = Version(
-                modelfile.open_model(self.path, **self._settings), signature
-            )
-            give_back_memory()
+            learner = modelfile.open_model(self.path, **self._settings)
+            self._version = Version(learner, signature)
+            release_memory()
         return self._version
 
     @property
     def is_open(self) -> bool:
-        """Whether it is held in memory."""
+        """Whether the model is in memory."""
         return self._version is not None
 
-    def let_go(self) -> None:
-        """Forget what was read, unless the model is being changed; whoever holds the version keeps it."""
-        if self._changing.acquire(blocking=False):
-            self._version = None
-            self._changing.release()
-            give_back_memory()
+    def close(self) -> None:
+        """Remove the model from memory, unless it is being changed.
 
-    def listed(self) -> dict[str, Any]:
-        """Return the facts of the model; one that is not in memory is read only if the file is another than before."""
-        signature, facts = self._listed
-        if signature is None or signature != signature_of(self.path):
+        Requests that hold the version can still use it.
+        """
+        if self._lock.acquire(blocking=False):
+            self._version = None
+            self._lock.release()
+            release_memory()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the current version, from a cache if it is not loaded."""
+        signature, facts = self._cached_facts
+        if signature is None or signature != file_signature(self.path):
             version = self.current()
-            self._listed = signature, facts = version.signature, version.facts()
+            facts = version.facts()
+            self._cached_facts = (version.signature, facts)
         return facts
 
     def open_file(self) -> tuple[BinaryIO, Version]:
-        """Return the file, opened, and the version that is in it, whatever is written meanwhile."""
-        for _ in range(_TRIES):
+        """Return the open file and the version in it, also during a change."""
+        for _ in range(_MAX_ATTEMPTS):
             version = self.current()
             with suppress(FileNotFoundError):
                 file = open(self.path, "rb")  # noqa: SIM115  the caller closes it
-                if signature_of(file.fileno()) == version.signature:
+                if file_signature(file.fileno()) == version.signature:
                     return file, version
                 file.close()
-            time.sleep(_PAUSE)
+            time.sleep(_RETRY_SECONDS)
         raise errors.BusyError("the model is being changed: try again")
 
-    def redoable(self) -> int:
-        """Return how many rollbacks can be taken back."""
-        kept = History(self.path)
-        chain = kept.redoable(Header.read(self.path).digest)
-        return len(
-            list(takewhile(lambda entry: kept.find(entry.before) is not None, chain))
-        )
+    def n_redoable(self) -> int:
+        """Return how many rollbacks can be undone."""
+        history = History(self.path)
+        n = 0
+        for entry in history.redoable(Header.read(self.path).digest):
+            if history.find(entry.before) is None:
+                break
+            n += 1
+        return n
 
     # -- changing ----------------------------------------------------------------------
 
     async def edit(
         self, edit: Edit, seen: Version, request: ChangeRequest, n_samples: int = 0
     ) -> schemas.ChangeAnswer:
-        """Make a change after all that came before it, and return once it is on disk.
+        """Change the model after all earlier changes. Return once it is on disk.
 
         Parameters
         ----------
         edit : callable
-            Changes a learner that nobody else holds.
+            Function that changes a copy of the learner.
         seen : Version
-            The model when the change was asked for; another that has its file by now is
-            left alone.
+            Version at the start of the request. If another model has its name by now,
+            that model is not changed.
         request : ChangeRequest
-            Its conditions.
-        n_samples : int
-            Samples that come with it.
+            Conditions of the change.
+        n_samples : int, default=0
+            Number of new samples.
 
         Raises
         ------
         Problem
-            412 if the model is another than the caller saw, 503 if too many wait.
+            412 if ``If-Match`` names another version, 503 if too many changes wait.
         """
 
         def work(version: Version) -> Change | None:
             if version.learner.state_.history[:1] != seen.learner.state_.history[:1]:
                 raise errors.ModelNotFoundError(
-                    f"there is no model {self.path.stem!r} any more: another has its name"
+                    f"the model {self.path.stem!r} was deleted, and another model has "
+                    "its name now"
                 )
-            learner = copy.copy(version.learner)
-            n_changes = len(learner.state_.history)
-            few = version.n_samples + n_samples <= _FEW_SAMPLES
-            limit_torch(1 if few else cores())
-            edit(learner)
-            if len(learner.state_.history) == n_changes:
-                return None
-            remark = Change("update", "", 0, note=request.note, extra=request.extra())
-            modelfile.commit(self.path, learner, remark, who=request.who)
-            after = Version(learner, signature_of(self.path))
-            if (
-                Header.read(self.path).digest != after.digest
-            ):  # another process was faster
-                after.signature = None
-            self._version = after
-            give_back_memory()
-            return learner.state_.history[-1]
+            return self._edit(version, edit, request, n_samples)
 
         with self._metrics.commit_seconds.time():
-            return await self._in_turn(lambda: self._changed(work, request))
+            return await self._in_turn(lambda: self._change(work, request))
+
+    def _edit(
+        self, version: Version, edit: Edit, request: ChangeRequest, n_samples: int
+    ) -> Change | None:
+        """Edit and save a copy of the learner. Return None if nothing changed."""
+        learner = copy.copy(version.learner)
+        n_changes = len(learner.state_.history)
+        few = version.n_samples + n_samples <= _FEW_SAMPLES
+        limit_torch(1 if few else cores())
+        edit(learner)
+        if len(learner.state_.history) == n_changes:
+            return None
+        remark = Change("update", "", 0, note=request.note, extra=request.extra())
+        modelfile.commit(self.path, learner, remark, who=request.who)
+        after = Version(learner, file_signature(self.path))
+        if Header.read(self.path).digest != after.digest:
+            # Another process has changed the file since.
+            after.signature = None
+        self._version = after
+        release_memory()
+        return learner.state_.history[-1]
 
     async def roll_back(
         self, n: int, to: int | None, request: ChangeRequest
     ) -> schemas.ChangeAnswer:
-        """Undo the latest changes: a number of them, or all after a revision."""
+        """Undo the latest `n` changes, or all changes after revision `to`."""
 
         def undo() -> Change:
-            kept = modelfile.kept_revisions(self.path)
-            if to is not None and to not in kept:
-                listed = ", ".join(map(str, kept)) or "none"
-                raise errors.ParameterError(
-                    f"revision {to} is not kept; kept are: {listed}"
-                )
-            if to is None:
-                steps = n
-            else:
-                steps = len(kept) - kept.index(to)
+            n_steps = n
+            if to is not None:
+                n_steps = _steps_to(to, modelfile.kept_revisions(self.path))
             return modelfile.rollback(
-                self.path, steps, who=request.who, extra=request.extra()
+                self.path, n_steps, who=request.who, extra=request.extra()
             )
 
         return await self._restore(undo, request)
 
     async def redo(self, n: int, request: ChangeRequest) -> schemas.ChangeAnswer:
-        """Take the latest rollbacks back."""
+        """Undo the latest `n` rollbacks."""
         who = request.who
         extra = request.extra()
         return await self._restore(
@@ -393,39 +403,39 @@ class ServedModel:
     async def _restore(
         self, step: Callable[[], Change], request: ChangeRequest
     ) -> schemas.ChangeAnswer:
-        """Put an earlier state in place of the file."""
+        """Replace the file by another revision."""
 
         def work(version: Version) -> Change:
             with modelfile.locked_model(self.path, **self._settings) as learner:
                 if learner.state_.origin != version.learner.state_.origin:
                     raise errors.BusyError(
-                        "another process changed the model meanwhile"
+                        "another process changed the model meanwhile: try again"
                     )
                 change = step()
-            self._refreshed()
+            self._refresh()
             return change
 
-        return await self._in_turn(lambda: self._changed(work, request))
+        return await self._in_turn(lambda: self._change(work, request))
 
     async def remove(self, request: ChangeRequest, name: Path) -> None:
-        """Delete the model with its history, after all changes that came before.
+        """Delete the model with its history, after all earlier changes.
 
         Parameters
         ----------
         request : ChangeRequest
-            Its conditions. Without ``If-Match`` a model that cannot be read is deleted
-            too.
+            Conditions. Without ``If-Match``, a damaged model can be deleted too.
         name : Path
-            The file by the name that was asked for. Of a link only the link is deleted.
+            Path of the model by its requested name. If it is a link, only the link is
+            deleted.
         """
 
         def work() -> None:
             if request.if_match:
-                _check_match(request, self._refreshed())
+                _check_match(request, self._refresh())
             if name.is_symlink():
                 name.unlink()
-            elif self.is_deleted or signature_of(self.path) is None:
-                raise _missing(self.path.stem)
+            elif self.is_deleted or file_signature(self.path) is None:
+                raise _not_found(self.path.stem)
             else:
                 _remove_model(self.path)
                 self._version = None
@@ -434,28 +444,28 @@ class ServedModel:
         await self._in_turn(work)
 
     async def _in_turn(self, work: Callable[[], Result]) -> Result:
-        """Run work in a thread once all that came before is done."""
-        if self._waiting >= self._limits.writers:
+        """Call a function in a thread after all earlier changes."""
+        if self._n_waiting >= self._limits.writers:
             raise Problem(
                 503,
-                "too many changes of this model wait: try again later",
+                "too many changes of this model are waiting: try again later",
                 "QueueFull",
                 retry_after=1,
             )
-        self._waiting += 1
+        self._n_waiting += 1
         try:
             async with self._turn:
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._retried, work
+                    self._threads, self._with_retries, work
                 )
         finally:
-            self._waiting -= 1
+            self._n_waiting -= 1
 
-    def _retried(self, work: Callable[[], Result]) -> Result:
-        """Do some work on the model, again if another process was faster, for a limited time."""
+    def _with_retries(self, work: Callable[[], Result]) -> Result:
+        """Call a function again while another process is changing the model."""
         end = time.monotonic() + self._limits.lock_seconds
         while True:
-            with self._changing:
+            with self._lock:
                 self._is_changing = True
                 try:
                     return work()
@@ -464,49 +474,71 @@ class ServedModel:
                         raise
                 finally:
                     self._is_changing = False
-            time.sleep(_PAUSE)
+            time.sleep(_RETRY_SECONDS)
 
-    def _changed(
+    def _change(
         self, work: Callable[[Version], Change | None], request: ChangeRequest
     ) -> schemas.ChangeAnswer:
-        """Do what a request asks for unless it was done before; ``work`` returns None if there is nothing to do."""
+        """Make a change unless the request was fulfilled before.
+
+        ``work`` returns None if it changed nothing.
+        """
         with thread_warnings() as warnings:
-            before = self._refreshed()
-            told = [(change, change) for change in before.learner.state_.history]
-            log = History(self.path).undone(before.digest)
-            told += [
-                (entry.change, change)
-                for entry in log
-                for change in (entry.change, *entry.undone)
-            ]
-            known = next(
-                (answer for answer, change in told if request.fulfilled_by(change)),
-                None,
-            )
+            before = self._refresh()
+            earlier = self._fulfilled_change(before, request)
             done = None
-            if known is None:
+            if earlier is None:
                 _check_match(request, before)
                 done = work(before)
         after = self._version or before
+        change = done or earlier or before.learner.state_.history[-1]
         return schemas.ChangeAnswer(
             **after.facts(),
             model=request.model,
-            change=schemas.ChangeRecord.model_validate(
-                done or known or before.learner.state_.history[-1]
-            ),
+            change=schemas.ChangeRecord.model_validate(change),
             new_classes=sorted(set(after.counts) - set(before.counts)),
             gone_classes=sorted(set(before.counts) - set(after.counts)),
             warnings=warnings,
             replayed=done is None,
         )
 
+    def _fulfilled_change(
+        self, version: Version, request: ChangeRequest
+    ) -> Change | None:
+        """Return the change that fulfilled this request before, or None.
+
+        If that change was rolled back, it is the rollback.
+        """
+        for change in version.learner.state_.history:
+            if request.fulfilled_by(change):
+                return change
+        for entry in History(self.path).undone(version.digest):
+            for change in (entry.change, *entry.undone):
+                if request.fulfilled_by(change):
+                    return entry.change
+        return None
+
+
+def _steps_to(revision: int, kept: list[int]) -> int:
+    """Return how many changes to undo to reach a kept revision."""
+    if revision not in kept:
+        listed = ", ".join(map(str, kept)) or "none"
+        raise errors.ParameterError(
+            f"revision {revision} is not stored; stored revisions: {listed}"
+        )
+    return len(kept) - kept.index(revision)
+
 
 def _check_match(request: ChangeRequest, version: Version) -> None:
-    """Raise the problem 412 unless the model is what the caller saw."""
-    if request.if_match and not matches(request.if_match, version.etag):
-        detail = f"the model is at {version.etag} now, and If-Match names {request.if_match[:80]}"
+    """Raise a 412 problem if ``If-Match`` names another version."""
+    if request.if_match and not etag_matches(request.if_match, version.etag):
         raise Problem(
-            412, detail, "Stale", revision=version.revision, etag=version.etag
+            412,
+            f"the model has changed: its ETag is {version.etag}, and If-Match is "
+            f"{request.if_match[:80]}",
+            "Stale",
+            revision=version.revision,
+            etag=version.etag,
         )
 
 
@@ -516,11 +548,11 @@ class ModelStore:
     Parameters
     ----------
     config : ServeConfig
-        The folder, and how models are changed.
+        Folder, device and limits.
     threads : Executor
-        Where changes are made.
+        Threads for changes.
     metrics : Metrics
-        Where their times are counted.
+        Metrics of the service.
     """
 
     def __init__(
@@ -541,10 +573,10 @@ class ModelStore:
         if not config.read_only:
             _remove_leftovers(self.folder)
         self._models: dict[Path, ServedModel] = {}
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
 
     def names(self) -> list[str]:
-        """Return the names of all models, sorted."""
+        """Return the sorted names of all models."""
         files = self.folder.glob(f"*{schemas.MODEL_SUFFIX}")
         found = {unquote(file.stem) for file in files if not os.path.isdir(file)}
         return sorted(
@@ -554,43 +586,48 @@ class ModelStore:
         )
 
     def path(self, name: str) -> Path:
-        """Return where a model of this name lies."""
+        """Return the path of a model by name."""
         return self.folder / f"{schemas.file_stem(name)}{schemas.MODEL_SUFFIX}"
 
     def model(self, name: str) -> ServedModel:
-        """Return a model by name, or raise :class:`ModelNotFoundError`; a name is never taken for a path."""
+        """Return a model by name. A name is never a path.
+
+        Raises
+        ------
+        ModelNotFoundError
+            If there is no model of this name.
+        """
         name = unicodedata.normalize("NFC", name)
         if not schemas.is_model_name(name) or not self.path(name).is_file():
-            raise _missing(name[:80])
+            raise _not_found(name[:80])
         return self._of_file(Path(os.path.realpath(self.path(name))))
 
     def without_paths(self, message: str) -> str:
-        """Return a message for callers, who must not learn where models lie, nor where links among them lead."""
-        with self._guard:
+        """Remove the paths of models and of link targets from a message for clients."""
+        with self._lock:
             linked = [str(path) for path in self._models if path.parent != self.folder]
         for path in sorted(linked, key=len, reverse=True):
             message = message.replace(path, "the file of the model")
         folder = str(self.folder)
-        return message.replace(os.path.join(folder, ""), "").replace(
-            folder, "the folder of the models"
-        )
+        message = message.replace(os.path.join(folder, ""), "")
+        return message.replace(folder, "the folder of the models")
 
     def create(self, name: str, learner: Learner) -> ServedModel:
-        """Return a new model, or raise the problem 409 if the name is taken."""
-        with self._guard, locked(self.folder, wait=True):
-            path = self._free(name)
+        """Save a new model. Raise a 409 problem if the name is taken."""
+        with self._lock, locked(self.folder, wait=True):
+            path = self._claim(name)
             modelfile.commit(path, learner)
         return self._of_file(path)
 
     def adopt(
         self, name: str, file: Path, check: Callable[[Learner], None]
     ) -> ServedModel:
-        """Return a new model out of a file from a stranger.
+        """Create a model from an untrusted file.
 
         Parameters
         ----------
         name : str
-            Its name.
+            Name of the model.
         file : Path
             The file, below the folder of the models.
         check : callable
@@ -599,123 +636,123 @@ class ModelStore:
         Raises
         ------
         Problem
-            422 if it is no whole model or was refused; nothing is left behind.
+            422 if the file is not a valid model or the check fails. Nothing is left
+            behind.
         """
         try:
             check(modelfile.open_model(file, device="cpu", cache=False))
-            with self._guard, locked(self.folder, wait=True):
-                path = self._free(name)
-                os.link(file, path)  # fails if there is one, unlike a rename
+            with self._lock, locked(self.folder, wait=True):
+                path = self._claim(name)
+                os.link(file, path)  # unlike a rename, fails if the path exists
         except errors.FileFormatError as error:
-            raise Problem(
-                422, str(error).replace(str(file), "file"), type(error).__name__
-            ) from error
+            message = str(error).replace(str(file), "file")
+            raise Problem(422, message, type(error).__name__) from error
         except OSError as error:
             raise ModelWriteError(
                 f"{name}{schemas.MODEL_SUFFIX} cannot be written: {error.strerror}"
             ) from error
         return self._of_file(path)
 
-    def _free(self, name: str) -> Path:
-        """Return where a new model will lie, or raise the problem 409 if the name is taken, in whatever case."""
-        if name.casefold() in map(str.casefold, self.names()) or os.path.lexists(
-            self.path(name)
-        ):
+    def _claim(self, name: str) -> Path:
+        """Return the path of a new model.
+
+        Raises a 409 problem if the name is taken, ignoring case. Images of a deleted
+        model of this name are removed.
+        """
+        path = self.path(name)
+        taken = {other.casefold() for other in self.names()}
+        if name.casefold() in taken or os.path.lexists(path):
             raise Problem(
                 409,
-                f"there is a model {name!r} already: take another name",
+                f"there is already a model {name!r}: choose another name",
                 "NameTaken",
             )
-        remove_kept(
-            kept_folder(self.path(name))
-        )  # of a file of this name that was removed by hand
-        return self.path(name)
+        remove_kept(kept_folder(path))
+        return path
 
     def _of_file(self, path: Path) -> ServedModel:
-        with self._guard:
+        with self._lock:
             found = self._models.get(path)
             if found is None or found.is_deleted:
-                found = self._models[path] = ServedModel(
-                    path, self._config, self._threads, self._metrics
-                )
+                found = ServedModel(path, self._config, self._threads, self._metrics)
+                self._models[path] = found
             return found
 
-    def let_go(self) -> None:
-        """Let go of the models that nobody asked for longest if too many are in memory."""
-        with self._guard:
-            held = [model for model in self._models.values() if model.is_open]
-        for model in sorted(held, key=lambda model: -model.asked)[
-            self._config.limits.open_models :
-        ]:
-            model.let_go()
+    def close_unused(self) -> None:
+        """Close the least recently used models if too many are in memory."""
+        with self._lock:
+            loaded = [model for model in self._models.values() if model.is_open]
+        loaded.sort(key=lambda model: -model.last_used)
+        for model in loaded[self._config.limits.open_models :]:
+            model.close()
 
 
-def _missing(name: str) -> errors.ModelNotFoundError:
+def _not_found(name: str) -> errors.ModelNotFoundError:
     return errors.ModelNotFoundError(f"there is no model {name!r}")
 
 
-# -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between
+# -- deleting --------------------------------------------------------------------------
+# A model is deleted by one rename. Its other files are removed afterwards, or at the
+# next start after a crash.
 
 
 def kept_folder(model: Path) -> Path:
-    """Return the folder of the images that are kept of a model, whether or not there is one."""
+    """Return the folder for stored images of a model, whether or not it exists."""
     return model.with_name(f"{model.name}.kept")
 
 
 def remove_kept(folder: Path) -> None:
-    """Remove the images that are kept of a model: they are gone in one step."""
+    """Remove the stored images of a model in one step."""
     if folder.is_dir() and not folder.is_symlink():
-        away = folder.with_name(f"{_DELETED}{secrets.token_hex(8)}")
-        os.replace(folder, away)
-        shutil.rmtree(away, ignore_errors=True)
+        renamed = folder.with_name(f"{_DELETED}{secrets.token_hex(8)}")
+        os.replace(folder, renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def _remove_model(path: Path) -> None:
-    """Delete a model file with its history and the images that are kept of it.
+    """Delete a model file with its history and its stored images.
 
     Raises
     ------
     BusyError
         If another process is changing the model.
     ModelWriteError
-        If it may not be moved; the model is as it was.
+        If the file cannot be moved. The model is unchanged.
     """
-    kept = History(path).folder
+    history = History(path).folder
     with ExitStack() as stack:
-        if kept.is_dir() and not kept.is_symlink():
-            stack.enter_context(locked(kept))
+        if history.is_dir() and not history.is_symlink():
+            stack.enter_context(locked(history))
         stack.enter_context(locked(path.parent, wait=True))
-        away = path.with_name(f"{_DELETED}{path.name}")
+        renamed = path.with_name(f"{_DELETED}{path.name}")
         try:
-            remove_kept(
-                kept_folder(path)
-            )  # first, so that no later model of this name has them
-            os.replace(path, away)
+            # First, so that a new model of this name never gets these images.
+            remove_kept(kept_folder(path))
+            os.replace(path, renamed)
         except OSError as error:
             raise ModelWriteError(
                 f"{path.name} cannot be removed: {error.strerror}"
             ) from error
-        _clear(away)
+        _remove_renamed(renamed)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what a crash left: models that were being written or deleted, and files that were being received."""
+    """Remove files of a crash: unfinished writes, deletions and uploads."""
     modelfile.clean_folder(folder)
     remove_leftovers(folder, f".{UPLOAD}.*")
-    for away in folder.glob(f"{_DELETED}*"):
-        if away.is_dir():
-            shutil.rmtree(away, ignore_errors=True)
+    for renamed in folder.glob(f"{_DELETED}*"):
+        if renamed.is_dir():
+            shutil.rmtree(renamed, ignore_errors=True)
         else:
-            _clear(away)
+            _remove_renamed(renamed)
 
 
-def _clear(away: Path) -> None:
-    """Remove a model that was moved away, and its history unless the name has a new model."""
-    model = away.with_name(away.name.removeprefix(_DELETED))
-    kept = History(model).folder
-    if not model.exists() and kept.is_dir() and not kept.is_symlink():
-        shutil.rmtree(kept, ignore_errors=True)
-    with suppress(
-        OSError
-    ):  # what a crash before this line leaves is removed at the next start
-        away.unlink()
+def _remove_renamed(renamed: Path) -> None:
+    """Remove a renamed model, and its history unless the name has a new model."""
+    model = renamed.with_name(renamed.name.removeprefix(_DELETED))
+    history = History(model).folder
+    if not model.exists() and history.is_dir() and not history.is_symlink():
+        shutil.rmtree(history, ignore_errors=True)
+    # If this fails, the next start removes the file.
+    with suppress(OSError):
+        renamed.unlink()

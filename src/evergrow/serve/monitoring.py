@@ -1,6 +1,6 @@
-"""What the service reports: JSON log lines, Prometheus metrics, and warnings of the library in its answers.
+"""JSON logs, Prometheus metrics, and library warnings for API responses.
 
-Logs and metrics hold nothing of what was sent.
+Logs and metrics contain no samples, labels or other request content.
 """
 
 from __future__ import annotations
@@ -29,34 +29,22 @@ if TYPE_CHECKING:
     from evergrow.learner.calibration import Calibration
 
 WINDOW = 200
-"""Samples that are tested for drift together."""
+"""Number of predicted samples per drift test."""
 
 LOG = logging.getLogger("evergrow.serve")
-_SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-    60,
+_BUCKETS: tuple[float, ...] = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30, 60),
 )
+"""Limits of the histograms in seconds."""
 _thread = threading.local()
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log records as JSON objects, so that names from strangers cannot break a line."""
+    """Formats log records as JSON, so that untrusted names cannot break a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line."""
+        """Return the log record as one line of JSON."""
         values: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(
                 timespec="milliseconds"
@@ -71,7 +59,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str = "info") -> None:
-    """Send the logs of the service and of uvicorn to standard error as JSON lines."""
+    """Write the logs of evergrow and uvicorn to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     for name in ("evergrow", "uvicorn"):
@@ -88,12 +76,12 @@ def log(
     error: BaseException | None = None,
     **fields: Any,
 ) -> None:
-    """Write one line."""
+    """Log an event with fields."""
     LOG.log(level, event, extra={"fields": fields}, exc_info=error)
 
 
 class Metrics:
-    """Counters and latencies for Prometheus, in a registry of their own.
+    """Counters and latencies for Prometheus, in a separate registry.
 
     Examples
     --------
@@ -105,50 +93,60 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.registry = own = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "evergrow_requests",
-            "Requests answered",
+            "Answered requests",
             ["method", "route", "status"],
-            registry=own,
+            registry=registry,
         )
         self.seconds = Histogram(
             "evergrow_request_seconds",
-            "Time to an answer",
+            "Time to the response in seconds",
             ["method", "route"],
-            buckets=_SECONDS,
-            registry=own,
+            buckets=_BUCKETS,
+            registry=registry,
         )
         self.samples = Counter(
             "evergrow_samples",
-            "Samples, by what was done with them",
+            "Samples by operation",
             ["work"],
-            registry=own,
+            registry=registry,
         )
         self.commit_seconds = Histogram(
             "evergrow_change_seconds",
-            "Time of a change until it is on disk",
-            buckets=_SECONDS,
-            registry=own,
+            "Time until a change is on disk in seconds",
+            buckets=_BUCKETS,
+            registry=registry,
         )
         self.batch_size = Histogram(
             "evergrow_batch_samples",
-            "Samples in a pass through a backbone",
+            "Samples per batch of a backbone",
             buckets=(1, 2, 4, 8, 16, 32, 64),
-            registry=own,
+            registry=registry,
         )
         self.queue = Gauge(
-            "evergrow_queue_samples", "Samples that wait for a backbone", registry=own
+            "evergrow_queue_samples",
+            "Samples waiting for a backbone",
+            registry=registry,
         )
-        self.jobs = Gauge("evergrow_jobs_open", "Jobs that are not done", registry=own)
-        about = "Share of tested classes whose latest samples do not look like what was learned; 0.05 where all do"
-        self.drift = Gauge("evergrow_drift_share", about, ["model"], registry=own)
-        self._latest: dict[str, deque[tuple[str, float, float]]] = {}
+        self.jobs = Gauge("evergrow_jobs_open", "Open jobs", registry=registry)
+        self.drift = Gauge(
+            "evergrow_drift_share",
+            "Share of tested classes whose recent samples no longer look like the "
+            "training data; about 0.05 without drift",
+            ["model"],
+            registry=registry,
+        )
+        self._recent: dict[str, deque[tuple[str, float, float]]] = {}
 
     def note_answers(
         self, model: str, calibration: Calibration, answers: Answers
     ) -> None:
-        """Test the latest answers of a model for drift, every WINDOW samples; nothing of the samples is kept."""
+        """Record predictions, and test a model for drift every WINDOW samples.
+
+        Only predicted classes, novelty scores and probabilities are stored.
+        """
         if answers.novelty is None or not calibration.n:
             return
         best = answers.values.argmax(axis=1)
@@ -156,40 +154,47 @@ class Metrics:
             answers.classes[best].tolist(),
             answers.novelty.tolist(),
             answers.values.max(axis=1).tolist(),
+            strict=True,
         )
-        held = self._latest.setdefault(model, deque(maxlen=WINDOW))
-        held.extend(rows)
-        if len(held) == WINDOW:
-            names, novelty, sure = (np.array(column) for column in zip(*held))
-            with suppress(InputError):
-                found = find_drift(calibration, novelty, names, sure, None, FALSE_ALARM)
-                self.drift.labels(model).set(found.share)
-            held.clear()
+        recent = self._recent.setdefault(model, deque(maxlen=WINDOW))
+        recent.extend(rows)
+        if len(recent) < WINDOW:
+            return
+        columns = zip(*recent, strict=True)
+        predicted, novelty, probability = (np.array(column) for column in columns)
+        with suppress(InputError):
+            drift = find_drift(
+                calibration, novelty, predicted, probability, None, FALSE_ALARM
+            )
+            self.drift.labels(model).set(drift.share)
+        recent.clear()
 
     def forget(self, model: str) -> None:
-        """Let go of a model that was deleted: another of its name starts anew."""
-        self._latest.pop(model, None)
+        """Drop the drift data of a deleted model."""
+        self._recent.pop(model, None)
         with suppress(KeyError):
             self.drift.remove(model)
 
 
 @contextmanager
 def collect_warnings() -> Iterator[None]:
-    """Let :func:`thread_warnings` collect warnings of the library while the block lasts.
+    """Let :func:`thread_warnings` collect library warnings during the block.
 
-    Which warnings are shown is a setting of the whole process, so it is changed once,
-    for as long as the service runs.
+    Warning filters are global to the process, so this is set once while the service
+    runs.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("always", EvergrowWarning)
-        show_otherwise = warnings.showwarning
+        show_default = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
             collected: list[str] | None = getattr(_thread, "collected", None)
             if collected is None or not issubclass(category, EvergrowWarning):
-                show_otherwise(message, category, *rest)
-            elif one_line(str(message)) not in collected:
-                collected.append(one_line(str(message)))
+                show_default(message, category, *rest)
+                return
+            line = one_line(str(message))
+            if line not in collected:
+                collected.append(line)
 
         warnings.showwarning = show  # type: ignore[assignment]
         yield
@@ -197,8 +202,9 @@ def collect_warnings() -> Iterator[None]:
 
 @contextmanager
 def thread_warnings() -> Iterator[list[str]]:
-    """Yield a list that collects the library's warnings in this thread."""
-    _thread.collected = collected = list[str]()
+    """Yield a list that collects the library warnings of the current thread."""
+    collected: list[str] = []
+    _thread.collected = collected
     try:
         yield collected
     finally:

@@ -1,4 +1,4 @@
-"""Routes of models, of questions to them, and of changes of them."""
+"""Routes for models, predictions and changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
-import numpy as np
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -19,29 +18,26 @@ from evergrow import tools
 from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError
 from evergrow.core.escaping import printable
 from evergrow.core.files import partial_folder
-from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
 from evergrow.serve import schemas
-from evergrow.serve.model_store import Edit, Version, matches
-from evergrow.serve.requests import (
+from evergrow.serve.bodies import (
     BINARY,
     FILE,
     JSON,
-    PROBLEMS,
     UPLOAD,
     BoundedRoute,
-    ChangeRequest,
-    ChangeRequestDep,
-    IfMatch,
-    Problem,
+    RequestSamples,
     SampleBody,
-    SentSamples,
-    described_form,
-    problem_of,
+    describe_form,
     read_form,
     receive_file,
 )
+from evergrow.serve.change_requests import ChangeRequest, ChangeRequestDep, IfMatch
+from evergrow.serve.image_store import KeptImages
+from evergrow.serve.model_store import Edit, Version, etag_matches
+from evergrow.serve.problems import PROBLEMS, Problem, problem_of
+from evergrow.serve.responses import evaluation_response, predictions_json
 from evergrow.serve.service import (
     ModelDep,
     OpenModel,
@@ -52,25 +48,27 @@ from evergrow.serve.service import (
 
 _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
-_CHUNK = 2**20  # bytes of a file that are sent at once
-_LISTED = 100_000  # classes in the answers about all samples of a request
-_MATRIX = 500  # classes of a model whose confusion is told in full
-QUESTION = SampleBody(schemas.Question)
-EXAM = SampleBody(schemas.EvaluateRequest)
-LESSON = SampleBody(schemas.TeachRequest)
-UNLABELLED = SampleBody(schemas.Unlabelled)
-SUGGESTION = SampleBody(schemas.Suggestion)
-GROUPING = SampleBody(schemas.Grouping)
-NEWS = SampleBody(schemas.FalseAlarm)
-EXAMPLES = SampleBody(schemas.Labels)
+_CHUNK = 2**20
+"""Bytes of a file that are sent at once."""
+_MAX_LISTED_CLASSES = 100_000
+"""Classes in a response, summed over its samples."""
+
+PREDICT_BODY = SampleBody(schemas.PredictRequest)
+EVALUATE_BODY = SampleBody(schemas.EvaluateRequest)
+TEACH_BODY = SampleBody(schemas.TeachRequest)
+UNLABELLED_BODY = SampleBody(schemas.LearnUnlabelledRequest)
+SUGGEST_BODY = SampleBody(schemas.SuggestRequest)
+GROUP_BODY = SampleBody(schemas.GroupRequest)
+DRIFT_BODY = SampleBody(schemas.FalseAlarm)
+CURVE_BODY = SampleBody(schemas.Labels)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
-questions = APIRouter(prefix="/api/v1/models/{m}", tags=["samples"], **_SHARED)
+samples = APIRouter(prefix="/api/v1/models/{m}", tags=["samples"], **_SHARED)
 changes = APIRouter(
     prefix="/api/v1/models/{m}", tags=["changes"], dependencies=_WRITES, **_SHARED
 )
-ROUTERS = (models, questions, changes)
+ROUTERS = (models, samples, changes)
 
 
 # -- models ----------------------------------------------------------------------------
@@ -78,37 +76,35 @@ ROUTERS = (models, questions, changes)
 
 @models.get("/models")
 def list_models(service: ServiceDep) -> schemas.ModelList:
-    """Return all models of the folder; one that cannot be read says why."""
+    """Return all models of the folder. A model that cannot be read has an error."""
     found = [_summary(service, name) for name in service.store.names()]
     return schemas.ModelList(models=found, read_only=service.config.read_only)
 
 
 @models.get("/backbones")
 def list_backbones(service: ServiceDep) -> dict[str, list[schemas.BackboneOffer]]:
-    """Return the backbones that new models can be made with; ``auto`` takes the first of a kind."""
+    """Return the backbones for new models. ``auto`` is the first one of each kind."""
     return {"backbones": service.pool.offers()}
 
 
 @models.post("/models", status_code=201, dependencies=_WRITES)
 def create_model(
-    asked: schemas.NewModel, service: ServiceDep, response: Response
+    new: schemas.NewModel, service: ServiceDep, response: Response
 ) -> schemas.ModelRecord:
-    """Make a model that knows nothing yet. It answers from the first class on."""
+    """Create an empty model. It can predict once it has a class."""
     backbone = None
-    if asked.kind != "features":
-        backbone = service.pool.chosen(
-            "image" if asked.kind == "images" else "text", asked.backbone
-        ).backbone
-    device = service.config.device
+    if new.kind != "features":
+        kind: Any = "image" if new.kind == "images" else "text"
+        backbone = service.pool.chosen(kind, new.backbone).backbone
     learner = Learner(
         backbone,
-        asked.method,
-        options=asked.options or None,
-        device=device,
+        new.method,
+        options=new.options or None,
+        device=service.config.device,
         cache=False,
     )
-    service.store.create(asked.name, learner.begin())
-    return _described(service, asked.name, response)
+    service.store.create(new.name, learner.begin())
+    return _created(service, new.name, response)
 
 
 @models.post(
@@ -117,11 +113,11 @@ def create_model(
 async def upload_model(
     request: Request, name: schemas.ModelName, service: ServiceDep, response: Response
 ) -> schemas.ModelRecord:
-    """Make a model of a file; it is a stranger's, and all of it is checked first."""
+    """Create a model from a model file, after checking all of it."""
     with partial_folder(service.store.folder, UPLOAD) as folder:
         await receive_file(request, folder / "model", FILE)
         await service.adopt(name, folder / "model")
-    return await asyncio.to_thread(_described, service, name, response)
+    return await asyncio.to_thread(_created, service, name, response)
 
 
 @models.get(
@@ -132,9 +128,12 @@ async def upload_model(
 def describe_model(
     model: ModelDep, response: Response, if_none_match: Annotated[str, Header()] = ""
 ) -> Any:
-    """Return classes with counts, revision, history, backbone and thresholds; the ETag names this state alone."""
+    """Return classes with counts, revision, history, backbone and thresholds.
+
+    The ETag identifies this state of the model.
+    """
     etag = model.version.etag
-    if matches(if_none_match.replace("W/", ""), etag):
+    if etag_matches(if_none_match.replace("W/", ""), etag):
         return Response(status_code=304, headers={"ETag": etag})
     response.headers["ETag"] = etag
     return _model_record(model)
@@ -144,13 +143,12 @@ def describe_model(
     "/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES
 )
 async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
-    """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
-    m = unicodedata.normalize(
-        "NFC", m
-    )  # else a link would not be found, and its file be deleted instead
-    file = await asyncio.to_thread(service.store.model, m)
-    await file.remove(ChangeRequest(m, if_match), service.store.path(m))
-    service.metrics.forget(m)
+    """Delete a model with its history for good. Of a link, only the link is deleted."""
+    # Otherwise a link would not be found, and its target would be deleted.
+    name = unicodedata.normalize("NFC", m)
+    file = await asyncio.to_thread(service.store.model, name)
+    await file.remove(ChangeRequest(name, if_match), service.store.path(name))
+    service.metrics.forget(name)
     return Response(status_code=204)
 
 
@@ -176,14 +174,25 @@ def download_model(model: ModelDep) -> StreamingResponse:
 async def export_model(
     model: ModelDep, service: ServiceDep, head_only: bool = False
 ) -> Response:
-    """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
+    """Return the model as ONNX, from pixels to labels; ``head_only`` from features."""
     model.version.require_ready()
     graph = await service.export(model, head_only=head_only)
-    return Response(
-        graph,
-        media_type=FILE,
-        headers=_file_headers(model.name, ".onnx", model.version),
-    )
+    headers = _file_headers(model.name, ".onnx", model.version)
+    return Response(graph, media_type=FILE, headers=headers)
+
+
+@models.post(
+    "/preview",
+    response_class=Response,
+    responses={200: {"content": {"image/jpeg": {}}}},
+    openapi_extra=describe_form(schemas.PreviewForm),
+)
+async def preview(request: Request, service: ServiceDep) -> Response:
+    """Return a JPEG of an image that browsers cannot show. The image is not stored."""
+    form: schemas.PreviewForm = await read_form(request, schemas.PreviewForm)
+    name = printable(form.image.filename or "the image")[:200]
+    picture = await service.preview(name, await form.image.read(), form.side)
+    return Response(picture, media_type="image/jpeg")
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -198,144 +207,118 @@ def _file_headers(name: str, suffix: str, version: Version) -> dict[str, str]:
     }
 
 
-def _described(service: Service, name: str, response: Response) -> schemas.ModelRecord:
-    """Return the description of a new model."""
+def _created(service: Service, name: str, response: Response) -> schemas.ModelRecord:
+    """Return the description of a new model and set the response headers."""
     model = OpenModel(name, service)
-    response.headers.update(
-        {"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(name)}"}
-    )
+    response.headers["ETag"] = model.version.etag
+    response.headers["Location"] = f"/api/v1/models/{quote(name)}"
     return _model_record(model)
 
 
 def _summary(service: Service, name: str) -> schemas.ModelSummary:
     try:
-        return schemas.ModelSummary(name=name, **service.store.model(name).listed())
+        return schemas.ModelSummary(name=name, **service.store.model(name).facts())
     except EvergrowError as error:
         reason = problem_of(error, service.store.without_paths).detail
         return schemas.ModelSummary(name=name, state="damaged", error=reason)
     finally:
-        service.store.let_go()
+        service.store.close_unused()
 
 
 def _model_record(model: OpenModel) -> schemas.ModelRecord:
-    """Return everything about a model but its numbers; no path of this machine."""
-    version, file, info = (
-        model.version,
-        model.file,
-        model.version.learner.state_.describe(),
-    )
-    novelty = info["novelty"]
-    backbone = info["backbone"]
+    """Return the description of a model, without paths of this machine."""
+    version = model.version
+    info = version.learner.state_.describe()
     try:
-        changes = history(file.path)
-        revisions = kept_revisions(file.path)
-        redoable = file.redoable()
+        changes = history(model.file.path)
+        revisions = kept_revisions(model.file.path)
+        redoable = model.file.n_redoable()
     except FileFormatError as error:
-        if file.path.exists():
+        if model.file.path.exists():
             raise
-        raise ModelNotFoundError(
-            f"there is no model {model.name!r} any more"
-        ) from error  # deleted meanwhile
+        # The model was deleted meanwhile.
+        raise ModelNotFoundError(f"there is no model {model.name!r}") from error
+    backbone = None
+    if info["backbone"]:
+        backbone = schemas.BackboneRecord.model_validate(info["backbone"])
+    thresholds = None
+    if info["novelty"]:
+        novelty = {**info["novelty"], "novelty": info["novelty"]["threshold"]}
+        thresholds = schemas.Thresholds.model_validate(novelty)
     return schemas.ModelRecord(
         **version.facts(),
         name=model.name,
         method=info["method"],
         options=info["options"],
-        backbone=backbone and schemas.BackboneRecord.model_validate(backbone),
-        thresholds=novelty
-        and schemas.Thresholds.model_validate(
-            {**novelty, "novelty": novelty["threshold"]}
-        ),
+        backbone=backbone,
+        thresholds=thresholds,
         history=[schemas.ChangeRecord.model_validate(change) for change in changes],
         revisions=revisions,
         redoable=redoable,
     )
 
 
-# -- questions -------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------
 
 
-@questions.post(
-    "/predict", response_model=schemas.Predictions, openapi_extra=QUESTION.described()
+@samples.post(
+    "/predict",
+    response_model=schemas.Predictions,
+    openapi_extra=PREDICT_BODY.describe(),
 )
 async def predict(
     model: ModelDep,
-    body: Annotated[SentSamples, Depends(QUESTION)],
+    body: Annotated[RequestSamples, Depends(PREDICT_BODY)],
     service: ServiceDep,
 ) -> Response:
-    """Return the likeliest classes of each sample, and whether it is unknown."""
-    listed = len(body) * min(body.fields.k, len(model.version.counts))
-    if listed > _LISTED:
+    """Return the most likely classes of each sample, and whether it is unknown."""
+    n_listed = len(body) * min(body.fields.k, len(model.version.counts))
+    if n_listed > _MAX_LISTED_CLASSES:
         raise Problem(
             413,
-            f"an answer lists at most {_LISTED:,} classes: send fewer samples or a smaller k",
+            f"a response may list at most {_MAX_LISTED_CLASSES:,} classes: send fewer "
+            "samples or a smaller k",
             "TooMany",
         )
-    answers = await service.answers(model, body, body.fields.false_alarm)
-    told = await asyncio.to_thread(predictions, model, answers, body.fields.k)
-    return Response(told, media_type=JSON, headers={"ETag": model.version.etag})
+    answers = await service.predict(model, body, body.fields.false_alarm)
+    document = await asyncio.to_thread(predictions_json, model, answers, body.fields.k)
+    headers = {"ETag": model.version.etag}
+    return Response(document, media_type=JSON, headers=headers)
 
 
-@questions.post(
-    "/evaluate", response_model=schemas.EvaluationRecord, openapi_extra=EXAM.described()
+@samples.post(
+    "/evaluate",
+    response_model=schemas.EvaluationRecord,
+    openapi_extra=EVALUATE_BODY.describe(),
 )
 async def evaluate(
-    model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep
+    model: ModelDep,
+    body: Annotated[RequestSamples, Depends(EVALUATE_BODY)],
+    service: ServiceDep,
 ) -> Response:
-    """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
-    labels = body.labels().tolist()
-    false_alarm = body.fields.false_alarm
-    return await evaluated(
-        service, model, body, labels, false_alarm, schemas.EvaluationRecord
+    """Compare predictions with labels: accuracy, confusion, and wrong samples."""
+    return await evaluation_response(
+        service,
+        model,
+        body,
+        body.labels().tolist(),
+        body.fields.false_alarm,
+        schemas.EvaluationRecord,
     )
 
 
-async def evaluated(
-    service: Service,
-    model: OpenModel,
-    samples: SentSamples,
-    labels: list[str],
-    false_alarm: float,
-    kind: type[schemas.EvaluationRecord],
-    **more: Any,
-) -> Response:
-    """Return the evaluation of a model on samples and their classes, as a record of a kind with further fields."""
-
-    def work(learner: Learner, rows: Any) -> str:
-        given = rows, np.asarray(labels, dtype=np.str_)
-        result = learner.evaluate(given, false_alarm=false_alarm, keep_samples=True)
-        if result.samples is None:
-            predicted = []
-        else:
-            predicted = result.samples.predicted.tolist()
-        pairs = enumerate(zip(labels, predicted, strict=True))
-        wrong = [
-            {"sample": i, "label": label, "predicted": said}
-            for i, (label, said) in pairs
-            if label != said
-        ]
-        about: dict[str, Any] = {
-            "model": model.name,
-            "revision": model.version.revision,
-            "predicted": predicted,
-            "wrong": wrong,
-        }
-        told = result.to_dict(with_confusion=len(result.classes) <= _MATRIX)
-        return kind(**told, **about, **more).model_dump_json()
-
-    document = await service.study(model, samples, work)
-    service.metrics.samples.labels("evaluate").inc(len(labels))
-    return Response(document, media_type=JSON)
-
-
-@questions.post("/suggest", openapi_extra=SUGGESTION.described())
+@samples.post("/suggest", openapi_extra=SUGGEST_BODY.describe())
 async def suggest(
     model: ModelDep,
-    body: Annotated[SentSamples, Depends(SUGGESTION)],
+    body: Annotated[RequestSamples, Depends(SUGGEST_BODY)],
     service: ServiceDep,
 ) -> schemas.SuggestionRecord:
-    """Say which samples to label next: the least sure first, none twice, and some that look unknown."""
-    found = await service.study(
+    """Suggest samples to label next.
+
+    Uncertain samples come first, near-duplicates are left out, and some samples that
+    look unknown are included.
+    """
+    found = await service.analyze(
         model, body, lambda learner, rows: tools.suggest(learner, rows, body.fields.n)
     )
     return schemas.SuggestionRecord(
@@ -343,14 +326,14 @@ async def suggest(
     )
 
 
-@questions.post("/groups", openapi_extra=GROUPING.described())
+@samples.post("/groups", openapi_extra=GROUP_BODY.describe())
 async def group_unknown(
     model: ModelDep,
-    body: Annotated[SentSamples, Depends(GROUPING)],
+    body: Annotated[RequestSamples, Depends(GROUP_BODY)],
     service: ServiceDep,
 ) -> schemas.GroupRecord:
-    """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class."""
-    found = await service.study(
+    """Group similar unknown samples, so that each group can become a class."""
+    found = await service.analyze(
         model,
         body,
         lambda learner, rows: tools.group_unknown(
@@ -360,14 +343,18 @@ async def group_unknown(
     return schemas.GroupRecord(groups=[group.tolist() for group in found.rows])
 
 
-@questions.post("/drift", openapi_extra=NEWS.described())
+@samples.post("/drift", openapi_extra=DRIFT_BODY.describe())
 async def drift(
-    model: ModelDep, body: Annotated[SentSamples, Depends(NEWS)], service: ServiceDep
+    model: ModelDep,
+    body: Annotated[RequestSamples, Depends(DRIFT_BODY)],
+    service: ServiceDep,
 ) -> schemas.DriftRecord:
-    """Test for every class whether samples still look like what was learned."""
-    asked = body.fields.false_alarm
-    found = await service.study(
-        model, body, lambda learner, rows: tools.drift(learner, rows, false_alarm=asked)
+    """Test for every class whether samples still look like the training data."""
+    false_alarm = body.fields.false_alarm
+    found = await service.analyze(
+        model,
+        body,
+        lambda learner, rows: tools.drift(learner, rows, false_alarm=false_alarm),
     )
     return schemas.DriftRecord(
         classes=[schemas.ClassDriftRecord(**vars(entry)) for entry in found.classes],
@@ -375,86 +362,37 @@ async def drift(
     )
 
 
-@questions.post("/learning-curve", openapi_extra=EXAMPLES.described())
+@samples.post("/learning-curve", openapi_extra=CURVE_BODY.describe())
 async def learning_curve(
     model: ModelDep,
-    body: Annotated[SentSamples, Depends(EXAMPLES)],
+    body: Annotated[RequestSamples, Depends(CURVE_BODY)],
     service: ServiceDep,
 ) -> schemas.CurveRecord:
-    """Measure accuracy against samples per class, and foretell what ten more of each class would give."""
+    """Measure accuracy by samples per class, and predict the gain of ten more each."""
     labels = body.labels()
-    found = await service.study(
+    found = await service.analyze(
         model, body, lambda learner, rows: tools.learning_curve(learner, rows, labels)
     )
     return schemas.CurveRecord(**found.to_values())
-
-
-@models.post(
-    "/preview",
-    response_class=Response,
-    responses={200: {"content": {"image/jpeg": {}}}},
-    openapi_extra=described_form(schemas.PreviewForm),
-)
-async def preview(request: Request, service: ServiceDep) -> Response:
-    """Return a picture of an image that browsers cannot show, as a JPEG; nothing of it is kept."""
-    form: schemas.PreviewForm = await read_form(request, schemas.PreviewForm)
-    name = printable(form.image.filename or "the image")[:200]
-    return Response(
-        await service.preview(name, await form.image.read(), form.side),
-        media_type="image/jpeg",
-    )
-
-
-def predictions(model: OpenModel, answers: Answers, k: int) -> str:
-    """Return answers as JSON, each with the likeliest classes first.
-
-    An unknown sample has no label, only a nearest class.
-    """
-    values = answers.values
-    novelty = answers.novelty
-    found = []
-    for row, best in enumerate(answers.ranked(k)):
-        top = [
-            schemas.LikelyClass(
-                name=str(answers.classes[i]), value=float(values[row, i])
-            )
-            for i in best
-        ]
-        strange = None
-        if not (novelty is None or not np.isfinite(novelty[row])):
-            strange = float(novelty[row])
-        if answers.unknown is None:
-            unknown = None
-        else:
-            unknown = bool(answers.unknown[row])
-        found.append(
-            schemas.SampleAnswer(
-                label=None if unknown else top[0].name,
-                nearest=top[0],
-                top=top,
-                novelty=strange,
-                unknown=unknown,
-            )
-        )
-    if answers.threshold is None:
-        threshold = None
-    else:
-        threshold = float(answers.threshold[0])
-    about: dict[str, Any] = {
-        "model": model.name,
-        "revision": model.version.revision,
-        "measure": answers.measure,
-    }
-    return schemas.Predictions(
-        **about, threshold=threshold, answers=found
-    ).model_dump_json(by_alias=True)
 
 
 # -- changes ---------------------------------------------------------------------------
 
 
 class RequestedChange:
-    """A change that a request asks for: its model, its conditions and its response."""
+    """A change requested by a client. A dependency of routes.
+
+    Parameters
+    ----------
+    model : OpenModel
+        The model.
+    request : ChangeRequest
+        Conditions of the change.
+    service : Service
+        The service.
+    response : Response
+        Response whose ETag is set after the change.
+    """
 
     def __init__(
         self,
@@ -468,150 +406,146 @@ class RequestedChange:
         self.service = service
         self.response = response
 
-    def asking(self, work: str, asked: Any) -> ChangeRequest:
-        """Return the conditions of the change, with what is asked for."""
-        note = getattr(asked, "note", "")
+    def with_content(self, operation: str, body: Any) -> ChangeRequest:
+        """Return the conditions with the hash of a request without samples."""
         return self.request.with_content(
-            work.encode(), asked.model_dump_json().encode(), note=note
+            operation.encode(),
+            body.model_dump_json().encode(),
+            note=getattr(body, "note", ""),
         )
 
-    async def edit(self, work: str, asked: Any, edit: Edit) -> schemas.ChangeAnswer:
+    async def edit(self, operation: str, body: Any, edit: Edit) -> schemas.ChangeAnswer:
         """Make a change that needs no samples."""
-        return self.done(
-            await self.model.file.edit(
-                edit, self.model.version, self.asking(work, asked)
-            )
-        )
+        request = self.with_content(operation, body)
+        answer = await self.model.file.edit(edit, self.model.version, request)
+        return self.finish(answer)
 
     async def learn(
-        self, work: str, body: SentSamples, learn: Callable[[Learner, Any], object]
+        self,
+        operation: str,
+        body: RequestSamples,
+        learn: Callable[[Learner, Any], object],
     ) -> schemas.ChangeAnswer:
-        """Learn or unlearn samples, with their labels where they have some."""
+        """Learn or unlearn samples, with labels if the request type has labels."""
+        labels = None
         if isinstance(body.fields, schemas.Labels):
             labels = body.labels()
-        else:
-            labels = None
         request = self.request.with_content(
-            work.encode(), *body.content, note=body.fields.note
+            operation.encode(), *body.content, note=body.fields.note
         )
-        rows = await self.service.features(self.model, body, alone=True)
-        if labels is None:
-            given = rows
-        else:
-            given = (rows, labels)
-        file = self.model.file
-        seen = self.model.version
-        answer = await file.edit(
-            lambda learner: learn(learner, given), seen, request, len(rows)
+        rows = await self.service.encode(self.model, body, alone=True)
+        data = rows if labels is None else (rows, labels)
+        answer = await self.model.file.edit(
+            lambda learner: learn(learner, data),
+            self.model.version,
+            request,
+            len(rows),
         )
         if not answer.replayed:
-            self.service.metrics.samples.labels(work).inc(len(rows))
-        return self.done(answer)
+            self.service.metrics.samples.labels(operation).inc(len(rows))
+        return self.finish(answer)
 
-    def done(self, answer: schemas.ChangeAnswer) -> schemas.ChangeAnswer:
-        """Return the answer, after its ETag was set."""
+    def finish(self, answer: schemas.ChangeAnswer) -> schemas.ChangeAnswer:
+        """Set the ETag of the response and return the answer."""
         self.response.headers["ETag"] = answer.etag
         return answer
 
 
-TeachBody = Annotated[SentSamples, Depends(LESSON)]
+TeachBody = Annotated[RequestSamples, Depends(TEACH_BODY)]
 ChangeDep = Annotated[RequestedChange, Depends(RequestedChange)]
 
 
-@changes.post("/teach", openapi_extra=LESSON.described())
+@changes.post("/teach", openapi_extra=TEACH_BODY.describe())
 async def teach(change: ChangeDep, body: TeachBody) -> schemas.ChangeAnswer:
-    """Learn samples of new classes or old ones; the answer comes once they are on disk."""
+    """Learn samples of new or known classes. Responds once they are on disk."""
     return await change.learn("teach", body, Learner.partial_fit)
 
 
-@changes.post("/unlearn", openapi_extra=LESSON.described())
+@changes.post("/unlearn", openapi_extra=TEACH_BODY.describe())
 async def unlearn(change: ChangeDep, body: TeachBody) -> schemas.ChangeAnswer:
-    """Take samples out again, exactly: send the same bytes and the label they were taught with."""
+    """Unlearn samples exactly. Send the same bytes and labels as in ``teach``."""
     return await change.learn("unlearn", body, Learner.unlearn)
 
 
-@changes.post("/learn-unlabelled", openapi_extra=UNLABELLED.described())
+@changes.post("/learn-unlabelled", openapi_extra=UNLABELLED_BODY.describe())
 async def learn_unlabelled(
-    change: ChangeDep, body: Annotated[SentSamples, Depends(UNLABELLED)]
+    change: ChangeDep, body: Annotated[RequestSamples, Depends(UNLABELLED_BODY)]
 ) -> schemas.ChangeAnswer:
-    """Learn samples without labels as what they look like; a label that comes later replaces the guess."""
+    """Learn unlabelled samples as their predicted class. A later label replaces it."""
     return await change.learn("learn-unlabelled", body, Learner.learn_unlabelled)
 
 
 @changes.post("/forget-unlabelled")
 async def forget_unlabelled(
-    change: ChangeDep, asked: schemas.NoteRequest
+    change: ChangeDep, body: schemas.NoteRequest
 ) -> schemas.ChangeAnswer:
-    """Take out everything that was learned without labels."""
+    """Unlearn all samples that were learned without labels."""
     return await change.edit(
-        "forget-unlabelled", asked, lambda learner: learner.unlearn(unlabelled=True)
+        "forget-unlabelled", body, lambda learner: learner.unlearn(unlabelled=True)
     )
 
 
 @changes.post("/forget")
 async def forget(
-    change: ChangeDep, asked: schemas.ForgetRequest
+    change: ChangeDep, body: schemas.ForgetRequest
 ) -> schemas.ChangeAnswer:
-    """Forget whole classes; no sample is needed.
+    """Forget whole classes. No samples are needed.
 
-    Test images of these classes that are kept on the server are removed for good: a
-    rollback brings the classes back, but not their images.
+    Test images of these classes on the server are removed for good: a rollback brings
+    the classes back, but not their images.
     """
     answer = await change.edit(
-        "forget", asked, lambda learner: learner.forget_classes(asked.names)
+        "forget", body, lambda learner: learner.forget_classes(body.names)
     )
     if change.model.version.kind == "images":
-        await asyncio.to_thread(_remove_kept_classes, change, asked, answer)
+        forgotten = [] if answer.replayed else body.names
+        await asyncio.to_thread(_remove_kept_classes, change, forgotten)
     return answer
 
 
-def _remove_kept_classes(
-    change: RequestedChange, asked: schemas.ForgetRequest, answer: schemas.ChangeAnswer
-) -> None:
-    """Remove the kept images of classes that a request has made a model forget."""
-    from evergrow.serve.image_store import KeptImages  # which imports this module
-
-    with suppress(ModelNotFoundError):  # deleted meanwhile, with its images
-        kept = KeptImages(OpenModel(change.model.name, change.service), change.service)
+def _remove_kept_classes(change: RequestedChange, forgotten: list[str]) -> None:
+    """Remove the stored images of forgotten classes."""
+    # If the model was deleted meanwhile, its images are gone too.
+    with suppress(ModelNotFoundError):
+        model = OpenModel(change.model.name, change.service)
+        kept = KeptImages(model, change.service)
         if kept.on:
-            kept.remove_classes(() if answer.replayed else asked.names)
+            kept.remove_classes(forgotten)
 
 
 @changes.post("/rename")
 async def rename(
-    change: ChangeDep, asked: schemas.RenameRequest
+    change: ChangeDep, body: schemas.RenameRequest
 ) -> schemas.ChangeAnswer:
-    """Give a class another name; answers are the same under it."""
+    """Rename a class. Predictions do not change otherwise."""
     return await change.edit(
-        "rename", asked, lambda learner: learner.rename_classes({asked.old: asked.new})
+        "rename", body, lambda learner: learner.rename_classes({body.old: body.new})
     )
 
 
 @changes.post("/merge-classes")
 async def merge_classes(
-    change: ChangeDep, asked: schemas.MergeRequest
+    change: ChangeDep, body: schemas.MergeRequest
 ) -> schemas.ChangeAnswer:
-    """Make several classes one, exactly as if their samples had been taught under one name."""
+    """Merge classes, exactly as if all samples had been taught under one name."""
     return await change.edit(
         "merge-classes",
-        asked,
-        lambda learner: learner.merge_classes(asked.names, asked.into),
+        body,
+        lambda learner: learner.merge_classes(body.names, body.into),
     )
 
 
 @changes.post("/rollback")
 async def roll_back(
-    change: ChangeDep, asked: schemas.RollbackRequest
+    change: ChangeDep, body: schemas.RollbackRequest
 ) -> schemas.ChangeAnswer:
-    """Undo the latest changes, or go back to a revision: the file is again what it was, byte for byte."""
-    file = change.model.file
-    request = change.asking("rollback", asked)
-    return change.done(await file.roll_back(asked.n, asked.to, request))
+    """Undo the latest changes, or return to a revision. Restores the exact file."""
+    request = change.with_content("rollback", body)
+    return change.finish(await change.model.file.roll_back(body.n, body.to, request))
 
 
 @changes.post("/redo")
-async def redo(change: ChangeDep, asked: schemas.RedoRequest) -> schemas.ChangeAnswer:
-    """Take rollbacks back, as long as nothing else was learned since."""
-    return change.done(
-        await change.model.file.redo(asked.n, change.asking("redo", asked))
-    )
+async def redo(change: ChangeDep, body: schemas.RedoRequest) -> schemas.ChangeAnswer:
+    """Undo rollbacks. Possible until something else is learned."""
+    request = change.with_content("redo", body)
+    return change.finish(await change.model.file.redo(body.n, request))

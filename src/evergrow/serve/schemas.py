@@ -1,4 +1,8 @@
-"""Requests and answers as pydantic models: what is parsed is what OpenAPI describes. Unknown fields are refused."""
+"""Request and response documents as pydantic models.
+
+They define both the validation and the OpenAPI description. Unknown fields of requests
+are rejected.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +19,33 @@ SAMPLE_KINDS: dict[str, SampleKind] = {
     "text": "texts",
     "features": "features",
 }
-"""What the API calls samples, by what the library calls them."""
+"""Kinds of samples in the API, by their names in the library."""
 ModelState = Literal["ready", "starting"]
 KeptSet = Literal["test", "review"]
 JobState = Literal["running", "writing", "done", "failed", "cancelled"]
 MODEL_SUFFIX = ".evg"
 WIDEST = 65_536
-"""Numbers of a feature vector."""
-_NAME_BYTES = 200  # file systems count bytes, and the history adds a suffix
-_UNSAFE = ':*?"<>|%'  # in names of files on one system or another, and what marks them
-_JOINERS = "\u200c\u200d"  # some scripts and emoji are written with them
+"""Maximum length of a feature vector."""
+_MAX_STEM_BYTES = 200
+"""Maximum length of a file stem in bytes. The history adds a suffix."""
+_UNSAFE = ':*?"<>|%'
+"""Characters that some file systems forbid, and the escape character itself."""
+_JOINERS = "\u200c\u200d"
+"""Invisible characters that some scripts and emoji need."""
 
 
 def is_visible(name: str) -> bool:
-    """Return whether a name can be seen and holds no control characters."""
+    """Return whether a name is visible and has no control characters."""
     return bool(name.strip()) and all(
         character.isprintable() or character in _JOINERS for character in name
     )
 
 
 def file_stem(name: str) -> str:
-    """Return the name of a model's file without its suffix: what some file systems refuse is percent-encoded.
+    """Return the file name of a model without its suffix.
+
+    Characters that some file systems forbid are percent-encoded.
+
 
     Examples
     --------
@@ -50,13 +60,16 @@ def file_stem(name: str) -> str:
 
 
 def is_model_name(name: str) -> bool:
-    r"""Return whether a model may have this name, which becomes part of a file name and never a path.
+    r"""Return whether a model may have this name. A name is never a path.
 
     Examples
     --------
     >>> from evergrow.serve.schemas import is_model_name
-    >>> [is_model_name(name) for name in ("My birds!", "模型", "../birds", "a/b", ".hidden", "birds.evg", "a\n")]
-    [True, True, False, False, False, False, False]
+    >>> is_model_name("My birds!"), is_model_name("模型")
+    (True, True)
+    >>> names = ("../birds", "a/b", ".hidden", "birds.evg", "a\n")
+    >>> any(is_model_name(name) for name in names)
+    False
     """
     return (
         is_visible(name)
@@ -65,11 +78,11 @@ def is_model_name(name: str) -> bool:
         and not set(name) & {"/", "\\"}
         and name == name.strip()
         and not name.startswith(".")
-        and not name.endswith(".")  # some systems drop it from file names
+        and not name.endswith(".")  # Windows drops the dot
         and not name.casefold().endswith(
             (MODEL_SUFFIX, f"{MODEL_SUFFIX}.history", f"{MODEL_SUFFIX}.kept")
         )
-        and len(file_stem(name).encode("utf-8", "surrogatepass")) <= _NAME_BYTES
+        and len(file_stem(name).encode("utf-8", "surrogatepass")) <= _MAX_STEM_BYTES
     )
 
 
@@ -77,8 +90,9 @@ def _check_model_name(name: str) -> str:
     name = unicodedata.normalize("NFC", name)
     if not is_model_name(name):
         raise ValueError(
-            "a model name has at most 64 printable characters (fewer if many are emoji), no slash and no "
-            f"backslash, does not begin with a dot or a space, and does not end in a dot, a space or {MODEL_SUFFIX!r}"
+            "a model name must have at most 64 printable characters (fewer with many "
+            "emoji), no slash and no backslash, must not begin with a dot or a space, "
+            f"and must not end with a dot, a space or {MODEL_SUFFIX!r}"
         )
     return name
 
@@ -86,14 +100,14 @@ def _check_model_name(name: str) -> str:
 def _check_class_name(name: str) -> str:
     if not is_visible(name):
         raise ValueError(
-            "a class name needs visible characters, and no line break or other control character"
+            "a class name must have a visible character, and no line break or other "
+            "control character"
         )
     return name
 
 
-_PRINTABLE = {
-    "pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"
-}  # told to programs; people are told in words
+_PRINTABLE = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
+"""Pattern for the OpenAPI description only. Error messages use words."""
 ModelName = Annotated[
     str,
     Field(
@@ -119,10 +133,8 @@ Whole = Annotated[
     int,
     BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n),
 ]
-"""A whole number, which JSON may write as 3.0."""
-Note = Annotated[
-    str, Field(max_length=500, description="For people, kept in the history.")
-]
+"""An integer. JSON may write it as 3.0."""
+Note = Annotated[str, Field(max_length=500, description="Note for the history.")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 ImageFiles = Annotated[
@@ -155,18 +167,19 @@ Rows = Annotated[
 
 
 class RequestModel(BaseModel):
-    """A request."""
+    """Base class of requests. Rejects unknown fields and converts no types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class NewModel(RequestModel):
-    """A model to be made."""
+    """A new model."""
 
     name: ModelName
     kind: SampleKind
     backbone: Annotated[
-        str, Field(max_length=200, description="One of /api/v1/backbones, or auto.")
+        str,
+        Field(max_length=200, description="A name from /api/v1/backbones, or auto."),
     ] = "auto"
     method: Annotated[str, Field(max_length=100)] = "evergrow"
     options: Annotated[
@@ -176,70 +189,74 @@ class NewModel(RequestModel):
 
 
 class JsonSamples(RequestModel):
-    """Samples in JSON: texts or feature rows."""
+    """Samples in JSON: texts or feature vectors."""
 
     texts: Texts | SkipJsonSchema[None] = None
     rows: Rows | SkipJsonSchema[None] = None
 
 
 class SampleForm(RequestModel):
-    """Samples in a form: image files, or feature vectors in one file."""
+    """Samples in a form: image files, or a file of feature vectors."""
 
     images: ImageFiles | SkipJsonSchema[None] = None
     rows: (
-        Annotated[UploadFile, Field(description="A .npy file: a matrix of numbers.")]
+        Annotated[
+            UploadFile, Field(description="A .npy file with a matrix of numbers.")
+        ]
         | SkipJsonSchema[None]
     ) = None
 
 
 class FalseAlarm(RequestModel):
-    """How strict to be about unknown things."""
+    """The false alarm rate for unknown samples."""
 
     false_alarm: Annotated[
         float,
         Field(
-            gt=0, lt=1, description="Share of known things that may be called unknown."
+            gt=0,
+            lt=1,
+            description="Fraction of known samples that may be reported as unknown.",
         ),
     ] = 0.05
 
 
-class Question(FalseAlarm):
-    """What to answer about samples."""
+class PredictRequest(FalseAlarm):
+    """Options of predict."""
 
     k: Annotated[
         Whole,
         Field(
-            ge=1, le=1000, description="How many classes to list, the likeliest first."
+            ge=1, le=1000, description="Number of classes to list, most likely first."
         ),
     ] = 3
 
 
 class Labels(RequestModel):
-    """The classes of samples: one for all, or one for each."""
+    """Labels of samples: one for all, or one per sample."""
 
     label: ClassName | SkipJsonSchema[None] = None
     labels: (
-        Annotated[ClassNames, Field(description="A class for each sample.")]
+        Annotated[ClassNames, Field(description="One class per sample.")]
         | SkipJsonSchema[None]
     ) = None
 
 
 class NoteRequest(RequestModel):
-    """A change that needs nothing but a note for the history, if any."""
+    """A change with an optional note for the history."""
 
     note: Note = ""
 
 
 class TeachRequest(NoteRequest, Labels):
-    """What to learn or unlearn of samples."""
+    """Labels of samples to learn or unlearn."""
 
 
-class Unlabelled(NoteRequest):
-    """What to note of samples that are learned without labels."""
+class LearnUnlabelledRequest(NoteRequest):
+    """Options of learning without labels."""
 
 
-class Grouping(NoteRequest):
-    """Which samples to group."""
+class GroupRequest(NoteRequest):
+    """Samples to group."""
 
     unknown: (
         Annotated[
@@ -248,7 +265,7 @@ class Grouping(NoteRequest):
                 min_length=1,
                 max_length=1024,
                 description="Indices of the samples to group; "
-                "by default all that look unknown.",
+                "by default all unknown ones.",
                 fail_fast=True,
             ),
         ]
@@ -256,19 +273,21 @@ class Grouping(NoteRequest):
     ) = None
 
 
-class Suggestion(RequestModel):
-    """How many samples to suggest for labelling."""
+class SuggestRequest(RequestModel):
+    """Number of samples to suggest."""
 
     n: Annotated[
         Whole,
         Field(
-            ge=1, le=1000, description="How many; fewer where the others are copies."
+            ge=1,
+            le=1000,
+            description="Number of suggestions; fewer if the others are copies.",
         ),
     ] = 20
 
 
 class EvaluateRequest(Labels, FalseAlarm):
-    """What to compare answers about samples with."""
+    """Labels of samples to evaluate the model on."""
 
 
 class PreviewForm(RequestModel):
@@ -282,14 +301,14 @@ class PreviewForm(RequestModel):
 
 
 class KeptForm(Labels):
-    """Images to be kept on the server: test images with their classes, or images to be reviewed."""
+    """Images to store: test images with their classes, or images for review."""
 
     images: ImageFiles
     set: KeptSet
 
 
 class KeepRequest(RequestModel):
-    """Whether test images and the review queue are kept on the server."""
+    """Whether test images and the review queue are stored on the server."""
 
     on: bool
 
@@ -301,36 +320,36 @@ class ForgetRequest(NoteRequest):
 
 
 class RenameRequest(NoteRequest):
-    """A new name of a class."""
+    """A class and its new name."""
 
     old: ClassName
     new: ClassName
 
 
 class MergeRequest(NoteRequest):
-    """Classes that become one."""
+    """Classes to merge into one."""
 
     names: ClassNames
     into: ClassName
 
 
 class RedoRequest(RequestModel):
-    """How many rollbacks to take back, the latest first."""
+    """Number of rollbacks to undo, the latest first."""
 
     n: Annotated[Whole, Field(ge=1, le=1000)] = 1
 
 
 class RollbackRequest(RedoRequest):
-    """How far to go back: a number of changes, or to a revision."""
+    """Number of changes to undo, or the revision to return to."""
 
     to: Annotated[Whole, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
 
 
-# -- answers ---------------------------------------------------------------------------
+# -- responses -------------------------------------------------------------------------
 
 
 class ClassCount(BaseModel):
-    """A class and how many samples of it were learned."""
+    """A class and its number of learned samples."""
 
     name: str
     samples: int
@@ -344,21 +363,22 @@ class ChangeRecord(BaseModel):
     what: str = Field(examples=["update"])
     when: str
     samples: int
-    classes: list[str] = Field(description="Classes that came, or that went.")
+    classes: list[str] = Field(description="Classes that were added or removed.")
     names: dict[str, str] = Field(
-        description="New names by old ones, where classes were renamed or merged."
+        description="New names by old names, if classes were renamed or merged."
     )
     note: str
     revision: int
     influenced_scores: int = Field(
         0,
-        description="For unlearn and relabel: calibration scores of other samples that "
-        "were measured while the removed ones were learned, at most. 0: nothing is left.",
+        description="For unlearn and relabel: maximum number of calibration scores of "
+        "other samples that were computed while the removed samples were learned. 0 "
+        "means that no influence is left.",
     )
 
 
 class ModelSummary(BaseModel):
-    """A model in the list."""
+    """A model in the list of models."""
 
     name: str
     kind: SampleKind | None = None
@@ -377,7 +397,7 @@ class ModelList(BaseModel):
 
 
 class BackboneOffer(BaseModel):
-    """A backbone that a new model can be made with."""
+    """A backbone for new models."""
 
     name: str
     kind: SampleKind
@@ -386,7 +406,7 @@ class BackboneOffer(BaseModel):
 
 
 class BackboneRecord(BaseModel):
-    """The backbone that computes the features of a model."""
+    """The backbone of a model."""
 
     name: str
     n_features: int
@@ -395,7 +415,7 @@ class BackboneRecord(BaseModel):
 
 
 class Thresholds(BaseModel):
-    """When something is unknown."""
+    """The novelty threshold above which a sample is unknown."""
 
     novelty: float
     false_alarm: float
@@ -403,7 +423,7 @@ class Thresholds(BaseModel):
 
 
 class ModelFacts(BaseModel):
-    """What a model knows."""
+    """State, classes and counts of a model."""
 
     state: ModelState
     revision: int
@@ -412,7 +432,7 @@ class ModelFacts(BaseModel):
 
 
 class ModelRecord(ModelFacts):
-    """A model."""
+    """The description of a model."""
 
     name: str
     kind: SampleKind
@@ -422,95 +442,95 @@ class ModelRecord(ModelFacts):
     backbone: BackboneRecord | None
     thresholds: Thresholds | None
     history: list[ChangeRecord]
-    revisions: list[int] = Field(description="Revisions that rollback can go back to.")
-    redoable: int = Field(description="Rollbacks that redo can take back.")
+    revisions: list[int] = Field(description="Revisions that rollback can restore.")
+    redoable: int = Field(description="Number of rollbacks that redo can undo.")
 
 
 class LikelyClass(BaseModel):
-    """A class and how likely it is."""
+    """A class and its probability or score."""
 
     name: str = Field(serialization_alias="class")
     value: float
 
 
 class SampleAnswer(BaseModel):
-    """The answer about one sample."""
+    """The prediction for one sample."""
 
     label: str | None = Field(
-        description="The likeliest class; null if the sample is unknown."
+        description="The most likely class; null if the sample is unknown."
     )
     nearest: LikelyClass = Field(
-        description="The likeliest class, also if the sample is unknown."
+        description="The most likely class, also of an unknown sample."
     )
     top: list[LikelyClass]
     novelty: float | None
-    unknown: bool | None = Field(description="Null where that was never calibrated.")
+    unknown: bool | None = Field(description="Null without a calibration.")
 
 
 class Predictions(BaseModel):
-    """Answers in the order of the samples."""
+    """Predictions in the order of the samples."""
 
     model: str
     revision: int
     measure: str = Field(
-        description="What the values of top are.", pattern="^(probability|score)$"
+        description="Meaning of the values in top.", pattern="^(probability|score)$"
     )
     threshold: float | None
     answers: list[SampleAnswer]
 
 
 class SuggestionRecord(BaseModel):
-    """Which samples to label next."""
+    """Samples to label next."""
 
-    order: list[int] = Field(description="Places of samples, the most useful first.")
+    order: list[int] = Field(description="Indices of samples, the most useful first.")
     unknown: list[bool] = Field(
-        description="Which of these look like no learned class."
+        description="Whether each of them looks like no learned class."
     )
 
 
 class GroupRecord(BaseModel):
-    """Samples that look unknown, in groups of like ones."""
+    """Groups of similar unknown samples."""
 
     groups: list[list[int]] = Field(
-        description="Places of samples, in each group the most typical first."
+        description="Indices of samples, the most typical of each group first."
     )
 
 
 class ClassDriftRecord(BaseModel):
-    """Whether samples of one class look like what was learned."""
+    """The drift test of one predicted class."""
 
     name: str
     samples: int
-    p: float = Field(
-        description="How likely so large a change is where nothing changed."
-    )
+    p: float = Field(description="p-value: probability of such a change without drift.")
     changed: bool
 
 
 class DriftRecord(BaseModel):
-    """Whether samples still look like what was learned, by the class that is answered."""
+    """The drift tests of all predicted classes."""
 
     classes: list[ClassDriftRecord]
-    untested: int = Field(description="Samples of classes with too few of them.")
+    untested: int = Field(
+        description="Number of samples in classes with too few of them."
+    )
 
 
 class CurveRecord(BaseModel):
-    """Accuracy against samples per class."""
+    """Accuracy by number of samples per class."""
 
     sizes: list[int]
     accuracy: list[float]
     interval: list[tuple[float, float]]
-    samples: int = Field(description="Samples of each class, in the middle.")
+    samples: int = Field(description="Median number of samples per class.")
     gain: tuple[float, float, float] = Field(
-        description="What ten more of each would add; from where to where."
+        description="Predicted gain of ten more samples per class, with its interval."
     )
     classes: dict[str, float] = Field(
-        description="What the last doubling of samples gave each class."
+        description="Gain of each class from the last doubling of its samples."
     )
 
 
 class ChangeAnswer(ModelFacts):
-    """What a change did; it is on disk."""
+    """The result of a change that is on disk."""
 
     model: str
     etag: str
@@ -519,7 +539,8 @@ class ChangeAnswer(ModelFacts):
     gone_classes: list[str]
     warnings: list[str]
     replayed: bool = Field(
-        description="Whether the same Idempotency-Key was answered before; nothing changed now."
+        description="Whether the model was not changed, because the same request was "
+        "fulfilled before or there was nothing to do."
     )
 
 
@@ -531,33 +552,34 @@ class SkippedImage(BaseModel):
 
 
 class JobRecord(BaseModel):
-    """A job: a zip of images that is being learned."""
+    """A job that learns a zip of images."""
 
     id: str
     model: str
     state: JobState = "running"
-    done: Annotated[int, Field(ge=0, description="Images that were looked at.")] = 0
+    done: Annotated[int, Field(ge=0, description="Number of processed images.")] = 0
     total: Annotated[int, Field(ge=0)]
     skipped: Annotated[
-        int, Field(ge=0, description="Images that could not be read and were left out.")
+        int, Field(ge=0, description="Number of images that could not be read.")
     ] = 0
     failures: Annotated[
-        list[SkippedImage], Field(description="The first 100 of them.")
+        list[SkippedImage],
+        Field(description="The first 100 images that could not be read."),
     ] = []
     error: str | None = None
     change: Annotated[
         ChangeAnswer | None,
-        Field(description="What it changed; null where nothing was."),
+        Field(description="The change; null until it is on disk."),
     ] = None
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the job is done, failed or cancelled."""
         return self.state not in ("running", "writing")
 
 
 class EvaluationRecord(BaseModel):
-    """How good the answers are."""
+    """The evaluation of a model on labelled samples."""
 
     model: str
     revision: int
@@ -567,41 +589,43 @@ class EvaluationRecord(BaseModel):
     balanced_accuracy: float | None
     classes: list[str]
     confusion: list[list[int]] = Field(
-        description="Empty where a model has more than 500 classes."
+        description="Confusion matrix; empty if the model has more than 500 classes."
     )
     per_class: list[dict[str, Any]]
     confused: list[dict[str, Any]]
     unknown_classes: dict[str, int]
     unknown: dict[str, Any] | None
-    predicted: list[str] = Field(description="The answer to each sample.")
+    predicted: list[str] = Field(description="The predicted class of each sample.")
     wrong: list[dict[str, Any]] = Field(
-        description="Samples taken for another class: sample, label, predicted."
+        description="Wrong predictions: index of the sample, label, predicted class."
     )
     seconds: float
 
 
 class KeptEvaluation(EvaluationRecord):
-    """How good the answers about the kept test images are."""
+    """The evaluation of a model on its stored test images."""
 
-    ids: list[str] = Field(description="The image of each sample.")
+    ids: list[str] = Field(description="Id of the image of each sample.")
 
 
 class KeptImage(BaseModel):
-    """An image that is kept on the server."""
+    """An image stored on the server."""
 
     id: str
     set: KeptSet
     label: str | None = Field(
-        description="Its class under the name that it has now; null in the review queue."
+        description="Class under its current name; null in the review queue."
     )
     name: str
     bytes: int
     when: str
-    revision: int = Field(description="Of the model at that moment.")
+    revision: int = Field(
+        description="Revision of the model when the image was stored."
+    )
 
 
 class KeptRecord(BaseModel):
-    """What is kept of a model's images on the server, the oldest first, and how much may be."""
+    """The stored images of a model, the oldest first, and their limits."""
 
     on: bool
     images: list[KeptImage]
@@ -611,16 +635,16 @@ class KeptRecord(BaseModel):
 
 
 class LanRecord(BaseModel):
-    """How a phone gets in: an address with a token in it, and the same as a QR code."""
+    """The address for phones with its token, as text and as a QR code."""
 
     address: str
     expires: str
-    seconds: int = Field(description="Until then.")
+    seconds: int = Field(description="Seconds until the token expires.")
     svg: str
 
 
 class ProblemDocument(BaseModel):
-    """What was wrong (RFC 9457)."""
+    """An error (RFC 9457)."""
 
     type: str = "about:blank"
     title: str

@@ -1,4 +1,4 @@
-"""The parts of a running service, and the two ways that samples go: to an answer, or into a model."""
+"""Shared state of the HTTP application, and the operations that its routes use."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from evergrow.features.images import decode_image, is_quick_to_decode
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
+from evergrow.serve.bodies import RequestSamples
 from evergrow.serve.budget import MemoryBudget
 from evergrow.serve.config import Limits, ServeConfig
+from evergrow.serve.fair_executor import FairExecutor
 from evergrow.serve.lan import LanAccess
 from evergrow.serve.model_store import ModelStore, Version
 from evergrow.serve.monitoring import Metrics, log
-from evergrow.serve.requests import Problem, SentSamples
-from evergrow.serve.turns import FairExecutor
+from evergrow.serve.problems import Problem
 
 Result = TypeVar("Result")
-_WARM = 8
-"""Models whose backbones are loaded before anybody asks."""
-_WEBP_SIDE = 16_383
-"""Longest side of a WebP image."""
+_MAX_WARM_MODELS = 8
+"""Number of models whose backbones are loaded at the start."""
+_MAX_WEBP_SIDE = 16_383
+"""Longest side of a WebP image in pixels."""
 
 
 class OpenModel:
-    """A model as a request found it, which may take a while; a dependency of routes.
+    """The version of a model at the start of a request. A dependency of routes.
 
     Parameters
     ----------
     m : str
-        Its name in the request.
+        Name of the model in the request.
     service : Service
-        Where it is served.
+        The service.
     """
 
     def __init__(self, m: str, service: ServiceDep) -> None:
-        self.name = unicodedata.normalize(
-            "NFC", m
-        )  # one model has one name, in metrics too
+        # A model has one name, in metrics too.
+        self.name = unicodedata.normalize("NFC", m)
         self.file = service.store.model(self.name)
         self.version = self.file.current()
-        service.store.let_go()
+        service.store.close_unused()
 
 
 ModelDep = Annotated[OpenModel, Depends(OpenModel)]
 
 
 class Service:
-    """Everything that routes work with.
+    """Shared state of the HTTP application.
 
     Parameters
     ----------
@@ -72,19 +72,21 @@ class Service:
     """
 
     def __init__(self, config: ServeConfig) -> None:
-        self.config, self.limits = config, config.limits
+        self.config = config
+        self.limits = config.limits
         self.metrics = Metrics()
         self.pool = BackbonePool(config, self.metrics)
         self.metrics.queue.set_function(self.pool.depth)
-        self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
-        self._decoders = FairExecutor(cores(), "images", limit_torch, (1,))
+        n_cores = cores()
+        self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (n_cores,))
+        self._decoders = FairExecutor(n_cores, "images", limit_torch, (1,))
         self._slow_decoders = FairExecutor(
-            max(1, cores() - 1), "large images", limit_torch, (1,)
+            max(1, n_cores - 1), "large images", limit_torch, (1,)
         )
         self._writers = ThreadPoolExecutor(
-            max(4, cores()), "changes", limit_torch, (cores(),)
+            max(4, n_cores), "changes", limit_torch, (n_cores,)
         )
-        self._studies = ThreadPoolExecutor(2, "studies", limit_torch, (1,))
+        self._analyses = ThreadPoolExecutor(2, "analyses", limit_torch, (1,))
         self._unpackers = ThreadPoolExecutor(2, "archives", limit_torch, (1,))
         self.memory = MemoryBudget(config.limits.unpacked_bytes)
         self.store = ModelStore(config, self._writers, self.metrics)
@@ -93,187 +95,192 @@ class Service:
         self.lan: LanAccess | None = None
 
     def set_up_threads(self) -> None:
-        """Give ``asyncio.to_thread``, by which all that takes a while is done, threads in which torch is limited."""
+        """Limit torch in the threads of ``asyncio.to_thread``."""
         threads = ThreadPoolExecutor(
             max(4, cores()), "answers", limit_torch, (cores(),)
         )
         asyncio.get_running_loop().set_default_executor(threads)
 
     async def shut_down(self) -> None:
-        """Finish changes that have begun, and end all threads."""
-        for end in (
+        """Finish changes that have begun and end all threads."""
+        for executor in (
             self._writers,
             self.pool,
-            self._studies,
+            self._analyses,
             self._unpackers,
             self._loaders,
             self._decoders,
             self._slow_decoders,
         ):
-            await asyncio.to_thread(end.shutdown)
+            await asyncio.to_thread(executor.shutdown)
 
-    # -- samples -----------------------------------------------------------------------
+    # -- predict, encode, analyze ------------------------------------------------------
 
-    async def features(
-        self, opened: OpenModel, samples: SentSamples, **settings: Any
-    ) -> Any:
-        """Return the features of samples, or what the backbone's queue makes of them otherwise.
-
-        Parameters
-        ----------
-        opened : OpenModel
-            The model whose backbone computes them.
-        samples : SentSamples
-            Samples of the kind that the model takes.
-        **settings
-            For :meth:`Batcher.submit`: ``alone`` for what is learned, ``model`` for a
-            question.
-        """
-        rows = _rows(opened.version, samples, self.limits)
-        if rows is not None:
-            return rows
-        batcher = await self.batcher(opened)
-        with batcher.preparing(len(samples)):
-            prepared = samples.texts or await self.prepared(
-                batcher.backbone, samples.images or []
-            )
-        return await asyncio.wrap_future(batcher.submit(prepared, **settings))
-
-    async def answers(
-        self, model: OpenModel, samples: SentSamples | NDArray[Any], false_alarm: float
+    async def predict(
+        self,
+        model: OpenModel,
+        samples: RequestSamples | NDArray[Any],
+        false_alarm: float,
     ) -> Answers:
-        """Return what a model says about samples, asked together with what others ask it.
+        """Predict samples, in one batch with other requests to the same model.
 
         Parameters
         ----------
         model : OpenModel
             The model.
-        samples : SentSamples or ndarray
-            Samples of the kind that it takes, or their features.
+        samples : RequestSamples or ndarray
+            Samples of the kind that the model takes, or their features.
         false_alarm : float
-            Share of known things that may be called unknown.
+            Fraction of known samples that may be reported as unknown.
         """
         version = model.version
         version.require_ready()
-        if isinstance(samples, SentSamples):
-            found = await self.features(model, samples, model=version)
-        else:
-            found = samples
+        found: Any = samples
+        if isinstance(samples, RequestSamples):
+            found = await self._submit(model, samples, model=version)
         if isinstance(found, Answers):
             answers = found
         else:
-            answers = (await asyncio.to_thread(version.ask, [found]))[0]
+            answers = (await asyncio.to_thread(version.predict, [found]))[0]
         self.metrics.samples.labels("predict").inc(len(answers.values))
-        self.metrics.note_answers(
-            model.name, version.learner.state_.calibration, answers
-        )
-        return version.judged(answers, false_alarm)
+        calibration = version.learner.state_.calibration
+        self.metrics.note_answers(model.name, calibration, answers)
+        return version.with_false_alarm(answers, false_alarm)
 
-    async def study(
+    async def encode(
+        self, model: OpenModel, samples: RequestSamples, *, alone: bool = False
+    ) -> NDArray[Any]:
+        """Return the features of samples.
+
+        Parameters
+        ----------
+        model : OpenModel
+            The model whose backbone computes the features.
+        samples : RequestSamples
+            Samples of the kind that the model takes.
+        alone : bool, default=False
+            Whether every sample is encoded alone, so that the same sample always has
+            the same features. Required for samples that are learned or unlearned.
+        """
+        features: NDArray[Any] = await self._submit(model, samples, alone=alone)
+        return features
+
+    async def _submit(
+        self, opened: OpenModel, samples: RequestSamples, **settings: Any
+    ) -> Any:
+        """Decode samples and submit them to the backbone. See :meth:`Batcher.submit`.
+
+        Samples that are features need no backbone and are returned as they are.
+        """
+        features = _check_samples(opened.version, samples, self.limits)
+        if features is not None:
+            return features
+        batcher = await self.batcher(opened)
+        with batcher.reserve(len(samples)):
+            prepared: Sequence[Prepared]
+            if samples.texts is not None:
+                prepared = samples.texts
+            else:
+                images = samples.images or []
+                prepared = await self.prepare_images(batcher.backbone, images)
+        return await asyncio.wrap_future(batcher.submit(prepared, **settings))
+
+    async def analyze(
         self,
         model: OpenModel,
-        samples: SentSamples | NDArray[Any],
+        samples: RequestSamples | NDArray[Any],
         work: Callable[[Learner, Any], Result],
     ) -> Result:
-        """Return what a copy of a model's learner works out of samples, in threads that answers do not need."""
+        """Call a function with a copy of the learner and the features of samples.
+
+        It runs in threads that are not used for predictions.
+        """
         model.version.require_ready()
-        if isinstance(samples, SentSamples):
-            rows = await self.features(model, samples)
-        else:
-            rows = samples
+        features: Any = samples
+        if isinstance(samples, RequestSamples):
+            features = await self.encode(model, samples)
         learner = model.version.learner
         return await asyncio.get_running_loop().run_in_executor(
-            self._studies, lambda: work(copy.copy(learner), rows)
+            self._analyses, lambda: work(copy.copy(learner), features)
         )
 
     async def batcher(self, model: OpenModel) -> Batcher:
-        """Return the queue of a model's backbone, which is loaded first if need be, beside everything else."""
+        """Return the queue of a model's backbone. Load the backbone if necessary."""
         learner = model.version.learner
         found = self.pool.loaded(learner)
         if found is None:
             found = await asyncio.get_running_loop().run_in_executor(
                 self._loaders, self.pool.of_learner, learner
             )
-        assert found is not None, (
-            "only models of features have none, and their samples need none"
-        )
+        assert found is not None, "samples that are features need no backbone"
         return found
 
-    async def prepared(
+    # -- images ------------------------------------------------------------------------
+
+    async def prepare_images(
         self, backbone: Backbone, images: Sequence[tuple[str, bytes]]
     ) -> list[Prepared]:
-        """Return images as the backbone takes them, decoded side by side; sizes are checked before pixels are read."""
+        """Decode and preprocess images in parallel.
+
+        The size of an image is checked before its pixels are decoded.
+        """
         transform = backbone.transform
         if transform is None:
             raise InputError(
                 "texts must be given, since the backbone takes texts, got images"
             )
 
-        turns = asyncio.Semaphore(max(1, cores() - 1))  # one decoder is left to others
+        # One decoder is left to other requests.
+        turns = asyncio.Semaphore(max(1, cores() - 1))
 
         async def prepare(name: str, data: bytes) -> Prepared:
             async with turns:
-                return await self._decoded(transform, name, data)
+                return await self._decode(transform, name, data)
 
-        work = [asyncio.create_task(prepare(*image)) for image in images]
+        tasks = [asyncio.create_task(prepare(*image)) for image in images]
         try:
-            return list(await asyncio.gather(*work))
+            return list(await asyncio.gather(*tasks))
         except BaseException:
-            for entry in work:
-                entry.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
-            raise
-
-    async def unpacked(self, archive: DataArchive, name: str) -> bytes:
-        """Return a file of an archive, unpacked in a thread for that.
-
-        A caller that is cancelled still waits for the thread, so that it can release
-        its share of the memory budget afterwards.
-        """
-        work = self._unpackers.submit(archive.read, name)
-        reading = asyncio.wrap_future(work)
-        try:
-            return await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            if not work.cancel():
-                await asyncio.gather(reading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
     async def preview(self, name: str, data: bytes, side: int) -> bytes:
         """Return an image as a JPEG of at most ``side`` pixels on its longer side."""
 
-        def picture(image: Any) -> bytes:
+        def to_jpeg(image: Any) -> bytes:
             image.thumbnail((side, side))
             buffer = io.BytesIO()
             image.save(buffer, "JPEG", quality=90)
             return buffer.getvalue()
 
-        return await self._decoded(picture, name, data)
+        return await self._decode(to_jpeg, name, data)
 
     async def without_metadata(self, name: str, data: bytes) -> bytes:
-        """Encode the pixels of an image anew, without loss and without metadata.
+        """Encode the pixels of an image again, lossless and without metadata.
 
         The result is a WebP file, which is smaller than a PNG and written in a sixth of
         the time, or a PNG file if a side is too long for WebP.
         """
-        return await self._decoded(_lossless, name, data)
+        return await self._decode(_lossless_file, name, data)
 
-    async def _decoded(
+    async def _decode(
         self, use: Callable[[Any], Result], name: str, data: bytes
     ) -> Result:
-        """Decode an image in a thread and return what ``use`` makes of it.
+        """Decode an image in a thread and pass it to a function.
 
-        Callers take turns. Images that take long to decode have threads of their own,
-        so that small images do not wait for them.
+        Callers take turns. Images that are slow to decode have separate threads, so
+        that small images do not wait for them.
         """
         loop = asyncio.get_running_loop()
-        pixels = self.limits.pixels
+        max_pixels = self.limits.pixels
 
         def work() -> Result:
-            return use(decode_image(data, name=name, max_pixels=pixels))
+            return use(decode_image(data, name=name, max_pixels=max_pixels))
 
         def work_if_quick() -> Result | None:
-            if is_quick_to_decode(data, name, pixels):
+            if is_quick_to_decode(data, name, max_pixels):
                 return work()
             return None
 
@@ -284,8 +291,25 @@ class Service:
 
     # -- files -------------------------------------------------------------------------
 
+    async def read_archive_file(self, archive: DataArchive, name: str) -> bytes:
+        """Unpack a file of an archive in a thread.
+
+        If cancelled, it still waits for the thread, so that the caller releases its
+        memory budget only afterwards.
+        """
+        work = self._unpackers.submit(archive.read, name)
+        reading = asyncio.wrap_future(work)
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            if not work.cancel():
+                await asyncio.gather(reading, return_exceptions=True)
+            raise
+
     async def adopt(self, name: str, file: Path) -> None:
-        """Make a model of an uploaded file, one at a time: it is checked in memory.
+        """Create a model from an uploaded file.
+
+        The file is checked in memory, so only one is processed at a time.
 
         Parameters
         ----------
@@ -300,7 +324,10 @@ class Service:
             )
 
     async def export(self, model: OpenModel, *, head_only: bool) -> bytes:
-        """Return the model as an ONNX graph, one at a time: it takes seconds and memory."""
+        """Return the model as an ONNX graph.
+
+        This takes seconds and memory, so only one model is exported at a time.
+        """
         if self._exporting.locked():
             raise Problem(
                 503,
@@ -310,87 +337,102 @@ class Service:
             )
         async with self._exporting:
             return await asyncio.to_thread(
-                _exported, model.version.learner, self.pool, head_only
+                _onnx_graph, model.version.learner, self.pool, head_only
             )
 
     # -- warming up --------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Do in a thread of its own what the first callers would wait for: load libraries, and backbones of models."""
+        """Load libraries and backbones, so that the first requests do not wait."""
         limit_torch(1)
         learner = Learner(None, options={"n_units": 8}, device=self.config.device)
         learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
         gc.collect()
-        # A full collection looks at all that was loaded, half a second in which
-        # everybody waits
+        # A full garbage collection would visit all loaded modules and block every
+        # request for half a second.
         gc.freeze()
-        for name in self.store.names()[:_WARM] or (
-            [] if self.config.read_only else [""]
-        ):
-            self._warm_up(name)
+        names = self.store.names()[:_MAX_WARM_MODELS]
+        for name in names:
+            self._warm_up_backbone(name)
+        if not names and not self.config.read_only:
+            self._warm_up_backbone(None)
 
-    def _warm_up(self, name: str) -> None:
-        """Send a sample through the backbone of a model, or of the likeliest first one: the first pass is slow."""
+    def _warm_up_backbone(self, name: str | None) -> None:
+        """Encode a sample with the backbone of a model, or with the default one."""
         try:
-            if name:
-                learner = OpenModel(name, self).version.learner
-            else:
-                learner = None
-            if learner:
-                batcher = self.pool.of_learner(learner)
-            else:
+            if name is None:
                 batcher = self.pool.chosen("image", "auto")
-            if batcher is not None and batcher.depth == 0:
-                transform = batcher.backbone.transform
-                if transform is None:
-                    sample = "a"
-                else:
-                    sample = transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
+            else:
+                learner = OpenModel(name, self).version.learner
+                found = self.pool.of_learner(learner)
+                if found is None:
+                    return
+                batcher = found
+            if batcher.depth == 0:
+                sample = _blank_sample(batcher.backbone)
                 batcher.submit([sample], alone=True).result()
-        except Exception as error:  # whoever asks is told
-            log("not warmed up", model=name, problem=type(error).__name__)
+        except Exception as error:
+            # The first request to this model reports the error.
+            log("not warmed up", model=name or "", problem=type(error).__name__)
 
 
-def _rows(
-    version: Version, samples: SentSamples, limits: Limits
+def _blank_sample(backbone: Backbone) -> Prepared:
+    if backbone.transform is None:
+        return "a"
+    image: Prepared = backbone.transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
+    return image
+
+
+def _check_samples(
+    version: Version, samples: RequestSamples, limits: Limits
 ) -> NDArray[Any] | None:
-    """Return samples that are features, or None where a backbone is needed. Other kinds, and too many, are refused."""
+    """Check the number and kind of samples.
+
+    Returns
+    -------
+    ndarray of shape (n, d) or None
+        The samples if they are features, None if a backbone is needed.
+    """
     if len(samples) > limits.samples:
         raise Problem(
             413,
-            f"a request may hold at most {limits.samples} samples, not {len(samples)}",
+            f"a request may contain at most {limits.samples} samples, "
+            f"got {len(samples)}",
             "TooMany",
         )
-    if (
-        samples.texts is not None
-        and max(map(len, samples.texts)) > limits.text_characters
-    ):
-        raise InputError(
-            f"texts must have at most {limits.text_characters} characters each"
-        )
-    field = "rows" if version.kind == "features" else version.kind
+    if samples.texts is not None:
+        longest = max(map(len, samples.texts))
+        if longest > limits.text_characters:
+            raise InputError(
+                f"texts must have at most {limits.text_characters} characters each, "
+                f"got {longest}"
+            )
+    expected = "rows" if version.kind == "features" else version.kind
     given = [
         name
         for name in ("images", "texts", "rows")
         if getattr(samples, name) is not None
     ]
     if not given:
-        raise InputError(f"{field} must hold at least one sample, got none")
-    if given not in ([field], ["rows"]):
-        taken = f"{field} must be given alone, since the model takes {version.kind}"
-        raise InputError(f"{taken}, got {' and '.join(given)}")
+        raise InputError(f"{expected} must contain at least one sample, got none")
+    # Models of images and of texts accept features too.
+    if given not in ([expected], ["rows"]):
+        raise InputError(
+            f"{expected} must be given alone, since the model takes {version.kind}, "
+            f"got {' and '.join(given)}"
+        )
+    if samples.rows is None:
+        return None
     try:
-        if samples.rows is None:
-            return None
         return np.asarray(samples.rows, dtype=np.float64)
     except ValueError as error:
         raise InputError("rows must all have the same number of columns") from error
 
 
-def _lossless(image: Any) -> bytes:
-    """Return a file of the pixels of a decoded image, and of nothing else."""
+def _lossless_file(image: Any) -> bytes:
+    """Return a lossless file of the pixels of a decoded image."""
     buffer = io.BytesIO()
-    if max(image.size) <= _WEBP_SIDE:
+    if max(image.size) <= _MAX_WEBP_SIDE:
         # Slower methods save 10 % of the size.
         image.save(buffer, "WEBP", lossless=True, method=0, quality=0)
     else:
@@ -398,7 +440,7 @@ def _lossless(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
+def _onnx_graph(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
     from evergrow.export.onnx_export import export_learner
 
     batcher = None
@@ -425,10 +467,10 @@ ServiceDep = Annotated[Service, Depends(_service)]
 
 
 def check_writable(service: ServiceDep) -> None:
-    """Raise the problem 403 if the service is read-only; a dependency of routes that change something."""
+    """Raise a 403 problem if the service is read-only. A dependency of routes."""
     if service.config.read_only:
         raise Problem(
             403,
-            "the service was started with --read-only and changes nothing",
+            "the service is read-only: restart it without --read-only to make changes",
             "ReadOnly",
         )

@@ -1,4 +1,4 @@
-/* How often the model is right, on examples that it was never taught, and what it takes for what. */
+/* Accuracy on test examples, and which classes are confused. */
 
 import { action, fill, make, plural } from "./dom.js";
 import { askFor, openWindow } from "./dialogs.js";
@@ -40,7 +40,7 @@ export class AccuracyView {
       value, selected: Number(value) === this.model.settings.share,
     }, words)));
     return make("div.field.inline", {}, make("label", { htmlFor: "share" }, "Keep for testing"), select,
-      make("p.hint", {}, "Of what you teach, so many are kept to test the model and are never taught."));
+      make("p.hint", {}, "These examples are set aside for testing and never taught."));
   }
 
   /** Return the choice to keep images for testing and for review on the server, which is off by default. */
@@ -48,15 +48,15 @@ export class AccuracyView {
     const box = make("input", { type: "checkbox", id: "on-server", on: { change: () => this.chooseServer(box) } });
     this.server = make("div.field", { hidden: true }, make("label.option", {}, box,
       make("span", {}, "Keep test images and the review queue on the server")),
-    make("p.hint", {}, "Then everybody who uses this model sees the same accuracy and labels the same queue. "
-      + "Otherwise each browser has its own, and the server stores no image."));
+    make("p.hint", {}, "Everybody who uses this model then sees the same accuracy and labels the same queue. "
+      + "Otherwise each browser keeps its own images, and the server stores none."));
     return this.server;
   }
 
   chooseServer(box) {
     const set = async (on) => {
       await keepOnServer(this.model, on);
-      confirmDone(on ? "Kept on the server from now on." : "No image is on the server any more.");
+      confirmDone(on ? "Images are kept on the server from now on." : "The images were removed from the server.");
     };
     this.choosing = true; // the box stays as it was set until the service has answered
     const settled = () => {
@@ -86,8 +86,8 @@ export class AccuracyView {
     if (!this.model.isReady || !held.length) {
       this.result.classList.remove("stale");
       fill(this.result, make("section.ways-in", {}, make("h2.small", {}, "Nothing to test with yet"), make("ul", {},
-        make("li", {}, "Teach five or more examples of a class at once: every fifth is kept for this test."),
-        make("li", {}, "Label images under Review: some of them are kept for this test too."))));
+        make("li", {}, "Teach five or more examples of a class at once: every fifth is set aside for this test."),
+        make("li", {}, "Label images under Review: some of them are set aside for this test too."))));
       return;
     }
     this.result.classList.add("stale"); // what stands there is about another state of the model
@@ -115,9 +115,9 @@ export class AccuracyView {
       left.length > 0 && make("p.soft", {}, `Not counted: ${left.length} that look just like a taught one. `,
         linkTo("Show them", () => openTested("Not counted", left))),
       !own.length && make("p.soft", {},
-        "All of them look just like taught ones, so this says little. Keep images from another moment."),
+        "All of them look just like taught ones, so this accuracy means little. Add images from another moment."),
       counted.length < 30 && make("p.soft", {},
-        `With so few the true figure may be ${spread(share, counted.length)}.`))),
+        `With so few examples the true accuracy may be ${spread(share, counted.length)}.`))),
     this.mistakes(counted), this.table(counted), this.curve);
   }
 

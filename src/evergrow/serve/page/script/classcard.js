@@ -54,7 +54,7 @@ export class ClassCard {
     const where = card.count || card.waiting.length ? "" : " · the empty class is in this browser only";
     this.count.textContent = countOf(this.model.kind, card.count) + (held ? ` · ${held} for testing` : where);
     this.tests.hidden = !held;
-    this.tests.textContent = `Dashed: ${held === 1 ? "one" : held} kept to test the model, and never taught.`;
+    this.tests.textContent = `Dashed: ${held === 1 ? "one is" : `${held} are`} set aside for testing and never taught.`;
     const coming = card.waiting.filter((one) => !one.held && !one.waiting.error).length;
     this.status.hidden = !coming;
     this.status.textContent = coming ? (this.model.sending ? `Learning ${coming}…` : `${coming} waiting`) : "";
@@ -103,7 +103,7 @@ export class ClassCard {
     const done = await attempt(this.problems, async () => {
       const { held, waiting } = sample;
       await this.model.remove([sample]);
-      confirmDone(held || waiting ? "Removed from this browser." : "Unlearned, as if it had never been shown.");
+      confirmDone(held || waiting ? "Removed from this browser." : "Unlearned, as if it had never been taught.");
       this.thumbs.querySelector("button")?.focus();
     });
     if (!done) button.disabled = false;
@@ -207,13 +207,13 @@ export class ClassCard {
     const name = make("input", { required: true, maxLength: 200, value: this.name, autocomplete: "off" });
     askFor({
       title: `Rename ${this.name}`, fields: [field("New name", name)], verb: "Rename",
-      text: "Answers stay the same under the new name.",
+      text: "Only the name changes. The model answers as before.",
       work: async () => {
         const wanted = name.value.trim();
         const others = this.model.classes.filter((one) => one.name !== this.name);
         const meant = wanted !== this.name && await meantName(others, wanted);
         if (meant && others.some((one) => one.name === meant)) {
-          throw new Error(`There is a class “${meant}” already. To make the two one, close this and merge them.`);
+          throw new Error(`There is already a class “${meant}”. To join the two, close this and merge them.`);
         }
         if (meant) await this.model.rename(this.name, meant);
       },
@@ -226,7 +226,7 @@ export class ClassCard {
     const into = make("select", {}, others.map((one) => make("option", {}, one.name)));
     askFor({
       title: `Merge ${this.name}`, fields: [field("Into", into)], verb: "Merge",
-      text: "The two become one class, as if both had been taught under one name.",
+      text: "Both become one class, as if you had taught them under one name.",
       work: () => this.model.merge([this.name, into.value], into.value),
       reload: () => this.model.refresh(),
     });
@@ -237,9 +237,12 @@ export class ClassCard {
       void this.model.forget(this.name);
       return;
     }
+    const counted = countOf(this.model.kind, this.card.count);
+    const images = this.model.kept?.on
+      ? " Test images of this class on the server are removed for good: undo does not bring them back." : "";
     askFor({
       title: `Delete ${this.name}?`, verb: "Delete class", danger: true,
-      text: `${countOf(this.model.kind, this.card.count)} will be forgotten. Undo brings them back.`,
+      text: `${counted} will be forgotten. Undo brings the class back.${images}`,
       work: () => this.model.forget(this.name),
       reload: () => this.model.refresh(),
     });

@@ -1,4 +1,4 @@
-/* Would more examples help? Accuracy against examples per class as a picture, and in words. */
+/* Would more examples help? Accuracy by examples per class, as a chart and in words. */
 
 import { ask } from "./api.js";
 import { fill, iconButton, make } from "./dom.js";
@@ -15,7 +15,7 @@ export function curveSection(model) {
   const place = make("div.stack", { aria: { live: "polite" } });
   const button = iconButton("search", "Would more examples help?", () => void attempt(problems, async () => {
     button.disabled = true;
-    fill(place, make("p.soft", {}, "Learning parts of the examples, and asking about the others…"));
+    fill(place, make("p.soft", {}, "Learning some of the examples and testing on the others…"));
     try {
       fill(place, drawn(model.kind, await measured(model)));
     } catch (error) {

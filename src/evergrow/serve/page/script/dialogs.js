@@ -1,4 +1,4 @@
-/* Small windows that ask for one thing; Escape and a click beside them close them, and the focus goes back. */
+/* Dialogs. Escape or a click outside closes them and returns the focus. */
 
 import { fill, icon, make } from "./dom.js";
 import { attempt } from "./notice.js";
@@ -81,12 +81,12 @@ export function choose(title, questions, { text = "", verb = "Continue" } = {}) 
   });
 }
 
-/** Ask which class is meant where a name differs from one of these only in case or spaces; null for none. */
+/** If a name differs from a class only in case or spaces, ask which one is meant; null if cancelled. */
 export async function meantName(classes, wanted) {
   const near = classes.find(({ name }) => folded(name) === folded(wanted));
   if (!near || classes.some(({ name }) => name === wanted)) return wanted;
   const answer = await choose("Nearly the same name", [{
-    name: "meant", title: `There is a class “${near.name}” already.`, examples: [],
+    name: "meant", title: `There is already a class “${near.name}”.`, examples: [],
     options: [[near.name, `I mean “${near.name}”`], [wanted, `“${wanted}” is another class`]],
   }]);
   return answer && answer.meant;

@@ -1,4 +1,4 @@
-/* Images with their classes on the way in: what is doubtful is asked about, and all of them are one change. */
+/* Import images with their classes as one change, after questions about doubtful ones. */
 
 import { make, plural } from "./dom.js";
 import { choose } from "./dialogs.js";
@@ -106,7 +106,7 @@ async function teachMany(model, settled, place, tell) {
   const labels = new Map([...tests].map(({ image, label }) => [image, label]));
   const { read } = await readImages([...labels.keys()]);
   await addTests(model, read.map(({ image, content }) => ({ label: labels.get(image), content })));
-  const kept = read.length ? `${read.length} more are kept for testing.` : "This browser keeps none of them.";
+  const kept = read.length ? `${read.length} more are kept for testing.` : "This browser keeps none of the images.";
   confirmDone(`Learned ${plural(learned, "image")}. ${kept}`);
 }
 
@@ -134,7 +134,7 @@ function testsOf(model, settled) {
 
 // -- what is asked ---------------------------------------------------------------------------------------------------
 
-/** Return images with their classes, and those that have none; null where people went away. */
+/** Return images with and without classes, or null if the dialog was closed. */
 async function labelled(model, images, label) {
   const { outer, inner } = classesByFolder(images);
   const folders = namesIn(inner);
@@ -188,13 +188,13 @@ function classesByFolder(images) {
   return { outer: by((path) => path[shared]), inner: by((path) => path.slice(shared).at(-1)) };
 }
 
-/** Return what is to be taught, after spellings and copies were asked about; null where people went away. */
+/** Ask about spellings and copies. Return the images to teach, or null if the dialog was closed. */
 async function withoutDoubt(model, named, tell) {
   const spelled = await oneSpelling(model, named);
   return spelled && settleCopies(model, spelled, tell);
 }
 
-/** Return what is to be taught, after copies of images were asked about; null where people went away. */
+/** Ask about copies. Return the images to teach, or null if the dialog was closed. */
 export async function settleCopies(model, named, tell = () => {}) {
   const marked = [];
   for (const [i, { image, label }] of named.entries()) {
@@ -263,7 +263,7 @@ async function withoutCopies(marked, known) {
       options: [["skip", "Do not teach them again"], ["take", "Teach them again"]] },
   ].filter(({ examples }) => examples.length);
   if (!questions.length) return marked;
-  const answer = await choose("Before it learns", questions);
+  const answer = await choose("Before the model learns", questions);
   if (!answer) return null;
   const more = questions.filter(({ name }) => answer[name] === "take").flatMap(({ name }) => sorts[name]);
   const taken = new Set([...sorts.fine, ...more]);

@@ -25,7 +25,7 @@ export async function teachZip(model, zip, name, place) {
       Object.assign(bar, { max: Math.max(1, now.total), value: now.done });
     });
     await model.refresh();
-    if (last.state === "failed") throw new Problem(last.error ?? "They could not be learned.", "refused");
+    if (last.state === "failed") throw new Problem(last.error ?? "The images could not be learned.", "refused");
     if (last.skipped) place.append(skippedNote(last));
     if (last.state !== "cancelled") return last.done - last.skipped;
     confirmDone("Stopped. The model is unchanged.");

@@ -17,9 +17,9 @@ const pathOf = (model, rest = "") => `${modelPath(model.name)}/kept${rest}`;
 export function whereKept(model, n, set) {
   if (!n) return "";
   const here = set === "test" ? "used for testing" : "waiting here";
-  const what = n === 1 ? `What is ${here} is kept` : `The ${countOf(model.kind, n)} ${here} are kept`;
-  if (model.kept?.on) return `${what} on the server: everybody who uses this model has the same.`;
-  return `${what} in this browser only.${set === "test" ? " On another computer the figure may be different." : ""}`;
+  const what = `The ${countOf(model.kind, n)} ${here} ${n === 1 ? "is" : "are"} kept`;
+  if (model.kept?.on) return `${what} on the server: everybody who uses this model sees the same.`;
+  return `${what} in this browser only.${set === "test" ? " On another computer the accuracy may be different." : ""}`;
 }
 
 /** Read what the server keeps, and send it what this browser holds of the same sort. */

@@ -1,4 +1,4 @@
-/* Images that are read when they come into sight and let go of when they leave it, however many there are. */
+/* Images that are loaded when they become visible and released when they are not. */
 
 import { make } from "./dom.js";
 import { contentOf } from "./reading.js";

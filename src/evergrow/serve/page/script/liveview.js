@@ -183,7 +183,7 @@ export class LiveView {
   follow() {
     fill(this.naming.querySelector("datalist"), this.model.classes.map((one) => make("option", { value: one.name })));
     if (!this.model.isReady) {
-      fill(this.answer, make("p.soft", {}, "The model answers as soon as it knows a class."));
+      fill(this.answer, make("p.soft", {}, "The model answers once it has a class."));
       this.naming.hidden = true;
       this.revision = null;
     } else if (this.revision !== this.model.record.revision) {
@@ -281,7 +281,7 @@ function bar(one, place, measure) {
 /** Return how strange something is beside the threshold above which it is unknown. */
 function novelty(value, threshold) {
   if (value === null || threshold === null) {
-    return make("p.hint", {}, "It notices unknown things once a class was taught with two examples at a time.");
+    return make("p.hint", {}, "It detects unknown things once you teach a class two examples at a time.");
   }
   const place = (v) => Math.max(0, Math.min(100, 100 * ((v - threshold) / 9 + 2 / 3)));
   const mark = make("span.mark");

@@ -1,4 +1,4 @@
-/* Starts the page: which view is shown follows the address, and what concerns all views stands above them. */
+/* Starts the page: shows the view that the address names, and messages above it. */
 
 import { ask, isReachable, onReach, Problem, token } from "./api.js";
 import { announce, fill, make, plural } from "./dom.js";
@@ -12,9 +12,9 @@ import { isFull, isLasting } from "./store.js";
 
 const LOOK_AGAIN = 4000; // milliseconds between two looks at whether someone else changed the model
 const MEMORY_ONLY = "This browser does not let this page keep anything (a private window, or blocked site data). "
-  + "Images and corrections here are gone when you close or reload the page.";
-const NO_ROOM = "This browser has no room left. Teaching works, but new examples are gone from this page "
-  + "when you close or reload it. Discard what you do not need, or free some space.";
+  + "Images and corrections are lost when you close or reload the page.";
+const NO_ROOM = "This browser has no room left. Teaching works, but new examples disappear from this page "
+  + "when you close or reload it. Discard images that you do not need, or free some space.";
 const main = document.getElementById("main");
 const banner = document.getElementById("banner");
 const where = document.getElementById("where");

@@ -144,7 +144,7 @@ export class ModelView {
   async redoLast() {
     await attempt(this.problems, async () => {
       await this.model.redo();
-      confirmDone("Done again.");
+      confirmDone("Redone.");
       this.undo.focus(); // the button may be gone now
     }, { reload: () => this.model.refresh() });
   }

@@ -103,7 +103,7 @@ export class OpenModel extends EventTarget {
 
   /** Add a card for a class that has no samples yet; it is only in this browser until it gets some. */
   async addClass(name) {
-    if (this.classes.some((one) => one.name === name)) throw new Error(`There is a class “${name}” already.`);
+    if (this.classes.some((one) => one.name === name)) throw new Error(`There is already a class “${name}”.`);
     this.settings.empty.push(name);
     await this.arrangeAndKeep();
   }
@@ -245,7 +245,7 @@ export class OpenModel extends EventTarget {
   /** Take samples out of the model, exactly: the same bytes go to the service again. */
   async remove(samples) {
     if (samples.some(({ waiting }) => waiting?.sent && !waiting.error)) {
-      throw new Error("This is being sent. Delete it when that is done.");
+      throw new Error("This example is being sent. Delete it afterwards.");
     }
     const labelOf = labelling(this.record);
     const taught = samples.filter((sample) => !sample.held && !sample.waiting && labelOf(sample) !== null);
@@ -284,7 +284,7 @@ export class OpenModel extends EventTarget {
     await keep(ours);
     this.arrange();
     await this.teachWaiting();
-    if (late.length) throw new Error("Somebody else labelled it before.");
+    if (late.length) throw new Error("Somebody else has labelled this image already.");
     raiseRefused(this.kind, ours);
   }
 
@@ -308,7 +308,7 @@ export class OpenModel extends EventTarget {
         settings.order = place(settings.order);
       });
     } else {
-      if (this.classes.some((one) => one.name === name)) throw new Error(`There is a class “${name}” already.`);
+      if (this.classes.some((one) => one.name === name)) throw new Error(`There is already a class “${name}”.`);
       [settings.order, settings.empty] = [place(settings.order), place(settings.empty)];
       await this.arrangeAndKeep();
     }

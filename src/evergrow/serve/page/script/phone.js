@@ -17,8 +17,8 @@ function openCode() {
   const dialog = openWindow("Use your phone", [
     make("p", {}, "Scan this with the camera of a phone in the same network, then open the address."),
     place,
-    make("p.hint", {}, "The phone warns once, since this computer made the certificate itself. Whoever has the code "
-      + "can teach and ask for an hour, but not delete models."),
+    make("p.hint", {}, "The phone warns once, because this computer made the certificate. Anybody with the code "
+      + "can teach and ask for an hour, but cannot delete models."),
   ]);
   let timer = null;
   const show = async () => {

@@ -71,7 +71,7 @@ export class QueueView {
     });
   }
 
-  /** Show the queue, and ask again about it once the model has changed. */
+  /** Show the queue, and predict again after the model has changed. */
   follow() {
     this.draw();
     const { record, queue, isReady } = this.model;
@@ -99,7 +99,7 @@ export class QueueView {
     }
   }
 
-  /** Ask in which order labels teach the most; what would teach nothing more comes last. */
+  /** Sort the queue by what helps the model most; near-duplicates come last. */
   async arrange(queue) {
     const isDoubtful = queue.length > 1 && this.known > 1;
     const ids = isDoubtful ? await suggested(this.model, queue) : [];
@@ -108,7 +108,7 @@ export class QueueView {
     this.labelled = 0;
   }
 
-  /** Return the queue in the order of what teaches the most; what is not arranged yet, by how unsure the model is. */
+  /** Return the queue, the most helpful first. New samples are sorted by how unsure the model is. */
   ordered() {
     const sureness = (sample) => {
       const answer = this.answers.get(sample.id);
@@ -157,7 +157,7 @@ export class QueueView {
   /** How many classes the model can choose from. */
   get known() { return this.model.classes.filter((one) => one.count).length; }
 
-  /** Return what can be done with many at once: name groups of unknown ones, or learn all as what they look like. */
+  /** Return the buttons for many samples: group unknown ones, learn without labels, forget that. */
   allAtOnce(queue) {
     const answerOf = (sample) => this.answers.get(sample.id);
     const isOdd = (sample) => Boolean(answerOf(sample)) && isUnknown(answerOf(sample));
@@ -175,11 +175,11 @@ export class QueueView {
     const forget = hasGuesses(this.model.record.history) && iconButton("undo", "Forget what was learned without labels",
       () => void attempt(this.problems, () => forgetUnlabelled(this.model)));
     return (group || learn || forget) && make("div.stack", {}, make("div.row", {}, group, learn, forget),
-      learn && make("p.hint", {}, "Without a label, each is learned as the class it looks like. That helps while "
-        + "classes have few examples. They stay here, and a label replaces the guess."));
+      learn && make("p.hint", {}, "Each is learned as the class it looks like. That helps while classes have few "
+        + "examples. They stay in the queue, and a label replaces the guess."));
   }
 
-  /** Return a button for every class; order and numbers stay from image to image, what the model says is marked. */
+  /** Return a button for every class in a fixed order; the predicted class is marked. */
   labelButtons() {
     const guess = this.answers.get(this.current.id);
     return make("div.labels", { role: "group", aria: { label: "What is it?" } }, this.model.classes.map((one, i) => {
@@ -192,7 +192,7 @@ export class QueueView {
     }));
   }
 
-  /** Return a field that narrows the classes down while a name is typed; Enter takes the first that is left. */
+  /** Return a field that filters the classes while a name is typed; Enter takes the first match. */
   typing() {
     const input = make("input", {
       required: true, maxLength: 200, autocomplete: "off", id: "queue-new", placeholder: "Type a class, new or known",
@@ -226,9 +226,9 @@ export class QueueView {
     const [first, second] = answer.top;
     if (isUnknown(answer)) return `Unknown. Looks most like ${nearestOf(answer)}.`;
     if (second && first.value - second.value < 0.5) return `Either ${first.class} or ${second.class}.`;
-    if (answer.measure !== "probability") return `It says ${first.class}.`;
-    const rough = caution(this.model.kind, this.model.classes) ? ", roughly: it has seen few examples" : "";
-    return `It says ${first.class}, ${Math.round(100 * first.value)} % sure${rough}.`;
+    if (answer.measure !== "probability") return `The model says ${first.class}.`;
+    const rough = caution(this.model.kind, this.model.classes) ? ", roughly: it has few examples" : "";
+    return `The model says ${first.class}, ${Math.round(100 * first.value)} % sure${rough}.`;
   }
 
   label(name) {

@@ -28,10 +28,10 @@ export function tally(kind, labels) {
 
 const ENOUGH = 10; // examples of each class from which percentages say something
 
-/** Return how little percentages say of classes that were taught with few examples; empty where they say enough. */
+/** Return a warning that percentages are rough because classes have few examples, or an empty text. */
 export function caution(kind, classes) {
   const taught = classes.filter((one) => one.count);
-  if (taught.length === 1) return "It knows one class only, so the percentage says nothing. Teach another.";
+  if (taught.length === 1) return "The model has only one class, so the percentage means nothing. Teach another.";
   const few = taught.filter((one) => one.count < ENOUGH);
   if (!few.length) return "";
   const all = few.length === taught.length ? `all ${few.length}` : `${few.length} of ${taught.length}`;
@@ -40,7 +40,7 @@ export function caution(kind, classes) {
   return `Percentages are rough guesses: ${who}.`;
 }
 
-/** Return a name without what people overlook: case, and spaces more or less. */
+/** Return a name without case and spaces, for comparison. */
 export const folded = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 
 /** Return a new sample that waits to be taught. */
@@ -136,7 +136,7 @@ export function renamedSince(record, event) {
 /** Return the class that an answer names, or that an unknown thing looks most like. */
 export const nearestOf = ({ label, nearest, top }) => label ?? nearest?.class ?? top?.[0]?.class ?? "";
 
-/** Whether an answer is that something is unknown. */
+/** Whether an answer says that the sample is unknown. */
 export const isUnknown = ({ unknown, label }) => unknown === true || label === null;
 
 /**
@@ -193,7 +193,7 @@ export function worries(one, all, told) {
   const others = all.filter((other) => other !== one && other.count).map((other) => other.count).sort((a, b) => a - b);
   const middle = others[Math.floor(others.length / 2)] ?? 0;
   if (one.count > 0 && middle >= FEW && one.count * 3 < middle) {
-    found.push(`Only ${one.count}, others have about ${middle}. Show more of these.`);
+    found.push(`Only ${one.count}, other classes have about ${middle}. Teach more of these.`);
   }
   if (areAlike(one.taught)) found.push("These images look nearly the same. Turn or move it, or change the light.");
   return found;

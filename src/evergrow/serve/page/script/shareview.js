@@ -1,4 +1,4 @@
-/* The model elsewhere: as a file, for other programs, and as lines to copy. */
+/* Download the model, and copy commands that use it. */
 
 import { download, modelPath } from "./api.js";
 import { deleteModel } from "./deleting.js";
@@ -36,9 +36,9 @@ export class ShareView {
     const { isReady, record, kind } = this.model;
     this.deleting.hidden = Boolean(this.model.readOnly);
     this.evg.disabled = this.onnx.disabled = !isReady;
-    const network = record.backbone ? ` It looks through the network ${record.backbone.name}.` : "";
-    const graph = kind === "texts" ? " The file for other programs begins at the numbers of a sentence." : "";
-    this.about.textContent = !isReady ? "You can download the model as soon as it knows a class."
+    const network = record.backbone ? ` It uses the network ${record.backbone.name}.` : "";
+    const graph = kind === "texts" ? " The file for other programs takes feature vectors of sentences, not text." : "";
+    this.about.textContent = !isReady ? "You can download the model once it has a class."
       : `The whole model, without any of the ${kind === "features" ? "rows" : kind} it was taught.${network}${graph}`;
     const texts = SNIPPETS[this.task.value].of(forSnippets(this.model));
     const key = JSON.stringify(texts);
@@ -63,7 +63,7 @@ export class ShareView {
       try {
         await navigator.clipboard.writeText(text);
       } catch {
-        throw new Error("The browser does not allow copying. Select the lines and copy them yourself.");
+        throw new Error("The browser does not allow copying. Select the lines and copy them by hand.");
       }
       confirmDone("Copied.");
     });

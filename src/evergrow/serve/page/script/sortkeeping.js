@@ -1,4 +1,4 @@
-/* Words about what this browser keeps of the images in Sort, and how to get rid of it. */
+/* Messages about the images that Sort keeps in this browser, and how to discard them. */
 
 import { action, fill, icon, make, plural } from "./dom.js";
 import { askFor } from "./dialogs.js";

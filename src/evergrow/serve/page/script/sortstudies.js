@@ -1,4 +1,4 @@
-/* What many sorted images say together: which unknown ones look alike, and whether all still look as taught. */
+/* Group sorted images that look unknown, and test sorted images for drift. */
 
 import { ask } from "./api.js";
 import { fill, plural } from "./dom.js";
@@ -37,7 +37,7 @@ export function groupUnknown(view) {
   });
 }
 
-/** Say which classes of the sorted images look different from what was taught. */
+/** Report which classes of the sorted images look different from the taught ones. */
 export function compareWithTaught(view) {
   return attempt(view.problems, async () => {
     view.compare.disabled = true;
@@ -61,7 +61,8 @@ export function compareWithTaught(view) {
 function driftIn({ classes }) {
   const changed = classes.filter((one) => one.changed).map((one) => one.name);
   const tested = plural(classes.length, "class", "classes");
-  if (!changed.length) return `Still as taught: the images of ${tested} look like what was taught.`;
+  if (!changed.length) return `Still as taught: the images of ${tested} look like the taught ones.`;
   return `Changed: ${changed.slice(0, 5).join(", ")}${changed.length > 5 ? " and others" : ""} look different from `
-    + `what was taught (${changed.length} of ${tested}). Check them, and teach some. One of twenty is a false alarm.`;
+    + `the taught ones (${changed.length} of ${tested}). Check them, and teach some. `
+    + "About one class in twenty is a false alarm.";
 }

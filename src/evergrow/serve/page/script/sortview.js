@@ -1,4 +1,4 @@
-/* Sort: many images by what they show, corrected by hand, and out again as a table or as folders. */
+/* Sort: group many images by class, correct them, and download a table or folders. */
 
 import { save } from "./api.js";
 import { announce, fill, iconButton, make, plural } from "./dom.js";
@@ -39,8 +39,8 @@ export class SortView {
     this.start = this.startPanel();
     this.bar = this.toolbar();
     this.choice = this.selectionBar();
-    const keys = make("p.hint.keys", {}, "Drag an image to its group, or click some and name their class. By key: "
-      + "arrows go, Space chooses, 1 to 9 or M moves, U means unknown, Enter enlarges.");
+    const keys = make("p.hint.keys", {}, "Drag an image to its group, or select some and name their class. "
+      + "Keys: arrows move the focus, Space selects, 1 to 9 or M moves to a class, U to unknown, Enter enlarges.");
     this.rough = make("p.hint");
     this.drift = make("p", { role: "status" });
     this.about = make("div.stack", {}, make("div", {}, this.rough, keys), this.drift);
@@ -87,7 +87,7 @@ export class SortView {
     const take = (coming) => this.take(coming);
     const folder = chooser({ webkitdirectory: true, id: "sort-folder" }, take);
     const files = chooser({ multiple: true, accept: IMAGES_AND_ZIPS, id: "sort-files" }, take);
-    this.waiting = make("p.soft", { hidden: true }, "The model sorts as soon as it knows a class. Teach one first.");
+    this.waiting = make("p.soft", { hidden: true }, "The model sorts once it has a class. Teach one first.");
     return make("section.ways-in", {}, make("h2.small", {}, "Sort images by what they show"),
       make("ul", {}, make("li", {}, "Drop a folder or a zip of any size anywhere on this page, or choose one."),
         make("li", {}, "Check the groups, drag what is wrong, and download a table or a zip of folders."),
@@ -179,7 +179,7 @@ export class SortView {
       if (!images.length) throw new Error("No image found.");
       if (!this.model.isReady) {
         this.model.addEventListener("change", () => { if (this.model.isReady) fill(this.problems); });
-        throw new Error("The model sorts as soon as it knows a class. Teach one first.");
+        throw new Error("The model sorts once it has a class. Teach one first.");
       }
       await this.run(this.set.add(images));
     });

@@ -7,7 +7,7 @@
 
 const NAME = "evergrow";
 const VERSION = 2;
-const FULL = "This browser has no room left for this page. Free some space on this device, or discard what Sort keeps.";
+const FULL = "This browser has no room left for this page. Free some space on this device, or discard images in Sort.";
 const OLD_TAB = "An older version of this page is open in another tab. Close that tab, then reload this one.";
 let opening = null;
 let memory = null;

@@ -1,4 +1,4 @@
-/* Every change of the model, the newest first, each with a way back to it. */
+/* The history of the model, the newest change first, with buttons to return to a change. */
 
 import { fill, iconButton, make } from "./dom.js";
 import { attempt, confirmDone } from "./notice.js";
@@ -50,8 +50,8 @@ export class TimelineView {
 
 /** Return why the model cannot go back to a change; empty where it can. */
 function whyNot(change, record, changes) {
-  if (change.what === "rollback") return "This was an undo: go to the change it names";
-  if (change.what === "redo") return "This was a redo: go to what it brought back";
+  if (change.what === "rollback") return "This was an undo: go back to the change that it names";
+  if (change.what === "redo") return "This was a redo: go back to the change that it restored";
   if (!changesThatHold(record.history).includes(change)) {
     return record.redoable ? "Undone; Redo brings it back" : "Undone, and something else was taught since";
   }
@@ -87,7 +87,7 @@ export function told({ what, samples, classes, names = {}, note = "" }, kind) {
     relabel: `Gave ${n} another class`,
     unlabelled: `Learned from ${n} without labels`,
     "forget-unlabelled": `Forgot ${n} that had been learned without labels`,
-    fade: "Gave everything known so far less weight",
+    fade: "Reduced the weight of everything learned before",
   };
   return words[what] ?? `${what}: ${n}`;
 }

@@ -1,4 +1,4 @@
-/* What the model makes of things without labels: which to label next, groups of like ones, and what they teach. */
+/* Unlabelled samples: suggest which to label next, group unknown ones, learn them without labels. */
 
 import { ask } from "./api.js";
 import { action, fill, make, plural } from "./dom.js";
@@ -13,24 +13,24 @@ export function groupWords(n, most) {
   return n > most ? `Group ${most} of ${n.toLocaleString("en")} unknown ones` : `Group the ${n} unknown ones`;
 }
 
-/** How many things are asked about or learned at once. */
+/** Maximum number of samples per request. */
 export const MOST = 500;
 
-/** Return the ids of queued samples in the order of what teaches the most, without those that would teach nothing. */
+/** Return the ids of queued samples, the most helpful first, without near-duplicates. */
 export async function suggested(model, samples) {
   const asked = samples.slice(0, MOST);
   const { order } = await ask(`${model.path}/suggest`, bodyOf(model.kind, asked, { n: asked.length }));
   return order.map((i) => asked[i].id);
 }
 
-/** Learn samples as what they look like, as one change. */
+/** Learn samples as their predicted class, as one change. */
 export async function learnUnlabelled(model, samples) {
   const answer = await ask(`${model.path}/learn-unlabelled`, {
     ...bodyOf(model.kind, samples), once: crypto.randomUUID?.(),
   });
   await model.follow(answer);
   const rest = samples.length - answer.change.samples;
-  const left = rest ? ` ${rest} more look unknown, or are copies.` : "";
+  const left = rest ? ` ${rest} more were not learned: they look unknown or are copies.` : "";
   confirmDone(`Learned from ${countOf(model.kind, answer.change.samples)} without labels.${left}`);
 }
 
@@ -43,7 +43,7 @@ export function hasGuesses(history) {
 export async function forgetUnlabelled(model) {
   const settings = { json: {}, match: model.record.etag, once: crypto.randomUUID?.() };
   await model.follow(await ask(`${model.path}/forget-unlabelled`, settings));
-  confirmDone("Forgotten: only what has a label counts again.");
+  confirmDone("Forgotten. The model now knows labelled examples only.");
 }
 
 /**
@@ -61,7 +61,7 @@ export async function openGroups(model, things, learn) {
   const place = make("div.stack");
   const dialog = openWindow("Unknown ones that look alike", [make("p.soft", {}, groups.length
     ? "Give a group a name, and it is learned as a class. The most typical ones come first."
-    : "No groups found: too few of them look alike."), place], { wide: true });
+    : "No groups found: too few images look alike."), place], { wide: true });
   fill(place, groups.map((members, i) => groupForm(members, i, asked, model, learn)));
   place.querySelector("input")?.focus();
   return dialog;

@@ -1,4 +1,4 @@
-"""Threads that serve callers in turn, so that one caller's queue delays nobody else."""
+"""A thread pool that serves callers in turn."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
-"""Token or address of the request that is being answered."""
+"""Name of the token, or address of the client, of the current request."""
 
 
 @dataclass(eq=False)
 class _Call:
+    """A submitted call and its future."""
+
     work: Callable[[], Any]
     result: Future[Any] = field(default_factory=Future)
 
@@ -31,14 +33,15 @@ class _Call:
 
 
 class FairExecutor(ThreadPoolExecutor):
-    """A thread pool with one queue per caller; threads take from the queues in turn.
+    """A thread pool with one queue per caller. Threads take from the queues in turn.
 
-    The caller is the value of :data:`CALLER` where work is submitted. Takes the
-    arguments of :class:`~concurrent.futures.ThreadPoolExecutor`.
+    The caller is the value of :data:`CALLER` at submission, so the queue of one caller
+    does not delay the others. Takes the arguments of
+    :class:`~concurrent.futures.ThreadPoolExecutor`.
 
     Examples
     --------
-    >>> from evergrow.serve.turns import FairExecutor
+    >>> from evergrow.serve.fair_executor import FairExecutor
     >>> with FairExecutor(1) as pool:
     ...     pool.submit(pow, 2, 5).result()
     32
@@ -46,20 +49,20 @@ class FairExecutor(ThreadPoolExecutor):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._queues: OrderedDict[str, deque[_Call]] = OrderedDict()
 
     def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Queue a call for the present caller and return its future."""
+        """Queue a call for the current caller and return its future."""
         call = _Call(lambda: work(*args, **kwargs))
-        with self._guard:
+        with self._lock:
             super().submit(self._run_next)
             self._queues.setdefault(CALLER.get(), deque()).append(call)
         return call.result
 
     def _run_next(self) -> None:
         """Run the oldest call of the caller who has waited longest for a turn."""
-        with self._guard:
+        with self._lock:
             caller, queue = self._queues.popitem(last=False)
             call = queue.popleft()
             if queue:

@@ -1,4 +1,4 @@
-"""Questions: answers as the learner gives them, in one pass for many."""
+"""Predictions equal those of the learner and are batched."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from evergrow.learner.modelfile import commit, open_model
 from evergrow.serve import Limits
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.monitoring import Metrics
-from evergrow.serve.requests import Problem
+from evergrow.serve.problems import Problem
 
 LETTERS = {"ab": "abba baab aba", "xyz": "xyz zyx yxz"}
 
 
-def test_answers_are_those_of_the_learner(api: Any, folder: Path) -> None:
+def test_predictions_equal_those_of_the_learner(api: Any, folder: Path) -> None:
     api.taught("abc", 5)
     X = rows(0, 2, seed=3) + rows(4, 2)
     told = api.post("predict", {"rows": X, "k": 3, "false_alarm": 0.2}).json()
@@ -36,8 +36,7 @@ def test_answers_are_those_of_the_learner(api: Any, folder: Path) -> None:
     assert told["measure"] == "probability"
 
 
-def test_an_unknown_answer_has_no_label(api: Any) -> None:
-    """It was the name of a class, beside ``"unknown": true``."""
+def test_an_unknown_sample_has_no_label(api: Any) -> None:
     api.taught("abc", 8)
     strange = [[200.0] * 6, [-200.0] * 6]
     found = api.post("predict", {"rows": rows(0, 3) + strange, "k": 2}).json()
@@ -66,7 +65,7 @@ def assert_answers(
         )
 
 
-def test_images_and_texts(api: Any) -> None:
+def test_images_and_texts_are_predicted_with_a_shared_backbone(api: Any) -> None:
     api.taught_images()
     told = api.post(
         "predict", model="pics", data={"k": "1"}, files=files(0, 1, 5) + files(1, 1, 5)
@@ -83,7 +82,7 @@ def test_images_and_texts(api: Any) -> None:
     )  # models of one backbone share it
 
 
-def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(
+def test_samples_of_another_kind_are_rejected_with_field_names(
     api: Any,
 ) -> None:
     api.taught_texts(LETTERS)
@@ -96,10 +95,9 @@ def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(
         "rows must be given" in api.post("predict", {"texts": ["a"]}).json()["detail"]
     )
     assert "columns" in api.post("predict", {"rows": [[1.0, 2.0]]}).json()["detail"]
-    assert "rows must hold" in api.post("predict", {}).json()["detail"]
+    assert "rows must contain" in api.post("predict", {}).json()["detail"]
     assert (
-        "label must be given"
-        in api.post("teach", {"rows": rows(0, 1)}).json()["detail"]
+        "give either label" in api.post("teach", {"rows": rows(0, 1)}).json()["detail"]
     )
 
 
@@ -119,7 +117,7 @@ BAD_BODIES = (
 )
 
 
-def test_bodies_that_are_wrong(api: Any) -> None:
+def test_invalid_bodies_are_rejected(api: Any) -> None:
     api.taught(n=2)
     for body, status in BAD_BODIES:
         answer = api.post(
@@ -141,7 +139,7 @@ def test_bodies_that_are_wrong(api: Any) -> None:
         )
 
 
-def test_class_names_that_cannot_be_seen_are_refused(api: Any) -> None:
+def test_invisible_class_names_are_rejected(api: Any) -> None:
     api.create()
     for label in ("", " ", "a\u0000", "a\nb", "\u202egnp", "x" * 201):
         assert (
@@ -150,7 +148,7 @@ def test_class_names_that_cannot_be_seen_are_refused(api: Any) -> None:
     assert api.counts() == {}
 
 
-def test_an_image_that_is_none_is_named(api: Any) -> None:
+def test_an_invalid_image_is_named_in_the_error(api: Any) -> None:
     api.create("pics", "images", backbone="colours")
     sent = [
         ("images", ("a.png", png(0, 0), "image/png")),
@@ -185,7 +183,7 @@ def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
 
 
 class Recorder(Letters):
-    """Takes note of its batches, and waits until it may go on."""
+    """Records its batches, and waits for an event."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -201,7 +199,7 @@ class Recorder(Letters):
 
 @pytest.fixture
 def held() -> Any:
-    """A backbone that holds its first question, its queue, and that question."""
+    """A backbone that blocks, its queue, and the first submitted request."""
     backbone = Recorder()
     batcher = Batcher(backbone, Limits(batch=4, queue=10), Metrics())
     first = batcher.submit(["a"])
@@ -212,7 +210,9 @@ def held() -> Any:
     batcher.close()
 
 
-def test_questions_that_wait_go_together_and_lessons_alone(held: Any) -> None:
+def test_queued_predictions_are_batched_and_taught_samples_encoded_alone(
+    held: Any,
+) -> None:
     backbone, batcher, _ = held
     others = [batcher.submit([text, text]) for text in ("b", "c", "d")]
     lesson = batcher.submit(["e", "f"], alone=True)
@@ -223,13 +223,13 @@ def test_questions_that_wait_go_together_and_lessons_alone(held: Any) -> None:
 
 
 class Model:
-    """Answers with the features, and takes note of how often it was asked."""
+    """Predicts the features, and records its calls."""
 
     def __init__(self, name: str) -> None:
         self.classes = np.asarray([f"{name}{i}" for i in range(26)])
         self.asked = []
 
-    def ask(self, questions: Any) -> list[Answers]:
+    def predict(self, questions: Any) -> list[Answers]:
         self.asked.append(sum(map(len, questions)))
         return [
             Answers(self.classes, rows, "score", np.arange(len(rows)))
@@ -237,7 +237,7 @@ class Model:
         ]
 
 
-def test_questions_to_one_model_are_answered_at_once(held: Any) -> None:
+def test_queued_predictions_of_one_model_are_computed_together(held: Any) -> None:
     backbone, batcher, _ = held
     one = Model("one")
     two = Model("two")
@@ -252,7 +252,7 @@ def test_questions_to_one_model_are_answered_at_once(held: Any) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_images_of_a_batch_are_spread_over_cores_in_their_order(
+def test_images_of_a_batch_are_spread_over_cores_in_order(
     monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     monkeypatch.setattr("evergrow.serve.backbones.cores", lambda: 3)
@@ -276,7 +276,7 @@ def test_images_of_a_batch_are_spread_over_cores_in_their_order(
     batcher.close()
 
 
-def test_a_full_queue_refuses_and_gives_room_again(held: Any) -> None:
+def test_a_full_queue_rejects_requests_until_it_has_room(held: Any) -> None:
     backbone, batcher, first = held
     with pytest.raises(Problem, match="is full") as refused:
         batcher.submit(["b"] * 10)
@@ -291,7 +291,7 @@ def test_a_full_queue_refuses_and_gives_room_again(held: Any) -> None:
     )  # more than the queue, but nobody else waits
 
 
-def test_a_backbone_that_fails_fails_its_requests_only() -> None:
+def test_an_exception_in_a_backbone_fails_only_its_requests() -> None:
     class Failing(Letters):
         def encode(self, batch: Any) -> torch.Tensor:
             if "bad" in batch:
@@ -308,7 +308,7 @@ def test_a_backbone_that_fails_fails_its_requests_only() -> None:
     batcher.close()
 
 
-def test_what_to_label_next_groups_of_unknown_things_drift_and_the_learning_curve(
+def test_suggest_groups_drift_and_learning_curve_equal_the_tools(
     api: Any,
 ) -> None:
     api.taught("ab", 20)
