@@ -359,7 +359,7 @@ def test_integer_weights_are_copies_and_fractions_can_be_taken_out(
         copy.copy(start).unlearn(X[:120], y[:120], sample_weight=np.full(120, 2.0))
 
 
-def test_weights_of_a_score(data: Any) -> None:
+def test_score_uses_sample_weights(data: Any) -> None:
     X, y = data
     weights = np.linspace(0.5, 2.0, len(y))
     learner = small_learner(30).fit(X, y, sample_weight=weights)

@@ -240,7 +240,7 @@ VERBS["another width"].remove("fit")  # which may change the width
         for verb in VERBS[case[0]]
     ],
 )
-def test_bad_data_changes_nothing(
+def test_invalid_data_leaves_the_learner_unchanged(
     fitted: Learner,
     blobs: Data,
     verb: str,
@@ -262,14 +262,14 @@ def test_bad_data_changes_nothing(
         ({"random_state": "x"}, ParameterError, "random_state"),
     ],
 )
-def test_bad_settings(
+def test_fit_rejects_invalid_parameters(
     blobs: Data, settings: dict[str, Any], error: type[EvergrowError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         Learner(None, **settings).fit(blobs)
 
 
-def test_nothing_learned_nothing_known() -> None:
+def test_unfitted_learner_raises_not_fitted_error() -> None:
     for ask in (
         lambda one: one.predict(np.eye(2)),
         lambda one: one.state_.describe(),
@@ -430,7 +430,7 @@ def test_a_method_without_extras_says_so(blobs: Data, tmp_path: Path) -> None:
 # -- exact edits -----------------------------------------------------------------------
 
 
-def test_what_was_never_learned_cannot_be_unlearned_or_forgotten(
+def test_unlearn_and_forget_reject_unknown_samples_and_classes(
     fitted: Learner, blobs: Data
 ) -> None:
     X, y = part(blobs, 0)
@@ -516,7 +516,7 @@ def test_copies_of_one_model_merge_with_their_base(
     assert Learner.load(tmp_path / "merged.evg").state_.label_counts[0] == 100
 
 
-def test_what_does_not_go_together_is_not_merged(
+def test_merge_rejects_incompatible_learners(
     fitted: Learner, blobs: Data, tmp_path: Path
 ) -> None:
     fitted.save(tmp_path / "base.evg")
@@ -714,7 +714,7 @@ def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:
     assert (scores.measure, scores.values.shape) == ("score", (20, 2))
 
 
-def test_what_is_no_number_is_unknown(
+def test_nan_novelty_counts_as_unknown(
     fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

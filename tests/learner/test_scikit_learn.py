@@ -252,7 +252,7 @@ def test_kinds_of_labels_and_numbers_of_classes_in_frames(data: Any) -> None:
         scored.to_frame(top=0)
 
 
-def test_what_could_not_be_read_has_no_row(tmp_path: Path) -> None:
+def test_unreadable_items_have_no_row(tmp_path: Path) -> None:
     for number in range(8):
         Image.fromarray(image(number % 2, number)).save(tmp_path / f"{number}.png")
     paths = [str(tmp_path / f"{n}.png") for n in range(8)]
