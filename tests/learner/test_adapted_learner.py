@@ -93,7 +93,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
-def test_it_is_the_adapted_classifier_made_by_hand(
+def test_adapted_learner_equals_classifier_on_adapted_features(
     tuner: str, first: Part, later: Part
 ) -> None:
     learner = learner_of(tuner, features="final").fit(first).partial_fit(later)

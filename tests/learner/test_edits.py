@@ -292,7 +292,7 @@ def test_other_methods_rename_and_merge_and_say_what_they_cannot() -> None:
             one.merge_classes(["crow", "rook"], "x")
 
 
-def test_what_was_learned_under_a_former_name_is_known_again() -> None:
+def test_batches_learned_under_a_former_class_name_are_recognised() -> None:
     first = birds(NAMES[:3])
     second = birds(NAMES[3:], seed=1)
     learner = Learner(options={"n_units": 40}).fit(first).partial_fit(second)

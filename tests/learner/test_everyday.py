@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.learner.toys import Colours, Letters, image
+from tests.learners import small_learner
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evergrow import Learner
@@ -38,10 +39,6 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(240, 14)) + 5.0 * np.eye(14)[y], y
 
 
-def small(**options: Any) -> Learner:
-    return Learner(None, options={"n_units": 30, **options})
-
-
 # -- labels ----------------------------------------------------------------------------
 
 
@@ -49,7 +46,7 @@ def test_integers_come_back_as_integers_in_their_own_order(
     data: Any, tmp_path: Path
 ) -> None:
     X, y = data
-    learner = small().fit(X, y)
+    learner = small_learner(30).fit(X, y)
     assert learner.classes_.tolist() == list(
         range(CLASSES)
     )  # not "0", "1", "10", "11", "2"
@@ -70,7 +67,7 @@ def test_integers_come_back_as_integers_in_their_own_order(
 
 def test_booleans_are_kept(data: Any, tmp_path: Path) -> None:
     X, y = data
-    learner = small().fit(X, y > 5)
+    learner = small_learner(30).fit(X, y > 5)
     learner.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg")
     assert again.predict(X[:3]).dtype == np.bool_
@@ -82,9 +79,9 @@ def test_booleans_are_kept(data: Any, tmp_path: Path) -> None:
 def test_kinds_do_not_mix(data: Any) -> None:
     X, y = data
     with pytest.raises(LabelError, match="mix of int, str"):
-        small().fit(X[:2], [1, "a"])
-    numbers = small().fit(X, y)
-    names = small().fit(X, y.astype(str))
+        small_learner(30).fit(X[:2], [1, "a"])
+    numbers = small_learner(30).fit(X, y)
+    names = small_learner(30).fit(X, y.astype(str))
     with pytest.raises(LabelError, match="integers as before, got names"):
         numbers.partial_fit(X[:2], ["a", "b"])
     with pytest.raises(LabelError, match="names as before, got booleans"):
@@ -106,10 +103,10 @@ def test_names_in_files_fit_integers_that_they_are_the_digits_of(
 ) -> None:
     X, y = data
     np.savez(tmp_path / "more.npz", X_train=X, y_train=y, X_test=X[:5], y_test=y[:5])
-    learner = small().fit(X, y).partial_fit(tmp_path / "more.npz")
+    learner = small_learner(30).fit(X, y).partial_fit(tmp_path / "more.npz")
     assert learner.classes_.dtype == np.int64
     assert (
-        small().fit(tmp_path / "more.npz").predict(X[:1]).dtype.kind == "U"
+        small_learner(30).fit(tmp_path / "more.npz").predict(X[:1]).dtype.kind == "U"
     )  # files have names, as ever
     assert learner.evaluate(tmp_path / "more.npz").accuracy == 1.0
     np.savez(
@@ -127,7 +124,7 @@ def test_an_integer_that_gets_a_name_makes_all_of_them_names(
     data: Any, tmp_path: Path
 ) -> None:
     X, y = data
-    learner = small().fit(X, y)
+    learner = small_learner(30).fit(X, y)
     assert learner.rename_classes({3: 33}).classes_.dtype == np.int64
     learner.rename_classes({33: "three"})
     assert learner.classes_.dtype.kind == "U"
@@ -140,7 +137,7 @@ def test_an_integer_that_gets_a_name_makes_all_of_them_names(
 
 def test_announced_classes_are_held_to(data: Any) -> None:
     X, y = data
-    learner = small().partial_fit(X[y < 4], y[y < 4], classes=list(range(6)))
+    learner = small_learner(30).partial_fit(X[y < 4], y[y < 4], classes=list(range(6)))
     for classes, said in (
         ([5, 6], "among the classes that were announced, got '7'"),
         ("abc", "sequence of class names"),
@@ -162,7 +159,7 @@ def test_one_class_is_the_answer_and_others_are_unknown(
     X, y = data
     rng = np.random.default_rng(1)
     one = rng.normal(size=(120, 14)) + 5.0 * np.eye(14)[2]
-    learner = small(normalize="none").fit(one[:80], ["two"] * 80)
+    learner = small_learner(30, normalize="none").fit(one[:80], ["two"] * 80)
     assert set(learner.predict(X)) == {"two"}
     assert (learner.predict_proba(X) == 1.0).all()
     assert learner.is_unknown(one[80:]).mean() < 0.2
@@ -224,8 +221,8 @@ def streams(X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 @pytest.mark.parametrize("name", list(streams(np.eye(2), np.arange(2))))
 def test_a_stream_teaches_and_asks_the_same(data: Any, name: str) -> None:
     X, y = data
-    at_once = small().fit(X, y)
-    learner = small().fit(streams(X, y)[name])
+    at_once = small_learner(30).fit(X, y)
+    learner = small_learner(30).fit(streams(X, y)[name])
     assert (learner.decision_function(X) == at_once.decision_function(X)).all()
     assert learner.predict(streams(X, y)[name]).tolist() == at_once.predict(X).tolist()
     assert learner.predict_proba(streams(X, y)[name]).shape == (len(X), CLASSES)
@@ -244,7 +241,7 @@ def test_many_blocks_are_one_change_and_the_same_sums(
     data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = data
-    start = small(alpha=1.0).fit(X, y)
+    start = small_learner(30, alpha=1.0).fit(X, y)
     whole = settle(copy.copy(start).partial_fit(X + 0.1, y))
     monkeypatch.setattr(learning.gathered, "__defaults__", (70,))
     monkeypatch.setattr("evergrow.data.inputs.CHUNK", 30)
@@ -280,7 +277,7 @@ def test_a_stream_that_breaks_leaves_the_learner_as_it_was(
 
 def test_odd_streams(data: Any) -> None:
     X, y = data
-    learner = small().fit(X, y)
+    learner = small_learner(30).fit(X, y)
     for source, error, message in (
         (iter([]), InputError, "at least one sample"),
         (iter([X[0]]), InputError, r"pairs \(item, label\)"),
@@ -330,7 +327,7 @@ def test_integer_weights_are_copies_and_fractions_can_be_taken_out(
 ) -> None:
     X, y = data
     rng = np.random.default_rng(3)
-    start = small().fit(X[:120], y[:120])
+    start = small_learner(30).fit(X[:120], y[:120])
     more = X[120:]
     labels = y[120:]
     times = rng.integers(0, 4, size=120)
@@ -362,17 +359,17 @@ def test_integer_weights_are_copies_and_fractions_can_be_taken_out(
         copy.copy(start).unlearn(X[:120], y[:120], sample_weight=np.full(120, 2.0))
 
 
-def test_weights_of_a_score(data: Any) -> None:
+def test_score_uses_sample_weights(data: Any) -> None:
     X, y = data
     weights = np.linspace(0.5, 2.0, len(y))
-    learner = small().fit(X, y, sample_weight=weights)
+    learner = small_learner(30).fit(X, y, sample_weight=weights)
     wrong = np.where(np.arange(len(y)) < 60, y, (y + 1) % CLASSES)
     right = learner.predict(X) == wrong
     assert learner.score(X, wrong, weights) == pytest.approx(
         np.average(right, weights=weights)
     )
     with pytest.raises(InputError, match="sample_weight must be one number per"):
-        small().fit(X, y, sample_weight=weights[:-1])
+        small_learner(30).fit(X, y, sample_weight=weights[:-1])
 
 
 def test_methods_that_take_no_weights_say_so(data: Any) -> None:
@@ -384,7 +381,7 @@ def test_methods_that_take_no_weights_say_so(data: Any) -> None:
         X, y, sample_weight=np.ones(len(y))
     )  # all one: nothing is asked for
     assert not learner.head_.takes_weights
-    assert small().fit(X, y).head_.takes_weights
+    assert small_learner(30).fit(X, y).head_.takes_weights
 
 
 # -- scikit-learn's tools --------------------------------------------------------------
@@ -392,7 +389,7 @@ def test_methods_that_take_no_weights_say_so(data: Any) -> None:
 
 def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None:
     X, y = data
-    learner = small().fit(X, y)
+    learner = small_learner(30).fit(X, y)
     with pytest.raises(UnknownNameError, match="method"):
         learner.set_params(methd="klda")
     joblib.dump(learner, tmp_path / "learner.joblib")
@@ -406,7 +403,7 @@ def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None
 
 def test_representations(data: Any) -> None:
     X, y = data
-    learner = small()
+    learner = small_learner(30)
     assert "nothing learned yet" in repr(learner)
     names = np.array([f"bird {label}" for label in y])
     learner.fit(X, names)

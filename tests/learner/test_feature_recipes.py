@@ -205,7 +205,7 @@ def test_auto_keeps_what_a_backbone_has_and_never_asks_too_much(data: Any) -> No
         (["mean@-1"] * 2, "blocks of features must differ"),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_learner_stays(
+def test_invalid_recipes_raise_and_leave_the_learner_unchanged(
     data: Any, recipe: Any, message: str
 ) -> None:
     made = learner().fit(data)

@@ -17,6 +17,7 @@ from tests.learner.toys import (
     refused,
     write_folder,
 )
+from tests.learners import small_learner
 
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -46,13 +47,9 @@ TEXTS = ["aaa bbb", "aab b", "xyz zzz", "xx yy z"]
 NAMES = ["early", "early", "late", "late"]
 
 
-def small(**options: Any) -> Learner:
-    return Learner(None, options={"n_units": 40, **options})
-
-
 @pytest.fixture
 def fitted(blobs: Data) -> Learner:
-    return small().fit(part(blobs, 0, 1, 2))
+    return small_learner().fit(part(blobs, 0, 1, 2))
 
 
 def plain(learner: Learner) -> IncrementalClassifier:
@@ -64,7 +61,7 @@ def plain(learner: Learner) -> IncrementalClassifier:
 
 
 def test_settings_are_those_of_the_recommended_head(blobs: Data) -> None:
-    learner = small().partial_fit(part(blobs, 0, 1, 2))  # the first call is fit
+    learner = small_learner().partial_fit(part(blobs, 0, 1, 2))  # the first call is fit
     X, y = part(blobs, 0, 1, 2)
     head = Classifier(n_units=40, random_state=0).fit(X, y.astype(str))
     assert np.array_equal(
@@ -87,7 +84,7 @@ def test_settings_are_those_of_the_recommended_head(blobs: Data) -> None:
 def test_updates_equal_learning_at_once_on_the_same_layer(
     blobs: Data, n_units: int
 ) -> None:
-    learner = small(n_units=n_units).fit(part(blobs, 0, 1, 2))
+    learner = small_learner(n_units=n_units).fit(part(blobs, 0, 1, 2))
     at_once = empty_copy(learner).partial_fit(blobs)
     learner.partial_fit(part(blobs, 3)).partial_fit(part(blobs, 4, 5))
     difference = np.abs(
@@ -153,11 +150,11 @@ def test_fit_starts_from_scratch(fitted: Learner, blobs: Data) -> None:
 
 def test_classes_that_differ_in_case_only_are_warned_of(blobs: Data) -> None:
     X, y = part(blobs, 3)
-    named = small().fit((X, ["Heron", "crane"] * (len(y) // 2)))
+    named = small_learner().fit((X, ["Heron", "crane"] * (len(y) // 2)))
     with pytest.warns(DataWarning, match="'heron' is new but differs from 'Heron'"):
         named.partial_fit((X, ["heron"] * len(y)))
     with pytest.warns(DataWarning, match="only in upper and lower case"):
-        small().fit((X, ["a", "A"] * (len(y) // 2)))
+        small_learner().fit((X, ["a", "A"] * (len(y) // 2)))
 
 
 def with_rows(data: Data, counts: dict[int, int]) -> Data:
@@ -171,7 +168,7 @@ def with_rows(data: Data, counts: dict[int, int]) -> Data:
 def test_classes_with_few_samples_are_warned_of_once(
     blobs: Data, tmp_path: Path
 ) -> None:
-    learner = small().fit(part(blobs, 0, 1))
+    learner = small_learner().fit(part(blobs, 0, 1))
     usual = learner.state_.label_counts[0]
     with pytest.warns(
         FewSamplesWarning,
@@ -193,11 +190,11 @@ def test_classes_with_few_samples_are_warned_of_once(
         FewSamplesWarning,
         match=r"\(2: 1\): it is recognised less surely; teach at least 10",
     ):
-        small().fit(with_rows(blobs, {0: 30, 1: 30, 2: 1}))
-    small().fit(with_rows(blobs, {0: 9, 1: 1})).partial_fit(
+        small_learner().fit(with_rows(blobs, {0: 30, 1: 30, 2: 1}))
+    small_learner().fit(with_rows(blobs, {0: 9, 1: 1})).partial_fit(
         with_rows(blobs, {2: 2})
     )  # few of each: no warning
-    small().fit(with_rows(blobs, {0: 20, 1: 4}))
+    small_learner().fit(with_rows(blobs, {0: 20, 1: 4}))
 
 
 def test_a_warning_or_a_head_that_fails_leaves_the_learner_as_it_was(
@@ -243,7 +240,7 @@ VERBS["another width"].remove("fit")  # which may change the width
         for verb in VERBS[case[0]]
     ],
 )
-def test_bad_data_changes_nothing(
+def test_invalid_data_leaves_the_learner_unchanged(
     fitted: Learner,
     blobs: Data,
     verb: str,
@@ -265,14 +262,14 @@ def test_bad_data_changes_nothing(
         ({"random_state": "x"}, ParameterError, "random_state"),
     ],
 )
-def test_bad_settings(
+def test_fit_rejects_invalid_parameters(
     blobs: Data, settings: dict[str, Any], error: type[EvergrowError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         Learner(None, **settings).fit(blobs)
 
 
-def test_nothing_learned_nothing_known() -> None:
+def test_unfitted_learner_raises_not_fitted_error() -> None:
     for ask in (
         lambda one: one.predict(np.eye(2)),
         lambda one: one.state_.describe(),
@@ -433,7 +430,7 @@ def test_a_method_without_extras_says_so(blobs: Data, tmp_path: Path) -> None:
 # -- exact edits -----------------------------------------------------------------------
 
 
-def test_what_was_never_learned_cannot_be_unlearned_or_forgotten(
+def test_unlearn_and_forget_reject_unknown_samples_and_classes(
     fitted: Learner, blobs: Data
 ) -> None:
     X, y = part(blobs, 0)
@@ -477,9 +474,9 @@ def test_merging_spawned_learners_equals_one(fitted: Learner, blobs: Data) -> No
 def test_copies_of_one_model_merge_with_their_base(
     blobs: Data, n_units: int, tmp_path: Path
 ) -> None:
-    small(n_units=n_units).fit(part(blobs, 0, 1)).partial_fit(part(blobs, 2)).save(
-        tmp_path / "base.evg"
-    )
+    small_learner(n_units=n_units).fit(part(blobs, 0, 1)).partial_fit(
+        part(blobs, 2)
+    ).save(tmp_path / "base.evg")
     base, a, b = (Learner.load(tmp_path / "base.evg") for _ in range(3))
     whole = empty_copy(base).partial_fit(blobs)
     X, y = part(blobs, 2)
@@ -519,7 +516,7 @@ def test_copies_of_one_model_merge_with_their_base(
     assert Learner.load(tmp_path / "merged.evg").state_.label_counts[0] == 100
 
 
-def test_what_does_not_go_together_is_not_merged(
+def test_merge_rejects_incompatible_learners(
     fitted: Learner, blobs: Data, tmp_path: Path
 ) -> None:
     fitted.save(tmp_path / "base.evg")
@@ -531,8 +528,8 @@ def test_what_does_not_go_together_is_not_merged(
             None,
             "shares this layer, got SimpleCIL",
         ),
-        (small(n_units=20).fit(blobs), None, "one frozen layer"),
-        (small().fit((blobs[0][:, :4], blobs[1])), None, "one frozen layer"),
+        (small_learner(n_units=20).fit(blobs), None, "one frozen layer"),
+        (small_learner().fit((blobs[0][:, :4], blobs[1])), None, "one frozen layer"),
         (
             b.partial_fit(part(blobs, 3)),
             empty_copy(fitted).partial_fit(part(blobs, 5)),
@@ -558,7 +555,11 @@ def test_false_alarms_are_about_as_frequent_as_asked_for() -> None:
     train, test = ((centres[y] + rng.normal(size=(1200, 16)), y) for _ in range(2))
     known = part(test, *range(8))
     strange = part(test, *range(8, 12))
-    learner = small().fit(part(train, *range(4))).partial_fit(part(train, *range(4, 8)))
+    learner = (
+        small_learner()
+        .fit(part(train, *range(4)))
+        .partial_fit(part(train, *range(4, 8)))
+    )
     for wanted in (0.05, 0.2):
         assert abs(learner.is_unknown(known[0], wanted).mean() - wanted) < 0.06
     assert learner.is_unknown(strange[0]).mean() > 0.8
@@ -578,7 +579,7 @@ def test_false_alarms_are_about_as_frequent_as_asked_for() -> None:
 
 
 def test_one_sample_of_each_class_cannot_be_calibrated(blobs: Data) -> None:
-    learner = small().fit((blobs[0][:6], blobs[1][:6]))
+    learner = small_learner().fit((blobs[0][:6], blobs[1][:6]))
     assert learner.state_.describe()["novelty"] is None
     assert learner.head_.temperature_ >= 1.0  # a guess
     assert np.isfinite(learner.predict_proba(blobs[0])).all()
@@ -681,7 +682,7 @@ def test_the_backbone_is_loaded_only_for_images(tmp_path: Path) -> None:
 def test_a_layer_among_the_options_is_kept_in_the_file(
     blobs: Data, tmp_path: Path
 ) -> None:
-    learner = small(layer=GuidedLayer(n_units=40, scales="auto")).fit(blobs)
+    learner = small_learner(layer=GuidedLayer(n_units=40, scales="auto")).fit(blobs)
     learner.save(tmp_path / "m.evg")
     again = Learner.load(tmp_path / "m.evg")
     assert np.array_equal(again.predict(blobs[0]), learner.predict(blobs[0]))
@@ -713,7 +714,7 @@ def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:
     assert (scores.measure, scores.values.shape) == ("score", (20, 2))
 
 
-def test_what_is_no_number_is_unknown(
+def test_nan_novelty_counts_as_unknown(
     fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -48,7 +48,7 @@ def test_the_same_learner_gives_the_same_bytes(
     assert (tmp_path / "a.evg").read_bytes() == (tmp_path / "b.evg").read_bytes()
 
 
-def test_what_a_later_version_added_is_kept(
+def test_fields_of_a_later_version_are_kept(
     learner: Learner, blobs: Data, tmp_path: Path
 ) -> None:
     def add(meta: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         ),
     ],
 )
-def test_what_does_not_fit_is_a_file_error(
+def test_load_rejects_contradictory_fields(
     learner: Learner,
     tmp_path: Path,
     change: Callable[[dict[str, Any]], Any],

@@ -242,7 +242,7 @@ def test_killed_writers_leave_nothing_that_unlearning_removed(
 
 
 @pytest.mark.parametrize("change", [rollback, redo])
-def test_what_a_crash_cut_short_did_not_happen(
+def test_rollback_interrupted_by_a_crash_is_not_listed(
     change: Callable[[Path], object],
     path: Path,
     found: list[bytes],

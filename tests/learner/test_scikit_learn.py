@@ -30,6 +30,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tests.learner.toys import Colours, Letters, image, refused
+from tests.learners import small_learner
 
 from evergrow import Classifier, Learner
 from evergrow.core.errors import (
@@ -53,10 +54,6 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return np.random.default_rng(0).normal(size=(90, 4)) + 4.0 * np.eye(4)[y], y
 
 
-def small() -> Learner:
-    return Learner(None, options={"n_units": 20})
-
-
 def as_pandas(X: np.ndarray, names: Any = NAMES) -> Any:
     return pandas.DataFrame(X, columns=names)
 
@@ -71,8 +68,8 @@ FRAMES = pytest.mark.parametrize("frame", [as_pandas, as_polars])
 @FRAMES
 def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -> None:
     X, y = data
-    plain = small().fit(X, y)
-    learner = small().fit(frame(X), pandas.Series(y))
+    plain = small_learner(20).fit(X, y)
+    learner = small_learner(20).fit(frame(X), pandas.Series(y))
     assert learner.feature_names_in_.tolist() == NAMES
     assert learner.n_features_in_ == plain.n_features_in_ == 4
     assert not hasattr(plain, "feature_names_in_")
@@ -95,7 +92,7 @@ def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -
 @FRAMES
 def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> None:
     X, y = data
-    learner = small().fit(frame(X), y)
+    learner = small_learner(20).fit(frame(X), y)
     turned = frame(X)[NAMES[::-1]]
     other = frame(X, ["girth", *NAMES[1:]])
     for verb, *labels in (
@@ -116,9 +113,11 @@ def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> 
 
 def test_columns_without_names_have_none(data: Any) -> None:
     X, y = data
-    assert not hasattr(small().fit(pandas.DataFrame(X), y), "feature_names_in_")
+    assert not hasattr(
+        small_learner(20).fit(pandas.DataFrame(X), y), "feature_names_in_"
+    )
     with pytest.raises(InputError, match="some of each"):
-        small().fit(pandas.DataFrame(X, columns=["a", 1, 2, 3]), y)
+        small_learner(20).fit(pandas.DataFrame(X, columns=["a", 1, 2, 3]), y)
 
 
 def test_types_of_columns(data: Any) -> None:
@@ -127,29 +126,31 @@ def test_types_of_columns(data: Any) -> None:
         np.arange(90 * 4).reshape(90, 4).astype(np.uint8), columns=NAMES
     )
     assert (
-        small().fit(bytes_, y).state_.kind == "features"
+        small_learner(20).fit(bytes_, y).state_.kind == "features"
     )  # never the pixels of one image
     mixed = pandas.DataFrame(
         {"a": X[:, 0], "flag": y == 0, "n": pandas.array(y, dtype="Int64")}
     )
     same = np.column_stack([X[:, 0], y == 0, y]).astype(np.float64)
     assert np.array_equal(
-        small().fit(mixed, y).decision_function(mixed),
-        small().fit(same, y).decision_function(same),
+        small_learner(20).fit(mixed, y).decision_function(mixed),
+        small_learner(20).fit(same, y).decision_function(same),
     )
     for bad in (
         mixed.assign(city="Oslo"),
         mixed.assign(city=pandas.Timestamp("2026-01-01")),
     ):
         with pytest.raises(InputError, match="numbers to be features, got 'city'"):
-            small().fit(bad, y)
+            small_learner(20).fit(bad, y)
     for gaps in (np.nan, pandas.array([None, *y[1:]], dtype="Int64")):
         with pytest.raises(InputError, match="NaN or infinity, first in row 0"):
-            small().fit(mixed.assign(a=gaps), y)
+            small_learner(20).fit(mixed.assign(a=gaps), y)
     with pytest.raises(InputError, match="without rows"):
-        small().fit(mixed[:0], y[:0])
+        small_learner(20).fit(mixed[:0], y[:0])
     with pytest.raises(InputError, match="numbers to be features"):
-        small().fit(polars.DataFrame({"a": X[:, 0], "city": ["Oslo"] * 90}), y)
+        small_learner(20).fit(
+            polars.DataFrame({"a": X[:, 0], "city": ["Oslo"] * 90}), y
+        )
 
 
 @pytest.mark.parametrize("library", [pandas, polars])
@@ -185,7 +186,7 @@ def test_answers_as_a_frame_join_what_was_asked(data: Any) -> None:
     frame = as_pandas(X).set_index(
         pandas.Index([f"s{n}" for n in range(90)], name="sample")
     )
-    learner = small().fit(frame, y)
+    learner = small_learner(20).fit(frame, y)
     answers = learner.ask(frame, false_alarm=0.05)
     found = frame.join(answers.to_frame(top=2))
     assert found["nearest_class"].tolist() == learner.predict(X).tolist()
@@ -219,7 +220,7 @@ def test_an_unknown_item_has_no_class_in_a_frame(data: Any, kind: Any) -> None:
     X, y = data
     labels = [kind(label) for label in (y > 0).astype(int).tolist()]
     strange = np.concatenate([X[:5], X[:2] + 500])
-    answers = small().fit(X, labels).ask(strange, false_alarm=0.05)
+    answers = small_learner(20).fit(X, labels).ask(strange, false_alarm=0.05)
     found = answers.to_frame(top=2)
     unknown = found["unknown"].tolist()
     assert unknown[5:] == [True, True]
@@ -237,7 +238,7 @@ def test_an_unknown_item_has_no_class_in_a_frame(data: Any, kind: Any) -> None:
 
 def test_kinds_of_labels_and_numbers_of_classes_in_frames(data: Any) -> None:
     X, y = data
-    found = small().fit(X, y > 0).ask(X).to_frame(top=9)
+    found = small_learner(20).fit(X, y > 0).ask(X).to_frame(top=9)
     assert found["class"].dtype == bool
     assert list(found.columns) == ["class", "probability", "class_2", "probability_2"]
     assert found.index.tolist() == list(range(90))
@@ -251,7 +252,7 @@ def test_kinds_of_labels_and_numbers_of_classes_in_frames(data: Any) -> None:
         scored.to_frame(top=0)
 
 
-def test_what_could_not_be_read_has_no_row(tmp_path: Path) -> None:
+def test_unreadable_items_have_no_row(tmp_path: Path) -> None:
     for number in range(8):
         Image.fromarray(image(number % 2, number)).save(tmp_path / f"{number}.png")
     paths = [str(tmp_path / f"{n}.png") for n in range(8)]
@@ -268,7 +269,7 @@ def test_what_could_not_be_read_has_no_row(tmp_path: Path) -> None:
 
 def test_names_of_columns_in_a_file_are_as_many_as_columns(data: Any) -> None:
     X, y = data
-    archive = small().fit(as_pandas(X), y).state_.to_archive()
+    archive = small_learner(20).fit(as_pandas(X), y).state_.to_archive()
     archive.meta["columns"] = ["width"]
     with pytest.raises(FileFormatError, match="the number of its column names"):
         Learner.load(archive)

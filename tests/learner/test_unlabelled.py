@@ -38,7 +38,7 @@ def learner(data):
     return Learner(None, options=SMALL).fit(data[0])
 
 
-def test_it_tells_what_it_learned_without_labels(data, learner):
+def test_learn_unlabelled_reports_and_records_its_samples(data, learner):
     before = learner.score(data[2])
     known = learner.state_.threshold()
     report = learner.learn_unlabelled(data[1][0])
@@ -112,7 +112,7 @@ def test_learners_with_guesses_merge_over_their_base(data, learner):
     assert merged.state_.label_counts == two.state_.label_counts
 
 
-def test_what_cannot_be_learned_changes_nothing(data, learner):
+def test_learn_unlabelled_failure_leaves_the_learner_unchanged(data, learner):
     rows, labels = data[1]
     strange = (
         np.arange(1, 8)[:, None] * -rows[labels == "dog"].mean(axis=0) + 1e-3 * rows[:7]
@@ -129,7 +129,7 @@ def test_what_cannot_be_learned_changes_nothing(data, learner):
         learner.fade(0)
 
 
-def test_what_fades_counts_for_less_than_what_comes(data, learner):
+def test_faded_samples_count_less_than_new_ones(data, learner):
     rows, labels = data[1]
     learner.fade(0.25).partial_fit(rows, labels)
     weights = np.concatenate([np.full(12, 0.25), np.ones(len(labels))])

@@ -128,7 +128,7 @@ def test_a_batch_is_unlearned_in_parts_or_all_at_once() -> None:
     require_equal(parts, base)
 
 
-def test_what_is_left_of_other_samples_is_counted() -> None:
+def test_unlearn_counts_influenced_scores() -> None:
     base = first_of(0, 1, 2, 3)
     X, y = clouds(seed=1)
     learner = copy.copy(base).partial_fit(X[:6], y[:6]).partial_fit(*part((X, y), 6))
@@ -163,7 +163,7 @@ def test_a_class_that_comes_second_and_goes_leaves_one_class() -> None:
     require_equal(learner.unlearn(X, y), base)
 
 
-def test_it_holds_after_saving_and_in_a_model_file(tmp_path: Path) -> None:
+def test_unlearn_is_exact_after_saving_and_in_a_model_file(tmp_path: Path) -> None:
     base = first_of(0, 1, 2, 3)
     X, y = later("old and new")
     path = tmp_path / "m.evg"
@@ -177,7 +177,7 @@ def test_it_holds_after_saving_and_in_a_model_file(tmp_path: Path) -> None:
     require_equal(taught.unlearn(X, y), base)
 
 
-def test_it_holds_after_a_merge() -> None:
+def test_unlearn_is_exact_after_a_merge() -> None:
     base = first_of(0, 1, 2, 3)
     X, y = later("new classes")
     other = empty_copy(base).partial_fit(*part(clouds(seed=2), 4))
@@ -251,7 +251,7 @@ def test_features_that_differ_by_rounding_are_found() -> None:
     assert learner.state_.calibration.n_rows == base.state_.calibration.n_rows
 
 
-def test_refused_samples_change_nothing() -> None:
+def test_rejected_samples_leave_the_calibration_unchanged() -> None:
     base = first_of(0, 1, 2, 3)
     X, y = later("old class")
     learner = copy.copy(base).partial_fit(X, y)

@@ -145,7 +145,7 @@ def commit(
         used.
     keep : int
         Number of earlier revisions to keep. With 0 they are removed after the new model
-        is on disk and before it replaces the old one, so that nothing of them remains
+        is on disk and before it replaces the old one, so that they are gone
         even if the process is killed.
     keep_bytes : int, optional
         Maximum size of the history; shared pieces count once. By default model and
@@ -278,7 +278,7 @@ def rollback(
     who: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Change:
-    """Undo the last changes: the file becomes byte for byte what it was before them.
+    """Undo the last changes; restores the earlier file byte for byte.
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ def redo(
     who: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Change:
-    """Undo rollbacks: the file becomes byte for byte what it was before them.
+    """Undo rollbacks; restores the later file byte for byte.
 
     Parameters
     ----------

@@ -228,7 +228,7 @@ def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Lear
     Parameters
     ----------
     learner : Learner
-        Forgets what it knew.
+        Its current state is replaced.
     total : Learner
         The sum of all shards, each trained with the template of one :func:`with_layer`.
     sample : LabelledRows

@@ -495,7 +495,7 @@ class Snapshot:
         return replace(after, label_kind="name")
 
     def describe(self) -> dict[str, Any]:
-        """Return what was learned in plain values, without loading the backbone.
+        """Describe the model in plain values, without loading the backbone.
 
         Returns
         -------
@@ -701,5 +701,5 @@ def summed(
     second: Mapping[str, int],
     common: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Add the sample counts of two models; those of `common` count once."""
+    """Add the sample counts of two models and subtract `common`."""
     return dict(sorted((Counter(first) + Counter(second) - Counter(common)).items()))

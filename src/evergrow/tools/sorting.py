@@ -420,7 +420,7 @@ def sort_folder(
 def split_planned(
     rows: Iterable[SortedFile], folder: str | os.PathLike[str]
 ) -> tuple[list[SortedFile], list[SortedFile]]:
-    """Split planned rows into those of files in a folder and all others."""
+    """Split planned rows: files in a folder, and all other files."""
     root = Path(os.path.realpath(folder))
     inside: list[SortedFile] = []
     elsewhere: list[SortedFile] = []
