@@ -348,7 +348,7 @@ class ArrayFile:
     def metadata(
         self, width: int
     ) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
-        """Return the backbone, the block widths and unknown fields that the file states.
+        """Return the backbone, the block widths and unknown fields of the file.
 
         Parameters
         ----------

@@ -53,7 +53,7 @@ def read_labelled(
     Parameters
     ----------
     data : path-like, Dataset, FeatureSet, Samples or (items, labels)
-        The source. Paths and names are those of :func:`evergrow.data.read`. No test
+        The source. Paths and names are read by :func:`evergrow.data.read`. No test
         part is drawn: a source without one is read completely.
     part : {"train", "test", "all"}
         Part to read of a source with a training and a test part.

@@ -90,7 +90,7 @@ def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
 
 
 def is_webdataset(tree: Tree, name: str) -> bool:
-    """Return whether a tar holds samples with label files, and not a folder of images."""
+    """Return whether a tar holds samples with label files, not a folder of images."""
     try:
         with tree.open(name, _BLOCK) as file:
             title = tree.display_name(name)
@@ -180,7 +180,9 @@ class WebDatasetSource(Source):
                 "but it ends early"
             )
         samples = list(
-            grouped(tar_members(io.BytesIO(body), title, len(body), whole=False), title)
+            grouped(
+                tar_members(io.BytesIO(body), title, len(body), complete=False), title
+            )
         )
         if len(samples) != shard.rows:
             raise FileFormatError(
