@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.commands import evergrow
+from tests.data.conftest import contents_of
 
 from evergrow.cli.console import Answer
 from evergrow.cli.options import Json
@@ -17,7 +18,6 @@ from evergrow.data import DataOptions, Dataset, list_readers, load_data, registe
 from evergrow.data.items import Texts
 from evergrow.data.readers import READERS
 from evergrow.data.storage import Tree
-from evergrow.lab.bench.data import fingerprint_of
 
 # -- data ------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ def test_a_layout_is_recognised_named_listed_and_read(
     assert json.loads(result.stdout)["layout"] == "haiku"
     by_path = load_data(haiku / "poems.haiku")
     monkeypatch.setenv("EVERGROW_DATA", str(haiku))
-    assert fingerprint_of(load_data("poems")) == fingerprint_of(by_path)
+    assert contents_of(load_data("poems")) == contents_of(by_path)
 
 
 # -- commands --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Hostile model files: a whole evergrow file, changed in one place or a few, mostly with its checksum made right again.
+"""Hostile model files: an intact file with a few changes, mostly re-signed.
 
 A checksum protects against accidents, not against people: whoever makes a file can make
 its checksum. The files that come from here are therefore sound as far as any checksum
@@ -48,19 +48,20 @@ NUMPY = {
     "I8": "i1",
     "U8": "u1",
 }
-"""Those that numpy has too."""
+"""Types that numpy has too."""
 
 WORDS = re.findall(
     r"\S+",
     """
-    dense recursive compact auto mgsm scsm gaussian fourier linked identity uniform ridge discriminant denoised
-    none l2 sqrt-l2 gcv holdout task paper recommended exact cpu cuda cuda:99 meta mps b i u f U O S sigmoid relu
-    cos tanh fit update rollback image text features float32 float16 bundled module random activation
-    orthogonal-fourier counts evergrow scl-mgsm ranpac simplecil SCLClassifier RanPACClassifier Learner Tuner
-    Training
+    dense recursive compact auto mgsm scsm gaussian fourier linked identity uniform
+    ridge discriminant denoised none l2 sqrt-l2 gcv holdout task paper recommended
+    exact cpu cuda cuda:99 meta mps b i u f U O S sigmoid relu cos tanh fit update
+    rollback image text features float32 float16 bundled module random activation
+    orthogonal-fourier counts evergrow scl-mgsm ranpac simplecil SCLClassifier
+    RanPACClassifier Learner Tuner Training
     """,
 )
-"""Words that mean something in some place, and are wrong in most."""
+"""Words that are valid in some field, and wrong in most."""
 
 SIZES = (
     30_000_000,
@@ -217,13 +218,13 @@ def sign(kind: Any, meta_text: str, tensors: dict[str, Tensor]) -> str:
 
 
 def frame(header: bytes, body: bytes, length: int | None = None) -> bytes:
-    """Return header and body with their length before them, or with a length that lies."""
+    """Return header and body after their length, which can be wrong."""
     header += b" " * (-len(header) % 8)
     return struct.pack("<Q", len(header) if length is None else length) + header + body
 
 
 def dump(value: Any) -> str:
-    """Return JSON with NaN and infinity as Python writes them, and with raw text as it is."""
+    """Return JSON with NaN and infinity like Python, and with raw text unescaped."""
     raw: list[str] = []
 
     def marked(item: Any) -> Any:
@@ -340,7 +341,7 @@ def _head(words: str, **changes: Any) -> Change:
 
 
 def replacements(value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield what to put in the place of a value: the sort of change, what it is in words, and the new value."""
+    """Yield replacements of a value: sort of change, description, new value."""
     for other in (
         None,
         True,
@@ -457,7 +458,7 @@ def _list_changes(path: Path, value: list[Any]) -> Iterator[Change]:
 
 
 def tensor_changes(parts: Parts) -> Iterator[Change]:
-    """Yield changes to the tensors: which there are, their shapes, types and numbers."""
+    """Yield changes to names, shapes, types and numbers of tensors."""
     tensors = parts.tensors
     yield _tensors("tensors", "all tensors are removed", dict.fromkeys(tensors))
     for name, tensor in sorted(tensors.items()):
@@ -488,7 +489,7 @@ def tensor_changes(parts: Parts) -> Iterator[Change]:
 
 
 def _tensor_variants(tensor: Tensor) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield what to put in the place of a tensor: the sort of change, what it is in words, and the new tensor."""
+    """Yield replacements of a tensor: sort of change, description, new tensor."""
     array = tensor.array()
     yield from (
         ("shape", words, Tensor.of(new, tensor.dtype)) for words, new in _shapes(array)
@@ -819,7 +820,8 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     --------
     >>> from tests.hostile.mutate import Parts, join, mutations
     >>> whole = join(Parts(1, "Toy", {"n": 3, "labels": ["a", "b"]}, {}))
-    >>> [words for words, _ in mutations(whole, seed=0, n=3)] == [words for words, _ in mutations(whole, 0, 3)]
+    >>> first, second = mutations(whole, seed=0, n=3), mutations(whole, seed=0, n=3)
+    >>> [words for words, _ in first] == [words for words, _ in second]
     True
     """
     rng = np.random.default_rng(seed)
@@ -867,7 +869,7 @@ def _several(
 
 
 def numbers_of(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield files in which one whole number of the description, each in its turn, says a size that does harm."""
+    """Yield files in which one integer of the description is a harmful size."""
     parts = split(data)
     for path, value in walk(parts.meta):
         for size in (30_000_000, 2**40) if type(value) is int else ():

@@ -77,7 +77,7 @@ NAMES = [
 
 
 def rows() -> dict[str, np.ndarray]:
-    """Return features of a first task of three classes, of a later one of two, and rows to ask about.
+    """Return features of a task of three classes, one of two, and rows to predict.
 
     One class has rows enough for a shape that counts; the moments of another of few
     rows are held as a factor."""
@@ -97,7 +97,7 @@ def rows() -> dict[str, np.ndarray]:
 
 
 def pictures() -> dict[str, np.ndarray]:
-    """Return small noisy pictures, one colour gradient per class: a first task, a later one, and some to ask about."""
+    """Return noisy colour gradients, one per class, of two tasks and for prediction."""
     rng = np.random.default_rng(7)
     looks = rng.uniform(20, 200, size=(4, 16, 1, 3))
 

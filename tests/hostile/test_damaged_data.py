@@ -1,4 +1,7 @@
-"""Tars and Parquet files that are damaged, through ``fit`` and ``predict``: one line or finite answers, and no hang."""
+"""``fit`` and ``predict`` on damaged tars and Parquet files end in a clean result.
+
+That is an error in one line, or finite answers, within the time limit.
+"""
 
 from __future__ import annotations
 

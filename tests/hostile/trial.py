@@ -1,4 +1,4 @@
-"""Read hostile files, one after the other, in a process that may not take much memory, and say what came of each.
+"""Read hostile files in a process with limited memory, and report each outcome.
 
 A file is rejected by the right error, or it is read; then its answers are finite and
 consistent, it can learn more and be written, or says by an error of evergrow's own that
@@ -41,10 +41,10 @@ from evergrow.core.record import read_record, write_record
 from evergrow.head import HEADS
 
 ROOM = 512 * 2**20
-"""Bytes of address space that a trial may take beyond what all whole files together took."""
+"""Address space in bytes that a trial can use beyond that of all intact files."""
 
 PEAK = 200 * 2**20
-"""Bytes of memory that reading a file may take at its peak, beyond a multiple of its size."""
+"""Peak memory in bytes for reading a file, beyond a multiple of its size."""
 
 TIMES = 8
 """That multiple."""
@@ -53,11 +53,14 @@ SECONDS = 20.0
 """Time that a trial may take."""
 
 STILL = 120.0
-"""Time after which a process that says nothing is ended."""
+"""Seconds after which a silent process is ended."""
 
 GOOD = ("rejected", "sound", "empty", "typed later", "typed on change")
-"""Outcomes that are no fault: rejected when read; read and whole; read and sound but without classes; an allowed error
-when asked for answers; an error of evergrow's own when changed or written."""
+"""Outcomes that are allowed.
+
+The file is rejected; the model works; it works but has no classes; predicting raises an
+allowed error; changing or saving it raises a typed error.
+"""
 
 
 class HangError(BaseException):
@@ -217,7 +220,7 @@ class Bench:
         return Learner.load(path, backbone=backbone, device="cpu", cache=False)
 
     def _ask(self, subject: Subject, thing: Any) -> bool:
-        """Fail unless all answers are finite and consistent; return whether there was nothing to ask."""
+        """Fail unless all answers are consistent; return whether it is empty."""
         classes = np.asarray(thing.classes_)
         items: Any = (self.pictures if subject.kind == "pictures" else self.rows)[
             "query"
@@ -265,7 +268,7 @@ class Bench:
             raise FaultError("negative counts")
 
     def _change(self, subject: Subject, thing: Any) -> None:
-        """Let it learn more: an old class and a new one, in labels of the kind that it has."""
+        """Learn an old class and a new one, with labels of the same kind."""
         if subject.kind == "pictures":
             source = self.pictures
         else:
@@ -283,7 +286,7 @@ class Bench:
         thing.partial_fit(X, labels)
 
     def _command(self) -> tuple[str, str]:
-        """Ask by the command line, which has exit codes and one line for every error of a file."""
+        """Predict by the command line; a file error takes one line and an exit code."""
         result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json"])
         error = result.exception
         if error is not None and not isinstance(error, SystemExit):
@@ -320,7 +323,7 @@ def finite(what: str, values: Any) -> None:
 
 
 def short_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it came from, says that there is no more memory."""
+    """Return whether an error or one of its causes is a lack of memory."""
     while error is not None:
         text = str(error)
         if isinstance(error, MemoryError) or re.search(
@@ -359,7 +362,7 @@ def status(entry: str) -> int:
 
 
 def work(job: Job, start: int, told: Connection) -> None:
-    """Try all files of a job from one on; tell of each before it is tried, and what came of it."""
+    """Try the files of a job from an index on; report each before and after."""
     import resource  # which not every system has
 
     with tempfile.TemporaryDirectory() as folder:
@@ -402,7 +405,7 @@ def work(job: Job, start: int, told: Connection) -> None:
 
 
 def try_all(job: Job) -> list[Result]:
-    """Try all files of a job in a process of its own, in another one after a crash; return what came of each."""
+    """Try all files of a job in subprocesses, a new one after each crash."""
     found: list[Result] = []
     context = multiprocessing.get_context("spawn")
     while True:
