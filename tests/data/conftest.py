@@ -44,7 +44,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """Return a function that makes folders with so many images each."""
+    """Return a function that writes folders with a number of images each."""
 
     def make(counts: Mapping[str, int]) -> Path:
         root = tmp_path / "pets"

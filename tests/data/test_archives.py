@@ -51,7 +51,7 @@ def write_archive(path: Path, members: Mapping[str, bytes]) -> Path:
 
 
 def pack(root: Path, target: Path, base: str = "") -> Path:
-    """Write an archive of a folder, under a folder of its own if there is a base."""
+    """Write an archive of a folder, inside of ``base`` if given."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
     return write_archive(
         target,
@@ -210,7 +210,7 @@ def test_archive_bombs_are_refused_before_unpacking(
 def crowded_zip(
     path: Path, entries: int, stated: int, *, zip64: bool, name: bytes = b"a"
 ) -> Path:
-    """Write a zip whose directory has ``n`` entries, whatever its end record states."""
+    """Write a zip whose end record states another number of entries."""
     entry = (
         struct.pack(
             "<4s6H3L5H2L",
@@ -357,8 +357,8 @@ def test_a_zip_entry_is_unpacked_in_bounded_pieces_or_left_out(tmp_path: Path) -
         archive.writestr("cat/2.png", bytes(10**8), zipfile.ZIP_BZIP2)
         archive.writestr("dog/1.png", PNG)
         archive.writestr("dog/2.png", bytes(10**6), zipfile.ZIP_LZMA)
-    said = "files neither stored nor deflated: 2"
-    with pytest.warns(DataWarning, match=said):
+    caution = "files neither stored nor deflated: 2"
+    with pytest.warns(DataWarning, match=caution):
         data = read_parts(path)
     items = data.train.items
     assert len(items) == 2

@@ -62,9 +62,9 @@ def test_one_image_is_enough_and_cautions_are_warned_about_once(tmp_path: Path) 
     (tmp_path / "all" / "red" / "drawing.psd").write_bytes(b"x")
     with pytest.warns(
         DataWarning, match="'all' can be used but: .*PSD images left out: 1"
-    ) as said:
+    ) as caught:
         read_labelled(tmp_path / "all", "train")
-    assert len(said) == 1
+    assert len(caught) == 1
 
 
 def test_parts_of_data_sets_in_memory_become_samples() -> None:

@@ -61,7 +61,7 @@ FORMS = {
 
 
 def damages(body: bytes, n: int) -> Iterator[tuple[str, bytes]]:
-    """Yield what accidents, and people, make of a file."""
+    """Yield damaged and hostile variants of a file."""
     draws = np.random.default_rng(n)
     for size in (
         0,

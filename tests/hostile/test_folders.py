@@ -39,7 +39,7 @@ ODD: dict[str, Callable[[Path, Path], None]] = {
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Any:
-    """A folder that links lead to; it must stay as it is."""
+    """A folder that is the target of links and must not change."""
     place = tmp_path / "outside"
     place.mkdir()
     (place / "precious").write_bytes(b"precious")
@@ -50,7 +50,7 @@ def outside(tmp_path: Path) -> Any:
 
 
 def placed(path: Path, kind: str, outside: Path) -> None:
-    """Put something odd in the place of a file or folder."""
+    """Replace a file or folder by a foreign entry."""
     if path.exists():
         path.rename(outside.parent / "moved")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def placed(path: Path, kind: str, outside: Path) -> None:
 
 
 class Cached:
-    """Features of a few pictures in a cache, and what they must be."""
+    """A cache with features of a few images, and their expected values."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -40,7 +40,7 @@ FILES = (
 
 
 class Stopped:
-    """Folders of jobs as an interruption leaves them, and what they must come to."""
+    """Folders of interrupted jobs, and the expected results."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.data, self.more = (
@@ -68,7 +68,7 @@ class Stopped:
         return self.known.copy().partial_fit(str(self.more), engine=engine)
 
     def copy(self, file: str, where: Path) -> tuple[str, Path, Path]:
-        """Return work, folder and file of a copy of a job that has such a file."""
+        """Return work, folder and file of a copy of the job that has this file."""
         work = "update" if file == "start.evg" else "fit"
         shutil.rmtree(where, ignore_errors=True)
         shutil.copytree(
@@ -104,7 +104,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 
 def damages(body: bytes) -> dict[str, bytes]:
-    """Return what accidents make of a file."""
+    """Return damaged variants of a file."""
     found = {
         f"cut at {size}": body[:size]
         for size in (0, 1, 9, len(body) // 2, len(body) - 1)

@@ -14,7 +14,7 @@ from tests.hostile.trial import Job, Result, summary, try_all
 
 ORDINARY = 300
 SLOW = 5_200
-"""Hostile files in an ordinary run and in a slow one."""
+"""Number of hostile files in a normal and in a slow run."""
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="needs Linux: limits of memory"
@@ -26,7 +26,7 @@ SIZED = ("head/recommended", "head/recursive", "head/loranpac", "learner/updated
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
-    """Return whole files of all kinds."""
+    """Return intact files of all kinds."""
     return write_subjects(tmp_path_factory.mktemp("whole"))
 
 
@@ -70,7 +70,7 @@ def test_many_hostile_files_end_in_the_right_error_or_work(
 def test_harmful_sizes_in_files_take_little_memory(
     name: str, results: list[Result]
 ) -> None:
-    """Every whole number in its turn is 30,000,000, and 2**40."""
+    """Each integer in turn is set to 30,000,000, and to 2**40."""
     found = [result for result in results if result.subject == name]
     assert any("n_features" in result.words for result in found)
     starved = [

@@ -1,4 +1,4 @@
-"""Small data sets, a count of what is read from a storage, and a real S3 server."""
+"""Small data sets, a counter of storage requests, and a real S3 server."""
 
 from __future__ import annotations
 

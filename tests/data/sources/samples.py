@@ -1,4 +1,4 @@
-"""Small image files, and what the shards of a source hold."""
+"""Small image files, and the contents of shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face data sets that were saved: rows equal those of the library."""
+"""Hugging Face data sets that were saved: rows equal the rows of the library."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ ARRAYS = {"X_train": X, "y_train": Y, "X_test": X[::2].copy(), "y_test": Y[::2].
 
 
 def write(path: Path, arrays: Mapping[str, Any], **texts: str) -> Path:
-    """Write arrays, and texts beside them."""
+    """Write arrays and texts."""
     np.savez(path, **arrays, **{key: np.array(text) for key, text in texts.items()})
     return path
 
@@ -55,7 +55,7 @@ def rows_of(source: Source, rows: int = 7) -> tuple[np.ndarray, list[str]]:
     return np.concatenate([part.features for part in parts]), labels_of(parts)
 
 
-# -- what is read and written ----------------------------------------------------------
+# -- reading and writing ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("names", [("X", "y"), ("features", "labels")])
@@ -166,7 +166,7 @@ def test_blocks_in_shards_are_joined_like_those_of_a_data_set(tmp_path: Path) ->
     )
 
 
-# -- where files are found, and what is read of them -----------------------------------
+# -- lookup and partial reading --------------------------------------------------------
 
 
 def test_names_are_searched_in_evergrow_data_first(
@@ -221,7 +221,7 @@ def test_only_the_rows_of_a_shard_are_read(tmp_path: Path, traffic: Traffic) -> 
     worker.read(shards[151])
     assert traffic.total == 100 * (
         8 * 4 + 8
-    )  # once the headers are known, rows and labels alone
+    )  # with cached headers, only rows and labels are read
 
 
 def test_compressed_arrays_are_read_once(tmp_path: Path, traffic: Traffic) -> None:
@@ -238,7 +238,7 @@ def test_compressed_arrays_are_read_once(tmp_path: Path, traffic: Traffic) -> No
         assert traffic.total < 2.5 * (tmp_path / name).stat().st_size
 
 
-# -- what is wrong ---------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
 def test_files_of_different_form_are_refused(alone: Path) -> None:

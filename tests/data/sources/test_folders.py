@@ -188,7 +188,7 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
     assert contents_of(data) != contents_of(load_data(root))
 
 
-# -- what is left out ------------------------------------------------------------------
+# -- files left out --------------------------------------------------------------------
 
 
 def test_nested_folders_are_read_and_other_files_counted(tree: Tree) -> None:
@@ -276,7 +276,7 @@ def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> Non
     assert "broken links: 4" in note  # once more through the link
 
 
-# -- what is wrong ---------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
 def test_a_missing_name_suggests_the_most_similar_one(
@@ -428,7 +428,7 @@ def test_another_storage_gives_the_same_samples(
     assert got.labels.tolist() == expected.labels.tolist()
     assert (
         traffic.total == shards[1].size == sum(len(body) for body in bodies(got))
-    )  # these files, and nothing else
+    )  # only these files
 
 
 def test_identity_is_of_names_sizes_and_labels_alone(
@@ -611,9 +611,9 @@ def test_images_that_need_a_plugin_are_warned_about(
     for name in ("cat/1.HEIC", "cat/2.heic", "dog/1.CR2", "dog/1.psd"):
         (root / name).write_bytes(b"x")
     monkeypatch.setattr(image_suffixes, "has_plugin", lambda extra: False)
-    with pytest.warns(DataWarning) as said:
+    with pytest.warns(DataWarning) as caught:
         data = load_data(root)
-    text = str(said[0].message)
+    text = str(caught[0].message)
     assert len(data.train) + len(data.test) == 12
     assert "HEIC images left out: 2; pip install 'evergrow[heic]' reads them" in text
     assert (

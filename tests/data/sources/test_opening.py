@@ -70,7 +70,7 @@ def test_options_change_the_identity(vectors: Path) -> None:
         read(vectors / "a.npz", **options).identity()
         for options in ({}, {"part": "test"}, {"labelled": False}, {"test_size": 0.2})
     }
-    assert len(identities) == 3  # what is the default anyway does not count
+    assert len(identities) == 3  # a default value does not change the identity
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_damaged_files_raise_only_typed_errors(
     path = tmp_path / name
     FILES[name](path)
     body = path.read_bytes()
-    said = []
+    messages = []
     for number in range(120):
         rng = np.random.default_rng(number)
         broken = bytearray(body)
@@ -156,9 +156,11 @@ def test_damaged_files_raise_only_typed_errors(
                 for part in parts
             )
         except EvergrowError as error:
-            said.append(str(error))
-    assert len(said) >= 40  # a changed byte may leave a sound file, a cut one does not
-    assert all(name in message for message in said)
+            messages.append(str(error))
+    assert (
+        len(messages) >= 40
+    )  # a changed byte may leave a sound file, a cut one does not
+    assert all(name in message for message in messages)
 
 
 def _labels(

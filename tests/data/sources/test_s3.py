@@ -74,9 +74,9 @@ def test_missing_buckets_and_rights_are_errors_in_one_line(s3: str) -> None:
         match=r"s3://closed/features\.npz must be within reach, .* credentials",
     ) as refused:
         list(read("s3://closed/features.npz").shards(5, 5))
-    for said in (str(caught.value), str(refused.value)):
-        assert "a-secret-key" not in said
-        assert "\n" not in said
+    for message in (str(caught.value), str(refused.value)):
+        assert "a-secret-key" not in message
+        assert "\n" not in message
 
 
 def test_settings_of_fsspec_are_used(

@@ -83,7 +83,7 @@ def test_a_huge_tar_is_indexed_and_read_by_ranges(
     data = source_from(json.loads(json.dumps(far.describe()))).read(shards[2])
     assert traffic.sizes == [
         shards[2].where["stop"] - shards[2].where["start"]
-    ]  # one request, of these bytes
+    ]  # one request for the bytes
     local = read(path)
     assert list(local.shards(rows=99, size=1_000_000)) == shards
     assert bodies(data) == bodies(local.read(shards[2]))
