@@ -26,7 +26,7 @@ BOTH = {"train/cat": 6, "train/dog": 5, "test/cat": 2, "test/dog": 3}
 
 
 def write_archive(path: Path, members: Mapping[str, bytes]) -> Path:
-    """Write files into a zip or a tar, packed as its ending says."""
+    """Write files into a zip or a tar, compressed by its suffix."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
             for name, body in members.items():
@@ -310,7 +310,7 @@ def test_damaged_archives_are_typed_errors(tree: Tree, tmp_path: Path) -> None:
     )
     body = path.read_bytes()
     path.write_bytes(body[:1024] + b"\xff" * 300 + body[1324:])  # the second header
-    with pytest.raises(FileFormatError, match="whole tar"):
+    with pytest.raises(FileFormatError, match="intact tar"):
         load_data(path)
 
 

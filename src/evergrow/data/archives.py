@@ -84,7 +84,7 @@ def wrap_format_errors(title: str, what: str) -> Iterator[None]:
         reason = one_line(str(error))
         if isinstance(error, struct.error):
             reason = "a number is cut off"
-        raise FileFormatError(f"{title} must be a whole {what}: {reason}") from error
+        raise FileFormatError(f"{title} must be an intact {what}: {reason}") from error
 
 
 class Member(NamedTuple):

@@ -419,9 +419,7 @@ def _image(cell: Any, title: str) -> bytes | ImageError:
     """Return the bytes of an image, or an error, so that other images can be read."""
     body = cell.get("bytes") if isinstance(cell, dict) else cell
     if not isinstance(body, bytes) or not body:
-        return ImageError(
-            f"image must be there, but its bytes are not in the table: {title}"
-        )
+        return ImageError(f"the bytes of the image must be in the table: {title}")
     if len(body) > LARGEST_IMAGE:
         return ImageError(
             f"{title} must have at most {LARGEST_IMAGE // 2**20} MiB, got more"

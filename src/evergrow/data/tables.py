@@ -250,9 +250,9 @@ def find_images(
     if missing:
         searched = quote_names([name or "." for name in folders], most=8)
         raise DatasetNotFoundError(
-            f"the images of {title} must be there, but {len(missing)} of "
-            f"{len(shortened)} are not: {quote_names(missing)}; looked in {searched} "
-            f"of {tree.display_name()}; name the folder they are in by root"
+            f"{len(missing)} of {len(shortened)} images of {title} are missing: "
+            f"{quote_names(missing)}; looked in {searched} of {tree.display_name()}; "
+            "pass the folder of the images as root"
         )
     return folder, shortened
 

@@ -144,12 +144,15 @@ class WebDatasetSource(Source):
             file.seek(0)
             for sample in grouped(tar_members(file, title, self.files[name]), title):
                 sample.image(title)
-                found = self._label_suffix(sample)
-                label = found if label is None else label
-                if label not in ("", *sample.files) or (found and not label):
+                suffix = self._label_suffix(sample)
+                if label is None:
+                    label = suffix  # of the first sample
+                lacks_label = label and label not in sample.files
+                adds_label = suffix and not label
+                if lacks_label or adds_label:
                     raise InputError(
                         f"{title}: samples must all have a label in "
-                        f".{label or found} or none, but {printable(sample.key)} has "
+                        f".{label or suffix} or none, but {printable(sample.key)} has "
                         f"{quote_names(sample.files)}"
                     )
                 members = sample.files.values()

@@ -270,7 +270,7 @@ def test_files_of_different_form_are_refused(alone: Path) -> None:
         ({"y_train": Y + 0.5}, "integers or strings"),
         (
             {"y_train": np.array([{}] * 6)},
-            r"toy\.npz must be a whole NPZ file of plain arrays",
+            r"toy\.npz must be an intact NPZ file of plain arrays",
         ),
     ],
 )
@@ -369,8 +369,8 @@ def write_entries(
         ),
         (npy("(" * 9000), "must begin with the header of an array"),
         (b"\x93NUMPY\x03\x00" + b"\0" * 200, "must "),
-        (b"\x93NUMPY", "must be a whole NP"),
-        (b"", "must be a whole NP"),
+        (b"\x93NUMPY", "must be an intact NP"),
+        (b"", "must be an intact NP"),
     ],
 )
 def test_damaged_arrays_and_wrong_sizes_are_refused(
