@@ -398,7 +398,11 @@ def test_exported_texts_and_json_min_are_read(tmp_path: Path) -> None:
             "both kinds",
         ),
         ([task("a.png", ["x"]), task("a.png", ["y"])], InputError, "named once"),
-        ([task("../../secret.png", ["x"])], DatasetNotFoundError, "1 of 1 images of .* are missing"),
+        (
+            [task("../../secret.png", ["x"])],
+            DatasetNotFoundError,
+            "1 of 1 images of .* are missing",
+        ),
     ],
 )
 def test_malformed_exports_are_refused(

@@ -182,7 +182,9 @@ def test_images_without_bytes_are_errors_of_single_images(tmp_path: Path) -> Non
         )
         assert held.items.raw(0) == jpeg(0)
         for row in (1, 2):
-            with pytest.raises(ImageError, match="bytes of the image must be in the table"):
+            with pytest.raises(
+                ImageError, match="bytes of the image must be in the table"
+            ):
                 held.items.raw(row)
 
 
