@@ -306,7 +306,9 @@ def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(
 
 def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path) -> None:
     (parts / "part-0.npz").write_bytes((parts / "part-0.npz").read_bytes()[:-300])
-    with pytest.raises(FileFormatError, match=r"part-0\.npz must be an intact NPZ file"):
+    with pytest.raises(
+        FileFormatError, match=r"part-0\.npz must be an intact NPZ file"
+    ):
         learned(parts)
     mine = learner(extract={"on_error": "skip"})
     tally = LocalEngine(shard_rows=50).fit(mine, parts)
