@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from evergrow.data import Dataset, FeatureSet
 
 # One grey pixel: a valid PNG of 67 bytes. Nothing in this room decodes it.
 PNG = bytes.fromhex(
@@ -14,6 +17,19 @@ PNG = bytes.fromhex(
 )
 
 Tree = Callable[[Mapping[str, int]], Path]
+
+
+def contents_of(data: Dataset | FeatureSet) -> tuple[Any, ...]:
+    """Return values that two data sets share only if they hold the same samples."""
+    labels = [tuple(y.tolist()) for y in (data.y_train, data.y_test)]
+    if isinstance(data, FeatureSet):
+        arrays = [data.X_train, data.X_test, data.y_train, data.y_test]
+        forms = [(array.dtype.str, array.shape) for array in arrays]
+        return (*labels, *forms, data.X_train.tobytes(), data.X_test.tobytes())
+    train = data.train.raw_items()
+    test = train.take([]) if data.test is None else data.test.raw_items()
+    stamps = [train.stamp(times=False), test.stamp(times=False)]
+    return (*labels, *stamps, data.class_names)
 
 
 @pytest.fixture
@@ -28,7 +44,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """Return a function that makes folders with so many images each."""
+    """Return a function that writes folders with a number of images each."""
 
     def make(counts: Mapping[str, int]) -> Path:
         root = tmp_path / "pets"

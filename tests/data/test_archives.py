@@ -1,4 +1,4 @@
-"""Archives are read as the folder that they hold, and hostile ones are refused before anything is unpacked."""
+"""Archives are read like folders; hostile ones are refused before unpacking."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.data.conftest import PNG, Tree
+from tests.data.conftest import PNG, Tree, contents_of
 
 from evergrow.core.errors import DataWarning, FileFormatError, ImageError, InputError
 from evergrow.data import archives, load_data
 from evergrow.data.archives import ARCHIVE_SUFFIXES
 from evergrow.data.inputs import read_items, read_parts
 from evergrow.data.items import concat_items
-from evergrow.lab.bench.data import fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -27,7 +26,7 @@ BOTH = {"train/cat": 6, "train/dog": 5, "test/cat": 2, "test/dog": 3}
 
 
 def write_archive(path: Path, members: Mapping[str, bytes]) -> Path:
-    """Write files into a zip or a tar, packed as its ending says."""
+    """Write files into a zip or a tar, compressed by its suffix."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
             for name, body in members.items():
@@ -52,7 +51,7 @@ def write_archive(path: Path, members: Mapping[str, bytes]) -> Path:
 
 
 def pack(root: Path, target: Path, base: str = "") -> Path:
-    """Write an archive of a folder, under a folder of its own if there is a base."""
+    """Write an archive of a folder, inside of ``base`` if given."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
     return write_archive(
         target,
@@ -94,7 +93,7 @@ def test_a_copy_has_the_same_identity_but_another_stamp_and_parts_go_together(
     os.utime(second, (1, 1))
     one = load_data(first)
     two = load_data(second)
-    assert fingerprint_of(one) == fingerprint_of(two)
+    assert contents_of(one) == contents_of(two)
     assert one.train.items.stamp() != two.train.items.stamp()
     joined = concat_items([one.train.items, one.test.items])
     assert len(joined) == 16
@@ -153,7 +152,7 @@ def test_names_that_lead_out_or_contradict_are_refused(
         load_data(path)
 
 
-def test_links_and_devices_are_left_out_and_said(tmp_path: Path) -> None:
+def test_links_and_devices_in_archives_are_left_out_and_counted(tmp_path: Path) -> None:
     tar = write_archive(tmp_path / "links.tar", {"cat/1.png": PNG, "dog/1.png": PNG})
     with tarfile.open(tar, "a") as archive:
         for name, kind in (
@@ -179,7 +178,7 @@ def test_links_and_devices_are_left_out_and_said(tmp_path: Path) -> None:
         assert len(read_parts(path).train) == 2
 
 
-def test_bombs_are_refused_before_they_are_unpacked(
+def test_archive_bombs_are_refused_before_unpacking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "ROOM", 2**16)
@@ -211,7 +210,7 @@ def test_bombs_are_refused_before_they_are_unpacked(
 def crowded_zip(
     path: Path, entries: int, stated: int, *, zip64: bool, name: bytes = b"a"
 ) -> Path:
-    """Write a zip whose directory has so many entries, whatever number its end states."""
+    """Write a zip whose end record states another number of entries."""
     entry = (
         struct.pack(
             "<4s6H3L5H2L",
@@ -272,7 +271,7 @@ def test_a_zip_of_a_million_entries_is_refused_before_its_directory_is_parsed(
             load_data(crowded_zip(tmp_path / name, entries, stated, zip64=zip64))
 
 
-def test_long_names_fill_a_directory_and_are_no_crowd(
+def test_a_directory_with_long_names_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_archive(
@@ -285,7 +284,9 @@ def test_long_names_fill_a_directory_and_are_no_crowd(
         load_data(path)
 
 
-def test_a_temporary_file_goes_with_its_archive(tree: Tree, tmp_path: Path) -> None:
+def test_the_temporary_file_is_deleted_with_its_archive(
+    tree: Tree, tmp_path: Path
+) -> None:
     data = load_data(pack(tree({"cat": 6, "dog": 7}), tmp_path / "pets.tar.gz"))
     archive = data.train.items.values[0].store
     plain = archive._tree.root / archive._name
@@ -294,7 +295,7 @@ def test_a_temporary_file_goes_with_its_archive(tree: Tree, tmp_path: Path) -> N
     assert not plain.exists()
 
 
-def test_damage_is_a_typed_error(tree: Tree, tmp_path: Path) -> None:
+def test_damaged_archives_are_typed_errors(tree: Tree, tmp_path: Path) -> None:
     for suffix in (".zip", ".tar", ".tar.gz"):
         path = pack(
             tree({f"{suffix}cat": 6, f"{suffix}dog": 7}), tmp_path / f"pets{suffix}"
@@ -309,11 +310,11 @@ def test_damage_is_a_typed_error(tree: Tree, tmp_path: Path) -> None:
     )
     body = path.read_bytes()
     path.write_bytes(body[:1024] + b"\xff" * 300 + body[1324:])  # the second header
-    with pytest.raises(FileFormatError, match="whole tar"):
+    with pytest.raises(FileFormatError, match="intact tar"):
         load_data(path)
 
 
-def test_a_damaged_image_in_a_zip_is_one_that_can_be_skipped(tmp_path: Path) -> None:
+def test_a_damaged_image_in_a_zip_can_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as archive:  # stored
         for name in ("cat/1.png", "dog/1.png"):
@@ -326,7 +327,7 @@ def test_a_damaged_image_in_a_zip_is_one_that_can_be_skipped(tmp_path: Path) -> 
     assert reading.train.items.raw(1) == PNG
 
 
-def test_encrypted_and_repeated_members_are_said(tmp_path: Path) -> None:
+def test_encrypted_and_repeated_members_are_counted(tmp_path: Path) -> None:
     path = write_archive(
         tmp_path / "x.zip", {"cat/1.png": PNG, "dog/1.png": PNG, "dog/2.png": PNG}
     )
@@ -356,8 +357,8 @@ def test_a_zip_entry_is_unpacked_in_bounded_pieces_or_left_out(tmp_path: Path) -
         archive.writestr("cat/2.png", bytes(10**8), zipfile.ZIP_BZIP2)
         archive.writestr("dog/1.png", PNG)
         archive.writestr("dog/2.png", bytes(10**6), zipfile.ZIP_LZMA)
-    said = "files neither stored nor deflated: 2"
-    with pytest.warns(DataWarning, match=said):
+    caution = "files neither stored nor deflated: 2"
+    with pytest.warns(DataWarning, match=caution):
         data = read_parts(path)
     items = data.train.items
     assert len(items) == 2
@@ -365,7 +366,7 @@ def test_a_zip_entry_is_unpacked_in_bounded_pieces_or_left_out(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["a/" * 30_000 + "1.png", "a/" + "x" * 5000 + ".png"])
-def test_names_that_no_system_has_are_refused(tmp_path: Path, name: str) -> None:
+def test_too_long_and_too_deep_names_are_refused(tmp_path: Path, name: str) -> None:
     """A directory of 40 MB of them took five seconds to take apart."""
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as archive:

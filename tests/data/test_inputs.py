@@ -24,7 +24,7 @@ PIXELS = np.zeros((3, 8, 8, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("part", ["train", "test", "all"])
-def test_a_folder_without_a_test_set_is_taken_whole(
+def test_a_folder_without_a_test_set_is_read_completely(
     part: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_folder(tmp_path / "pets", {"red": 0, "blue": 1}, n=10)
@@ -40,7 +40,7 @@ def test_a_folder_without_a_test_set_is_taken_whole(
     )
 
 
-def test_a_folder_with_parts_gives_the_part(tmp_path: Path) -> None:
+def test_the_requested_part_of_a_folder_is_read(tmp_path: Path) -> None:
     write_folder(tmp_path / "d" / "train", {"red": 0, "blue": 1}, n=4)
     write_folder(tmp_path / "d" / "test", {"red": 0, "blue": 1}, n=2)
     assert [
@@ -48,7 +48,7 @@ def test_a_folder_with_parts_gives_the_part(tmp_path: Path) -> None:
     ] == [8, 4, 12]
 
 
-def test_the_test_part_of_a_table_may_have_classes_of_its_own(tmp_path: Path) -> None:
+def test_the_test_part_of_a_table_can_have_new_classes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label,split\na,x,train\nb,x,test\nc,y,test\n")
     assert read_labelled(tmp_path / "t.csv", "test").required_labels().tolist() == [
         "x",
@@ -56,18 +56,18 @@ def test_the_test_part_of_a_table_may_have_classes_of_its_own(tmp_path: Path) ->
     ]
 
 
-def test_one_image_is_enough_and_what_is_odd_is_said_once(tmp_path: Path) -> None:
+def test_one_image_is_enough_and_cautions_are_warned_about_once(tmp_path: Path) -> None:
     write_folder(tmp_path / "all", {"red": 0}, n=1)
     assert read_labelled(str(tmp_path / "all"), "train").names() == ["red/0.png"]
     (tmp_path / "all" / "red" / "drawing.psd").write_bytes(b"x")
     with pytest.warns(
         DataWarning, match="'all' can be used but: .*PSD images left out: 1"
-    ) as said:
+    ) as caught:
         read_labelled(tmp_path / "all", "train")
-    assert len(said) == 1
+    assert len(caught) == 1
 
 
-def test_data_sets_in_memory() -> None:
+def test_parts_of_data_sets_in_memory_become_samples() -> None:
     y = np.array([0, 1])
     raw = Dataset.of(
         Texts(("a", "b")), y, Texts(("c", "d")), y, names=("one", "two"), name="r"
@@ -112,14 +112,16 @@ def test_data_sets_in_memory() -> None:
         (Images(PIXELS), None, "image"),
     ],
 )
-def test_kinds_of_items(items: object, kind: str | None, expected: str) -> None:
+def test_items_are_recognised_as_texts_images_or_features(
+    items: object, kind: str | None, expected: str
+) -> None:
     samples = read_items(items, kind)
     assert samples.kind == expected
     assert not samples.lasting
     assert len(samples) >= 1
 
 
-def test_items_on_disk(tmp_path: Path) -> None:
+def test_folders_images_and_arrays_on_disk_are_read(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "deep", {"red": 0, "blue": 1}, n=2)
     assert read_items(folder).names() == [
         "blue/0.png",
@@ -147,7 +149,7 @@ def test_items_on_disk(tmp_path: Path) -> None:
         ("t.jsonl", '{"text": "one"}\n{"text": "two"}\n'),
     ],
 )
-def test_files_of_texts(tmp_path: Path, name: str, body: str) -> None:
+def test_files_of_texts_are_read(tmp_path: Path, name: str, body: str) -> None:
     (tmp_path / name).write_text(body)
     items = read_items(tmp_path / name, "text").raw_items()
     assert [items.raw(row) for row in range(len(items))] == ["one", "two"]
@@ -163,7 +165,9 @@ def test_files_of_texts(tmp_path: Path, name: str, body: str) -> None:
         ("t.txt", "\n", "at least one text"),
     ],
 )
-def test_files_of_no_texts(tmp_path: Path, name: str, body: str, message: str) -> None:
+def test_malformed_files_of_texts_are_refused(
+    tmp_path: Path, name: str, body: str, message: str
+) -> None:
     (tmp_path / name).write_text(body)
     with pytest.raises(FileFormatError, match=message):
         read_items(tmp_path / name, "text")
@@ -195,7 +199,7 @@ def test_files_of_no_texts(tmp_path: Path, name: str, body: str, message: str) -
         (5, None, InputError, "int"),
     ],
 )
-def test_bad_items(
+def test_invalid_items_are_refused(
     items: object, kind: str | None, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -219,7 +223,9 @@ def test_bad_items(
         ("nowhere/at/all", DatasetNotFoundError, "nowhere"),
     ],
 )
-def test_bad_data(data: object, error: type[Exception], message: str) -> None:
+def test_invalid_labelled_data_is_refused(
+    data: object, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         read_labelled(data, "train")
 
@@ -230,7 +236,7 @@ def test_labels_become_names() -> None:
     assert as_names(("x", 5), 2).tolist() == ["x", "5"]
 
 
-def test_images_in_memory_are_told_apart_by_what_they_show() -> None:
+def test_the_stamp_of_images_in_memory_follows_their_appearance() -> None:
     first = Image.fromarray(image(0, 0))
     second = Image.fromarray(image(0, 1))
     stamps = [
@@ -240,7 +246,7 @@ def test_images_in_memory_are_told_apart_by_what_they_show() -> None:
     assert stamps[0] == stamps[1] != stamps[2]
 
 
-def test_unknown_things_with_and_without_classes(tmp_path: Path) -> None:
+def test_unknown_samples_are_read_with_and_without_classes(tmp_path: Path) -> None:
     write_folder(tmp_path / "classes", {"red": 0}, n=2)
     flat = tmp_path / "flat"
     flat.mkdir()

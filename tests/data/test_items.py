@@ -1,4 +1,4 @@
-"""Stamps tell items apart, parts keep their order; blocks of features are joined row by row."""
+"""Items: stamps identify them, and parts are concatenated in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from evergrow.core.errors import InputError
-from evergrow.data.feature_blocks import check_widths, join_blocks
 from evergrow.data.items import Images, Texts, concat_items
 
 
@@ -50,12 +49,12 @@ def test_the_stamp_of_texts_sees_where_one_ends() -> None:
     "pixels",
     [np.zeros((2, 4, 4, 3)), np.zeros((2, 4), "u1"), np.zeros((2, 4, 4, 4), "u1")],
 )
-def test_other_arrays_are_refused(pixels: np.ndarray) -> None:
+def test_arrays_that_are_not_pixels_are_refused(pixels: np.ndarray) -> None:
     with pytest.raises(InputError, match="pixels must be uint8"):
         Images(pixels)
 
 
-def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
+def test_files_of_several_folders_are_concatenated(tmp_path: Path) -> None:
     parts = []
     for number, folder in enumerate(("a", "b")):
         (tmp_path / folder).mkdir()
@@ -63,9 +62,9 @@ def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
             tmp_path / folder / "x.png"
         )
         parts.append(Images(("x.png",), root=tmp_path / folder))
-    whole = concat_items(parts)
-    assert isinstance(whole, Images)
-    assert [Image.open(whole.raw(row)).getpixel((0, 0))[0] for row in range(2)] == [
+    joined = concat_items(parts)
+    assert isinstance(joined, Images)
+    assert [Image.open(joined.raw(row)).getpixel((0, 0))[0] for row in range(2)] == [
         0,
         1,
     ]
@@ -79,7 +78,7 @@ def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
     assert len(arrays) == 3
 
 
-def test_texts_go_together_and_other_mixtures_do_not() -> None:
+def test_texts_are_concatenated_and_mixed_kinds_are_refused() -> None:
     assert concat_items([Texts(("a",)), Texts(("b", "c"))]) == Texts(("a", "b", "c"))
     small, large = (Images(np.zeros((1, side, side), np.uint8)) for side in (4, 5))
     assert [image.shape for image in concat_items([small, large]).values] == [
@@ -90,63 +89,3 @@ def test_texts_go_together_and_other_mixtures_do_not() -> None:
         concat_items([small, Texts(("a",))])
     with pytest.raises(InputError, match="at least one"):
         concat_items([])
-
-
-# -- blocks of features ----------------------------------------------------------------
-
-WIDTHS = (3, 2, 4)
-
-
-def by_hand(row: np.ndarray) -> np.ndarray:
-    parts = []
-    for start, width in ((0, 3), (3, 2), (5, 4)):
-        part = row[start : start + width].astype(float)
-        if min(part) >= 0:
-            part = np.sqrt(part)
-        else:
-            part = part
-        length = np.sqrt(sum(part**2))
-        parts.append(part / length / np.sqrt(3) if length else part)
-    return np.concatenate(parts)
-
-
-def test_every_row_and_block_is_joined_as_it_would_be_by_hand() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(50, 9))
-    X[:20, :3] = np.abs(X[:20, :3])
-    X[5, 3:5] = 0.0
-    joined = join_blocks(X, WIDTHS)
-    np.testing.assert_allclose(
-        joined, [by_hand(row) for row in X], rtol=1e-12, atol=1e-15
-    )
-    full = np.delete(np.arange(50), 5)
-    np.testing.assert_allclose(np.linalg.norm(joined[full], axis=1), 1.0)
-
-
-def test_a_row_does_not_depend_on_others_and_float32_stays() -> None:
-    X = np.random.default_rng(1).normal(size=(9, 9)).astype(np.float32)
-    whole = join_blocks(X, WIDTHS)
-    assert whole.dtype == np.float32
-    np.testing.assert_array_equal(
-        whole, np.concatenate([join_blocks(X[i : i + 1], WIDTHS) for i in range(9)])
-    )
-    assert join_blocks(X.astype(np.float16), WIDTHS).dtype == np.float32
-
-
-def test_extreme_numbers_neither_overflow_nor_vanish() -> None:
-    X = np.array([[1e300, -1e300, 1e300, 1e-300, -1e-300, 1, 1, 1, 1.0]])
-    joined = join_blocks(X, WIDTHS)
-    assert np.isfinite(joined).all()
-    np.testing.assert_allclose(np.linalg.norm(joined), 1.0)
-
-
-def test_a_single_block_is_handed_on_as_it_is() -> None:
-    X = np.random.default_rng(2).normal(size=(4, 9))
-    assert join_blocks(X, (9,)) is X
-    assert join_blocks(X, ()) is X
-
-
-@pytest.mark.parametrize("widths", [(3, 2), (3, 0, 6), (True, 8), "39", (3.0, 6)])
-def test_widths_that_do_not_fit_are_refused(widths: object) -> None:
-    with pytest.raises(InputError, match="widths must"):
-        check_widths("widths", widths, 9)

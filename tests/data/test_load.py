@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.conftest import PNG, Tree
+from tests.data.conftest import PNG, Tree, contents_of
 
 from evergrow.core.errors import (
     DataWarning,
@@ -25,7 +25,6 @@ from evergrow.data import (
     load_features,
 )
 from evergrow.data.items import Images, Texts
-from evergrow.lab.bench.data import fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -60,7 +59,7 @@ def test_bytes_are_images_and_floats_are_features(tmp_path: Path) -> None:
     np.savez(tmp_path / "features.npz", **flat)
     features = load_data(tmp_path / "features.npz")
     assert isinstance(features, FeatureSet)
-    assert fingerprint_of(features) == fingerprint_of(
+    assert contents_of(features) == contents_of(
         load_features(tmp_path / "features.npz")
     )
 
@@ -95,7 +94,7 @@ def test_grey_images_and_labels_without_names(tmp_path: Path) -> None:
         ({"X_train": PIXELS[..., :2]}, "must be uint8 of shape"),
     ],
 )
-def test_bad_image_arrays(
+def test_malformed_image_arrays_are_refused(
     changes: dict[str, np.ndarray], match: str, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "bad.npz", **{**IMAGES, **changes})
@@ -118,14 +117,14 @@ def test_bad_image_arrays(
         ({"root": 3}, "root must be a string"),
     ],
 )
-def test_bad_options(settings: dict[str, object], match: str) -> None:
+def test_invalid_options_are_refused(settings: dict[str, object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         load_data("cub", **settings)
     with pytest.raises(UnknownNameError, match="nearest: 'label_column'"):
         load_data("cub", label_colum="x")
 
 
-def test_settings_go_on_top_of_options(tree: Tree) -> None:
+def test_settings_override_options(tree: Tree) -> None:
     root = tree({"a": 10, "b": 10})
     options = DataOptions(test_size=0.5, seed=3)
     assert len(load_data(root, options).y_test) == 10
@@ -135,28 +134,28 @@ def test_settings_go_on_top_of_options(tree: Tree) -> None:
 # -- raw sets --------------------------------------------------------------------------
 
 
-def test_fingerprint_follows_files_and_labels_but_not_the_place(
+def test_contents_follow_files_and_labels_but_not_the_folder(
     tree: Tree, tmp_path: Path
 ) -> None:
     root = tree({"train/a": 5, "train/b": 5, "test/a": 1, "test/b": 1})
-    before = fingerprint_of(load_data(root))
+    before = contents_of(load_data(root))
     moved = root.rename(tmp_path / "moved")
     os.utime(moved / "train/a/000.png", (1, 1))
     same = load_data(moved)
-    assert fingerprint_of(same) == before
+    assert contents_of(same) == before
     (moved / "train/a/000.png").write_bytes(PNG + b"\0")
-    assert fingerprint_of(load_data(moved)) != before
+    assert contents_of(load_data(moved)) != before
     (moved / "train/a/000.png").write_bytes(PNG)
     items, test = same.train.items, same.test.items
     swapped = Dataset.of(
         items, 1 - same.y_train, test, same.y_test, names=same.class_names
     )
-    assert fingerprint_of(swapped) != fingerprint_of(same)
+    assert contents_of(swapped) != contents_of(same)
     again = Dataset.of(items, same.y_train, test, same.y_test, names=same.class_names)
-    assert fingerprint_of(again) == fingerprint_of(same)
+    assert contents_of(again) == contents_of(same)
 
 
-def test_fingerprint_reads_no_image(
+def test_the_stamp_of_files_opens_no_image(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = load_data(tree({"train/a": 5, "test/a": 2}))
@@ -166,10 +165,10 @@ def test_fingerprint_reads_no_image(
 
     monkeypatch.setattr("builtins.open", refuse)
     monkeypatch.setattr(Path, "open", refuse)
-    assert len(fingerprint_of(data)) == 16
+    assert data.train.raw_items().stamp() != data.test.raw_items().stamp()
 
 
-def test_labels_of_a_data_set_are_one_per_sample() -> None:
+def test_data_set_requires_one_label_per_sample() -> None:
     with pytest.raises(LabelError, match=r"one per sample \(3\), got 2"):
         Dataset.of(Texts(("a", "b", "c")), [0, 1])
     mixed = Dataset.of(Texts(("a", "b", "c")), [10, "9", 9])
@@ -199,7 +198,7 @@ def test_report_names_small_and_large_classes(tree: Tree) -> None:
     assert (report.kind, report.n_features, report.cautions) == ("image", 0, [])
 
 
-def test_classes_alike_and_classes_with_few(tree: Tree) -> None:
+def test_similar_class_names_and_small_classes_are_warned_about(tree: Tree) -> None:
     root = tree({"Apple": 6, "apple": 3})
     if len(list(root.iterdir())) < 2:
         pytest.skip("needs another file system: this one makes no difference")

@@ -1,4 +1,4 @@
-"""Storage: the same listing and ranges wherever files are, errors in one line, and no secret in any of them."""
+"""Storage: equal listings and ranges everywhere, one-line errors without secrets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_files_are_listed_and_read(tree: Tree) -> None:
     assert not tree.is_file("none")
 
 
-def test_what_is_not_there(tree: Tree) -> None:
+def test_missing_files_and_folders_are_typed_errors(tree: Tree) -> None:
     for ask in (lambda: tree.size("none"), lambda: tree.read("none", 0, 1)):
         with pytest.raises(DatasetNotFoundError, match="none must exist"):
             ask()
@@ -61,7 +61,7 @@ def test_an_address_with_a_password_is_refused_without_repeating_it() -> None:
         assert "hunter2" not in str(caught.value)
 
 
-def test_an_address_of_no_known_scheme_or_without_its_driver(
+def test_unknown_schemes_and_missing_drivers_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(
@@ -75,7 +75,9 @@ def test_an_address_of_no_known_scheme_or_without_its_driver(
         read("gs://bucket/x")
 
 
-def test_a_listing_that_is_refused_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_denied_listing_is_an_error_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from fsspec.implementations.memory import MemoryFileSystem
 
     def refuse(self: MemoryFileSystem, path: str, **more: object) -> None:

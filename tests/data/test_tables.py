@@ -1,4 +1,4 @@
-"""Tables of texts and images: CSV, TSV and JSON lines, with line numbers in every complaint."""
+"""Tables of texts and images: CSV, TSV, JSON lines; errors name the line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.data.conftest import PNG, Tree
+from tests.data.conftest import PNG, Tree, contents_of
 from tests.data.sources.samples import counts
 
 from evergrow.core.errors import (
@@ -21,7 +21,6 @@ from evergrow.core.errors import (
 from evergrow.data import load_data
 from evergrow.data.inputs import read_parts
 from evergrow.data.items import Texts
-from evergrow.lab.bench.data import fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -56,7 +55,7 @@ def test_csv_tsv_and_json_lines_agree(tmp_path: Path) -> None:
         "text;label\n" + "".join(f"{text};{label}\n" for text, label in ROWS)
     )
     sets = [load_data(path) for path in paths]
-    assert len({fingerprint_of(data) for data in sets}) == 1
+    assert len({contents_of(data) for data in sets}) == 1
     assert sets[0].kind == "text"
     assert sets[0].class_names == ("ham", "spam")
     assert isinstance(sets[0].test.items, Texts)
@@ -66,7 +65,9 @@ def test_csv_tsv_and_json_lines_agree(tmp_path: Path) -> None:
         assert sets[0].class_names[code] == by_text[text]
 
 
-def test_quotes_newlines_blank_lines_and_mark(tmp_path: Path) -> None:
+def test_quotes_newlines_blank_lines_and_byte_order_mark_are_read(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "mail.csv"
     rows = [
         '"one, two",a',
@@ -81,7 +82,7 @@ def test_quotes_newlines_blank_lines_and_mark(tmp_path: Path) -> None:
     assert {"one, two", "first\nsecond", 'say "hi"', "plain\u2028text"} <= texts
 
 
-def test_long_texts_leave_the_module_limit_alone(
+def test_long_texts_do_not_change_the_limit_of_the_csv_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limit(*arguments: int) -> int:
@@ -98,7 +99,7 @@ def test_long_texts_leave_the_module_limit_alone(
     assert csv.field_size_limit() == before
 
 
-def test_split_column(tmp_path: Path) -> None:
+def test_the_split_column_divides_rows_into_parts(tmp_path: Path) -> None:
     splits = ["train"] * 12 + ["Test"] * 4 + ["validation"] * 4
     rows = [
         (text, label, split) for (text, label), split in zip(ROWS, splits, strict=True)
@@ -118,7 +119,7 @@ def test_split_column(tmp_path: Path) -> None:
     assert (len(drawn.y_train), len(drawn.y_test)) == (16, 4)
 
 
-def test_folder_with_two_tables(tmp_path: Path) -> None:
+def test_a_folder_with_two_tables_has_two_parts(tmp_path: Path) -> None:
     folder = tmp_path / "mail"
     folder.mkdir()
     _csv(folder / "train.csv", ROWS[:14])
@@ -126,11 +127,11 @@ def test_folder_with_two_tables(tmp_path: Path) -> None:
     by_folder = load_data(folder)
     by_file = load_data(folder / "train.csv")
     assert by_folder.name == by_file.name == "mail"
-    assert fingerprint_of(by_folder) == fingerprint_of(by_file)
+    assert contents_of(by_folder) == contents_of(by_file)
     assert by_folder.test.items.texts == tuple(text for text, _ in ROWS[14:])
 
 
-def test_column_names_are_free_and_integer_labels_sort_as_numbers(
+def test_columns_can_be_named_and_integer_labels_sort_by_value(
     tmp_path: Path,
 ) -> None:
     records = [
@@ -143,7 +144,7 @@ def test_column_names_are_free_and_integer_labels_sort_as_numbers(
     ).class_names == ("2", "10")
 
 
-def test_tables_of_images(tree: Tree) -> None:
+def test_tables_of_images_are_read(tree: Tree) -> None:
     root = tree({"all": 12})
     rows = [(f"all/{row:03d}.png", ("a", "b")[row % 2]) for row in range(12)]
     data = load_data(_csv(root / "index.csv", rows, "image,label"))
@@ -198,16 +199,16 @@ def test_images_named_from_elsewhere_are_found(tree: Tree) -> None:
         (
             [("n01/gone.png", "0"), *NAMED],
             DatasetNotFoundError,
-            "but 1 of 11 are not: 'n01/gone.png'",
+            "1 of 11 images of .* are missing: 'n01/gone.png'",
         ),
         (
             [("x/gone.png", "0"), ("x/lost.png", "1")],
             DatasetNotFoundError,
-            "2 of 2 are not.*by root",
+            "2 of 2 images .* are missing.*as root",
         ),
     ],
 )
-def test_images_that_are_missing_or_named_twice(
+def test_missing_and_repeated_images_are_refused(
     rows: list[tuple[str, ...]], error: type[Exception], match: str, tree: Tree
 ) -> None:
     root = tree({"n01": 7, "n02": 7})
@@ -217,7 +218,7 @@ def test_images_that_are_missing_or_named_twice(
         load_data(root)
 
 
-def test_flat_folders_with_tables_beside_them(tree: Tree) -> None:
+def test_flat_folders_with_tables_are_read(tree: Tree) -> None:
     root = tree({"train": 12, "test": 4})
     _csv(
         root / "train.csv",
@@ -274,7 +275,9 @@ def test_flat_folders_with_tables_beside_them(tree: Tree) -> None:
         ),
     ],
 )
-def test_bad_csv(body: str, error: type[Exception], match: str, tmp_path: Path) -> None:
+def test_malformed_csv_is_refused(
+    body: str, error: type[Exception], match: str, tmp_path: Path
+) -> None:
     path = tmp_path / "mail.csv"
     path.write_text(body)
     with pytest.raises(error, match=match):
@@ -300,14 +303,16 @@ def test_bad_csv(body: str, error: type[Exception], match: str, tmp_path: Path) 
         (b"\n\n", "at least one row"),
     ],
 )
-def test_bad_json_lines(body: bytes, match: str, tmp_path: Path) -> None:
+def test_malformed_json_lines_are_refused(
+    body: bytes, match: str, tmp_path: Path
+) -> None:
     path = tmp_path / "mail.jsonl"
     path.write_bytes(body)
     with pytest.raises(FileFormatError, match=match):
         load_data(path)
 
 
-# -- exports of Label Studio: one class per sample is read, everything else is counted and said
+# -- exports of Label Studio -----------------------------------------------------------
 
 
 def task(
@@ -332,7 +337,7 @@ def write_export(path: Path, content: Any, *images: str) -> Path:
     return path
 
 
-def test_images_of_one_class_are_read_and_the_others_counted(tmp_path: Path) -> None:
+def test_exported_images_without_exactly_one_class_are_counted(tmp_path: Path) -> None:
     tasks = [
         task("/data/upload/3/ab-1.png", ["cat"]),
         task("/data/local-files/?d=birds/2.png", ["dog"]),
@@ -355,7 +360,7 @@ def test_images_of_one_class_are_read_and_the_others_counted(tmp_path: Path) -> 
     assert (data.layout, data.train.labels.tolist()) == ("label-studio", ["cat", "dog"])
 
 
-def test_texts_and_the_small_form(tmp_path: Path) -> None:
+def test_exported_texts_and_json_min_are_read(tmp_path: Path) -> None:
     data = read_parts(
         write_export(
             tmp_path / "x.json",
@@ -393,10 +398,14 @@ def test_texts_and_the_small_form(tmp_path: Path) -> None:
             "both kinds",
         ),
         ([task("a.png", ["x"]), task("a.png", ["y"])], InputError, "named once"),
-        ([task("../../secret.png", ["x"])], DatasetNotFoundError, "1 of 1 are not"),
+        (
+            [task("../../secret.png", ["x"])],
+            DatasetNotFoundError,
+            "1 of 1 images of .* are missing",
+        ),
     ],
 )
-def test_exports_that_are_refused(
+def test_malformed_exports_are_refused(
     content: Any, error: type[Exception], match: str, tmp_path: Path
 ) -> None:
     write_export(tmp_path / "x.json", content, "secret.png", "deep/down/set/a.png")

@@ -303,7 +303,9 @@ def test_unreadable_shard_stops_the_job_unless_skipped(
 
 def test_truncated_file_is_named_and_left_out(parts: Path) -> None:
     (parts / "part-0.npz").write_bytes((parts / "part-0.npz").read_bytes()[:-300])
-    with pytest.raises(FileFormatError, match=r"part-0\.npz must be a whole NPZ file"):
+    with pytest.raises(
+        FileFormatError, match=r"part-0\.npz must be an intact NPZ file"
+    ):
         learned(parts)
     mine = learner(extract={"on_error": "skip"})
     tally = LocalEngine(shard_rows=50).fit(mine, parts)

@@ -1,9 +1,9 @@
-"""Hostile model files: a whole evergrow file, changed in one place or a few, mostly with its checksum made right again.
+"""Hostile model files: an intact file with a few changes, mostly re-signed.
 
-A checksum protects against accidents, not against people: whoever makes a file can make
-its checksum. The files that come from here are therefore sound as far as any checksum
-can tell, and everything in them may lie. The module knows the format by heart and
-imports nothing of evergrow, so that a mistake there cannot hide here."""
+A checksum protects against accidents, not against attackers, who can compute it. So the
+checksums of these files are valid, and any other field can be wrong. The module
+implements the format independently of evergrow, so that a mistake in evergrow is found.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DTYPES = {
     "U8": ("torch.uint8", 1),
     "BOOL": ("torch.bool", 1),
 }
-"""Types of a safetensors file: what torch calls them, and bytes of a number."""
+"""Types of safetensors files: name in torch, and bytes per number."""
 
 NUMPY = {
     "F64": "<f8",
@@ -48,19 +48,20 @@ NUMPY = {
     "I8": "i1",
     "U8": "u1",
 }
-"""Those that numpy has too."""
+"""Types that numpy has too."""
 
 WORDS = re.findall(
     r"\S+",
     """
-    dense recursive compact auto mgsm scsm gaussian fourier linked identity uniform ridge discriminant denoised
-    none l2 sqrt-l2 gcv holdout task paper recommended exact cpu cuda cuda:99 meta mps b i u f U O S sigmoid relu
-    cos tanh fit update rollback image text features float32 float16 bundled module random activation
-    orthogonal-fourier counts evergrow scl-mgsm ranpac simplecil SCLClassifier RanPACClassifier Learner Tuner
-    Training
+    dense recursive compact auto mgsm scsm gaussian fourier linked identity uniform
+    ridge discriminant denoised none l2 sqrt-l2 gcv holdout task paper recommended
+    exact cpu cuda cuda:99 meta mps b i u f U O S sigmoid relu cos tanh fit update
+    rollback image text features float32 float16 bundled module random activation
+    orthogonal-fourier counts evergrow scl-mgsm ranpac simplecil SCLClassifier
+    RanPACClassifier Learner Tuner Training
     """,
 )
-"""Words that mean something in some place, and are wrong in most."""
+"""Words that are valid in some field, and wrong in most."""
 
 SIZES = (
     30_000_000,
@@ -73,33 +74,33 @@ SIZES = (
     -(2**63),
     -(2**31),
 )
-"""Numbers that, where they decide how much is allocated or looped over, do harm."""
+"""Numbers that do harm if they determine an allocation or a loop."""
 
 SIGNED = ("needs", "archive")
-"""The two texts that are signed: what the file needs, and the description."""
+"""The two signed texts: requirements of the file, and the description."""
 
 DEEP = 100_000
-"""Levels of nesting that end a recursive parser."""
+"""Levels of nesting that exhaust a recursive parser."""
 
 MANY = 2000
-"""Times that a list is repeated to be very long."""
+"""Repetitions that make a list very long."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as the file has it: type, shape and bytes, which need not agree."""
+    """Type, shape and bytes of a tensor in a file, which need not be consistent."""
 
     dtype: str
     shape: tuple[Any, ...]
     data: bytes
 
     def array(self) -> np.ndarray:
-        """Return the numbers, of types that numpy has."""
+        """Return the numbers of a type that numpy has."""
         return np.frombuffer(self.data, dtype=NUMPY[self.dtype]).reshape(self.shape)
 
     @classmethod
     def of(cls, array: np.ndarray, dtype: str) -> Tensor:
-        """Return numbers as a tensor of a type that numpy has."""
+        """Return numbers of a numpy type as a tensor."""
         with np.errstate(all="ignore"):
             return cls(
                 dtype,
@@ -110,14 +111,14 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Parts:
-    """A file, taken apart.
+    """The parts of a model file.
 
     Parameters
     ----------
     schema, kind : object
-        The layout of the file and the oldest evergrow that reads it, as the file says.
+        Layout of the file, and the oldest evergrow that reads it, as stated.
     meta : object
-        The description, parsed.
+        The parsed description.
     tensors : dict of str to Tensor
         The numbers.
     """
@@ -129,7 +130,7 @@ class Parts:
 
 
 class Raw(str):
-    """JSON text that is put in as it is, to say what no Python value says."""
+    """JSON text that is written unchanged, for values that Python cannot express."""
 
 
 SURROGATE = Raw('"\\ud800"')
@@ -145,7 +146,7 @@ LONG = "long " * 20_000
 
 
 def split(data: bytes) -> Parts:
-    """Take a whole file apart."""
+    """Parse an intact file."""
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     head = json.loads(header.pop("__metadata__")["evergrow"])
@@ -159,16 +160,16 @@ def split(data: bytes) -> Parts:
 
 
 def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes:
-    """Put a file together and sign it.
+    """Write the parts of a file and sign it.
 
     Parameters
     ----------
     parts : Parts
-        What goes in.
+        The parts.
     meta_text : str, optional
-        The description as text, instead of that of the parts.
+        Text of the description; written from the parts by default.
     **changes
-        Entries of the signed head to set otherwise, after signing; None leaves one out.
+        Entries of the signed head to change after signing; None removes one.
     """
     if meta_text is None:
         text = dump(parts.meta)
@@ -217,13 +218,13 @@ def sign(kind: Any, meta_text: str, tensors: dict[str, Tensor]) -> str:
 
 
 def frame(header: bytes, body: bytes, length: int | None = None) -> bytes:
-    """Return header and body with their length before them, or with a length that lies."""
+    """Return header and body after their length, which can be wrong."""
     header += b" " * (-len(header) % 8)
     return struct.pack("<Q", len(header) if length is None else length) + header + body
 
 
 def dump(value: Any) -> str:
-    """Return JSON with NaN and infinity as Python writes them, and with raw text as it is."""
+    """Return JSON with NaN and infinity like Python, and with raw text unescaped."""
     raw: list[str] = []
 
     def marked(item: Any) -> Any:
@@ -249,7 +250,7 @@ Path = tuple[Any, ...]
 
 
 def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield all places in a description with what is there, the whole first."""
+    """Yield path and value of every node of a description, the root first."""
     yield path, node
     if isinstance(node, dict):
         entries = node.items()
@@ -262,14 +263,14 @@ def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def at(node: Any, path: Path) -> Any:
-    """Return what is in a place."""
+    """Return the value at a path."""
     for key in path:
         node = node[key]
     return node
 
 
 def put(meta: Any, path: Path, value: Any) -> Any:
-    """Return a description with something else in a place."""
+    """Return a description with another value at a path."""
     if not path:
         return value
     changed = copy.deepcopy(meta)
@@ -278,7 +279,7 @@ def put(meta: Any, path: Path, value: Any) -> Any:
 
 
 def spell(path: Path) -> str:
-    """Return a place in words."""
+    """Return a path as text."""
     return ".".join(map(str, path)) or "everything"
 
 
@@ -287,17 +288,17 @@ def spell(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is done to a file.
+    """A change to a file.
 
     Parameters
     ----------
     group : str
-        The sort of change; all sorts get their turn.
+        Sort of change; the sorts take turns.
     words : str
-        What is done.
+        Description of the change.
     edit : callable
-        From parts to parts that are signed again, or to bytes, for what parts cannot
-        say.
+        Function of the parts. It returns parts, which are signed again, or the bytes of
+        a file.
     """
 
     group: str
@@ -313,7 +314,7 @@ class Change:
 
 
 def _meta(group: str, path: Path, words: str, value: Any) -> Change:
-    """Return the change that puts a value in a place of the description."""
+    """Return the change that sets a value of the description."""
     return Change(
         group,
         f"{spell(path)} {words}",
@@ -322,7 +323,7 @@ def _meta(group: str, path: Path, words: str, value: Any) -> Change:
 
 
 def _tensors(group: str, words: str, new: dict[str, Tensor | None]) -> Change:
-    """Return the change that sets tensors, or removes those that are None."""
+    """Return the change that sets tensors, or removes them if None."""
 
     def edit(parts: Parts) -> Parts:
         merged = {**parts.tensors, **new}
@@ -335,12 +336,12 @@ def _tensors(group: str, words: str, new: dict[str, Tensor | None]) -> Change:
 
 
 def _head(words: str, **changes: Any) -> Change:
-    """Return the change of what a file says of itself."""
+    """Return the change of header fields."""
     return Change("head", words, lambda parts: join(parts, **changes))
 
 
 def replacements(value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield what to put in the place of a value: the sort of change, what it is in words, and the new value."""
+    """Yield replacements of a value: sort of change, description, new value."""
     for other in (
         None,
         True,
@@ -457,7 +458,7 @@ def _list_changes(path: Path, value: list[Any]) -> Iterator[Change]:
 
 
 def tensor_changes(parts: Parts) -> Iterator[Change]:
-    """Yield changes to the tensors: which there are, their shapes, types and numbers."""
+    """Yield changes to names, shapes, types and numbers of tensors."""
     tensors = parts.tensors
     yield _tensors("tensors", "all tensors are removed", dict.fromkeys(tensors))
     for name, tensor in sorted(tensors.items()):
@@ -488,7 +489,7 @@ def tensor_changes(parts: Parts) -> Iterator[Change]:
 
 
 def _tensor_variants(tensor: Tensor) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield what to put in the place of a tensor: the sort of change, what it is in words, and the new tensor."""
+    """Yield replacements of a tensor: sort of change, description, new tensor."""
     array = tensor.array()
     yield from (
         ("shape", words, Tensor.of(new, tensor.dtype)) for words, new in _shapes(array)
@@ -599,7 +600,7 @@ def _fillings(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def head_changes(parts: Parts) -> Iterator[Change]:
-    """Yield changes to what a file says of itself before its description."""
+    """Yield changes to the header before the description."""
     texts_and_numbers: tuple[Any, ...] = (
         0,
         -1,
@@ -663,7 +664,7 @@ def head_changes(parts: Parts) -> Iterator[Change]:
 
 
 def raw_changes(data: bytes) -> Iterator[Change]:
-    """Yield changes to the bytes that no checksum is made for."""
+    """Yield changes to bytes that no checksum covers."""
     (length,) = struct.unpack("<Q", data[:8])
     header = data[8 : 8 + length]
     body = data[8 + length :]
@@ -750,7 +751,7 @@ def _flipped(data: bytes, position: int, bit: int, _: Parts) -> bytes:
 
 
 def _offset_lies(header: bytes) -> dict[str, bytes]:
-    """Return headers that lie about where tensors are, how large and of what type."""
+    """Return headers with wrong positions, sizes and types of tensors."""
     entries = json.loads(header)
     found = {}
     for name in [name for name in entries if name != "__metadata__"][:6]:
@@ -781,7 +782,7 @@ def _offset_lies(header: bytes) -> dict[str, bytes]:
 
 
 def changes(data: bytes) -> dict[str, list[Change]]:
-    """Return all single changes to a file, by their sort."""
+    """Return all single changes to a file, by sort."""
     parts = split(data)
     found: dict[str, list[Change]] = {}
     sources = (
@@ -796,22 +797,22 @@ def changes(data: bytes) -> dict[str, list[Change]]:
 
 
 def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
-    """Yield hostile files made from a whole one.
+    """Yield hostile variants of an intact file.
 
     Parameters
     ----------
     data : bytes
-        A whole file.
+        An intact file.
     seed : int
         The same seed gives the same files.
     n : int
-        How many. All sorts of single changes take turns, none comes twice; several at
-        once are one more sort.
+        Number of files. All sorts of single changes take turns, and none is repeated.
+        Several changes at once are one more sort.
 
     Yields
     ------
     description : str
-        What was done.
+        Description of the changes.
     hostile : bytes
         The file.
 
@@ -819,7 +820,8 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     --------
     >>> from tests.hostile.mutate import Parts, join, mutations
     >>> whole = join(Parts(1, "Toy", {"n": 3, "labels": ["a", "b"]}, {}))
-    >>> [words for words, _ in mutations(whole, seed=0, n=3)] == [words for words, _ in mutations(whole, 0, 3)]
+    >>> first, second = mutations(whole, seed=0, n=3), mutations(whole, seed=0, n=3)
+    >>> [words for words, _ in first] == [words for words, _ in second]
     True
     """
     rng = np.random.default_rng(seed)
@@ -851,7 +853,7 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
 def _several(
     rng: np.random.Generator, editing: list[Change], parts: Parts
 ) -> tuple[str, bytes]:
-    """Return a file with two or three changes that can be made one after the other."""
+    """Return a file with two or three consecutive changes."""
     words: list[str] = []
     for index in rng.integers(len(editing), size=int(rng.integers(2, 4))):
         change = editing[int(index)]
@@ -860,14 +862,14 @@ def _several(
             assert isinstance(changed, Parts)
             join(changed)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            continue  # what it was to change is no longer there
+            continue  # an earlier change removed its target
         parts = changed
         words.append(change.words)
     return f"several: {'; '.join(words)}", join(parts)
 
 
 def numbers_of(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield files in which one whole number of the description, each in its turn, says a size that does harm."""
+    """Yield files in which one integer of the description is a harmful size."""
     parts = split(data)
     for path, value in walk(parts.meta):
         for size in (30_000_000, 2**40) if type(value) is int else ():

@@ -1,4 +1,4 @@
-"""Whole files of every kind, written on the spot, that hostile ones are made from."""
+"""Intact files of every kind, from which hostile files are made."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SMALL = {"n_units": 9}
 
 @dataclass(frozen=True)
 class Subject:
-    """A whole file that hostile ones are made from.
+    """An intact file, from which hostile files are made.
 
     Parameters
     ----------
     name : str
-        For messages.
+        Name for messages.
     kind : {"head", "learner", "command", "pictures", "tuner"}
-        How it is read.
+        How the file is read.
     file : str
-        Where it is.
+        Path of the file.
     method : str
-        Which method reads it, where several could.
+        Method that reads it.
     """
 
     name: str
@@ -77,10 +77,11 @@ NAMES = [
 
 
 def rows() -> dict[str, np.ndarray]:
-    """Return features of a first task of three classes, of a later one of two, and rows to ask about.
+    """Return features of a task of three classes, one of two, and rows to predict.
 
-    One class has rows enough for a shape that counts; the moments of another of few
-    rows are held as a factor."""
+    One class has enough rows for a full covariance, and the covariance of a class with
+    few rows is stored as a factor.
+    """
     rng = np.random.default_rng(2024)
     centres = rng.normal(size=(5, 8)) * 1.5
     first = np.repeat([0, 1, 2], [12, 6, 4])
@@ -97,7 +98,7 @@ def rows() -> dict[str, np.ndarray]:
 
 
 def pictures() -> dict[str, np.ndarray]:
-    """Return small noisy pictures, one colour gradient per class: a first task, a later one, and some to ask about."""
+    """Return noisy colour gradients, one per class, of two tasks and for prediction."""
     rng = np.random.default_rng(7)
     looks = rng.uniform(20, 200, size=(4, 16, 1, 3))
 
@@ -122,7 +123,7 @@ def pictures() -> dict[str, np.ndarray]:
 
 
 def write_subjects(folder: Path) -> list[Subject]:
-    """Write all files with the version at hand, and return them."""
+    """Write all files with the current version, and return them."""
     made = [*_heads(folder), *_learners(folder), *_trained(folder)]
     assert [subject.name for subject in made] == NAMES
     return made

@@ -1,4 +1,7 @@
-"""Tars and Parquet files that are damaged, through ``fit`` and ``predict``: one line or finite answers, and no hang."""
+"""``fit`` and ``predict`` on damaged tars and Parquet files end in a clean result.
+
+That is an error in one line, or finite answers, within the time limit.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ FORMS = {
 
 
 def damages(body: bytes, n: int) -> Iterator[tuple[str, bytes]]:
-    """Yield what accidents, and people, make of a file."""
+    """Yield damaged and hostile variants of a file."""
     draws = np.random.default_rng(n)
     for size in (
         0,

@@ -1,4 +1,4 @@
-"""Folders that others can write to: what lies there in the place of a file is no way out, no hang and no crash."""
+"""Foreign entries in writable folders cause no escape, no hang and no crash."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ODD: dict[str, Callable[[Path, Path], None]] = {
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Any:
-    """A folder that links lead to; it must stay as it is."""
+    """A folder that is the target of links and must not change."""
     place = tmp_path / "outside"
     place.mkdir()
     (place / "precious").write_bytes(b"precious")
@@ -50,7 +50,7 @@ def outside(tmp_path: Path) -> Any:
 
 
 def placed(path: Path, kind: str, outside: Path) -> None:
-    """Put something odd in the place of a file or folder."""
+    """Replace a file or folder by a foreign entry."""
     if path.exists():
         path.rename(outside.parent / "moved")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def placed(path: Path, kind: str, outside: Path) -> None:
 
 
 class Cached:
-    """Features of a few pictures in a cache, and what they must be."""
+    """A cache with features of a few images, and their expected values."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -89,7 +89,7 @@ def test_damaged_chunks_are_computed_again(tmp_path: Path) -> None:
         cached.check(words)
 
 
-def test_whatever_a_description_says_the_cache_is_listed_and_used(
+def test_the_cache_works_with_any_description(
     tmp_path: Path,
 ) -> None:
     cached = Cached(tmp_path)
@@ -103,7 +103,7 @@ def test_whatever_a_description_says_the_cache_is_listed_and_used(
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("name", ["chunk", "meta.json", "entry"])
-def test_odd_things_in_a_cache(
+def test_foreign_entries_in_a_cache_are_harmless(
     name: str, kind: str, tmp_path: Path, outside: Path
 ) -> None:
     cached = Cached(tmp_path / "cache")
@@ -121,7 +121,7 @@ def test_odd_things_in_a_cache(
 @pytest.mark.parametrize(
     "name", ["odd.evg", "m.evg.history", "odd.evg.history", ".odd.evg.part"]
 )
-def test_odd_things_among_the_models(
+def test_foreign_entries_among_the_models_are_harmless(
     name: str,
     kind: str,
     api: Any,  # noqa: F811

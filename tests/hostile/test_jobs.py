@@ -1,4 +1,4 @@
-"""Jobs of an engine in folders that others can write to: the same bits, or an error that says what is wrong."""
+"""Jobs in writable folders end in the same bits, or in an error that explains."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FILES = (
 
 
 class Stopped:
-    """Folders of jobs as an interruption leaves them, and what they must come to."""
+    """Folders of interrupted jobs, and the expected results."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.data, self.more = (
@@ -69,7 +69,7 @@ class Stopped:
         return copy.copy(self.known).partial_fit(str(self.more), engine=engine)
 
     def copy(self, file: str, where: Path) -> tuple[str, Path, Path]:
-        """Return a copy of a folder that has such a file: its work, the folder, and the file."""
+        """Return work, folder and file of a copy of the job that has this file."""
         work = "update" if file == "start.evg" else "fit"
         shutil.rmtree(where, ignore_errors=True)
         shutil.copytree(
@@ -87,7 +87,7 @@ class Stopped:
         return work, where, found
 
     def check(self, work: str, folder: Path, words: str, *, same: bool = True) -> str:
-        """Go on with a job; return what was said where it did not, and how it ended otherwise."""
+        """Resume a job; return the error, or the outcome."""
         with limited(60), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -105,7 +105,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 
 def damages(body: bytes) -> dict[str, bytes]:
-    """Return what accidents make of a file."""
+    """Return damaged variants of a file."""
     found = {
         f"cut at {size}": body[:size]
         for size in (0, 1, 9, len(body) // 2, len(body) - 1)
@@ -151,7 +151,7 @@ def test_damage_is_noticed_and_the_result_is_the_same(
 def test_files_made_to_harm_give_numbers_or_one_line(
     stopped: Stopped, file: str, n: int, tmp_path: Path
 ) -> None:
-    """Whoever may write to the folder may change the result, but not end the job in any other way."""
+    """A writer to the folder can change the result, but cannot crash the job."""
     for words, hostile in mutations(
         stopped.copy(file, tmp_path / "job")[2].read_bytes(), seed=n, n=n
     ):
@@ -164,7 +164,7 @@ def test_files_made_to_harm_give_numbers_or_one_line(
     "text", ["[]", "null", "1e999", '{"key": 1}', "[" * 10**5, '"' + "x" * 10**6 + '"']
 )
 @pytest.mark.parametrize("file", ["job.json", "finished.json"])
-def test_descriptions_that_are_none(
+def test_malformed_job_descriptions_are_errors_in_one_line(
     stopped: Stopped, file: str, text: str, tmp_path: Path
 ) -> None:
     work, folder, path = stopped.copy(file, tmp_path / "job")
@@ -173,7 +173,7 @@ def test_descriptions_that_are_none(
 
 
 @pytest.mark.slow
-def test_whatever_the_end_of_a_job_says(stopped: Stopped, tmp_path: Path) -> None:
+def test_any_final_report_of_a_job_is_handled(stopped: Stopped, tmp_path: Path) -> None:
     _, _, path = stopped.copy("finished.json", tmp_path / "job")
     body = json.loads(path.read_text())
     for key in body:
@@ -198,7 +198,7 @@ def test_whatever_the_end_of_a_job_says(stopped: Stopped, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("file", [*FILES, "first/", "statistics/", "merged/", ""])
-def test_odd_things_in_the_folder_of_a_job(
+def test_foreign_entries_in_the_folder_of_a_job_are_harmless(
     stopped: Stopped,
     file: str,
     kind: str,
@@ -220,7 +220,7 @@ def test_odd_things_in_the_folder_of_a_job(
 
 
 @pytest.mark.parametrize("kind", ["link to a file", "pipe", "folder"])
-def test_odd_things_in_the_place_of_answers(
+def test_foreign_entries_among_answers_are_harmless(
     stopped: Stopped,
     kind: str,
     tmp_path: Path,

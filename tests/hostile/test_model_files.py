@@ -1,4 +1,4 @@
-"""Whatever stands in a file, reading it ends in the right error or in something that works, and takes little memory."""
+"""Any file ends in the right error or in a working model, with little memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.hostile.trial import Job, Result, summary, try_all
 
 ORDINARY = 300
 SLOW = 5_200
-"""Hostile files in an ordinary run and in a slow one."""
+"""Number of hostile files in a normal and in a slow run."""
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="needs Linux: limits of memory"
@@ -26,13 +26,13 @@ SIZED = ("head/recommended", "head/recursive", "head/loranpac", "learner/updated
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
-    """Return whole files of all kinds."""
+    """Return intact files of all kinds."""
     return write_subjects(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, subjects: list[Subject]) -> list[Result]:
-    """Return what came of hostile files: a few hundred, thousands, or all with a size that does harm."""
+    """Return the results of hostile files: hundreds, thousands, or harmful sizes."""
     jobs = {
         "ordinary": Job(subjects, -(-ORDINARY // len(subjects)), seed=1),
         "many": Job(subjects, -(-SLOW // len(subjects)), seed=1000),
@@ -48,14 +48,18 @@ def assert_good(results: list[Result]) -> None:
 
 @pytest.mark.parametrize("results", ["ordinary"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_files(name: str, results: list[Result]) -> None:
+def test_hostile_files_end_in_the_right_error_or_work(
+    name: str, results: list[Result]
+) -> None:
     assert_good([result for result in results if result.subject == name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("results", ["many"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
-def test_many_hostile_files(name: str, results: list[Result]) -> None:
+def test_many_hostile_files_end_in_the_right_error_or_work(
+    name: str, results: list[Result]
+) -> None:
     assert len(results) >= 5_000
     assert_good([result for result in results if result.subject == name])
 
@@ -63,10 +67,10 @@ def test_many_hostile_files(name: str, results: list[Result]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("results", ["sized"], indirect=True)
 @pytest.mark.parametrize("name", SIZED)
-def test_no_number_in_a_file_decides_how_much_memory_is_taken(
+def test_harmful_sizes_in_files_take_little_memory(
     name: str, results: list[Result]
 ) -> None:
-    """Every whole number in its turn is 30,000,000, and 2**40."""
+    """Each integer in turn is set to 30,000,000, and to 2**40."""
     found = [result for result in results if result.subject == name]
     assert any("n_features" in result.words for result in found)
     starved = [
@@ -80,8 +84,8 @@ def test_no_number_in_a_file_decides_how_much_memory_is_taken(
 # -- the generator of hostile files knows the format and leaves no sort of change out --
 
 
-def test_what_is_not_changed_is_signed_as_it_was(subjects: list[Subject]) -> None:
-    """Fails where files have another format than the generator knows: then it must learn it."""
+def test_unchanged_files_keep_their_signature(subjects: list[Subject]) -> None:
+    """Fails if files have a format that the generator does not know yet."""
 
     def head(data: bytes) -> dict:
         (length,) = struct.unpack("<Q", data[:8])
@@ -96,7 +100,7 @@ def test_what_is_not_changed_is_signed_as_it_was(subjects: list[Subject]) -> Non
         assert head(again) == head(data), subject.name
 
 
-def test_all_sorts_of_changes_have_their_turn(subjects: list[Subject]) -> None:
+def test_all_sorts_of_changes_occur(subjects: list[Subject]) -> None:
     for subject in subjects[::5]:
         data = Path(subject.file).read_bytes()
         assert len(changes(data)) == 15, subject.name

@@ -1,9 +1,10 @@
-"""Read hostile files, one after the other, in a process that may not take much memory, and say what came of each.
+"""Read hostile files in a process with limited memory, and report each outcome.
 
-A file is rejected by the right error, or it is read; then its answers are finite and
-consistent, it can learn more and be written, or says by an error of evergrow's own that
-it cannot. Everything else is a fault. Files are read in a process of its own, since a
-limit on memory cannot be taken back and a crash must not end the tests."""
+A file must be rejected with the right error, or be read. Then its predictions must be
+finite and consistent, and learning and saving must work or raise a typed error. Any
+other outcome is a fault. Files are read in a subprocess, because a memory limit cannot
+be removed and a crash must not end the tests.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +42,26 @@ from evergrow.core.record import read_record, write_record
 from evergrow.head import HEADS
 
 ROOM = 512 * 2**20
-"""Bytes of address space that a trial may take beyond what all whole files together took."""
+"""Address space in bytes that a trial can use beyond that of all intact files."""
 
 PEAK = 200 * 2**20
-"""Bytes of memory that reading a file may take at its peak, beyond a multiple of its size."""
+"""Peak memory in bytes for reading a file, beyond a multiple of its size."""
 
 TIMES = 8
-"""That multiple."""
+"""Allowed peak memory as a multiple of the file size."""
 
 SECONDS = 20.0
-"""Time that a trial may take."""
+"""Time limit of a trial in seconds."""
 
 STILL = 120.0
-"""Time after which a process that says nothing is ended."""
+"""Seconds after which a silent process is ended."""
 
 GOOD = ("rejected", "sound", "empty", "typed later", "typed on change")
-"""Outcomes that are no fault: rejected when read; read and whole; read and sound but without classes; an allowed error
-when asked for answers; an error of evergrow's own when changed or written."""
+"""Outcomes that are allowed.
+
+The file is rejected; the model works; it works but has no classes; predicting raises an
+allowed error; changing or saving it raises a typed error.
+"""
 
 
 class HangError(BaseException):
@@ -65,25 +69,25 @@ class HangError(BaseException):
 
 
 class FaultError(Exception):
-    """What was read contradicts itself; the message is the outcome."""
+    """A model is inconsistent; the message is the outcome."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a hostile file.
+    """Outcome of a hostile file.
 
     Parameters
     ----------
     subject : str
-        The whole file that it was made from.
+        Intact file that it was made from.
     number : int
-        Which of them it was.
+        Index among the files of the subject.
     words : str
-        What was done to it.
+        Description of the changes.
     outcome : str
         One of :data:`GOOD`, or the fault in a few words; empty before it is tried.
     detail : str
-        The message of the error.
+        Message of the error.
     """
 
     subject: str
@@ -94,23 +98,22 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether it is no fault."""
+        """Whether the outcome is allowed."""
         return self.outcome in GOOD
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to try.
+    """Files for a subprocess to try.
 
     Parameters
     ----------
     subjects : list of Subject
-        From what.
+        Intact files.
     each : int
-        Hostile files of each, of all sorts; 0 for sizes that do harm in the place of
-        every whole number.
+        Hostile files per subject; 0 replaces every integer by harmful sizes instead.
     seed : int
-        Of the changes.
+        Seed of the changes.
     """
 
     subjects: list[Subject]
@@ -133,12 +136,12 @@ class Job:
 
 
 class Bench:
-    """Everything that trials share: rows, pictures and a backbone.
+    """State shared by trials: rows, images and a backbone.
 
     Parameters
     ----------
     folder : Path
-        For files.
+        Folder for files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -217,7 +220,7 @@ class Bench:
         return Learner.load(path, backbone=backbone, device="cpu", cache=False)
 
     def _ask(self, subject: Subject, thing: Any) -> bool:
-        """Fail unless all answers are finite and consistent; return whether there was nothing to ask."""
+        """Fail unless all answers are consistent; return whether it is empty."""
         classes = np.asarray(thing.classes_)
         items: Any = (self.pictures if subject.kind == "pictures" else self.rows)[
             "query"
@@ -268,7 +271,7 @@ class Bench:
             raise FaultError("negative counts")
 
     def _change(self, subject: Subject, thing: Any) -> None:
-        """Let it learn more: an old class and a new one, in labels of the kind that it has."""
+        """Learn an old class and a new one, with labels of the same kind."""
         if subject.kind == "pictures":
             source = self.pictures
         else:
@@ -286,7 +289,7 @@ class Bench:
         thing.partial_fit(X, labels)
 
     def _command(self) -> tuple[str, str]:
-        """Ask by the command line, which has exit codes and one line for every error of a file."""
+        """Predict by the command line; a file error takes one line and an exit code."""
         result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json"])
         error = result.exception
         if error is not None and not isinstance(error, SystemExit):
@@ -303,7 +306,7 @@ class Bench:
         return "sound", ""
 
     def _tuner(self) -> tuple[str, str]:
-        """Put a tuner on a backbone and take it off again."""
+        """Apply a tuner to a backbone and remove it again."""
         batch = (
             torch.from_numpy(self.pictures["query"]).permute(0, 3, 1, 2).float() / 255
         )
@@ -323,7 +326,7 @@ def finite(what: str, values: Any) -> None:
 
 
 def short_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it came from, says that there is no more memory."""
+    """Return whether an error or one of its causes is a lack of memory."""
     while error is not None:
         text = str(error)
         if isinstance(error, MemoryError) or re.search(
@@ -336,7 +339,7 @@ def short_of_memory(error: BaseException | None) -> bool:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise :class:`HangError` in the block once it took so long."""
+    """Raise :class:`HangError` if the block takes longer."""
 
     def stop(*_: Any) -> None:
         raise HangError
@@ -354,7 +357,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def status(entry: str) -> int:
-    """Return a size from the process's own status, in bytes."""
+    """Return a size from the status of this process, in bytes."""
     found = re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     if found:
         return int(found[1]) * 1024
@@ -362,14 +365,14 @@ def status(entry: str) -> int:
 
 
 def work(job: Job, start: int, told: Connection) -> None:
-    """Try all files of a job from one on; tell of each before it is tried, and what came of it."""
+    """Try the files of a job from an index on; report each before and after."""
     import resource  # which not every system has
 
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         os.environ["EVERGROW_CACHE"] = folder
         bench = Bench(Path(folder))
-        for subject in job.subjects:  # what is loaded once and for all is loaded now
+        for subject in job.subjects:  # modules are loaded before the limit is set
             outcome, detail = bench.try_file(subject, Path(subject.file).read_bytes())
             if outcome not in ("sound", "empty"):
                 raise SystemExit(
@@ -384,9 +387,7 @@ def work(job: Job, start: int, told: Connection) -> None:
             result = Result(subject.name, number, words[:500])
             told.send(result)
             before = status("VmRSS")
-            with suppress(
-                OSError
-            ):  # the mark of the largest memory starts anew, where the system can
+            with suppress(OSError):  # reset the peak memory, if the system can
                 Path("/proc/self/clear_refs").write_text("5")
             outcome, detail = bench.try_file(subject, data)
             peak = status("VmHWM") - before
@@ -405,7 +406,7 @@ def work(job: Job, start: int, told: Connection) -> None:
 
 
 def try_all(job: Job) -> list[Result]:
-    """Try all files of a job in a process of its own, in another one after a crash; return what came of each."""
+    """Try all files of a job in subprocesses, a new one after each crash."""
     found: list[Result] = []
     context = multiprocessing.get_context("spawn")
     while True:
@@ -441,7 +442,7 @@ def try_all(job: Job) -> list[Result]:
 
 
 def summary(results: Iterable[Result]) -> str:
-    """Return the first fault of every sort, and how many there are of each."""
+    """Return the first fault of every sort, with the count of the sort."""
     faults = [result for result in results if not result.good]
     first = {result.outcome: result for result in reversed(faults)}
     counts = Counter(result.outcome for result in faults)

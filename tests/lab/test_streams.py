@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evergrow.core.errors import EvergrowError, UnknownNameError
-from evergrow.lab.streams import Protocol, class_order, disjoint_order, make_stream
+from evergrow.core.errors import EvergrowError, InputError, UnknownNameError
+from evergrow.data import Dataset, FeatureSet
+from evergrow.data.items import Texts
+from evergrow.lab.streams import (
+    Protocol,
+    class_order,
+    disjoint_order,
+    make_stream,
+    stream_of,
+)
 
 RNG = np.random.default_rng(0)
 Y_TRAIN = RNG.permutation(np.repeat(np.arange(23), RNG.integers(3, 15, size=23)))
@@ -158,6 +166,15 @@ def test_seen_test_returns_the_task_of_every_row() -> None:
 def test_wrong_input_is_a_typed_error(call) -> None:
     with pytest.raises(EvergrowError, match="must"):
         call()
+
+
+def test_a_stream_requires_a_test_set() -> None:
+    X = np.eye(4)
+    y = np.array([0, 0, 1, 1])
+    features = FeatureSet("toy", X, y, X[:0], y[:0], has_test=False)
+    for data in (features, Dataset.of(Texts(("a", "b")), ["x", "y"])):
+        with pytest.raises(InputError, match="needs a test set"):
+            stream_of(data)
 
 
 def test_unknown_protocol_setting_names_the_nearest() -> None:

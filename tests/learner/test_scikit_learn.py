@@ -102,7 +102,9 @@ def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> 
         ("evaluate", y),
         ("partial_fit", y),
     ):
-        with refused(learner, InputError, "in their order; 'weight' where 'width' was"):
+        with refused(
+            learner, InputError, "in their order; got 'weight' instead of 'width'"
+        ):
             getattr(learner, verb)(turned, *labels)
         with refused(learner, InputError, r"missing: 'width'.*not learned: 'girth'"):
             getattr(learner, verb)(other, *labels)

@@ -1,4 +1,4 @@
-"""Zip and tar archives read as they are: no name in them ever becomes a path on disk."""
+"""Zip and tar archives, read without unpacking: their names never become paths."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ ARCHIVE_SUFFIXES = (
 )
 
 MOST_FILES = 2_000_000
-"""Files that an archive may hold."""
+"""Maximum number of files in an archive."""
 
 LARGEST_FILE = 512 * 2**20
-"""Bytes that one file in an archive may unpack to."""
+"""Maximum unpacked size of a file in an archive, in bytes."""
 
 _OPENERS: dict[bytes, Any] = {
     b"\x1f\x8b": gzip.open,
@@ -61,34 +61,48 @@ _LONGEST_NAME = 4096
 _DEEPEST_NAME = 64
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Methods of compression that :mod:`zipfile` unpacks in pieces of bounded size."""
-# Bytes of the end record of a zip, and of an entry in its directory without the name
+
+# Bytes of the end record of a zip, of the zip64 records before it, and of a directory
+# entry without the file name.
 _ZIP_END = 22
+_ZIP64_END = 76
 _ZIP_ENTRY = 46
 
 
 class TooManyFilesError(FileFormatError):
-    """An archive holds more files than may be read."""
+    """An archive holds more files than allowed."""
 
 
 @contextmanager
 def wrap_format_errors(title: str, what: str) -> Iterator[None]:
-    """Turn whatever damaged bytes raise into an error with the file's name."""
+    """Convert any error of a damaged file to :class:`FileFormatError` with its name."""
     try:
         yield
     except (EvergrowError, MemoryError):
         raise
-    except (
-        Exception
-    ) as error:  # zipfile, tarfile, numpy and arrow each have errors of their own
+    except Exception as error:  # zipfile, tarfile, numpy and arrow differ in types
+        reason = one_line(str(error))
         if isinstance(error, struct.error):
             reason = "a number is cut off"
-        else:
-            reason = one_line(str(error))
-        raise FileFormatError(f"{title} must be a whole {what}: {reason}") from error
+        raise FileFormatError(f"{title} must be an intact {what}: {reason}") from error
 
 
 class Member(NamedTuple):
-    """A file in an archive: its name, where its header begins and ends, where its bytes are, its size, and a mark."""
+    """A file in an archive.
+
+    Parameters
+    ----------
+    name : str
+        Normalised name.
+    start, stop : int
+        Position of its header, and of the next header.
+    data : int
+        Position of its bytes.
+    size : int
+        Unpacked size in bytes.
+    tag : str
+        Modification time (tar), or checksum and original name (zip).
+    """
 
     name: str
     start: int
@@ -99,12 +113,12 @@ class Member(NamedTuple):
 
 
 def name_inside(title: str, name: str) -> str:
-    """Return the name of a file in an archive in one spelling.
+    """Return the normalised name of a file in an archive.
 
     Raises
     ------
     FileFormatError
-        If the name leads out of the archive, or is longer or deeper than any real one.
+        If the name leads out of the archive, is too long or has too many folders.
     """
     plain = name.replace("\\", "/")
     if len(plain) > _LONGEST_NAME or plain.count("/") > _DEEPEST_NAME:
@@ -130,9 +144,9 @@ def tar_members(
     size: int,
     *,
     skipped: Counter[str] | None = None,
-    whole: bool = True,
+    complete: bool = True,
 ) -> Iterator[Member]:
-    """Yield the files of a tar by its headers; no file is read.
+    """Yield the files of a tar from its headers; their contents are not read.
 
     Parameters
     ----------
@@ -141,25 +155,25 @@ def tar_members(
     title : str
         The tar, for messages.
     size : int
-        Bytes of it.
+        Size in bytes.
     skipped : Counter, optional
-        Counts links and special files, which are refused without it.
-    whole : bool
-        Whether it must end as a tar does.
+        Counts links and special files. Without it, they are refused.
+    complete : bool
+        Whether the end marker of a tar is required.
 
     Raises
     ------
     FileFormatError
-        If it is cut off, or holds names that lead out of it.
+        If it is truncated, or a name leads out of it.
     """
     with (
         wrap_format_errors(title, "tar archive"),
         tarfile.open(fileobj=file, mode="r:") as archive,
     ):
-        # The offset is 0 where there is no member, and then Python 3.10 fails to look
-        # for the next one.
+        # The offset of an empty tar is 0, and then next() fails in Python 3.10.
         while archive.offset and (info := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all: a gigabyte for a million
+            # tarfile keeps every member, which takes a gigabyte for a million.
+            archive.members.clear()  # type: ignore[attr-defined]
             if info.isdir():
                 continue
             if not info.isreg() or info.issparse():
@@ -168,7 +182,8 @@ def tar_members(
                     kind = "links"
                 if skipped is None:
                     raise FileFormatError(
-                        f"{title} must hold plain files only, got {kind}: {printable(info.name)}"
+                        f"{title} must hold plain files only, got {kind}: "
+                        f"{printable(info.name)}"
                     )
                 skipped[kind] += 1
                 continue
@@ -183,81 +198,83 @@ def tar_members(
                 info.size,
                 str(int(info.mtime)),
             )
+        # tarfile treats a damaged header like the end of the archive.
         file.seek(archive.offset)
         block = file.read(512)
-        if block.strip(b"\0") or (
-            whole and len(block) < 512
-        ):  # tarfile takes damage in the middle for the end
-            what = "what comes is no header" if block else "it is cut off"
-            raise EOFError(f"at byte {archive.offset} {what}")
+        if block.strip(b"\0") or (complete and len(block) < 512):
+            problem = "there is no valid header" if block else "it is cut off"
+            raise EOFError(f"at byte {archive.offset} {problem}")
 
 
 def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
-    """Return a zip of at most so many entries, which are counted before its directory is parsed.
+    """Open a zip with at most ``most`` entries.
 
-    :class:`zipfile.ZipFile` makes an object of every entry in the directory, whatever
-    number the zip states: a million cost seconds and hundreds of megabytes.
+    The entries are counted before the directory is parsed, because
+    :class:`zipfile.ZipFile` creates an object for every entry: a million take seconds
+    and hundreds of megabytes.
 
     Raises
     ------
     TooManyFilesError
-        If it has more entries.
+        If the zip has more entries.
     zipfile.BadZipFile
-        If it is no zip.
+        If the file is not a zip.
     """
     length = file.seek(0, os.SEEK_END)
-    tail = b""
-    at = -1
-    for comment in (
-        0,
-        2**16,
-    ):  # the end record has 22 bytes and perhaps a comment, and 76 of zip64 before it
-        file.seek(max(length - comment - _ZIP_END - 76, 0))
-        tail = file.read()
-        if tail[-_ZIP_END:].startswith(b"PK\5\6"):
-            at = len(tail) - _ZIP_END
-        else:
-            at = tail.rfind(b"PK\5\6")
-        if at >= 0:
-            break
-    if at < 0 or len(tail) < at + _ZIP_END:
-        raise zipfile.BadZipFile("it has no end record")
+    tail, at = _zip_tail(file, length)
     count, size = struct.unpack_from("<10xHI", tail, at)
-    if at >= 76 and tail[at - 20 : at].startswith(b"PK\6\7"):  # zip64
-        own, count, size = struct.unpack_from("<4xQ20xQQ", tail, at - 76)
-        if not tail[at - 76 :].startswith(b"PK\6\6") or own != 44:
-            raise zipfile.BadZipFile(
-                "its zip64 records are not those that zip programs write"
-            )
+    zip64 = at - _ZIP64_END
+    if zip64 >= 0 and tail[at - 20 : at].startswith(b"PK\6\7"):
+        record_size, count, size = struct.unpack_from("<4xQ20xQQ", tail, zip64)
+        if not tail[zip64:].startswith(b"PK\6\6") or record_size != 44:
+            raise zipfile.BadZipFile("its zip64 records are not standard")
     if max(count, size // (_ZIP_ENTRY + 1)) > most:
-        # Entries with long names fill a large directory too. No entry is parsed that
-        # does not begin like this.
-        wide = count <= most and size <= min(1024 * most, length)
+        # A large directory can also hold few entries with long names. So count the
+        # signatures of entries, unless the size is far too large.
+        is_plausible = count <= most and size <= min(1024 * most, length)
         file.seek(max(length - len(tail) - size, 0))
-        if not wide or file.read().count(b"PK\1\2") > most:
+        if not is_plausible or file.read().count(b"PK\1\2") > most:
             raise TooManyFilesError(
                 f"{title} must hold at most {most:,} files, got more"
             )
     return zipfile.ZipFile(file)
 
 
+def _zip_tail(file: IO[bytes], length: int) -> tuple[bytes, int]:
+    """Return the last bytes of a zip, and the position of its end record in them."""
+    for comment in (0, 2**16):
+        file.seek(max(length - comment - _ZIP_END - _ZIP64_END, 0))
+        tail = file.read()
+        at = len(tail) - _ZIP_END
+        if not tail[-_ZIP_END:].startswith(b"PK\5\6"):
+            at = tail.rfind(b"PK\5\6")
+        if at >= 0:
+            if len(tail) < at + _ZIP_END:
+                break
+            return tail, at
+    raise zipfile.BadZipFile("it has no end record")
+
+
 class DataArchive:
-    """A zip or tar as a store of files; every process opens it for itself, and nothing is unpacked but a packed tar.
+    """A zip or tar as a store of files.
+
+    Only compressed tars are unpacked, to one temporary file. Every process opens the
+    archive for itself.
 
     Parameters
     ----------
     tree : Tree
-        Where it is.
+        Folder of the archive.
     name : str
-        Its name there.
+        Name of the archive in the folder.
     most : int, optional
-        Files that it may hold; :data:`MOST_FILES` by default.
+        Maximum number of files; :data:`MOST_FILES` by default.
 
     Raises
     ------
     FileFormatError
-        If it is damaged, holds names that lead out of it, or unpacks to far more than
-        images do.
+        If it is damaged, a name leads out of it, or it unpacks to far more than images
+        do.
     """
 
     def __init__(self, tree: Tree, name: str, most: int | None = None) -> None:
@@ -274,32 +291,36 @@ class DataArchive:
             opener = _OPENERS.get(tree.read(name, 0, 2))
         if opener is not None:
             self._unpack(opener, left)
-        self.members: dict[
-            str, Member
-        ] = {}  # the last of every name, as unpacking would leave it
-        for member in self._listed():
-            if member.name in self.members:
+        # Of several files with the same name the last one counts, as in unpacking.
+        self.members: dict[str, Member] = {}
+        for member in self._list_members():
+            previous = self.members.get(member.name)
+            if previous is not None:
                 self.skipped["files replaced by a later one of the same name"] += 1
-                left += self.members[member.name].size
+                left += previous.size
             left -= member.size
             self.members[member.name] = member
-            if len(self.members) > self._most:
-                raise TooManyFilesError(
-                    f"{self.title} must hold at most {self._most:,} files, got more"
-                )
-            if member.size > LARGEST_FILE:
-                limit = f"{LARGEST_FILE // 2**20} MiB"
-                raise FileFormatError(
-                    f"{self.title} must hold files of at most {limit}, got {printable(member.name)}"
-                )
-            if left < 0:
-                raise FileFormatError(
-                    f"{self.title} must unpack to at most {RATIO} times its size, got more"
-                )
+            self._check_limits(member, left)
         self.sizes = {member.name: member.size for member in self.members.values()}
 
+    def _check_limits(self, member: Member, left: int) -> None:
+        """Raise if there are too many files, or they unpack to too many bytes."""
+        if len(self.members) > self._most:
+            raise TooManyFilesError(
+                f"{self.title} must hold at most {self._most:,} files, got more"
+            )
+        if member.size > LARGEST_FILE:
+            raise FileFormatError(
+                f"{self.title} must hold files of at most {LARGEST_FILE // 2**20} MiB, "
+                f"got {printable(member.name)}"
+            )
+        if left < 0:
+            raise FileFormatError(
+                f"{self.title} must unpack to at most {RATIO} times its size, got more"
+            )
+
     def _unpack(self, opener: Any, left: int) -> None:
-        """Unpack a packed tar to a temporary file, which goes with the archive."""
+        """Unpack a compressed tar to a temporary file, deleted with this object."""
         with tempfile.NamedTemporaryFile(
             prefix="evergrow-", suffix=".tar", delete=False
         ) as target:
@@ -312,13 +333,14 @@ class DataArchive:
                     left -= len(block)
                     if left < 0:
                         raise ValueError(
-                            f"it must unpack to at most {RATIO} times its size and 64 MiB"
+                            f"it must unpack to at most {RATIO} times its size and "
+                            "64 MiB"
                         )
                     target.write(block)
         self._tree = Tree(Path(target.name).parent)
         self._name = Path(target.name).name
 
-    def _listed(self) -> Iterator[Member]:
+    def _list_members(self) -> Iterator[Member]:
         with self._tree.open(self._name, _BLOCK) as file:
             if not self._is_zip:
                 yield from tar_members(
@@ -330,18 +352,15 @@ class DataArchive:
                 open_zip(file, self.title, self._most) as archive,
             ):
                 for info in archive.infolist():
-                    if stat.S_ISLNK(info.external_attr >> 16):
-                        self.skipped["links"] += 1
-                    elif info.flag_bits & 1:
-                        self.skipped["encrypted files"] += 1
-                    elif info.compress_type not in _BOUNDED_METHODS:
-                        self.skipped["files neither stored nor deflated"] += 1
-                    elif not info.is_dir():
-                        name = name_inside(self.title, info.filename)
-                        tag = f"{info.CRC:08x}\0{info.filename}"
-                        yield Member(
-                            name, info.header_offset, 0, 0, info.file_size, tag
-                        )
+                    if info.is_dir():
+                        continue
+                    reason = _unreadable_entry(info)
+                    if reason:
+                        self.skipped[reason] += 1
+                        continue
+                    name = name_inside(self.title, info.filename)
+                    tag = f"{info.CRC:08x}\0{info.filename}"
+                    yield Member(name, info.header_offset, 0, 0, info.file_size, tag)
 
     def read(self, key: str) -> bytes:
         """Return the content of a file."""
@@ -360,9 +379,8 @@ class DataArchive:
         return body
 
     def _unzipped(self, member: Member) -> bytes:
-        if (
-            self._opened is None or self._opened[0] != os.getpid()
-        ):  # a forked process shares no position in a file
+        # A forked process must not share the position in the file.
+        if self._opened is None or self._opened[0] != os.getpid():
             archive = open_zip(
                 self._tree.open(self._name, _BLOCK), self.title, self._most
             )
@@ -372,7 +390,7 @@ class DataArchive:
             return bytes(file.read(member.size + 1))
 
     def mark(self, key: str, *, times: bool) -> str:
-        """Return name, size and checksum or time of a file, and with times those of the archive."""
+        """Return name, size and tag of a file, with times also the archive status."""
         member = self.members[key]
         changed = ""
         if times and self._tree.on_disk:
@@ -384,7 +402,19 @@ class DataArchive:
         return {**self.__dict__, "_opened": None}
 
 
+def _unreadable_entry(info: zipfile.ZipInfo) -> str:
+    """Return the reason why an entry of a zip is not read, or ""."""
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return "links"
+    if info.flag_bits & 1:
+        return "encrypted files"
+    if info.compress_type not in _BOUNDED_METHODS:
+        return "files neither stored nor deflated"
+    return ""
+
+
 def _remove(path: str, owner: int) -> None:
+    """Delete a temporary file in the process that created it."""
     if os.getpid() == owner:
         Path(path).unlink(missing_ok=True)
 
@@ -425,7 +455,7 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
 
 
 def _wrapper_folder(tree: Tree) -> str | None:
-    """Return the only folder of a tree if it holds the data set, not images of a class."""
+    """Return the only folder of a tree, unless it holds the images of one class."""
     visible = [(name, kind) for name, kind in tree.entries() if not is_hidden(name)]
     if len(visible) != 1 or visible[0][1] != "folder":
         return None

@@ -32,18 +32,16 @@ from evergrow.core.record import (
     to_document,
 )
 from evergrow.data.archives import open_zip, wrap_format_errors
-from evergrow.data.feature_blocks import check_widths, join_blocks
-from evergrow.data.items import Dataset, Images, Samples, concat_samples
-from evergrow.data.readers import has_files, register_reader
-from evergrow.data.shards import (
-    Shard,
-    Source,
+from evergrow.data.class_labels import class_labels
+from evergrow.data.feature_blocks import (
     as_features,
     check_finite,
-    check_same_form,
-    class_labels,
-    where_of,
+    check_widths,
+    join_blocks,
 )
+from evergrow.data.items import Dataset, Images, Samples, concat_samples
+from evergrow.data.readers import has_files, register_reader
+from evergrow.data.shards import Shard, Source, check_same_form, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree
 
 SUFFIX = ".npz"
@@ -350,7 +348,7 @@ class ArrayFile:
     def metadata(
         self, width: int
     ) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
-        """Return the backbone, the block widths and unknown fields that the file states.
+        """Return the backbone, the block widths and unknown fields of the file.
 
         Parameters
         ----------

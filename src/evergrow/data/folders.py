@@ -53,7 +53,7 @@ class Walk:
     unread: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def subfolders(self, folder: str = "") -> list[str]:
-        """Return the sorted names of the folders in a folder; count files beside them."""
+        """Return the sorted names of subfolders, and count the other files."""
         names = []
         for name, kind in self._entries(folder):
             if kind == "folder":
@@ -175,7 +175,7 @@ def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
 
 
 def unwrapped(tree: Tree) -> Tree:
-    """Return the only folder in a tree if it holds train and test, else the tree itself.
+    """Return the only folder in a tree if it holds train and test, or else the tree.
 
     Archives often unpack to ``cub/cub/train``, and VTAB lies in ``vtab-cil/vtab``.
     """
@@ -226,7 +226,7 @@ def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
 def has_train_test(tree: Tree) -> bool:
     """Return whether there are training and test folders with class folders.
 
-    Folders of images without class folders belong to a list or table beside them.
+    Folders without class folders belong to a list or table.
     """
     names = split_folders(tree)
     if names is None:
@@ -273,7 +273,7 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
     if len(folders) == 1 and folders[0].lower() in TRAIN_WORDS:
         base = folders[0]
         folders = Walk(tree).subfolders(base)
-        walk.subfolders()  # counts the files beside the training folder
+        walk.subfolders()  # counts the files outside the training folder
     paths = [posixpath.join(base, folder) for folder in folders]
     if paths and all(split_folders(tree.below(path)) is not None for path in paths):
         raise InputError(

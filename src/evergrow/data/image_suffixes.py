@@ -58,7 +58,7 @@ _UNSUPPORTED = (".avif", ".jxl", ".jp2", ".svg", ".psd")
 
 @cache
 def has_plugin(extra: str) -> bool:
-    """Return whether the plugin of an evergrow extra is installed, without importing it."""
+    """Return whether the plugin of an extra is installed, without importing it."""
     return importlib.util.find_spec(_PLUGINS[extra].module) is not None
 
 

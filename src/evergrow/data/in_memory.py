@@ -1,7 +1,7 @@
 """Objects of other libraries in memory: images, tensors, data frames and streams.
 
 Objects of pandas, polars, Pillow and torch are recognised by their class names, so
-that none of these libraries has to be imported.
+that these libraries need not be imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
     Raises
     ------
     InputError
-        If floats lie outside of 0 to 1, as those of normalised images do.
+        If floats lie outside of 0 to 1, for example because images are normalised.
 
     Examples
     --------
@@ -170,11 +170,11 @@ def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
     >>> check_columns(["b", "a"], ["a", "b"])
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.InputError: columns must be those learned, in their order; got 'b' instead of 'a'
+    evergrow.core.errors.InputError: columns must be ...; got 'b' instead of 'a'
     >>> check_columns(["a", "c"], ["a", "b"])
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.InputError: columns must be those learned, in their order; missing: 'b'; not learned: 'c'
+    evergrow.core.errors.InputError: columns must be ...; missing: 'b'; not learned: 'c'
     """
     if not given or not learned or list(given) == list(learned):
         return
@@ -248,7 +248,7 @@ def stream_pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
 def _elements(data: Any) -> Iterator[Any]:
     """Yield the elements of a stream; a map-style Dataset is indexed up to its length.
 
-    ``iter`` would index such a data set beyond its end, which few refuse.
+    ``iter`` would index the data set beyond its end, and few raise IndexError.
     """
     map_style = (
         is_instance_of(data, _TORCH, "Dataset")

@@ -19,6 +19,7 @@ from evergrow.core.errors import DatasetNotFoundError, InputError
 from evergrow.core.validation import as_weights
 from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.class_labels import as_names, kind_of, label_values
+from evergrow.data.feature_blocks import as_features
 from evergrow.data.image_suffixes import is_image
 from evergrow.data.in_memory import (
     channels_last,
@@ -32,7 +33,7 @@ from evergrow.data.in_memory import (
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts
 from evergrow.data.load import name_of, read, warn_about
 from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
-from evergrow.data.shards import ListedSource, as_features
+from evergrow.data.shards import ListedSource
 
 Part = Literal["train", "test", "all"]
 """Part of a source; a source without parts is always read completely."""
@@ -52,7 +53,7 @@ def read_labelled(
     Parameters
     ----------
     data : path-like, Dataset, FeatureSet, Samples or (items, labels)
-        The source. Paths and names are those of :func:`evergrow.data.read`. No test
+        The source. Paths and names are read by :func:`evergrow.data.read`. No test
         part is drawn: a source without one is read completely.
     part : {"train", "test", "all"}
         Part to read of a source with a training and a test part.

@@ -167,7 +167,7 @@ class Images:
         return found
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Images:
-        """Return the images of these rows without reading them."""
+        """Return the images at row indices without reading them."""
         indices = np.asarray(rows, dtype=np.int64)
         titles: tuple[str, ...] = ()
         if self.titles:
@@ -274,11 +274,11 @@ class Texts:
         return self.texts[row]
 
     def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
-        """Return name and content of these rows."""
+        """Return name and content of the texts at row indices."""
         return [(self.name(row), self.texts[row]) for row in rows]
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Texts:
-        """Return the texts of these rows."""
+        """Return the texts at row indices."""
         return Texts(tuple(self.texts[int(row)] for row in rows))
 
     def stamp(self, *, times: bool = True) -> str:
@@ -386,7 +386,7 @@ class Samples:
     columns : tuple of str
         Column names of features that came from a data frame.
     row_names : tuple of str
-        Names of the samples for messages, if they differ from those of the items.
+        Names of the samples for messages; by default the names of the items.
     """
 
     kind: str
@@ -413,7 +413,7 @@ class Samples:
         return self.items
 
     def required_labels(self) -> NDArray[np.str_]:
-        """Return the labels; raise :class:`LabelError` if there are none."""
+        """Return the labels; raise :class:`LabelError` without labels."""
         if self.labels is None:
             raise LabelError("data must have labels, got none")
         return self.labels
@@ -427,7 +427,7 @@ class Samples:
         return [self.items.name(row) for row in range(len(self))]
 
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Samples:
-        """Return the samples of these rows."""
+        """Return the samples at row indices."""
         rows = np.asarray(rows, dtype=np.int64)
         row_names = self.row_names
         if row_names:

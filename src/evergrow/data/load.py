@@ -63,8 +63,8 @@ def read(
           table of ``text,label`` or ``path,label``; a ``.json`` export of Label Studio;
           a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
         - a pattern of such files, such as ``train-*.tar``;
-        - an fsspec address (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any
-          of these;
+        - an fsspec address (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of such
+          a folder or file;
         - the name of a file or folder in :func:`search_path`.
     options : DataOptions, optional
         How to read the data.
@@ -111,7 +111,7 @@ def read(
 
 
 def _split_source(text: str, options: DataOptions) -> tuple[Tree, str]:
-    """Return the folder of a source and the file or pattern in it; empty for all files."""
+    """Return the folder of a source, and a file or pattern in it or ""."""
     scheme, mark, path = text.rpartition("://")
     remote = is_remote(text)
     if glob.has_magic(path) and (remote or not os.path.exists(path)):

@@ -1,4 +1,4 @@
-"""Parquet files, and Arrow files of Hugging Face: images, texts or vectors in columns, read by groups of rows."""
+"""Parquet files, and Arrow files of Hugging Face, read by groups of rows."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.core.escaping import quote_names
 from evergrow.data.archives import wrap_format_errors
-from evergrow.data.feature_blocks import check_widths
+from evergrow.data.class_labels import class_labels
+from evergrow.data.feature_blocks import as_features, check_widths
 from evergrow.data.items import Images, Samples, Texts
 from evergrow.data.readers import has_files, register_reader
-from evergrow.data.shards import (
-    Shard,
-    Source,
-    as_features,
-    class_labels,
-    spans,
-    where_of,
-)
+from evergrow.data.shards import Shard, Source, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns
 
@@ -37,28 +31,28 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 WIDTHS = "evergrow.widths"
-"""Metadata of a file of features: a JSON list of the columns of each block, which are at equal energy already."""
+"""Metadata key: JSON list of the columns of each block, already at equal energy."""
 
-_ROWS_PER_BYTE = 1000
-"""A row group that claims more rows for its bytes lies."""
+_MAX_ROWS_PER_BYTE = 1000
+"""Row groups that state more rows per byte are refused."""
 
-_BATCH = {"image": 64, "text": 4096, "features": 4096}
+_BATCH_ROWS = {"image": 64, "text": 4096, "features": 4096}
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A file whose footer is read.
+    """An open file and its columns.
 
     Parameters
     ----------
     file : ParquetFile or _ArrowFile
         The open file.
     kind : {"image", "text", "features"}
-        What the samples are.
+        Kind of the samples.
     sample, label, name : str
-        Columns of samples, labels and names; empty where there are none.
+        Columns of samples, labels and names, or "".
     classes : mapping of int to str
-        Names of integer labels, where the table has them.
+        Names of integer labels, if the file has them.
     groups : list of (int, int)
         Rows and bytes of every row group.
     """
@@ -73,13 +67,14 @@ class _Table:
 
 
 def _contents(kind: Any) -> str:
-    """Return the content of a column type: ``"text"``, ``"image"``, ``"features"``, or an empty string.
+    """Return ``"text"``, ``"image"``, ``"features"`` or "" for a column type.
 
     Images are bytes, or the ``{bytes, path}`` of Hugging Face.
     """
     from pyarrow import types
 
-    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_dictionary(kind):
+        kind = kind.value_type
     if types.is_string(kind) or types.is_large_string(kind):
         return "text"
     if (
@@ -88,76 +83,77 @@ def _contents(kind: Any) -> str:
         or types.is_fixed_size_binary(kind)
     ):
         return "image"
-    if types.is_struct(kind) and {"bytes", "path"} & {
-        kind.field(row).name for row in range(kind.num_fields)
-    }:
-        return "image"
-    lists = (
+    if types.is_struct(kind):
+        fields = {kind.field(number).name for number in range(kind.num_fields)}
+        if fields & {"bytes", "path"}:
+            return "image"
+    is_list = (
         types.is_list(kind)
         or types.is_large_list(kind)
         or types.is_fixed_size_list(kind)
     )
-    if lists and types.is_floating(kind.value_type):
-        return "features"
-    return ""
+    return "features" if is_list and types.is_floating(kind.value_type) else ""
 
 
 def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
-    """Return the names of integer labels where the Hugging Face library left them in the file."""
+    """Return the names of integer labels from the metadata of Hugging Face, or none."""
     from pyarrow import types
 
-    kept = (schema.metadata or {}).get(b"huggingface")
-    if kept is None or not label or not types.is_integer(schema.field(label).type):
+    metadata = (schema.metadata or {}).get(b"huggingface")
+    if metadata is None or not label or not types.is_integer(schema.field(label).type):
         return {}
     try:
-        names = json.loads(kept)["info"]["features"][label]["names"]
+        names = json.loads(metadata)["info"]["features"][label]["names"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    good = isinstance(names, list) and all(
-        isinstance(name, str) and name.strip() for name in names
-    )
-    if good and len(set(names)) == len(names):
-        return dict(enumerate(names))
-    return {}
+    if not isinstance(names, list):
+        return {}
+    are_names = all(isinstance(name, str) and name.strip() for name in names)
+    if not are_names or len(set(names)) != len(names):
+        return {}
+    return dict(enumerate(names))
 
 
 class _ArrowFile:
-    """An Arrow stream whose record batches are its row groups; files on disk are mapped, not read."""
+    """An Arrow stream whose record batches are used like row groups of Parquet.
+
+    Files on disk are memory-mapped.
+    """
 
     def __init__(self, tree: Tree, name: str) -> None:
         self._tree = tree
         self._name = name
         self.schema_arrow: pa.Schema = self.stream().schema
 
-    def opened(self) -> Any:
-        """Return the file from its first byte on."""
+    def open(self) -> Any:
+        """Open the file at its first byte."""
         import pyarrow as pa
 
-        if self._tree.on_disk and self._tree.size(
-            self._name
-        ):  # an empty file cannot be mapped
+        # An empty file cannot be mapped.
+        if self._tree.on_disk and self._tree.size(self._name):
             return pa.memory_map(str(self._tree.root / self._name))
         return pa.PythonFile(self._tree.open(self._name, 2**20), mode="r")
 
     def stream(self) -> pa.RecordBatchStreamReader:
-        """Return the batches from the first on."""
+        """Return a reader of all batches."""
         import pyarrow as pa
 
-        return pa.ipc.open_stream(self.opened())
+        return pa.ipc.open_stream(self.open())
 
     def iter_batches(
         self, _: int, *, row_groups: range, columns: list[str], **__: Any
     ) -> Iterator[pa.RecordBatch]:
-        """Yield some batches, as :class:`pyarrow.parquet.ParquetFile` does."""
+        """Yield a range of batches, like :class:`pyarrow.parquet.ParquetFile`."""
         batches = itertools.islice(self.stream(), row_groups.start, row_groups.stop)
         return (batch.select(columns) for batch in batches)
 
 
 class ParquetSource(Source):
-    """Rows of Parquet files: images as bytes or as the ``{bytes, path}`` of Hugging Face, texts, or feature vectors.
+    """Rows of Parquet files: images, texts or feature vectors.
 
-    Shards are row groups, several where they are small; a group that is too large is
-    shared out, and then whoever reads a later part of it reads the parts before it too.
+    Images are bytes, or the ``{bytes, path}`` of Hugging Face. A shard is one row group
+    or several small ones. A row group that is too large is divided among shards. To
+    read a later part of it, the parts before it are read too.
     """
 
     format = "parquet"
@@ -168,36 +164,36 @@ class ParquetSource(Source):
         with wrap_format_errors(title, f"{self.format.capitalize()} file"):
             file = self._file(name)
             schema = file.schema_arrow
-            if len(set(schema.names)) != len(schema.names):
-                raise FileFormatError(
-                    f"{title} must have every column once, got {quote_names(schema.names, most=8)}"
-                )
-            contents = {
-                column: _contents(schema.field(column).type) for column in schema.names
-            }
-            if (
-                contents.get(SPLIT_COLUMN) == "text"
-                and self.options.labelled
-                and self.options.part != "all"
-            ):
-                raise FileFormatError(
-                    f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own"
-                )
+            contents = self._column_contents(schema, title)
             kind, sample, label = choose_columns(contents, self.options, title)
-            names = (
-                column
-                for column in NAME_COLUMNS
-                if contents.get(column) == "text" and column != sample
-            )
             if kind == "image" and contents[sample] == "text":
                 raise FileFormatError(
-                    f"{title}: {sample!r} must hold images, got their names, which a .csv can hold"
+                    f"{title}: {sample!r} must hold images, got their names; list the "
+                    "names in a .csv file"
                 )
-            own = next(names, "")
-            groups = self._row_groups(file, [sample, label, own], title)
-            return _Table(
-                file, kind, sample, label, own, _label_names(schema, label), groups
+            names = ""
+            for column in NAME_COLUMNS:
+                if not names and contents.get(column) == "text" and column != sample:
+                    names = column
+            groups = self._row_groups(file, [sample, label, names], title)
+            classes = _label_names(schema, label)
+            return _Table(file, kind, sample, label, names, classes, groups)
+
+    def _column_contents(self, schema: pa.Schema, title: str) -> dict[str, str]:
+        """Return the content of each column; refuse duplicates and split columns."""
+        if len(set(schema.names)) != len(schema.names):
+            raise FileFormatError(
+                f"{title} must have every column once, "
+                f"got {quote_names(schema.names, most=8)}"
             )
+        contents = {name: _contents(schema.field(name).type) for name in schema.names}
+        needs_parts = self.options.labelled and self.options.part != "all"
+        if needs_parts and contents.get(SPLIT_COLUMN) == "text":
+            raise FileFormatError(
+                f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of "
+                "their own"
+            )
+        return contents
 
     def _file(self, name: str) -> Any:
         import pyarrow.parquet as pq
@@ -207,39 +203,45 @@ class ParquetSource(Source):
     def _row_groups(
         self, file: Any, wanted: list[str], title: str
     ) -> list[tuple[int, int]]:
-        """Return rows and bytes of every row group, of the columns that are read; impossible claims are refused."""
+        """Return rows and bytes of every row group, in the wanted columns.
+
+        Row groups with inconsistent numbers of rows, or that unpack to far too much,
+        are refused.
+        """
         footer = file.metadata
         groups = []
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
-            chunks = [group.column(row) for row in range(group.num_columns)]
-            kept = [
+            chunks = [group.column(column) for column in range(group.num_columns)]
+            counts = {
+                chunk.num_values
+                for column, chunk in enumerate(chunks)
+                if not file.schema.column(column).max_repetition_level
+            }
+            chunks = [
                 chunk
                 for chunk in chunks
                 if chunk.path_in_schema.partition(".")[0] in wanted
             ]
-            packed = sum(chunk.total_compressed_size for chunk in kept)
-            flat = (
-                chunk
-                for row, chunk in enumerate(chunks)
-                if not file.schema.column(row).max_repetition_level
-            )
-            lies = {chunk.num_values for chunk in flat} - {group.num_rows}
-            if lies or not 0 <= group.num_rows <= _ROWS_PER_BYTE * (packed + 1):
+            packed = sum(chunk.total_compressed_size for chunk in chunks)
+            unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
+            is_consistent = counts <= {group.num_rows}
+            most = _MAX_ROWS_PER_BYTE * (packed + 1)
+            if not is_consistent or not 0 <= group.num_rows <= most:
                 raise FileFormatError(
-                    f"{title} must hold the rows that it states, got others in group {number}"
+                    f"{title} must hold the rows that it states, got others in group "
+                    f"{number}"
                 )
-            if (
-                sum(chunk.total_uncompressed_size for chunk in kept)
-                > RATIO * packed + ROOM
-            ):
+            if unpacked > RATIO * packed + ROOM:
                 raise FileFormatError(
-                    f"{title} must unpack to at most {RATIO} times its size and 64 MiB, got more"
+                    f"{title} must unpack to at most {RATIO} times its size and "
+                    "64 MiB, got more"
                 )
             groups.append((group.num_rows, packed))
         if sum(rows for rows, _ in groups) != footer.num_rows:
             raise FileFormatError(
-                f"{title} must hold the {footer.num_rows} rows that it states, got other groups"
+                f"{title} must hold the {footer.num_rows} rows that it states, "
+                "got other groups"
             )
         return groups
 
@@ -250,21 +252,21 @@ class ParquetSource(Source):
 
     @cached_property
     def kind(self) -> str:
-        """What the column of the first file holds."""
+        """Kind of the samples in the first file."""
         return self._first.kind
 
     @property
     def classes(self) -> Mapping[int, str]:
-        """Names of integer labels, where the first file has them."""
+        """Names of integer labels, if the first file has them."""
         return self._first.classes
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Columns of each block that feature vectors were joined of, as the first file states."""
+        """Columns of each joined block of features, as the first file states."""
         return self._shape(next(iter(self.files)))[1]
 
     def _shape(self, name: str) -> tuple[int, tuple[int, ...]]:
-        """Return the length of feature vectors, and the widths of their blocks as the file states them."""
+        """Return the length of feature vectors, and the widths of their blocks."""
         table = self._open(name)
         title = self.tree.display_name(name)
         if table.kind != "features":
@@ -272,16 +274,15 @@ class ParquetSource(Source):
         schema = table.file.schema_arrow
         width = int(getattr(schema.field(table.sample).type, "list_size", 0))
         filled = [number for number, (rows, _) in enumerate(table.groups) if rows]
-        if not width and filled:  # where the type does not say it, the first row does
-            row = self._rows(
-                name, (filled[0], filled[0] + 1, 0, 1), [table.sample]
-            ).column(table.sample)[0]
-            width = len(row.as_py() or ())
+        if not width and filled:
+            # The type does not state the length, so the first row is read.
+            where = (filled[0], filled[0] + 1, 0, 1)
+            first_row = self._rows(name, where, [table.sample]).column(table.sample)[0]
+            width = len(first_row.as_py() or ())
         stated = (schema.metadata or {}).get(WIDTHS.encode())
+        widths = parse_json(stated or "[]", f"{title}: {WIDTHS}")
         try:
-            return width, check_widths(
-                WIDTHS, parse_json(stated or "[]", f"{title}: {WIDTHS}"), width
-            )
+            return width, check_widths(WIDTHS, widths, width)
         except InputError as error:
             raise FileFormatError(f"{title}: {error}") from error
 
@@ -290,12 +291,14 @@ class ParquetSource(Source):
     ) -> tuple[dict[str, Any], list[Shard]]:
         table = self._open(name)
         shards = []
+        width, widths = self._shape(name)
         form = {
             "samples": table.sample,
             "labels": table.label,
             "classes": table.classes,
+            "width": width,
+            "blocks": widths,
         }
-        form |= dict(zip(("width", "blocks"), self._shape(name), strict=True))
         for span in spans(table.groups, rows, size):
             where = {
                 "file": name,
@@ -303,14 +306,25 @@ class ParquetSource(Source):
                 "last": span.last,
                 "skip": span.skip,
             }
-            row = sum(n for n, _ in table.groups[: span.first]) + span.skip
-            shards.append(Shard(0, span.rows, span.size, {**where, "row": row}))
+            rows_before = sum(n for n, _ in table.groups[: span.first])
+            where["row"] = rows_before + span.skip
+            shards.append(Shard(0, span.rows, span.size, where))
         return form, shards
 
     def _rows(
         self, name: str, where: tuple[int, int, int, int], wanted: list[str]
     ) -> pa.Table:
-        """Return rows of a range of row groups: (first, last, rows to skip, rows)."""
+        """Return columns of consecutive rows.
+
+        Parameters
+        ----------
+        name : str
+            The file.
+        where : tuple of int
+            First row group, the one after the last, rows to skip, rows to return.
+        wanted : list of str
+            The columns.
+        """
         import pyarrow as pa
 
         first, last, skip, rows = where
@@ -325,7 +339,7 @@ class ParquetSource(Source):
         count = 0
         with wrap_format_errors(title, f"{self.format.capitalize()} file"):
             for batch in table.file.iter_batches(
-                _BATCH[table.kind],
+                _BATCH_ROWS[table.kind],
                 row_groups=range(first, last),
                 columns=wanted,
                 use_threads=False,
@@ -333,81 +347,80 @@ class ParquetSource(Source):
                 left -= batch.nbytes
                 if left < 0:
                     raise FileFormatError(
-                        f"{title} must unpack to at most {RATIO} times its size, got more"
+                        f"{title} must unpack to at most {RATIO} times its size, "
+                        "got more"
                     )
                 batch.validate(full=True)
                 before = min(skip, batch.num_rows)
                 part = batch.slice(before, rows - count)
                 skip -= before
-                kept += [part] if part.num_rows else []
+                if part.num_rows:
+                    kept.append(part)
                 count += part.num_rows
                 if count >= rows:
                     break
         if count != rows:
             raise FileFormatError(
-                f"{title} must hold the rows that it states, got {count} instead of {rows}"
+                f"{title} must hold the rows that it states, "
+                f"got {count} instead of {rows}"
             )
         return pa.Table.from_batches(kept)
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the rows of a shard: its columns of its groups."""
+        """Return the rows of a shard."""
         name, first, last, skip, row = where_of(
             shard, file=str, first=int, last=int, skip=int, row=int
         )
         title = self.tree.display_name(name)
         table = self._open(name)
-        wanted = [
-            column
-            for column in (table.sample if bodies else "", table.label, table.name)
-            if column
-        ]
-        if wanted:
-            rows = self._rows(name, (first, last, skip, shard.rows), wanted)
-        else:
-            rows = None
+        sample = table.sample if bodies else ""
+        columns = [column for column in (sample, table.label, table.name) if column]
         names = tuple(f"{name}[{number}]" for number in range(row, row + shard.rows))
         labels = None
-        if rows is not None and table.label:
-            values = rows.column(table.label).to_pylist()
-            plain = [
-                value.strip() if isinstance(value, str) else value for value in values
-            ]
-            labels = class_labels(plain, table.classes, title)
-        if rows is not None and table.name:
-            given = rows.column(table.name).to_pylist()
-            names = tuple(own or usual for own, usual in zip(given, names, strict=True))
+        rows = None
+        if columns:
+            rows = self._rows(name, (first, last, skip, shard.rows), columns)
+            if table.label:
+                labels = self._labels(rows, table, title)
+            if table.name:
+                written = rows.column(table.name).to_pylist()
+                pairs = zip(written, names, strict=True)
+                names = tuple(given or default for given, default in pairs)
         if rows is None or not bodies:
-            return Samples("image", Images((b"",) * len(names), names), labels=labels)
+            no_bodies = Images((b"",) * len(names), names)
+            return Samples("image", no_bodies, labels=labels)
         column = rows.column(table.sample)
         if table.kind == "features":
             vectors = _vectors(column, f"{title}: {table.sample}")
             return Samples("features", features=vectors, labels=labels, row_names=names)
         values = column.to_pylist()
         if table.kind == "image":
-            images = tuple(
-                _image(cell, own) for cell, own in zip(values, names, strict=True)
-            )
+            cells = zip(values, names, strict=True)
+            images = tuple(_image(cell, cell_name) for cell, cell_name in cells)
             return Samples("image", Images(images, names), labels=labels)
-        for own, text in zip(names, values, strict=True):
+        for text_name, text in zip(names, values, strict=True):
             if not isinstance(text, str) or not text.strip():
                 raise InputError(
-                    f"{title}: {table.sample} must not be empty, got {text!r} for {own}"
+                    f"{title}: {table.sample} must not be empty, "
+                    f"got {text!r} for {text_name}"
                 )
         return Samples("text", Texts(tuple(values)), labels=labels, row_names=names)
 
+    def _labels(self, rows: pa.Table, table: _Table, title: str) -> NDArray[np.str_]:
+        """Return the class names of rows."""
+        values = rows.column(table.label).to_pylist()
+        stripped = [
+            value.strip() if isinstance(value, str) else value for value in values
+        ]
+        return class_labels(stripped, table.classes, title)
+
 
 def _image(cell: Any, title: str) -> bytes | ImageError:
-    """Return the bytes of an image, or why there are none: one bad cell is one bad image, not a bad shard."""
-    if isinstance(cell, dict):
-        body = cell.get("bytes")
-    else:
-        body = cell
+    """Return the bytes of an image, or an error, so that other images can be read."""
+    body = cell.get("bytes") if isinstance(cell, dict) else cell
     if not isinstance(body, bytes) or not body:
-        return ImageError(
-            f"image must be there, but its bytes are not in the table: {title}"
-        )
-    large = len(body) > LARGEST_IMAGE
-    if large:
+        return ImageError(f"the bytes of the image must be in the table: {title}")
+    if len(body) > LARGEST_IMAGE:
         return ImageError(
             f"{title} must have at most {LARGEST_IMAGE // 2**20} MiB, got more"
         )
@@ -415,12 +428,10 @@ def _image(cell: Any, title: str) -> bytes | ImageError:
 
 
 def _vectors(column: Any, title: str) -> NDArray[Any]:
-    """Return lists of numbers as rows of one width."""
+    """Return a column of vectors of the same length as a matrix."""
     array = column.combine_chunks()
-    values = array.flatten()  # leaves out null lists, so that the count differs
-    width = 0
-    if len(array):
-        width = len(values) // len(array)
+    values = array.flatten()  # without null lists, so that the count differs
+    width = len(values) // len(array) if len(array) else 0
     even = (
         array.null_count == 0 == values.null_count
         and len(values) == len(array) * width > 0
@@ -431,9 +442,8 @@ def _vectors(column: Any, title: str) -> NDArray[Any]:
         raise FileFormatError(
             f"{title} must hold vectors of one width in every row, got others"
         )
-    return as_features(
-        np.asarray(values.to_numpy(zero_copy_only=False)).reshape(-1, width), title
-    )
+    matrix = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(-1, width)
+    return as_features(matrix, title)
 
 
 _is_parquet = partial(has_files, suffixes=".parquet")
@@ -442,24 +452,36 @@ register_reader("parquet", suffixes=(".parquet",), fits=_is_parquet, rank=20)(
 )
 
 
-def _is_packed(flatbuffer: bytes) -> bool:
-    """Return whether a record batch is compressed: Arrow would unpack it whole to tell its size, however large."""
+def _is_compressed(flatbuffer: bytes) -> bool:
+    """Return whether a record batch is compressed.
 
-    def entry(table: int, number: int) -> int:
-        """Return where an entry of a table begins, counted from the table; 0 where it has none."""
-        names = table - struct.unpack_from("<i", flatbuffer, table)[0]
-        (size,) = struct.unpack_from("<H", flatbuffer, names)
-        if 4 + 2 * number < size:
-            return int(struct.unpack_from("<H", flatbuffer, names + 4 + 2 * number)[0])
+    pyarrow does not expose this flag, and decompresses a batch completely before it
+    returns its size. So the flag is read from the flatbuffer metadata: the third field
+    of a message is the record batch, and the fourth field of a record batch is the
+    compression. The format specification of Arrow fixes both numbers.
+    """
+    message = _uint32(flatbuffer, 0)
+    header = message + _field_offset(flatbuffer, message, 2)
+    batch = header + _uint32(flatbuffer, header)
+    return _field_offset(flatbuffer, batch, 3) != 0
+
+
+def _uint32(flatbuffer: bytes, position: int) -> int:
+    return int(struct.unpack_from("<I", flatbuffer, position)[0])
+
+
+def _field_offset(flatbuffer: bytes, table: int, number: int) -> int:
+    """Return the offset of a field from its flatbuffer table; 0 if it is missing."""
+    vtable = table - int(struct.unpack_from("<i", flatbuffer, table)[0])
+    (vtable_size,) = struct.unpack_from("<H", flatbuffer, vtable)
+    entry = 4 + 2 * number
+    if entry >= vtable_size:
         return 0
-
-    (message,) = struct.unpack_from("<I", flatbuffer)
-    header = message + entry(message, 2)
-    return bool(entry(header + struct.unpack_from("<I", flatbuffer, header)[0], 3))
+    return int(struct.unpack_from("<H", flatbuffer, vtable + entry)[0])
 
 
 class ArrowSource(ParquetSource):
-    """Rows of a data set that ``save_to_disk`` of the Hugging Face library wrote, one split or a dictionary of them."""
+    """Rows of a Hugging Face data set or dictionary written by ``save_to_disk``."""
 
     format = "arrow"
     suffixes = (".arrow",)
@@ -474,7 +496,8 @@ class ArrowSource(ParquetSource):
         }
         if any(name.endswith("indices.arrow") for name in found):
             raise FileFormatError(
-                f"{self.tree.display_name()} must be saved without indices: run flatten_indices() before"
+                f"{self.tree.display_name()} must be saved without indices: run "
+                "flatten_indices() before"
             )
         return found
 
@@ -486,15 +509,16 @@ class ArrowSource(ParquetSource):
     ) -> list[tuple[int, int]]:
         from pyarrow.ipc import MessageReader
 
-        messages = iter(MessageReader.open_stream(file.opened()))
+        messages = iter(MessageReader.open_stream(file.open()))
         next(messages)  # the schema
-        if any(
-            message.type != "record batch" or _is_packed(message.metadata.to_pybytes())
-            for message in messages
-        ):
-            raise FileFormatError(
-                f"{title} must hold plain batches, as save_to_disk writes them, got packed ones"
-            )
+        for message in messages:
+            if message.type != "record batch" or _is_compressed(
+                message.metadata.to_pybytes()
+            ):
+                raise FileFormatError(
+                    f"{title} must hold plain batches, as save_to_disk writes them, "
+                    "got compressed ones"
+                )
         return [(batch.num_rows, batch.nbytes) for batch in file.stream()]
 
 

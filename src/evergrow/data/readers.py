@@ -43,8 +43,8 @@ class DataOptions:
     part : {"train", "test", "all"}
         Part to read if the data has a training and a test part.
     labelled : bool
-        Whether labels are required. Without them, all images below a folder are read,
-        whatever its layout.
+        Whether labels are required. Without them, all images below a folder are read
+        in any layout.
     kind : {"", "image", "text"}
         Kind of samples to read from a table that has both.
     text_column, image_column, label_column : str
@@ -55,7 +55,7 @@ class DataOptions:
     root : path-like, optional
         Folder in which names are looked up, and to which paths in a table are relative.
     test_size : float
-        Fraction of each class that is drawn as a test part if there is none, see
+        Fraction of each class that is drawn as a test part from data without one, see
         :func:`evergrow.data.load_data`; 0 draws none.
     seed : int
         Seed of this draw.

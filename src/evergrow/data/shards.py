@@ -1,4 +1,7 @@
-"""Data sets that are read by parts, on disk or in a bucket: the same shards whoever asks, wherever they are read."""
+"""Data sets that are read in shards, on disk or in a bucket.
+
+The shards of a data set are the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.errors import (
@@ -46,9 +48,9 @@ if TYPE_CHECKING:
     from evergrow.data.arrays import FeatureSet
 
 _SHARD_BYTES = 64 * 2**20
-_SHARDS_KEPT = 4
-_FILES_KEPT = 64
-_AT_ONCE = 8
+_CACHED_SHARDS = 4
+_CACHED_FILES = 64
+_PARALLEL_REQUESTS = 8
 _SPLIT = re.compile(
     r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])"
 )
@@ -56,24 +58,24 @@ _SPLIT = re.compile(
 
 @dataclass(frozen=True)
 class Shard:
-    """Where a part of a data set lies, which one worker reads at once.
+    """A part of a data set that one worker reads at once.
 
     Parameters
     ----------
     number : int
-        Place of the shard in its manifest, from 0.
+        Index of the shard in its manifest.
     rows : int
-        Samples in it.
+        Number of samples.
     size : int
-        Bytes of it at the source, or 0 where they are not known.
+        Size at the source in bytes, or 0 if unknown.
     where : dict
-        What its source needs to read it: file, byte range, row groups, rows. Plain JSON
-        values.
+        Location for the source: file, byte range, row groups, rows. Plain JSON values.
 
     Examples
     --------
     >>> from evergrow.data import Shard
-    >>> Shard(0, 500, 1 << 20, {"file": "train-000.tar", "start": 0, "stop": 1 << 20}).rows
+    >>> where = {"file": "train-000.tar", "start": 0, "stop": 1 << 20}
+    >>> Shard(0, 500, 1 << 20, where).rows
     500
     """
 
@@ -84,17 +86,17 @@ class Shard:
 
 
 class Source(ABC):
-    """A data set in files that can be read in parts, on any machine that reaches them.
+    """A data set in files that is read in shards, on any machine that has access.
 
     Parameters
     ----------
     tree : Tree
-        The folder.
+        Folder of the files.
     pattern : str
-        Which files in it: a name, a pattern with ``*`` or ``?``; empty takes all of the
-        format.
+        Files to read: a name, or a pattern with ``*`` or ``?``; "" reads all files of
+        the format.
     options : DataOptions
-        How they are read.
+        How to read them.
     """
 
     format: ClassVar[str] = ""
@@ -111,64 +113,71 @@ class Source(ABC):
         }
 
     def _open(self, name: str) -> Any:
-        """Return what :meth:`_open_file` gives for a file; the last ones are kept."""
+        """Return the result of :meth:`_open_file`, from a cache of recent files."""
         opened = self.__dict__.setdefault("_opened", {})
         if name not in opened:
-            if len(opened) >= _FILES_KEPT:
+            if len(opened) >= _CACHED_FILES:
                 opened.clear()
             opened[name] = self._open_file(name)
         return opened[name]
 
     def _open_file(self, name: str) -> Any:
-        """Return what is known of a file before its rows are read."""
+        """Open a file and read its header or footer."""
         raise NotImplementedError
 
     @cached_property
     @abstractmethod
     def kind(self) -> str:
-        """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
+        """Kind of the samples: ``"image"``, ``"text"`` or ``"features"``."""
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Columns of each block, where samples are features of several; none elsewhere."""
+        """Columns of each block of features; empty for a single block."""
         return ()
 
     @property
     def classes(self) -> Mapping[int, str]:
-        """Names of integer labels, where the data have them; they give the order of the classes."""
+        """Names of integer labels in the order of the classes; can be empty."""
         return {}
 
     @cached_property
     def files(self) -> dict[str, int]:
-        """Names and sizes of the files of the part, sorted by name; the place is asked once."""
+        """Names and sizes of the files of the selected part, sorted by name."""
         return part_of_files(self._every_file, self.options.part)
 
     @cached_property
     def _every_file(self) -> dict[str, int]:
+        """Names and sizes of the files of all parts."""
         tree = self.tree
         pattern = self.pattern
         if pattern and (not glob.has_magic(pattern) or tree.is_file(pattern)):
             return {pattern: tree.size(pattern)}
         listing = tree.listing(deep=not pattern or "/" in pattern)
         if pattern:
-            names = [name for name in listing if name.count("/") == pattern.count("/")]
-            wanted = [name for name in names if PurePosixPath(name).match(pattern)]
-        else:
-            right = [name for name in listing if name.lower().endswith(self.suffixes)]
+            depth = pattern.count("/")
             wanted = [
-                name for name in right if not any(map(is_hidden, name.split("/")))
+                name
+                for name in listing
+                if name.count("/") == depth and PurePosixPath(name).match(pattern)
+            ]
+        else:
+            wanted = [
+                name
+                for name in listing
+                if name.lower().endswith(self.suffixes)
+                and not any(map(is_hidden, name.split("/")))
             ]
         if not wanted:
-            like = pattern or " or ".join(f"*{suffix}" for suffix in self.suffixes)
+            expected = pattern or " or ".join(f"*{suffix}" for suffix in self.suffixes)
             raise DatasetNotFoundError(
-                f"{tree.display_name()} must hold files like {like}, got none"
+                f"{tree.display_name()} must hold files like {expected}, got none"
             )
         return {name: listing[name] for name in wanted}
 
-    # -- whole -------------------------------------------------------------------------
+    # -- all samples -------------------------------------------------------------------
 
     def samples(self) -> Samples:
-        """Return all samples of the part; images that files hold are referred to, and read when they are wanted."""
+        """Return all samples of the selected part; images are read on use."""
         if self.kind != "image":
             return concat_samples(list(self.chunks(4096)))
         store = ShardStore(self)
@@ -184,54 +193,51 @@ class Source(ABC):
         )
 
     def chunks(self, rows: int) -> Iterator[Samples]:
-        """Yield the samples of the part, at most so many at a time."""
+        """Yield the samples of the selected part, at most ``rows`` at a time."""
         for shard in self.shards(rows, 2**62):
             yield replace(self.read(shard), lasting=True)
 
-    def _of_part(self, part: str) -> Self:
+    def _with_part(self, part: str) -> Self:
+        """Return the source with another part selected."""
         other = copy.copy(self)
         other.options = replace(self.options, part=part)
         other.__dict__.pop("files", None)
         return other
 
     def dataset(self) -> Dataset | FeatureSet:
-        """Return the training part, or all, and the test part where there is one."""
+        """Return the training part and the test part, or all samples without one."""
         has_test = part_of_files(self._every_file, "test") != self._every_file
-        train = self._of_part("train").samples()
-        test = None
-        if has_test:
-            test = self._of_part("test").samples()
+        train = self._with_part("train").samples()
+        test = self._with_part("test").samples() if has_test else None
         if train.labels is None:
             raise InputError(
-                f"{self.tree.display_name(self.pattern)} must have labels; name their column by label_column"
+                f"{self.tree.display_name(self.pattern)} must have labels; name their "
+                "column by label_column"
             )
         present = set(train.labels.tolist())
-        names = [name for name in self.classes.values() if name in present]
-        if not names:
-            if test is None or test.labels is None:
-                tested = []
-            else:
-                tested = test.labels.tolist()
-            names = list(
-                map(str, sorted(integers([*sorted(present), *tested])[: len(present)]))
-            )
-        return Dataset(train, test, tuple(names), layout=self.format)
+        class_names = [name for name in self.classes.values() if name in present]
+        if not class_names:
+            test_labels: list[str] = []
+            if test is not None and test.labels is not None:
+                test_labels = test.labels.tolist()
+            class_names = _sorted_classes(present, test_labels)
+        return Dataset(train, test, tuple(class_names), layout=self.format)
 
     # -- shards ------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """Return plain JSON values from which :func:`source_from` makes the source again; no secret is among them."""
+        """Return plain JSON values for :func:`source_from`, without secrets."""
         kind: Any = self.kind
-        return dict(
-            to_values(
-                _Description(
-                    self.format, self.tree.address, self.pattern, kind, self.options
-                )
-            )
+        description = _Description(
+            self.format, self.tree.address, self.pattern, kind, self.options
         )
+        return dict(to_values(description))
 
     def identity(self) -> str:
-        """Return a hash of names, sizes and how they are read: the same on every machine and at every address."""
+        """Return a hash of file names, sizes and options.
+
+        It is the same on every machine and at every address.
+        """
         digest = hashlib.blake2b(digest_size=16)
         chosen = sorted(vars(self.options).items() - vars(DEFAULTS).items())
         for text in (self.format, repr(chosen), *self._marks()):
@@ -239,22 +245,22 @@ class Source(ABC):
         return digest.hexdigest()
 
     def _marks(self) -> Iterable[str]:
-        """Yield what tells the data from others."""
+        """Yield texts that identify the data."""
         return (f"{name}\0{size}" for name, size in self.files.items())
 
     def shards(
         self, rows: int, size: int, unreadable: dict[str, str] | None = None
     ) -> Iterator[Shard]:
-        """Yield the shards, each of at most so many rows and, where more than one row fits, so many bytes.
+        """Yield the shards.
 
         Parameters
         ----------
         rows, size : int
-            Most samples and bytes of a shard.
+            Maximum number of samples and bytes of a shard. A shard of one sample can be
+            larger than ``size``.
         unreadable : dict, optional
-            Gets the name of every file of which not even the contents can be listed,
-            and why; the source then goes on without these files. By default the first
-            one raises.
+            Receives name and error of every file whose contents cannot be listed. These
+            files are left out of the source. By default the first one raises.
         """
         check_number("rows", rows, low=1, integer=True)
         check_number("size", size, low=1, integer=True)
@@ -262,13 +268,15 @@ class Source(ABC):
         for number, part in enumerate(self._parts(rows, size, unreadable)):
             yield replace(part, number=number)
         if number < 0:
-            none = f"{self.tree.display_name(self.pattern)} must hold at least one sample, got none"
-            raise InputError(next(iter((unreadable or {}).values()), none))
+            if unreadable:
+                raise InputError(next(iter(unreadable.values())))
+            title = self.tree.display_name(self.pattern)
+            raise InputError(f"{title} must hold at least one sample, got none")
 
     def _parts(
         self, rows: int, size: int, unreadable: dict[str, str] | None
     ) -> Iterator[Shard]:
-        """Yield the shards of all files in order, with any number."""
+        """Yield the shards of all files in order, not yet numbered."""
 
         def parts_of(name: str) -> tuple[dict[str, Any], list[Shard]] | EvergrowError:
             try:
@@ -277,49 +285,57 @@ class Source(ABC):
                 return error
 
         first = None
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = (pool.map if self.tree.remote else map)(
-                parts_of, self.files
-            )  # each of a storage is slow
-            for name, parts in zip(self.files, found, strict=True):
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+            # Requests to a remote storage are slow, so they are sent in parallel.
+            map_files = pool.map if self.tree.remote else map
+            for name, parts in zip(
+                self.files, map_files(parts_of, self.files), strict=True
+            ):
                 if isinstance(parts, tuple):
-                    first = check_same_form(self.tree, first, name, parts[0])
-                    yield from parts[1]
+                    form, shards = parts
+                    first = check_same_form(self.tree, first, name, form)
+                    yield from shards
                 elif unreadable is None:
                     raise parts
                 else:
                     unreadable[name] = str(parts)
-        self.__dict__["files"] = {
-            name: size
-            for name, size in self.files.items()
-            if name not in (unreadable or {})
-        }
+        if unreadable:
+            self.__dict__["files"] = {
+                name: n_bytes
+                for name, n_bytes in self.files.items()
+                if name not in unreadable
+            }
 
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
-        """Return what all files must have alike, and the shards of a file in order, with any number."""
+        """Return the shared schema and the shards of a file, not yet numbered."""
         raise NotImplementedError
 
     @abstractmethod
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples of a shard and read no more than that; without bodies, images have no bytes."""
+        """Return the samples of a shard, and read only these.
+
+        Without ``bodies``, images are returned without their bytes.
+        """
 
 
 class ShardStore:
-    """The images of a source that is read by shards, as a store of images by their rows; the last shards are kept.
+    """A store of the images in shards, by row; recent shards are cached.
 
     Parameters
     ----------
     source : Source
         Images in files that hold many of them.
+    shards : sequence of Shard
+        Shards of the source; all by default.
     """
 
     def __init__(self, source: Source, shards: Sequence[Shard] = ()) -> None:
         self.source = source
         self.shards = shards or list(source.shards(1024, _SHARD_BYTES))
         self._ends = np.cumsum([shard.rows for shard in self.shards]).tolist()
-        self._read_shard = lru_cache(_SHARDS_KEPT)(
+        self._read_shard = lru_cache(_CACHED_SHARDS)(
             lambda number: source.read(self.shards[number])
         )
         self._lock = threading.Lock()
@@ -331,10 +347,9 @@ class ShardStore:
         """Return one image."""
         number = bisect.bisect_right(self._ends, key)
         with self._lock:
-            found = self._read_shard(number)
-        return found.raw_items().raw(
-            key - self._ends[number] + self.shards[number].rows
-        )
+            samples = self._read_shard(number)
+        first = self._ends[number] - self.shards[number].rows
+        return samples.raw_items().raw(key - first)
 
     @cached_property
     def _identity(self) -> tuple[str, str]:
@@ -346,24 +361,26 @@ class ShardStore:
         return self.source.identity(), changed
 
     def mark(self, key: int, *, times: bool) -> str:
-        """Return what tells the source from others, and the row."""
+        """Return the identity of the source, and the row."""
         identity, changed = self._identity
         return f"{identity}\0{changed if times else ''}\0{key}"
 
 
 @dataclass(frozen=True)
 class _Files:
+    """Location of a shard of image files: names, sizes and labels."""
+
     files: tuple[str, ...]
     sizes: tuple[int, ...]
     labels: tuple[str, ...] | None = None
 
 
 class ListedSource(Source):
-    """Samples that a reader lists: folders, tables, lists, archives, and whatever users of the package register.
+    """Samples that a reader lists: of folders, tables, archives and the like.
 
-    The manifest names every file, so that a worker lists nothing; beyond some ten
-    million images, tar or Parquet shards serve better. What are no plain files is
-    listed by every worker, once.
+    The shards name every plain file, so that a worker lists nothing. Data in archives
+    and tables of texts is listed by every worker, once. For more than about ten million
+    images, tar or Parquet files are better.
     """
 
     def __init__(
@@ -374,7 +391,7 @@ class ListedSource(Source):
 
     @cached_property
     def kind(self) -> str:
-        """What the reader lists."""
+        """Kind of the listed samples."""
         return self._samples.kind
 
     @cached_property
@@ -388,16 +405,17 @@ class ListedSource(Source):
             found = read_folder(self.format, unwrapped(tree), self.options)
         if not isinstance(found, Dataset):
             raise InputError(
-                f"{tree.display_name(self.pattern)} must be labelled images or texts, got another form of data"
+                f"{tree.display_name(self.pattern)} must be labelled images or texts, "
+                "got another form of data"
             )
         return found
 
     def dataset(self) -> Dataset:
-        """Return the data as the reader lists them."""
+        """Return the data set that the reader lists."""
         return self._dataset
 
     def samples(self) -> Samples:
-        """Return all samples of the part."""
+        """Return all samples of the selected part."""
         found = self._dataset.part(self.options.part)
         if self.options.labelled:
             return found
@@ -409,32 +427,27 @@ class ListedSource(Source):
 
     @cached_property
     def _names(self) -> list[str] | None:
-        """Names of the files relative to the place; None where samples are not plain files of it."""
+        """Names of the files relative to the tree; None unless all are plain files."""
         items = self._samples.items
         if not isinstance(items, Images):
             return None
-        if (
-            self.tree.on_disk and items.root is not None
-        ):  # the images of a list may lie beside its folder
-            base = Path(os.path.relpath(items.root, self.tree.address)).as_posix()
+        if self.tree.on_disk and items.root is not None:
+            # A list can name images outside of its own folder.
+            relative = os.path.relpath(items.root, self.tree.address)
+            base = Path(relative).as_posix()
             return [
                 posixpath.normpath(posixpath.join(base, name)) for name in items.values
             ]
-        stores = [
-            (value.store, value.key)
-            for value in items.values
-            if isinstance(value, Stored)
-        ]
         names = [
-            posixpath.join(store.base, key)
-            for store, key in stores
-            if isinstance(store, Tree)
+            posixpath.join(value.store.base, value.key)
+            for value in items.values
+            if isinstance(value, Stored) and isinstance(value.store, Tree)
         ]
         return names if len(names) == len(items) else None
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """Bytes of every sample."""
+        """Size of every sample in bytes; 0 if unknown."""
         items = self._samples.items
         if isinstance(items, Texts):
             return [len(text.encode("utf-8", "surrogatepass")) for text in items.texts]
@@ -443,9 +456,9 @@ class ListedSource(Source):
         sizes = [self.tree.size(name) for name in self._names]
         for name, size in zip(self._names, sizes, strict=True):
             if size > LARGEST_IMAGE:
-                most = f"{LARGEST_IMAGE // 2**20} MiB"
                 raise FileFormatError(
-                    f"{self.tree.display_name(name)} must be an image of at most {most}, got {size} bytes"
+                    f"{self.tree.display_name(name)} must be an image of at most "
+                    f"{LARGEST_IMAGE // 2**20} MiB, got {size} bytes"
                 )
         return sizes
 
@@ -453,70 +466,62 @@ class ListedSource(Source):
         if self._names is None:
             yield self._samples.raw_items().stamp(times=False)
         else:
-            yield from (
-                f"{name}\0{size}"
-                for name, size in zip(self._names, self._sizes, strict=True)
-            )
-        yield from [] if self._samples.labels is None else self._samples.labels.tolist()
+            for name, size in zip(self._names, self._sizes, strict=True):
+                yield f"{name}\0{size}"
+        if self._samples.labels is not None:
+            yield from self._samples.labels.tolist()
 
     def _parts(
         self, rows: int, size: int, unreadable: dict[str, str] | None
     ) -> Iterator[Shard]:
         labels = self._samples.labels
         for span in spans([(1, weight) for weight in self._sizes], rows, size):
-            start = span.first
-            stop = span.last
-            where: dict[str, Any] = {"start": start, "stop": stop}
+            rows_of = slice(span.first, span.last)
+            where: dict[str, Any] = {"start": span.first, "stop": span.last}
             if self._names is not None:
-                where = {
-                    "files": self._names[start:stop],
-                    "sizes": self._sizes[start:stop],
-                }
-                where |= (
-                    {} if labels is None else {"labels": labels[start:stop].tolist()}
-                )
-            yield Shard(0, stop - start, span.size, where)
+                where = {"files": self._names[rows_of], "sizes": self._sizes[rows_of]}
+                if labels is not None:
+                    where["labels"] = labels[rows_of].tolist()
+            yield Shard(0, span.last - span.first, span.size, where)
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples of a shard; files on disk are only named, and opened by whoever decodes them."""
+        """Return the samples of a shard; files on disk are not opened."""
         if "files" not in shard.where:
-            start, stop = where_of(shard, start=int, stop=int)
-            if stop > len(self._samples) or stop - start != shard.rows:
-                title = self.tree.display_name(self.pattern)
-                raise FileFormatError(
-                    f"{title} must hold {stop} samples, as when shards were made"
-                )
-            found = self._samples.take(np.arange(start, stop))
-            if found.kind != "text":
-                return replace(found, row_names=())
-            title = self.pattern or "row"
-            row_names = tuple(f"{title}[{row}]" for row in range(start, stop))
-            return replace(found, row_names=row_names)
+            return self._read_range(shard)
         where = from_values(_Files, shard.where, f"shard {shard.number}")
         names = where.files
-        sizes = where.sizes
-        labels = where.labels
-        if (
-            not shard.rows
-            == len(names)
-            == len(sizes)
-            == len(names if labels is None else labels)
-        ):
+        n_labels = len(names) if where.labels is None else len(where.labels)
+        if not shard.rows == len(names) == len(where.sizes) == n_labels:
             raise FileFormatError(
-                f"shard {shard.number} must name {shard.rows} files and labels, got other numbers"
+                f"shard {shard.number} must name {shard.rows} files and labels, "
+                "got other numbers"
             )
         images = self.tree.images(names)
         if not self.tree.on_disk:
-            images = Images(tuple(self.tree.read_all(names, sizes)), names)
-        return Samples(
-            "image",
-            images,
-            labels=None if labels is None else np.array(labels, dtype=np.str_),
-        )
+            images = Images(tuple(self.tree.read_all(names, where.sizes)), names)
+        labels = None
+        if where.labels is not None:
+            labels = np.array(where.labels, dtype=np.str_)
+        return Samples("image", images, labels=labels)
+
+    def _read_range(self, shard: Shard) -> Samples:
+        """Return a range of the listed samples."""
+        start, stop = where_of(shard, start=int, stop=int)
+        if stop > len(self._samples) or stop - start != shard.rows:
+            raise FileFormatError(
+                f"{self.tree.display_name(self.pattern)} must hold {stop} samples, "
+                "as when shards were made"
+            )
+        found = self._samples.take(np.arange(start, stop))
+        row_names: tuple[str, ...] = ()
+        if found.kind == "text":
+            title = self.pattern or "row"
+            row_names = tuple(f"{title}[{row}]" for row in range(start, stop))
+        return replace(found, row_names=row_names)
 
 
 def make_source(reader: str, tree: Tree, pattern: str, options: DataOptions) -> Source:
-    """Return the source that a reader makes of files; nothing is listed or read."""
+    """Return the source of a reader; nothing is listed or read."""
     read = READERS[reader].read
     if isinstance(read, type) and issubclass(read, Source):
         return read(tree, pattern, options)
@@ -524,17 +529,17 @@ def make_source(reader: str, tree: Tree, pattern: str, options: DataOptions) -> 
 
 
 def source_from(description: Mapping[str, Any]) -> Source:
-    """Return the source that a description is of; nothing is listed or read.
+    """Return the source of a description; nothing is listed or read.
 
     Parameters
     ----------
     description : mapping
-        What :meth:`Source.describe` returned, on this machine or another.
+        Result of :meth:`Source.describe`, on this machine or another.
 
     Raises
     ------
     FileFormatError
-        If it is no such description.
+        If the description is malformed.
 
     Examples
     --------
@@ -542,7 +547,8 @@ def source_from(description: Mapping[str, Any]) -> Source:
     >>> import numpy as np
     >>> from evergrow.data import read, source_from
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.savez(pathlib.Path(folder, "a.npz"), X=np.eye(5, dtype=np.float32), y=np.arange(5))
+    ...     path = pathlib.Path(folder, "a.npz")
+    ...     np.savez(path, X=np.eye(5, dtype=np.float32), y=np.arange(5))
     ...     source = read(folder)
     ...     shards = list(source.shards(rows=2, size=1 << 20))
     ...     found = source_from(source.describe()).read(shards[1])
@@ -555,12 +561,14 @@ def source_from(description: Mapping[str, Any]) -> Source:
         given.format, Tree(given.address), given.pattern, given.options
     )
     if given.kind:
-        source.__dict__["kind"] = given.kind  # no file has to be opened to know it
+        source.__dict__["kind"] = given.kind  # so that no file has to be opened
     return source
 
 
 @dataclass(frozen=True)
 class _Description:
+    """Plain values that describe a source."""
+
     format: str
     address: str
     pattern: str = ""
@@ -569,91 +577,63 @@ class _Description:
 
 
 def where_of(shard: Shard, **kinds: type) -> list[Any]:
-    """Return where a shard lies, as its manifest says it: names, and numbers from 0."""
-    values = [shard.where.get(key) for key in kinds]
-    for (key, kind), value in zip(kinds.items(), values, strict=True):
-        if type(value) is not kind or (isinstance(value, int) and value < 0):
+    """Return values of the location of a shard, checked for type and sign."""
+    values = []
+    for key, kind in kinds.items():
+        value = shard.where.get(key)
+        is_negative = isinstance(value, int) and value < 0
+        if type(value) is not kind or is_negative:
             raise FileFormatError(
                 f"shard {shard.number}: {key} must be of {kind.__name__}, got {value!r}"
             )
+        values.append(value)
     return values
-
-
-def class_labels(
-    labels: Sequence[Any], names: Mapping[int, str], title: str
-) -> NDArray[np.str_]:
-    """Return labels as class names; integers take the names that the data have for them.
-
-    Raises
-    ------
-    InputError
-        If one is missing, or has no name where others do.
-    """
-    found = []
-    for row, value in enumerate(labels):
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, int) and names:
-            if value not in names:
-                raise InputError(
-                    f"{title}: labels must be among the {len(names)} that it names, got {value}"
-                )
-            value = names[value]
-        text = ""
-        if isinstance(value, (str, int)):
-            text = str(value)
-        if not text.strip():
-            raise InputError(
-                f"{title}: every sample must have a label, got {value!r} in row {row}"
-            )
-        found.append(text)
-    return np.array(found, dtype=np.str_)
-
-
-def as_features(values: NDArray[Any], title: str, start: int = 0) -> NDArray[Any]:
-    """Return finite rows in the precision that they have: half is widened, and integers become floats."""
-    if values.dtype not in (np.float32, np.float64):
-        values = values.astype(np.float32 if values.dtype.kind == "f" else np.float64)
-    check_finite(values, title, start)
-    return np.ascontiguousarray(values)
-
-
-def check_finite(values: NDArray[Any], title: str, start: int = 0) -> None:
-    """Raise :class:`InputError` where a row has NaN or infinity."""
-    for first in range(
-        0, len(values), 4096
-    ):  # a part at a time: the array may be memory-mapped
-        finite = np.isfinite(values[first : first + 4096]).all(axis=1)
-        if not finite.all():
-            row = start + first + int(finite.argmin())
-            raise InputError(
-                f"{title} must be finite, got NaN or infinity, first in row {row}"
-            )
 
 
 def check_same_form(
     tree: Tree, first: tuple[str, Any] | None, name: str, form: Any
 ) -> tuple[str, Any]:
-    """Return the first file and its form; raise :class:`FileFormatError` where a later file has another."""
-    known, expected = first or (name, form)
+    """Raise :class:`FileFormatError` if a file has another form than the first one.
+
+    Returns the name and the form of the first file.
+    """
+    if first is None:
+        return name, form
+    first_name, expected = first
+    differences = ", ".join(
+        f"{key} {expected[key]!r} in {first_name} and {form[key]!r} in {name}"
+        for key in form
+        if form[key] != expected[key]
+    )
     if form != expected:
-        pairs = [
-            (key, expected[key], form[key])
-            for key in form
-            if form[key] != expected[key]
-        ]
-        said = ", ".join(
-            f"{key} {was!r} in {known} and {now!r} in {name}" for key, was, now in pairs
+        raise FileFormatError(
+            f"{tree.display_name()}: files must have the same form, got {differences}"
         )
-        raise FileFormatError(f"{tree.display_name()}: files must be alike, got {said}")
-    return known, expected
+    return first
 
 
-# -- how rows become shards ------------------------------------------------------------
+def _sorted_classes(names: set[str], test_labels: Sequence[str]) -> list[str]:
+    """Sort class names; as integers if all names and test labels are integers."""
+    ordered = sorted(names)
+    values = integers([*ordered, *test_labels])
+    return list(map(str, sorted(values[: len(ordered)])))
+
+
+# -- spans of rows ---------------------------------------------------------------------
 
 
 class Span(NamedTuple):
-    """A run of rows in blocks: the first block, the one after the last, rows of the first to skip, rows, bytes."""
+    """A run of rows in consecutive blocks.
+
+    Parameters
+    ----------
+    first, last : int
+        First block, and the one after the last.
+    skip : int
+        Rows of the first block before the run.
+    rows, size : int
+        Rows and bytes of the run.
+    """
 
     first: int
     last: int
@@ -663,41 +643,60 @@ class Span(NamedTuple):
 
 
 def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[Span]:
-    """Yield runs of rows from blocks of (rows, bytes): whole blocks where they fit, equal parts of one that does not.
+    """Yield runs of rows: whole blocks that fit, and equal parts of larger blocks.
+
+    Parameters
+    ----------
+    blocks : sequence of (int, int)
+        Rows and bytes of each block.
+    rows, size : int
+        Maximum number of rows and bytes of a run.
 
     Examples
     --------
     >>> from evergrow.data.shards import spans
-    >>> [tuple(span)[:4] for span in spans([(4, 40), (4, 40), (9, 90)], rows=8, size=1000)]
+    >>> blocks = [(4, 40), (4, 40), (9, 90)]
+    >>> [tuple(span)[:4] for span in spans(blocks, rows=8, size=1000)]
     [(0, 2, 0, 8), (2, 3, 0, 5), (2, 3, 5, 4)]
     """
-    start = count = weight = 0
-    for number, (n, bytes_) in enumerate(blocks):
-        whole = n <= rows and bytes_ <= size
-        if count and not (whole and count + n <= rows and weight + bytes_ <= size):
+    start = 0
+    count = 0
+    weight = 0
+    for number, (n, n_bytes) in enumerate(blocks):
+        fits = n <= rows and n_bytes <= size
+        joins = fits and count + n <= rows and weight + n_bytes <= size
+        if count and not joins:
             yield Span(start, number, 0, count, weight)
-            count = weight = 0
-        if whole:
-            start = start if count else number
-            count = count + n
-            weight = weight + bytes_
-            continue
-        if not n:
-            continue
-        most = max(min(rows, size * n // max(bytes_, 1)), 1)
-        step = -(-n // -(-n // most))  # as many parts as that takes, of one length
-        for skip in range(0, n, step):
-            take = min(step, n - skip)
-            yield Span(number, number + 1, skip, take, bytes_ * take // n)
+            count = 0
+            weight = 0
+        if fits:
+            if not count:
+                start = number
+            count += n
+            weight += n_bytes
+        elif n:
+            yield from _parts_of_block(number, n, n_bytes, rows, size)
     if count:
         yield Span(start, len(blocks), 0, count, weight)
 
 
-# -- which files -----------------------------------------------------------------------
+def _parts_of_block(
+    number: int, n: int, n_bytes: int, rows: int, size: int
+) -> Iterator[Span]:
+    """Yield the smallest number of equal parts of a block within the limits."""
+    limit = max(min(rows, size * n // max(n_bytes, 1)), 1)
+    n_parts = -(-n // limit)
+    step = -(-n // n_parts)
+    for skip in range(0, n, step):
+        n_rows = min(step, n - skip)
+        yield Span(number, number + 1, skip, n_rows, n_bytes * n_rows // n)
+
+
+# -- training and test files -----------------------------------------------------------
 
 
 def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:
-    """Return the files of the training or the test set where their names say so, else all of them.
+    """Return the training or test files by their names, or all if names do not tell.
 
     Examples
     --------

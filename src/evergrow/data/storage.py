@@ -235,7 +235,7 @@ class Tree:
         return folders
 
     def entries(self, folder: str = "") -> Iterator[tuple[str, EntryKind]]:
-        """Yield name and kind of the entries of a folder; links on disk are followed."""
+        """Yield name and kind of the entries of a folder; links are followed."""
         if not self.on_disk:
             yield from self._children.get(self._full(folder), {}).items()
             return
@@ -292,7 +292,7 @@ class Tree:
             return int(about.get("size") or 0)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return the bytes of a file from ``start`` to ``stop``; only these are read."""
+        """Read the bytes of a file from ``start`` to ``stop``."""
         if self.archive is not None:
             if not self.is_file(name):
                 raise DatasetNotFoundError(
@@ -320,8 +320,8 @@ class Tree:
     def open(self, name: str, block: int = 0) -> IO[bytes]:
         """Open a file for reading and seeking.
 
-        Of a remote file, ``block`` bytes are fetched at a time, or exactly the requested
-        bytes if it is 0.
+        Of a remote file, ``block`` bytes are fetched at a time, or exactly the
+        requested bytes if it is 0.
         """
         with self._reaching(name):
             if not self.remote:
@@ -416,7 +416,10 @@ def decoded_text(body: bytes, title: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Raise :class:`ParameterError` for an address with a secret, without repeating it."""
+    """Raise :class:`ParameterError` for an address with a secret.
+
+    The message does not repeat the secret.
+    """
     if is_remote(address) and _PASSWORD.search(address):
         raise ParameterError(
             "an address must not hold a password, which belongs in the environment"

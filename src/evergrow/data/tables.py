@@ -233,7 +233,7 @@ def find_images(
     Files can list images relative to the working directory of some program
     (``data/imagenet-r/...``). So leading folders are removed from the names until they
     are found in the folder of the file, the folder above it, or a usual subfolder of
-    these.
+    both.
 
     Raises
     ------
@@ -250,9 +250,9 @@ def find_images(
     if missing:
         searched = quote_names([name or "." for name in folders], most=8)
         raise DatasetNotFoundError(
-            f"the images of {title} must be there, but {len(missing)} of "
-            f"{len(shortened)} are not: {quote_names(missing)}; looked in {searched} "
-            f"of {tree.display_name()}; name the folder they are in by root"
+            f"{len(missing)} of {len(shortened)} images of {title} are missing: "
+            f"{quote_names(missing)}; looked in {searched} of {tree.display_name()}; "
+            "pass the folder of the images as root"
         )
     return folder, shortened
 
@@ -285,7 +285,7 @@ def _image_folders(
 def _locate_images(
     tree: Tree, folders: Sequence[str], names: Sequence[str]
 ) -> tuple[str, int]:
-    """Return the folder of the images, and how many leading folders names have too many.
+    """Return the folder of the images, and the number of leading folders to remove.
 
     Several names are tried, because the first image can be the missing one.
     """
@@ -312,8 +312,7 @@ def _without_folders(name: str, n_removed: int) -> str:
 def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read a table, and its table of test samples if there is one.
 
-    In a folder, these are its metadata, its training and test table, or its only table
-    beside a folder of images.
+    In a folder, these are its metadata, its training and test table, or its only table.
 
     Raises
     ------
@@ -371,8 +370,8 @@ def _split_parts(
 def _tables_of(tree: Tree) -> list[str]:
     """Return the tables of a folder.
 
-    These are its metadata, or a training and a test table, or its only table if there
-    is at most one folder beside it.
+    These are its metadata, or a training and a test table, or its only table if the
+    folder has at most one subfolder.
     """
     metadata = _metadata(tree)
     if metadata or has_train_test(tree):

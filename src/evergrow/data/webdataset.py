@@ -16,11 +16,12 @@ from evergrow.core.archive import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import printable, quote_names
 from evergrow.data.archives import Member, tar_members
+from evergrow.data.class_labels import class_labels
 from evergrow.data.folders import is_hidden
 from evergrow.data.image_suffixes import is_image
 from evergrow.data.items import Images, Samples
 from evergrow.data.readers import register_reader
-from evergrow.data.shards import Shard, Source, class_labels, spans, where_of
+from evergrow.data.shards import Shard, Source, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, Tree, decoded_text
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
@@ -89,7 +90,7 @@ def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
 
 
 def is_webdataset(tree: Tree, name: str) -> bool:
-    """Return whether a tar holds samples with label files, and not a folder of images."""
+    """Return whether a tar holds samples with label files, not a folder of images."""
     try:
         with tree.open(name, _BLOCK) as file:
             title = tree.display_name(name)
@@ -143,12 +144,15 @@ class WebDatasetSource(Source):
             file.seek(0)
             for sample in grouped(tar_members(file, title, self.files[name]), title):
                 sample.image(title)
-                found = self._label_suffix(sample)
-                label = found if label is None else label
-                if label not in ("", *sample.files) or (found and not label):
+                suffix = self._label_suffix(sample)
+                if label is None:
+                    label = suffix  # of the first sample
+                lacks_label = label and label not in sample.files
+                adds_label = suffix and not label
+                if lacks_label or adds_label:
                     raise InputError(
                         f"{title}: samples must all have a label in "
-                        f".{label or found} or none, but {printable(sample.key)} has "
+                        f".{label or suffix} or none, but {printable(sample.key)} has "
                         f"{quote_names(sample.files)}"
                     )
                 members = sample.files.values()
@@ -179,7 +183,9 @@ class WebDatasetSource(Source):
                 "but it ends early"
             )
         samples = list(
-            grouped(tar_members(io.BytesIO(body), title, len(body), whole=False), title)
+            grouped(
+                tar_members(io.BytesIO(body), title, len(body), complete=False), title
+            )
         )
         if len(samples) != shard.rows:
             raise FileFormatError(

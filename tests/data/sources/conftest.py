@@ -1,4 +1,4 @@
-"""Small data sets, a count of what is read from a storage, and a real S3 server."""
+"""Small data sets, a counter of storage requests, and a real S3 server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["s3", "s3_server"]  # fixtures
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return three classes with four images each: a folder, a table of them, and a folder with metadata."""
+    """Write 3 classes of 4 images: in folders, in a table, and with metadata."""
     root = tmp_path_factory.mktemp("image-sets")
     rows = [
         (f"{('ant', 'bee', 'cat')[row // 4]}/{row % 4}.jpg", row) for row in range(12)
@@ -47,7 +47,7 @@ class Traffic:
 
 @pytest.fixture
 def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    """Count what is read from ``memory://``, which begins empty; whole files opened are an error."""
+    """Count bytes read from an empty ``memory://``; fail if whole files are opened."""
     from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
     monkeypatch.setattr(MemoryFileSystem, "store", {})

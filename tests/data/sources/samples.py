@@ -1,4 +1,4 @@
-"""Small image files, and what the shards of a source hold."""
+"""Small image files, and the contents of shards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def jpeg(seed: int, side: int = 24) -> bytes:
 
 
 def images_table(n: int = 20, side: int = 24) -> Any:
-    """Return a table as the Hugging Face library writes it: images with their paths, and labels with names."""
+    """Return a table of Hugging Face: images with paths, and named labels."""
     pa = pytest.importorskip("pyarrow")
     cells = [{"bytes": jpeg(row, side), "path": f"{row}.jpg"} for row in range(n)]
     about = {"info": {"features": {"label": {"names": NAMES, "_type": "ClassLabel"}}}}

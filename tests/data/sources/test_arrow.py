@@ -1,4 +1,4 @@
-"""Hugging Face data sets that were saved: rows equal those of the library."""
+"""Hugging Face data sets that were saved: rows equal the rows of the library."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from tests.data.conftest import contents_of
 from tests.data.sources.samples import (
     NAMES,
     bodies,
@@ -19,7 +20,6 @@ from tests.data.sources.samples import (
 
 from evergrow.core.errors import FileFormatError
 from evergrow.data import load_data, read
-from evergrow.lab.bench.data import fingerprint_of
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.usefixtures("alone")
@@ -63,7 +63,7 @@ def test_a_few_kilobytes_that_unpack_to_half_a_gigabyte_are_refused(
     assert pa.total_allocated_bytes() - before < 2**20
 
 
-def test_saved_splits(tmp_path: Path) -> None:
+def test_saved_splits_are_parts(tmp_path: Path) -> None:
     splits = datasets.DatasetDict({"train": image_set(15), "validation": image_set(6)})
     splits.save_to_disk(tmp_path / "saved")
     for part, rows in (("train", 15), ("test", 6), ("all", 21)):
@@ -79,7 +79,7 @@ def test_saved_splits(tmp_path: Path) -> None:
     assert data.test.items.stamp() != data.train.items.stamp()
 
 
-def test_saved_texts_in_a_single_split(tmp_path: Path) -> None:
+def test_saved_texts_of_a_single_split_are_read(tmp_path: Path) -> None:
     rows = {"text": [f"t{row}" for row in range(20)], "label": ["ham", "spam"] * 10}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "mail")
     data = load_data(tmp_path / "mail")
@@ -91,7 +91,7 @@ def test_saved_texts_in_a_single_split(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="must have a column 'body'"):
         load_data(tmp_path / "mail", text_column="body")
     (tmp_path / "mail" / "cache-1.arrow").write_bytes(b"of the library")
-    assert fingerprint_of(load_data(tmp_path / "mail")) == fingerprint_of(data)
+    assert contents_of(load_data(tmp_path / "mail")) == contents_of(data)
     (tmp_path / "mail" / "indices.arrow").write_bytes(b"")
     with pytest.raises(FileFormatError, match="flatten_indices"):
         load_data(tmp_path / "mail")

@@ -1,4 +1,4 @@
-"""Images in folders: both layouts, what is left out, every way they can be wrong, and the same from any storage."""
+"""Images in folders: layouts, files left out, errors, and reading from a storage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from tests.data.conftest import PNG, Tree
+from tests.data.conftest import PNG, Tree, contents_of
 from tests.data.sources.conftest import Traffic
 from tests.data.sources.samples import (
     LARGE,
@@ -37,15 +37,13 @@ from evergrow.core.errors import (
 from evergrow.data import Dataset, image_suffixes, load_data, read, shards, source_from
 from evergrow.data.inputs import read_parts
 from evergrow.data.items import Images
-from evergrow.lab.bench.data import fingerprint_of
-from evergrow.lab.streams import stream_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 BOTH = {"train/cat": 6, "train/dog": 5, "test/cat": 2, "test/dog": 3}
 
 
-def test_train_and_test_folders(tree: Tree) -> None:
+def test_train_and_test_folders_are_read(tree: Tree) -> None:
     root = tree(BOTH)
     data = load_data(root)
     assert isinstance(data, Dataset)
@@ -71,7 +69,7 @@ def test_train_and_test_folders(tree: Tree) -> None:
         "all": names["train"] + names["test"],
     }
     kept = load_data(root, test_size=0)
-    assert (kept.has_test, fingerprint_of(kept)) == (True, fingerprint_of(data))
+    assert (kept.has_test, contents_of(kept)) == (True, contents_of(data))
 
 
 @pytest.mark.parametrize(
@@ -104,13 +102,13 @@ def test_train_and_test_folders(tree: Tree) -> None:
         ),
     ],
 )
-def test_other_forms(
+def test_variants_of_the_folder_layouts_are_read(
     folders: dict[str, int], layout: str, classes: tuple[str, ...], tree: Tree
 ) -> None:
     data = load_data(tree(folders))
     assert (data.layout, data.class_names) == (layout, classes)
     assert data.train.items.raw(0).is_file()
-    assert len(fingerprint_of(data)) == 16
+    assert len(data.train.raw_items().stamp(times=False)) == 32
 
 
 def test_test_folder_goes_before_validation_unless_it_has_no_labels(tree: Tree) -> None:
@@ -187,15 +185,13 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
     assert counts(data, "train") == [9, 8]
     assert counts(data, "test") == [0, 0]
     assert data.notes[-1].startswith("no test set")
-    assert fingerprint_of(data) != fingerprint_of(load_data(root))
-    with pytest.raises(InputError, match="needs a test set"):
-        stream_of(data)
+    assert contents_of(data) != contents_of(load_data(root))
 
 
-# -- what is left out ------------------------------------------------------------------
+# -- files left out --------------------------------------------------------------------
 
 
-def test_nested_folders_and_foreign_files(tree: Tree) -> None:
+def test_nested_folders_are_read_and_other_files_counted(tree: Tree) -> None:
     root = tree(
         {
             **BOTH,
@@ -236,7 +232,7 @@ def test_order_is_by_name_and_not_by_disk(tree: Tree) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: file names")
-def test_names_that_are_no_utf8(tree: Tree) -> None:
+def test_names_that_are_not_utf8_are_read(tree: Tree) -> None:
     root = tree({"train/a": 5, "test/a": 1})
     odd = os.fsencode(root) + b"/train/caf\xe9"
     try:
@@ -250,7 +246,7 @@ def test_names_that_are_no_utf8(tree: Tree) -> None:
     assert r"caf\udce9" in str(caught[0].message)
     str(caught[0].message).encode()
     assert data.train.items.raw(9).read_bytes() == PNG
-    assert fingerprint_of(data)
+    assert data.train.raw_items().stamp()
 
 
 def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> None:
@@ -280,10 +276,10 @@ def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> Non
     assert "broken links: 4" in note  # once more through the link
 
 
-# -- what is wrong ---------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
-def test_a_name_that_is_not_there_brings_the_nearest(
+def test_a_missing_name_suggests_the_most_similar_one(
     tmp_path: Path, alone: Path
 ) -> None:
     (alone / "ten").mkdir()
@@ -312,7 +308,7 @@ def test_a_name_that_is_not_there_brings_the_nearest(
         load_data(alone / "data" / "bird.csv")
 
 
-def test_empty_classes_are_left_out_and_said(tree: Tree) -> None:
+def test_empty_classes_are_left_out_with_a_warning(tree: Tree) -> None:
     root = tree({**BOTH, "train/empty": 0, "test/empty": 0})
     (root / "train/empty/notes.txt").write_text("no image")
     with pytest.warns(DataWarning, match="without images left out: 'train/empty'"):
@@ -322,7 +318,9 @@ def test_empty_classes_are_left_out_and_said(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("Cat", "cat"), ("caf\u00e9", "cafe\u0301")]
 )
-def test_spelling_that_differs(one: str, other: str, tree: Tree) -> None:
+def test_classes_spelled_differently_in_train_and_test_are_refused(
+    one: str, other: str, tree: Tree
+) -> None:
     root = tree({f"train/{one}": 5, f"test/{other}": 1})
     if len({entry.name for entry in root.glob("*/*")}) < 2:
         pytest.skip("needs another file system: this one makes no difference")
@@ -335,7 +333,7 @@ def test_class_without_test_images_is_a_warning(tree: Tree) -> None:
         load_data(tree({**BOTH, "train/bird": 5}))
 
 
-def test_two_training_folders(tree: Tree) -> None:
+def test_two_training_folders_are_refused(tree: Tree) -> None:
     root = tree({"train/a": 2, "Train/a": 2, "test/a": 2})
     if len(list(root.iterdir())) < 3:
         pytest.skip("needs another file system: this one makes no difference")
@@ -378,7 +376,7 @@ def test_what_is_refused(
 @pytest.mark.skipif(
     os.name != "posix" or os.geteuid() == 0, reason="needs a user without root"
 )
-def test_unreadable_folder(tree: Tree) -> None:
+def test_an_unreadable_folder_is_a_typed_error(tree: Tree) -> None:
     root = tree(BOTH)
     (root / "train/cat").chmod(0)
     try:
@@ -391,7 +389,7 @@ def test_unreadable_folder(tree: Tree) -> None:
 # -- folders and tables as sources -----------------------------------------------------
 
 
-def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(
+def test_shards_follow_sizes_and_not_earlier_requests(
     images: Path,
 ) -> None:
     source = read(images / "classes")
@@ -411,7 +409,7 @@ def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(
 
 
 @pytest.mark.parametrize("part", ["classes", "list.csv", "named"])
-def test_another_storage_gives_the_same(
+def test_another_storage_gives_the_same_samples(
     images: Path, traffic: Traffic, part: str
 ) -> None:
     upload(images, "memory://sets")
@@ -430,7 +428,7 @@ def test_another_storage_gives_the_same(
     assert got.labels.tolist() == expected.labels.tolist()
     assert (
         traffic.total == shards[1].size == sum(len(body) for body in bodies(got))
-    )  # these files, and nothing else
+    )  # only these files
 
 
 def test_identity_is_of_names_sizes_and_labels_alone(
@@ -455,7 +453,7 @@ def test_images_without_labels_are_found_wherever_they_lie(
     assert parts_of(read(images / "list.csv", labelled=False))[0].labels is None
 
 
-def test_an_image_that_went_away_is_one_image_not_the_shard(
+def test_a_deleted_image_is_an_error_of_one_image_not_of_the_shard(
     images: Path, traffic: Traffic
 ) -> None:
     upload(images / "classes", "memory://sets")
@@ -471,7 +469,7 @@ def test_an_image_that_went_away_is_one_image_not_the_shard(
     assert len(data) == 12
 
 
-def test_addresses_with_nothing_there_are_one_line(
+def test_empty_addresses_are_errors_in_one_line(
     images: Path, tmp_path: Path, traffic: Traffic
 ) -> None:
     for address in (
@@ -508,14 +506,14 @@ def test_an_image_file_of_impossible_size_is_refused(
         list(read(images / "classes").shards(5, LARGE))
 
 
-def test_a_shard_that_contradicts_itself_is_refused(images: Path) -> None:
+def test_an_inconsistent_shard_is_refused(images: Path) -> None:
     source = read(images / "classes")
     shard = next(iter(source.shards(5, LARGE)))
     with pytest.raises(FileFormatError, match="must name 6 files"):
         source.read(replace(shard, rows=6))
 
 
-def test_labels_that_no_terminal_shows_have_an_identity_too(tmp_path: Path) -> None:
+def test_unprintable_labels_have_an_identity(tmp_path: Path) -> None:
     path = tmp_path / "mail.jsonl"
     path.write_text(
         '{"text": "a", "label": "x\\ud800"}\n{"text": "b\\udfff", "label": "y"}\n'
@@ -552,7 +550,7 @@ def metadata(
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_metadata_beside_images(form: str, tmp_path: Path) -> None:
+def test_metadata_of_an_image_folder_is_read(form: str, tmp_path: Path) -> None:
     root = tmp_path / "pets"
     metadata(root, ["cat", "dog", "cat"], form)
     data = read_parts(root)
@@ -568,7 +566,7 @@ def test_metadata_beside_images(form: str, tmp_path: Path) -> None:
     ]
 
 
-def test_metadata_of_two_parts_and_another_column(tmp_path: Path) -> None:
+def test_metadata_of_two_parts_and_another_column_is_read(tmp_path: Path) -> None:
     metadata(tmp_path / "train", ["cat", "dog"] * 3, column="species")
     metadata(tmp_path / "test", ["dog"], column="species")
     with pytest.warns(DataWarning, match="fewer than 5"):
@@ -580,7 +578,7 @@ def test_metadata_of_two_parts_and_another_column(tmp_path: Path) -> None:
         load_data(tmp_path)
 
 
-def test_another_file_called_metadata_is_passed_over(tree: Tree) -> None:
+def test_another_file_called_metadata_is_ignored(tree: Tree) -> None:
     root = tree({"cat": 2, "dog": 2})
     (root / "metadata.csv").write_text("when,who\n1,2\n")
     assert read_parts(root).layout == "class-folders"
@@ -593,11 +591,11 @@ NESTED = {
 }
 
 
-def test_repeated_names_are_noticed(tree: Tree) -> None:
+def test_repeated_subfolder_names_are_warned_about(tree: Tree) -> None:
     root = tree(NESTED)
     with pytest.warns(
         DataWarning,
-        match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2', which were taken as the classes",
+        match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2', which were taken",
     ):
         data = load_data(root)
     assert data.class_names == ("line1", "line2")
@@ -606,16 +604,16 @@ def test_repeated_names_are_noticed(tree: Tree) -> None:
 # -- plugins ---------------------------------------------------------------------------
 
 
-def test_images_that_need_a_plugin_are_said(
+def test_images_that_need_a_plugin_are_warned_about(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree({"cat": 6, "dog": 6})
     for name in ("cat/1.HEIC", "cat/2.heic", "dog/1.CR2", "dog/1.psd"):
         (root / name).write_bytes(b"x")
     monkeypatch.setattr(image_suffixes, "has_plugin", lambda extra: False)
-    with pytest.warns(DataWarning) as said:
+    with pytest.warns(DataWarning) as caught:
         data = load_data(root)
-    text = str(said[0].message)
+    text = str(caught[0].message)
     assert len(data.train) + len(data.test) == 12
     assert "HEIC images left out: 2; pip install 'evergrow[heic]' reads them" in text
     assert (

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub by shards, read by ranges from a stand-in of its file interface."""
+"""Data sets of the Hugging Face Hub in shards, read from a fake file system."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parquet(X: np.ndarray, y: np.ndarray) -> bytes:
 
 
 def run(address: str, home: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own, since the client reads where the Hub is when it is imported."""
+    """Run a command in a subprocess, because the client reads the Hub URL on import."""
     environment = {
         **os.environ,
         "HF_ENDPOINT": address,

@@ -1,4 +1,4 @@
-"""From addresses to sources: patterns, parts of data sets, descriptions, and sources of one's own."""
+"""From addresses to sources: patterns, parts, descriptions and custom sources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def vectors(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_parts_go_by_whole_words() -> None:
+def test_parts_are_recognised_by_whole_words() -> None:
     files = {"trains/a.tar": 1, "contest.tar": 1}
     assert part_of_files(files, "test") == files
     files = {"train/0.tar": 1, "val/0.tar": 2, "README.tar": 3}
@@ -43,7 +43,7 @@ def test_parts_go_by_whole_words() -> None:
     assert part_of_files(files, "all") == files
 
 
-def test_names_with_marks_of_patterns_are_names_where_they_exist(vectors: Path) -> None:
+def test_existing_names_with_wildcards_are_not_patterns(vectors: Path) -> None:
     odd = vectors / "[ab]{1,2}.npz"
     (vectors / "a.npz").rename(odd)
     source = read(odd)
@@ -54,7 +54,7 @@ def test_names_with_marks_of_patterns_are_names_where_they_exist(vectors: Path) 
     assert [part.items.raw(0) for part in parts_of(read(table))] == ["a"]
 
 
-def test_relative_paths_are_described_in_full(
+def test_relative_paths_are_described_as_absolute(
     vectors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(vectors)
@@ -65,12 +65,12 @@ def test_relative_paths_are_described_in_full(
     assert read(f"file://{vectors}/a.npz").identity() == source.identity()
 
 
-def test_other_options_are_other_data(vectors: Path) -> None:
+def test_options_change_the_identity(vectors: Path) -> None:
     identities = {
         read(vectors / "a.npz", **options).identity()
         for options in ({}, {"part": "test"}, {"labelled": False}, {"test_size": 0.2})
     }
-    assert len(identities) == 3  # what is the default anyway does not count
+    assert len(identities) == 3  # a default value does not change the identity
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_other_options_are_other_data(vectors: Path) -> None:
         {"format": "arrays", "address": "s3://a:b@c"},
     ],
 )
-def test_descriptions_of_nothing_are_refused(description: dict[str, Any]) -> None:
+def test_malformed_descriptions_are_refused(description: dict[str, Any]) -> None:
     with pytest.raises(EvergrowError):
         source_from(description)
 
 
-def test_shards_that_say_nothing_are_refused(vectors: Path) -> None:
+def test_shards_without_a_location_are_refused(vectors: Path) -> None:
     source = read(vectors / "a.npz")
     (shard,) = source.shards(9, LARGE)
     for where in (
@@ -109,7 +109,7 @@ def test_shards_that_say_nothing_are_refused(vectors: Path) -> None:
             )
 
 
-def test_limits_are_checked(vectors: Path) -> None:
+def test_shard_limits_are_checked(vectors: Path) -> None:
     for rows, size in ((0, 1), (1, 0), (1.5, 1), (True, 1)):
         with pytest.raises(ParameterError, match="must be an integer"):
             list(read(vectors).shards(rows, size))
@@ -133,13 +133,13 @@ ENDS = (-200, 200)
         ("a.tar", HEAD),
     ],
 )
-def test_damaged_files_never_end_in_another_error(
+def test_damaged_files_raise_only_typed_errors(
     name: str, places: tuple[int, int], tmp_path: Path
 ) -> None:
     path = tmp_path / name
     FILES[name](path)
     body = path.read_bytes()
-    said = []
+    messages = []
     for number in range(120):
         rng = np.random.default_rng(number)
         broken = bytearray(body)
@@ -156,9 +156,11 @@ def test_damaged_files_never_end_in_another_error(
                 for part in parts
             )
         except EvergrowError as error:
-            said.append(str(error))
-    assert len(said) >= 40  # a changed byte may leave a sound file, a cut one does not
-    assert all(name in message for message in said)
+            messages.append(str(error))
+    assert (
+        len(messages) >= 40
+    )  # a changed byte may leave a sound file, a cut one does not
+    assert all(name in message for message in messages)
 
 
 def _labels(

@@ -1,4 +1,4 @@
-"""Parquet: texts, bytes, features and the structs of Hugging Face; only what is needed is read."""
+"""Parquet: texts, images, features, and reading of only the needed row groups."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(path: Path, columns: Any, **options: Any) -> Path:
     return path
 
 
-def test_texts(tmp_path: Path) -> None:
+def test_texts_are_read(tmp_path: Path) -> None:
     words = [f"message {row}" for row in range(12)]
     labels = ["ham", "spam"] * 6
     columns = {"text": words, "label": labels}
@@ -136,7 +136,7 @@ def test_only_the_groups_and_columns_of_a_shard_are_read(
 
 
 @pytest.mark.parametrize("size", [10, 3000, LARGE])
-def test_a_large_group_is_shared_out(tmp_path: Path, size: int) -> None:
+def test_a_large_row_group_is_divided_among_shards(tmp_path: Path, size: int) -> None:
     source = read(write(tmp_path / "a.parquet", images_table(), row_group_size=20))
     parts = parts_of(source, rows=6, size=size)
     assert source.kind == "image"
@@ -147,7 +147,7 @@ def test_a_large_group_is_shared_out(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_features(tmp_path: Path, fixed: bool, dtype: type) -> None:
+def test_vectors_are_read_as_features(tmp_path: Path, fixed: bool, dtype: type) -> None:
     X = np.random.default_rng(0).normal(size=(11, 4)).astype(dtype)
     values = pa.array(X.reshape(-1))
     if fixed:
@@ -170,7 +170,7 @@ def test_features(tmp_path: Path, fixed: bool, dtype: type) -> None:
     assert names_of(parts) == names
 
 
-def test_images_that_are_not_in_the_table(tmp_path: Path) -> None:
+def test_images_without_bytes_are_errors_of_single_images(tmp_path: Path) -> None:
     cells = [
         {"bytes": jpeg(0), "path": None},
         {"bytes": None, "path": "../../etc/passwd"},
@@ -182,7 +182,9 @@ def test_images_that_are_not_in_the_table(tmp_path: Path) -> None:
         )
         assert held.items.raw(0) == jpeg(0)
         for row in (1, 2):
-            with pytest.raises(ImageError, match="its bytes are not in the table"):
+            with pytest.raises(
+                ImageError, match="bytes of the image must be in the table"
+            ):
                 held.items.raw(row)
 
 
@@ -277,7 +279,7 @@ XY = ["x", "y"]
         ),
     ],
 )
-def test_wrong_columns(
+def test_invalid_columns_are_refused(
     columns: Any,
     options: dict[str, str],
     error: type[Exception],
@@ -303,7 +305,7 @@ def test_wrong_columns(
         ),
     ],
 )
-def test_files_must_be_alike(
+def test_parquet_files_of_different_form_are_refused(
     one: dict[str, Any], other: dict[str, Any], match: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "a.parquet", one)
@@ -312,7 +314,7 @@ def test_files_must_be_alike(
         parts_of(read(tmp_path))
 
 
-def test_duplicate_columns_damage_and_lies(
+def test_duplicate_columns_damage_and_wrong_statistics_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twice = pa.Table.from_arrays(
@@ -332,11 +334,11 @@ def test_duplicate_columns_damage_and_lies(
     body = path.read_bytes()
     for damaged in (b"", b"PAR1", body[:100], body[:-20] + bytes(20)):
         path.write_bytes(damaged)
-        with pytest.raises(FileFormatError, match="whole Parquet file"):
+        with pytest.raises(FileFormatError, match="intact Parquet file"):
             load_data(path)
 
 
-def test_row_counts_that_lie_are_refused(tmp_path: Path) -> None:
+def test_wrong_row_counts_are_refused(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.parquet",
         {"text": [f"t{row}" for row in range(300)], "label": ["x"] * 300},

@@ -1,4 +1,4 @@
-"""Sources over a real S3 protocol equal the local ones byte for byte; wrong buckets and lacking rights are a line."""
+"""Sources in S3 equal local ones byte for byte; access errors take one line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ SETS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, name: str) -> None:
+def test_samples_in_s3_equal_those_on_disk(
+    s3: str, images: Path, tmp_path: Path, name: str
+) -> None:
     root = images if name == "classes" else tmp_path
     SETS[name](root / name)
     address = f"{s3}/{list(SETS).index(name)}"
@@ -56,7 +58,7 @@ def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, name: str) -
         assert content(worker.read(shard)) == content(local.read(shard))
 
 
-def test_a_wrong_bucket_and_lacking_rights_are_one_line(s3: str) -> None:
+def test_missing_buckets_and_rights_are_errors_in_one_line(s3: str) -> None:
     for address in (
         "s3://nowhere-at-all/x",
         "s3://nowhere-at-all/x.npz",
@@ -72,12 +74,12 @@ def test_a_wrong_bucket_and_lacking_rights_are_one_line(s3: str) -> None:
         match=r"s3://closed/features\.npz must be within reach, .* credentials",
     ) as refused:
         list(read("s3://closed/features.npz").shards(5, 5))
-    for said in (str(caught.value), str(refused.value)):
-        assert "a-secret-key" not in said
-        assert "\n" not in said
+    for message in (str(caught.value), str(refused.value)):
+        assert "a-secret-key" not in message
+        assert "\n" not in message
 
 
-def test_the_settings_of_fsspec_are_taken(
+def test_settings_of_fsspec_are_used(
     s3_server: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FILES["a.npz"](tmp_path / "a.npz")
@@ -95,7 +97,7 @@ def test_the_settings_of_fsspec_are_taken(
 
 
 @pytest.mark.slow
-def test_a_server_that_nobody_runs_is_one_line(
+def test_an_unreachable_server_is_an_error_in_one_line(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {

@@ -1,4 +1,4 @@
-"""Tar shards as sources: indexed by headers, read by ranges, the same as the members that were put in."""
+"""Tar shards: indexed by headers, read by ranges, equal to their members."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_huge_tar_is_indexed_and_read_by_ranges(
     data = source_from(json.loads(json.dumps(far.describe()))).read(shards[2])
     assert traffic.sizes == [
         shards[2].where["stop"] - shards[2].where["start"]
-    ]  # one request, of these bytes
+    ]  # one request for the bytes
     local = read(path)
     assert list(local.shards(rows=99, size=1_000_000)) == shards
     assert bodies(data) == bodies(local.read(shards[2]))
@@ -93,7 +93,9 @@ def test_a_huge_tar_is_indexed_and_read_by_ranges(
 @pytest.mark.parametrize(
     "form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT]
 )
-def test_long_and_foreign_names_in_every_format(tmp_path: Path, form: int) -> None:
+def test_long_and_non_ascii_names_are_read_in_every_tar_format(
+    tmp_path: Path, form: int
+) -> None:
     folder = "very/" * (25 if form == tarfile.USTAR_FORMAT else 60)
     keys = [f"{folder}{row}" for row in range(6)] + (
         [] if form == tarfile.USTAR_FORMAT else ["größe"]
@@ -108,7 +110,7 @@ def test_long_and_foreign_names_in_every_format(tmp_path: Path, form: int) -> No
     assert set(labels_of(parts)) == {"bird"}
 
 
-def test_where_labels_are(tmp_path: Path) -> None:
+def test_labels_are_found_by_suffix(tmp_path: Path) -> None:
     body = jpeg(0)
     about = json.dumps({"label": "ant", "species": 7}).encode()
     path = write_tar(
@@ -128,7 +130,9 @@ def test_where_labels_are(tmp_path: Path) -> None:
         read(path, label_column="kind").read(shard)
 
 
-def test_of_several_images_the_plain_one_counts(tmp_path: Path) -> None:
+def test_of_several_images_the_one_with_the_plain_suffix_is_used(
+    tmp_path: Path,
+) -> None:
     path = write_tar(
         tmp_path / "a.tar",
         [("1.seg.png", b"mask"), ("1.jpg", jpeg(3)), ("1.cls", b"0")],
@@ -158,7 +162,7 @@ def test_of_several_images_the_plain_one_counts(tmp_path: Path) -> None:
         ([], "at least one sample"),
     ],
 )
-def test_what_is_no_set_of_samples_is_refused(
+def test_malformed_tars_are_refused(
     tmp_path: Path, members: Members, message: str
 ) -> None:
     path = write_tar(tmp_path / "bad.tar", members)
@@ -190,7 +194,7 @@ def test_a_member_of_impossible_size_is_refused(
         parts_of(read(path, layout="webdataset"))
 
 
-def test_a_cut_tar_is_refused_wherever_it_is_cut(tars: Path) -> None:
+def test_truncated_tars_are_refused(tars: Path) -> None:
     path = tars / "train-000.tar"
     body = path.read_bytes()
     end = len(body.rstrip(b"\0"))
@@ -200,7 +204,7 @@ def test_a_cut_tar_is_refused_wherever_it_is_cut(tars: Path) -> None:
             parts_of(read(path))
 
 
-def test_packed_tars_say_what_to_do(tmp_path: Path) -> None:
+def test_compressed_tars_are_refused_with_a_remedy(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("1.jpg"))
     with pytest.raises(
@@ -218,7 +222,7 @@ def test_a_tar_that_changed_since_the_shards_were_made_is_refused(tars: Path) ->
             source.read(shard)
 
 
-def test_names_are_shown_without_control_characters_and_files_without_an_ending_left_out(
+def test_control_characters_are_escaped_and_files_without_suffix_ignored(
     tmp_path: Path,
 ) -> None:
     path = write_tar(tmp_path / "a.tar", [("\x1b[2J.wav", b"x")])
