@@ -456,8 +456,8 @@ class _EstimatedSearch(_WeightSearch):
         T.
     cross : Tensor of shape (d, C)
         Q.
-    counts, blocks, given
-        See :class:`_WeightSearch`.
+    *others
+        All arguments of :class:`_WeightSearch` but the first.
     """
 
     def __init__(self, scatter: Tensor, cross: Tensor, *others: Any) -> None:
@@ -503,8 +503,8 @@ class _ExactSearch(_WeightSearch):
         Q, or its coordinates in V.
     basis : Tensor of shape (d, k) or None
         V. None means the identity.
-    counts, blocks, given
-        See :class:`_WeightSearch`.
+    *others
+        All arguments of :class:`_WeightSearch` but the first.
 
     Attributes
     ----------
