@@ -148,9 +148,7 @@ class PseudoLabels:
             self.codes[gone],
             self.state.n_targets,
         )
-        state = self.state.accumulate(
-            base.batches(*taken, self.weights[gone]), sign=-1
-        )
+        state = self.state.accumulate(base.batches(*taken, self.weights[gone]), sign=-1)
         kept = torch.ones_like(self.marks, dtype=torch.bool)
         kept[gone] = False
         return self._picked(state, kept)
