@@ -265,8 +265,14 @@ def test_samples_that_cannot_be_moved() -> None:
             LabelError,
             "labelled 'crow'; labels there are 'jay'",
         ),
-        (X[:60], "crow", "raven", UnlearnError, "got 60 where 30 were learned"),
-        (X[:5] + 50.0, "crow", "raven", UnlearnError, "must have been learned before"),
+        (
+            X[:60],
+            "crow",
+            "raven",
+            UnlearnError,
+            "30 learned samples, so 60 cannot be unlearned",
+        ),
+        (X[:5] + 50.0, "crow", "raven", UnlearnError, "was not learned before"),
     ):
         with refused(learner, error, said):
             learner.relabel(data, source, target)

@@ -441,7 +441,7 @@ def test_unlearn_and_forget_reject_unknown_samples_and_classes(
             UnlearnError,
             "50 too many of '0'",
         ),
-        ((X[:5] + 1000, y[:5]), UnlearnError, "must have been learned before"),
+        ((X[:5] + 1000, y[:5]), UnlearnError, "was not learned before"),
     ):
         with refused(fitted, error, said):
             fitted.unlearn(unlearn)

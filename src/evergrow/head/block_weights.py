@@ -457,7 +457,7 @@ class _EstimatedSearch(_WeightSearch):
     cross : Tensor of shape (d, C)
         Q.
     *others
-        Arguments of :class:`_WeightSearch`.
+        All arguments of :class:`_WeightSearch` but the first.
     """
 
     def __init__(self, scatter: Tensor, cross: Tensor, *others: Any) -> None:
@@ -504,7 +504,7 @@ class _ExactSearch(_WeightSearch):
     basis : Tensor of shape (d, k) or None
         V. None means the identity.
     *others
-        Arguments of :class:`_WeightSearch`.
+        All arguments of :class:`_WeightSearch` but the first.
 
     Attributes
     ----------

@@ -285,8 +285,8 @@ class RidgeModel:
                     )
                 except NumericalError:
                     raise UnlearnError(
-                        f"At least one of {part.shape[0]} samples to unlearn was not "
-                        "learned before: it lies outside of the learned samples."
+                        "At least one sample to unlearn was not learned before: it "
+                        "lies outside of the learned samples."
                     ) from None
 
     def require_sound(self, before: RidgeModel, alpha: float | None) -> None:

@@ -410,7 +410,7 @@ class ClassShapes:
 
 
 class ShapeScores:
-    """Shape terms ``shape_c(p)`` of class scores.
+    """Shape terms of class scores, as defined in the module docstring.
 
     The term of a class is computed when it is first needed.
 

@@ -92,7 +92,7 @@ GCV_REACH = 10.0**0.5
 
 
 def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
-    """Return ``GCV(a) = n RSS(a) / (n - df(a))^2`` for each ridge.
+    """Return the GCV score ``n RSS / (n - df)^2`` for each ridge.
 
     Parameters
     ----------
@@ -534,7 +534,8 @@ class _RidgeSearch:
         """Return the explained energy and ``tr (T + alpha I)^-1``, by C x C matrices.
 
         The explained energy is ``<W, Q> + alpha |W|^2`` with Q = D N. Since
-        ``S^-1 = N^-1 + D^T E``, the first term is ``tr(S D^T E N) = tr N - tr S``.
+        ``S^-1 = N^-1 + D^T E``, the first term, the trace of ``S D^T E N``, is
+        ``tr N - tr S``.
 
         Parameters
         ----------

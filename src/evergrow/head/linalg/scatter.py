@@ -380,7 +380,7 @@ class MeanEstimates:
     def of(
         cls, means: Tensor, solved: Tensor, noise: Tensor, freedom: float
     ) -> MeanEstimates:
-        """Compute ``score_c(h) = (F z)_c - o_c / 2``.
+        """Compute the scores ``(F z)_c - o_c / 2`` of the module docstring.
 
         Parameters
         ----------
