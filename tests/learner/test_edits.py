@@ -271,7 +271,7 @@ def test_other_methods_rename_and_merge_and_say_what_they_cannot() -> None:
         .merge_classes(["crow", "rook"], "x")
     )
     assert learner.classes_.tolist() == ["aa", "jay", "raven", "x"]
-    with pytest.raises(UnsupportedError, match="take samples out again"):
+    with pytest.raises(UnsupportedError, match="cannot unlearn samples"):
         learner.relabel(X[:2], "x", "jay")
     anacp = Learner(
         method="anacp", options={"n_units": 20, "samples_per_class": 5}

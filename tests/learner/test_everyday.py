@@ -380,7 +380,7 @@ def test_weights_of_a_score(data: Any) -> None:
 def test_methods_that_take_no_weights_say_so(data: Any) -> None:
     X, y = data
     weights = np.full(len(y), 2.0)
-    with pytest.raises(UnsupportedError, match="count for more or less"):
+    with pytest.raises(UnsupportedError, match="does not support sample weights"):
         Learner(None, "ranpac").fit(X, y, sample_weight=weights)
     learner = Learner(None, "simplecil").fit(
         X, y, sample_weight=np.ones(len(y))
