@@ -426,6 +426,8 @@ def test_later_commands_find_the_solution_in_the_file(
         )
         assert solved == open_model(target).settle().head_.alpha_
         with monkeypatch.context() as patch:
-            patch.setattr("evergrow.head.solved_cache.SolvedScatter.estimate_means", never)
+            patch.setattr(
+                "evergrow.head.solved_cache.SolvedScatter.estimate_means", never
+            )
             shell.run("predict", target, later)
             shell.run("evaluate", target, later)
