@@ -181,7 +181,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         """
 
     def _regroup(self, change: ClassChange) -> None:
-        """Reorder the sums of classes and add those of merged classes, atomically."""
+        """Reorder the sums of classes and add up merged classes, atomically."""
         raise UnsupportedError(
             f"method {self.method_name()!r} cannot rename or merge classes"
         )

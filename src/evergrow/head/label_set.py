@@ -1,7 +1,7 @@
 """Class labels: checks, the table of classes, renaming, and labels in files.
 
 Labels are of one type (integers, strings, ...). Classes come and go and are always
-sorted. torch takes a second to import, so it is imported only where it is needed.
+sorted. torch takes a second to import, so functions import it when they need it.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class PseudoLabels:
     def blended(self, base: RidgeModel) -> RidgeModel:
         """Return labelled samples and pseudo-labels as one model.
 
-        Counts and class shapes are those of the labelled samples, `base`.
+        Counts and class shapes come from the labelled samples, `base`.
         """
         masses = base.masses + self.as_model(base).masses
         return replace(base, state=base.state.merge(self.state), masses=masses)
@@ -151,7 +151,7 @@ class PseudoLabels:
         return self._joined(state, PseudoLabels(state, row_marks(Z), codes, weights))
 
     def without(self, base: RidgeModel, Z: Tensor) -> PseudoLabels:
-        """Return the pseudo-labels without those of rows Z (n, d).
+        """Remove the pseudo-labels of rows Z (n, d).
 
         The result equals pseudo-labels that never had these rows.
         """
@@ -210,7 +210,7 @@ class PseudoLabels:
     def merged(
         self, other: PseudoLabels, base: PseudoLabels | None = None
     ) -> PseudoLabels:
-        """Return the pseudo-labels of both sides. Those of a common base count once.
+        """Return the pseudo-labels of both sides, counting a common base once.
 
         Raises
         ------
@@ -276,7 +276,7 @@ def merge_pseudo_labels(
     groups: Sequence[Sequence[Sequence[int]]],
     model: RidgeModel,
 ) -> PseudoLabels | None:
-    """Merge the pseudo-labels of two classifiers. Those of their base count once.
+    """Merge the pseudo-labels of two classifiers, counting their base once.
 
     Parameters
     ----------

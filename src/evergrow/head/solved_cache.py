@@ -106,7 +106,7 @@ class solved_once(Generic[T]):  # noqa: N801 (used like a property)
 
 
 class Locked:
-    """An object with a lock. Copies and unpickled objects get a lock of their own."""
+    """An object with a lock. Copies and unpickled objects get a new lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -227,7 +227,7 @@ class SolvedCache(Locked):
     temperature : float, optional
         The temperature estimated from the statistics, if it is already known.
     shape_masses : Tensor of shape (C,), optional
-        Sums of weights behind the class shapes. By default those of the model.
+        Sums of weights behind the class shapes. By default the masses of the model.
     """
 
     def __init__(
@@ -430,8 +430,8 @@ class SolvedCache(Locked):
 
     def _solve_scatter(self) -> None:
         """Choose settings and solve for the class means. The caller holds the lock."""
-        # The ridge readout has a ridge of its own. That of the scatter, which only
-        # novelty uses, is always chosen.
+        # With the ridge readout, only novelty uses the scatter. Its ridge is always
+        # chosen.
         alpha = self.fixed if self.kind == "denoised" else None
         geometry: ClassGeometry | None = None
         known = self._known
@@ -577,7 +577,7 @@ class SolvedCache(Locked):
         return NoveltyTerms.of(self.scatter()[1], self._gram)
 
     def _gram(self, H: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of h h^T (k, k) over all rows except those of H (n, k)."""
+        """Return the sum of h h^T (k, k) over all rows except the rows of H (n, k)."""
         gram = weighted_statistics(self.model, self.scatter()[0].weights).gram
         if H is None:
             return gram
