@@ -1,4 +1,4 @@
-"""A backbone and images small enough to see through, for tests and for the processes that they start."""
+"""A small backbone and small images, for tests and the processes that they start."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LetterCounter(Backbone):
 
 
 def synthetic(n: int) -> Images:
-    """Return any number of images of one grey each, which take a byte of memory each."""
+    """Return images of one grey each, which take one byte of memory each."""
     greys = (np.arange(n) % 251).astype(np.uint8)
     return Images(np.broadcast_to(greys[:, None, None, None], (n, SIDE, SIDE, 3)))
 

@@ -1,4 +1,4 @@
-"""The cache: never wrong, never half-written, shared by processes, and no reason to fail."""
+"""The cache is never wrong or half-written, and its errors do not stop an encoding."""
 
 from __future__ import annotations
 
@@ -132,14 +132,14 @@ def test_what_does_not_change_features_does_not_miss(
         {"options": {"seed": 1}},
     ],
 )
-def test_another_backbone_misses(
+def test_the_cache_of_another_backbone_is_not_used(
     images: Images, root: Path, changes: dict[str, Any]
 ) -> None:
     encode(Toy(), images, cache=root)
     assert encode(Toy(**changes), images, cache=root).computed == 15
 
 
-def test_other_images_miss(images: Images, root: Path) -> None:
+def test_the_cache_of_other_images_is_not_used(images: Images, root: Path) -> None:
     encode(Toy(), images, cache=root)
     assert encode(Toy(), images.take(range(14)), cache=root).computed
     assert encode(Toy(), images.take(range(14, -1, -1)), cache=root).computed
@@ -168,7 +168,7 @@ def test_an_entry_tells_people_what_it_is_and_nothing_of_this_machine(
     )
 
 
-def test_no_cache_writes_nothing(
+def test_nothing_is_written_without_a_cache(
     images: Images, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERGROW_CACHE", str(root))
@@ -178,7 +178,9 @@ def test_no_cache_writes_nothing(
     assert encode(Toy(), images, cache=root).computed == 0
 
 
-def test_default_roots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_root_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("EVERGROW_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -254,7 +256,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
         path, failures=[{"row": 99, "name": "a", "reason": "b"}] * 2
     ),
 }
-"""Ways to spoil a chunk, by accident or on purpose; tests/hostile tries bytes at random, links, folders and pipes."""
+"""Ways to damage a chunk. tests/hostile tries random bytes, links and pipes."""
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))

@@ -131,7 +131,7 @@ def test_features_are_ordinary_tensors_that_a_probe_can_be_trained_on() -> None:
     assert probe.weight.grad is not None
 
 
-def test_a_users_module() -> None:
+def test_a_module_becomes_a_backbone() -> None:
     class Mean(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images.mean(dim=(2, 3))
@@ -187,7 +187,7 @@ def test_modules_that_are_no_backbones(module: nn.Module, message: str) -> None:
         ["a text"],
     ],
 )
-def test_batches_that_are_none(batch: object) -> None:
+def test_encode_rejects_other_batches(batch: object) -> None:
     with pytest.raises(InputError, match="batch must be a floating-point tensor"):
         image_backbone("test_resnet", weights="random").encode(batch)  # type: ignore[arg-type]
 
@@ -259,7 +259,9 @@ def test_old_names_of_timm_are_understood() -> None:
         ({"seed": "x"}, "seed must be an integer"),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
+def test_create_backbone_rejects_invalid_options(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ParameterError, match=message):
         create_backbone("test_vit", weights="random", device="cpu", **options)  # type: ignore[arg-type]
     for name in ("", 3, None):

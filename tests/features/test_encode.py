@@ -1,4 +1,4 @@
-"""Extraction: the right features in the right order, whatever is slow, broken or interrupted."""
+"""Encoding gives the right features in order, with slow, broken or missing items."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_nothing_readable_is_an_error_even_when_skipping(
             encode(Toy(), images, cache=tmp_path / "cache", on_error="skip")
 
 
-def test_a_missing_image(images: Images, tmp_path: Path) -> None:
+def test_a_missing_image_raises_or_is_skipped(images: Images, tmp_path: Path) -> None:
     (images.root / "even/004.png").unlink()
     with pytest.raises(DatasetNotFoundError, match="004"):
         encode(Toy(), images, cache=tmp_path / "cache")
@@ -241,7 +241,7 @@ def test_features_that_are_not_finite_are_refused(
         encode_batch(Broken(), [torch.zeros(3, 8, 8)])
 
 
-def test_wrong_requests(images: Images) -> None:
+def test_encode_rejects_wrong_items_and_backbones(images: Images) -> None:
     with pytest.raises(InputError, match="at least one item"):
         encode(Toy(), Images((), root=images.root))
     with pytest.raises(InputError, match="kind 'image', got 'text'"):
@@ -267,7 +267,7 @@ def test_wrong_requests(images: Images) -> None:
         ("cache", True),
     ],
 )
-def test_settings_are_checked(name: str, value: Any) -> None:
+def test_config_rejects_invalid_settings(name: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=f"{name} must be .* got"):
         EncodeConfig(**{name: value})
 

@@ -1,4 +1,4 @@
-"""Images that a GPU prepares: the bytes are Pillow's, whatever sizes, views and files there are."""
+"""Images that a GPU prepares have the same bytes as with Pillow."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_grey_pixels_and_those_with_an_alpha_channel_are_made_rgb() -> None:
 
 
 def test_all_calls_start_networks_in_one_thread() -> None:
-    """PyTorch keeps what it prepared for convolutions by thread: in a new one, the first batch takes seconds."""
+    """In a new thread cuDNN prepares its convolutions again, which takes seconds."""
     threads = []
     begun = []
 

@@ -1,4 +1,4 @@
-"""Files of formats that are not read, and files that ask for more work than they look."""
+"""Files of unread formats, and small files that need much work are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_postscript_program_is_never_run(
 
 
 @pytest.mark.skipif(shutil.which("gs") is None, reason="needs Ghostscript: gs")
-def test_ghostscript_would_run_it(tmp_path: Path) -> None:
+def test_pillow_alone_would_run_ghostscript(tmp_path: Path) -> None:
     """The program of these tests is one that Pillow alone would run."""
     path = tmp_path / "x.jpg"
     path.write_bytes(POSTSCRIPT + b"9 9 scale 0.5 setgray 0 0 1 1 rectfill showpage\n")
@@ -282,7 +282,7 @@ def tiff(size: tuple[int, int] = (8, 8), **tags: int) -> bytes:
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + table + bytes(200)
 
 
-def test_decoded_bytes_are_bounded() -> None:
+def test_the_bytes_of_decoded_pixels_are_bounded() -> None:
     assert decode_image(tiff()).size == (8, 8)
     deep = tiff((7000, 7000), bits=16, samples=3, colours=2)
     with pytest.raises(ImageError, match="at most 200,000,000 bytes when decoded"):

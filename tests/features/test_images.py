@@ -1,4 +1,4 @@
-"""Images of every kind: what comes out is upright 8-bit RGB, or an error that names the file."""
+"""Images of all kinds become upright 8-bit RGB, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_other_modes_become_what_pillow_converts_them_to(
     np.testing.assert_array_equal(pixels(decode_image(path)), expected)
 
 
-def test_cmyk_jpeg(tmp_path: Path) -> None:
+def test_a_cmyk_jpeg_is_converted_as_by_pillow(tmp_path: Path) -> None:
     path = tmp_path / "print.jpg"
     Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(path)
     red, green, blue = decode_image(path).getpixel((4, 4))
@@ -122,7 +122,7 @@ def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path, suffix: str) -> N
     np.testing.assert_array_equal(pixels(decode_image(path))[..., 0], expected)
 
 
-def test_floating_point_grey(tmp_path: Path) -> None:
+def test_floating_point_grey_is_scaled_to_bytes(tmp_path: Path) -> None:
     path = tmp_path / "float.tif"
     Image.fromarray(np.array([[0.0, 0.5], [0.25, 1.0]], dtype=np.float32)).save(path)
     np.testing.assert_array_equal(
@@ -189,7 +189,7 @@ def test_files_that_are_no_image(
 
 
 def bomb(width: int, height: int) -> bytes:
-    """Return the head of a PNG of this size, without any pixels: decoding it fails in another way."""
+    """Return the head of a PNG of this size without pixels, which cannot be decoded."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return (

@@ -1,4 +1,4 @@
-"""Preprocessing: the model's own equals timm's transform to the bit, the published presets equal torchvision's."""
+"""Preprocessing equals the transforms of timm and torchvision bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_image(height: int, width: int, seed: int = 0) -> Image.Image:
 
 
 def some_configs() -> list[str]:
-    """Return a model for every combination of crop mode, fraction, filter, normalisation and size that timm has."""
+    """Return a model for every combination of timm's preprocessing settings."""
     seen: dict[tuple[object, ...], str] = {}
     for name in timm.list_models(pretrained=True):
         c = timm.get_pretrained_cfg(name)
@@ -147,7 +147,9 @@ def test_settings_survive_json_and_pickle() -> None:
         ({"interpolation": "cubic"}, "interpolation must be one of"),
     ],
 )
-def test_bad_settings(change: dict[str, object], message: str) -> None:
+def test_preprocessing_rejects_invalid_settings(
+    change: dict[str, object], message: str
+) -> None:
     with pytest.raises(ParameterError, match=message):
         Preprocessing(**change)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Feature recipes: one pass gives the blocks that separate passes and timm's own intermediates give."""
+"""Recipes: one pass gives the same blocks as separate passes and as timm."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_nothing_stays_in_the_network_and_threads_do_not_hear_each_other() -> No
 
 
 class Own(nn.Module):
-    """A small convolutional network with a part that returns a tuple and one that is called twice."""
+    """A small network with a part that returns a tuple and one that is called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,8 @@ def test_submodules_of_the_users_module_are_blocks_by_name() -> None:
     [
         (
             ["mean@pair"],
-            r"block 'mean@pair' must be read at a submodule that returns a tensor .* got tuple from pair",
+            r"block 'mean@pair' must be read at a submodule that returns a tensor .* "
+            "got tuple from pair",
         ),
         (["mean@twice"], "must be computed once in a pass"),
         (["mean@idle"], "its place was never reached"),
@@ -278,7 +279,8 @@ def test_what_a_module_lacks_is_said_in_one_line(recipe: Any, message: str) -> N
     [
         (
             "riche",
-            "recipe must be 'auto', 'fast', 'rich', 'best' or blocks such as 'final,mean@-2', got 'riche'",
+            "recipe must be 'auto', 'fast', 'rich', 'best' or blocks such as "
+            "'final,mean@-2', got 'riche'",
         ),
         ([], "recipe must be a list of 1 to 256 blocks"),
         (["final", "final"], "blocks of recipe must differ, got 'final' twice"),
@@ -293,7 +295,7 @@ def test_what_a_module_lacks_is_said_in_one_line(recipe: Any, message: str) -> N
         (5, "recipe must be a list"),
     ],
 )
-def test_bad_recipes_are_refused(recipe: Any, message: str) -> None:
+def test_invalid_recipes_are_refused(recipe: Any, message: str) -> None:
     with pytest.raises(ParameterError, match=message) as raised:
         backbone_of("test_vit", recipe)
     assert "\n" not in str(raised.value)

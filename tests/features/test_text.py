@@ -1,4 +1,4 @@
-"""Text encoders: the bundled one gives what its parts give, and errors say what to install."""
+"""Text encoders: features of the bundled one, and errors that say what to install."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def backbone(folder: Path) -> TextBackbone:
     return made
 
 
-def test_its_description(backbone: TextBackbone) -> None:
+def test_the_description_of_the_bundled_encoder(backbone: TextBackbone) -> None:
     spec = backbone.spec
     assert (spec.name, spec.kind, spec.n_features, spec.weights) == (
         NAME,
@@ -175,7 +175,7 @@ def test_hidden_states_are_pooled_over_the_tokens_of_each_text_alone(
     )
 
 
-def test_texts_have_no_views(backbone: TextBackbone) -> None:
+def test_views_of_texts_are_refused(backbone: TextBackbone) -> None:
     assert (
         backbone.with_recipe("best").spec.blocks
         == backbone.with_recipe("rich").spec.blocks

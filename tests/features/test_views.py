@@ -1,4 +1,4 @@
-"""Views of an image: sizes, zooms and mirror images, each as a pass of its own gives it, computed once and kept."""
+"""Views of an image: sizes, zooms and mirror images, computed once and cached."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fixed(recipe: Any) -> Any:
 def by_hand(
     backbone: ImageBackbone, image: np.ndarray, size: int, whole: int
 ) -> torch.Tensor:
-    """Return the final vectors of an image and of its mirror image at one view, with Pillow and the network alone."""
+    """Return outputs for an image and its mirror image, without the backbone."""
     own, scale = backbone.own, whole / backbone.own.size[0]
     short = int(own.resize[0] * scale)
     height, width = image.shape[:2]
@@ -230,7 +230,8 @@ def test_a_network_of_one_size_takes_zooms() -> None:
     assert fixed("rich").with_recipe("rich", 500).transform.size == (32, 32)
     with pytest.raises(
         ParameterError,
-        match=r"view must be of 32 pixels for test_vit, .* got 64: take a zoom such as 32of40",
+        match=r"view must be of 32 pixels for test_vit, .* got 64: take a zoom such as "
+        "32of40",
     ):
         fixed("rich@64")
 
@@ -240,12 +241,14 @@ def test_a_network_of_one_size_takes_zooms() -> None:
     [
         (
             "rich@0",
-            "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 pixels, got '0'",
+            "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 "
+            "pixels, got '0'",
         ),
         ("final@9999", "of 1 to 4096 pixels, got '9999'"),
         (
             "mean@-1@64of55",
-            "zoom must not show more than the whole image, as 64of55 does: take at least 64of",
+            "zoom must not show more than the whole image, as 64of55 does: take at "
+            "least 64of",
         ),
         ("rich@160+160", "blocks of recipe must differ, got 'rich@160' twice"),
         ("best@320", "must say views as in 'rich@224"),

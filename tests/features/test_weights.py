@@ -1,4 +1,4 @@
-"""Weights files: what is read, what is taken off, what does not fit, and that nothing is half loaded."""
+"""Weights files are read without code, and loaded completely or not at all."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def test_usual_wrappings_are_taken_off(
         (
             NAME,
             {},
-            r"must fit VisionTransformer, but .*differs in \d+ of \d+ names: cls_token.*; \.\.\.$",
+            r"must fit VisionTransformer, but .*differs in \d+ of \d+ names: "
+            r"cls_token.*; \.\.\.$",
         ),
         (
             "test_vit",
@@ -148,7 +149,7 @@ def test_dinov2_as_its_authors_published_it(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_is_half_loaded(trained: nn.Module) -> None:
+def test_weights_that_do_not_fit_change_nothing(trained: nn.Module) -> None:
     module = timm.create_model(NAME, num_classes=0)
     before = hash_weights(module)
     state = trained.state_dict()
@@ -203,7 +204,7 @@ def test_python_objects_are_never_executed(
         ("w.pth", [1, 2], "must hold tensors by name"),
     ],
 )
-def test_files_that_are_none(
+def test_read_weights_rejects_invalid_files(
     tmp_path: Path, name: str, body: object, message: str
 ) -> None:
     path = tmp_path / name
@@ -281,7 +282,7 @@ DAISY = {985}
 
 
 def photographs() -> dict[str, tuple[object, set[int]]]:
-    """Return real photographs that come with installed packages, and what is on them."""
+    """Return real photographs in installed packages, and their subjects."""
     skimage = pytest.importorskip("skimage")
     folder = Path(skimage.__file__).parent / "data"
     files = {"chelsea.png": CAT, "coffee.png": ESPRESSO, "rocket.jpg": ROCKET}
