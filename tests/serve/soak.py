@@ -41,7 +41,7 @@ POST = b"POST /api/v1/models/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\
 
 @dataclass
 class Figures:
-    """What was seen."""
+    """Measurements and faults of a run."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     waits: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -112,7 +112,7 @@ class Soak:
     def call(
         self, kind: str, second: bool, method: str, path: str, **sent: Any
     ) -> httpx.Response | None:
-        """Ask a service and take note; None where it was killed meanwhile."""
+        """Send a request and record it. Return None if the service was killed."""
         running = self.second if second else self.first
         clients = self._clients.__dict__  # of this thread
         if running.address not in clients:
@@ -139,7 +139,7 @@ class Soak:
         return answer
 
     def fault(self, words: str) -> None:
-        """Take note of what must not be."""
+        """Record a fault."""
         with self._guard:
             self.figures.faults.append(words)
 
@@ -230,7 +230,7 @@ class Soak:
     # -- hostile clients ---------------------------------------------------------------
 
     def attack(self) -> None:
-        """Send what no honest caller sends, to both services, one after the other."""
+        """Send hostile requests to both services in turn."""
         kinds = self.attacks()
         for number in count():
             if self.over():
@@ -250,7 +250,7 @@ class Soak:
             time.sleep(0.5)
 
     def attacks(self) -> dict[str, Callable[[socket.socket], None]]:
-        """Return what is sent, by name."""
+        """Return the hostile requests by name."""
         target = b"m/predict"
 
         def body(
@@ -307,14 +307,14 @@ class Soak:
             callers: list[socket.socket] = []
             with suppress(OSError):
                 for _ in range(100):
-                    callers.append(self.second.connect())  # noqa: PERF401  those that came before an error count
+                    callers.append(self.second.connect())  # noqa: PERF401  connections before an error count
             self.figures.attacks["idle connections"] += len(callers)
             time.sleep(5)
             for caller in callers:
                 caller.close()
             time.sleep(10)
 
-    # -- accidents, and what is measured beside all that -------------------------------
+    # -- kills and measurements --------------------------------------------------------
 
     def kill(self) -> None:
         """Kill the second service now and then, and start another."""
@@ -332,7 +332,7 @@ class Soak:
             time.sleep(2)
 
     def run(self) -> Figures:
-        """Run it all, and return what was seen."""
+        """Run everything and return the measurements."""
         calm = [self.teach, self.attack, self.crowd, self.kill, self.watch]
         try:
             with self.first.client() as client:
@@ -364,7 +364,7 @@ def waited_for_a_core(running: Running) -> float:
 
 
 def main() -> None:
-    """Run it for as many seconds as the first argument says, and print the figures."""
+    """Run for the number of seconds in the first argument and print measurements."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Soak(Path(folder) / "models", float(sys.argv[1])).run()
     print(json.dumps(figures.summary(), indent=1, default=float))  # noqa: T201

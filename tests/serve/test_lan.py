@@ -70,13 +70,11 @@ def home(tmp_path: Path) -> Iterator[Phone]:
         yield Phone(app, listener.getsockname()[1], port)
         server.should_exit = True
         thread.join(30)
-        assert not thread.is_alive()  # whatever phones do
+        assert not thread.is_alive()
 
 
 def test_a_phone_with_the_code_can_use_the_page(home: Phone) -> None:
-    assert (
-        home.phone.get("/").status_code == 200
-    )  # the page itself holds nothing of a model
+    assert home.phone.get("/").status_code == 200  # the page contains no model data
     seen = home.scan()
     made = {
         "name": "pics",

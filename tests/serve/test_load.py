@@ -67,7 +67,7 @@ def test_an_open_model_takes_at_most_three_times_its_file_and_releases_it(
                 assert answer.status_code == 200, answer.text
 
         shutil.copy(folder / "0.evg", tmp_path / "first.evg")
-        use(0)  # what is loaded once and for all
+        use(0)  # loads libraries
         memory = [running.memory()]
         for copy in range(1, 2 * COPIES + 1):
             shutil.copy(tmp_path / "first.evg", folder / f"{copy}.evg")
@@ -78,5 +78,5 @@ def test_an_open_model_takes_at_most_three_times_its_file_and_releases_it(
         assert taken <= TIMES * size
         assert (
             memory[-1] - memory[COPIES] < 0.1 * (memory[COPIES] - memory[0]) + size
-        )  # as many were let go of
+        )  # the same number was closed
         use(1)  # and it comes back

@@ -38,7 +38,7 @@ def zip_of_zeros(n_files: int, size: int, padding: int) -> bytes:
         tail = struct.pack("<3H2I", 0, 0, 0, 0, buffer.tell())
         directory += b"PK\1\2" + struct.pack("<H", 20) + common + tail + name
         buffer.write(b"PK\3\4" + common + name + packed)
-    # Room for so many bytes by the ratio that is allowed.
+    # Padding, so that the compression ratio is allowed.
     name = b"padding.txt"
     sizes = struct.pack("<3I2H", zlib.crc32(bytes(padding)), *[padding] * 2, 11, 0)
     common = struct.pack("<5H", 20, 0, zipfile.ZIP_STORED, 0, 0x21) + sizes

@@ -88,7 +88,7 @@ def test_description_has_classes_history_and_revision_as_etag(api: Any) -> None:
     assert values["revisions"] == [1, 2, 3]
     assert (
         values["thresholds"]["calibrated_on"] == 6
-    )  # the first class, shown alone, has nothing to be strange beside
+    )  # the first class was taught alone
     assert api.get(headers={"If-None-Match": about.headers["etag"]}).status_code == 304
     assert "requests" not in about.text
 
@@ -406,7 +406,7 @@ def test_deleting_a_model_removes_its_history(api: Any, folder: Path) -> None:
     assert api.get().status_code == 404
     assert api.post("predict", {"rows": rows(0, 1)}).status_code == 404
     assert api.client.delete("/api/v1/models/m").status_code == 404
-    api.taught()  # the name is free, and nothing of before is in the new one
+    api.taught()  # the name is free, and the new model is empty
     assert (
         api.client.delete("/api/v1/models/m", headers={"If-Match": seen}).status_code
         == 412

@@ -216,7 +216,7 @@ def test_bodies_that_are_too_large_are_rejected(serve: Any) -> None:
         assert (answer.status_code, answer.headers["connection"]) == (413, "close")
         assert (
             len(list(pieces)) == 100 - read
-        )  # the client of tests sends all that it is asked for at once
+        )  # the test client sends the whole body at once
 
 
 def test_too_many_samples_and_too_long_texts_are_rejected(serve: Any) -> None:
