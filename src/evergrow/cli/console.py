@@ -34,7 +34,7 @@ class Answer:
     code : ExitCode, optional
         Exit code, if not 0 or 1 by `cautions`.
     done : str
-        What was written to disk, such as ``"m.evg was written"``. The error message
+        Sentence on the written file, such as ``"m.evg was written"``. The error message
         contains it if the answer cannot be printed.
 
     Examples

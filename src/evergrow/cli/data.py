@@ -95,7 +95,7 @@ def data_command(
 ) -> Answer:
     """Show the kind, classes and sample counts of a data set, and check its labels.
 
-    The training samples are those that fit learns; no test split is drawn.
+    The count of training samples is what fit would learn; no test split is drawn.
 
     For example:
 

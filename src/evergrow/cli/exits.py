@@ -72,7 +72,7 @@ class PrintError(Exception):
     Parameters
     ----------
     done : str
-        What was written to disk before, such as ``"m.evg was written"``. Empty if the
+        Sentence on the written file, such as ``"m.evg was written"``. Empty if the
         command writes nothing.
     cause : OSError
         The error of the stream.
@@ -125,7 +125,7 @@ def describe_error(error: BaseException) -> tuple[ExitCode, str, str]:
 
 
 def _usage_message(error: Any) -> str:
-    """Return what is wrong with the arguments, and which command explains them."""
+    """Return the error in the arguments, and the command that explains them."""
     command = getattr(getattr(error, "ctx", None), "command_path", "evergrow")
     message = error.format_message()
     unknown = re.match(r"No such command '(\w+)'", message)

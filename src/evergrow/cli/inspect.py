@@ -292,7 +292,7 @@ def diff_command(
 
 
 def _open_revision(name: str, run: options.ImageOptions, *, lazy: bool) -> Learner:
-    """Load ``MODEL`` or ``MODEL@REVISION``. A file of that name takes priority."""
+    """Load ``MODEL`` or ``MODEL@REVISION``. An existing file has priority."""
     from evergrow.learner.modelfile import open_revision
 
     matched = re.fullmatch(r"(.+)@(\d{1,9})", name)

@@ -203,7 +203,7 @@ def learned_line(change: ModelChange) -> str:
 
 
 def classes_note(classes: Sequence[str], what: str) -> str:
-    """Return classes in brackets, or nothing if there are none."""
+    """Return classes in brackets, or nothing without classes."""
     if not classes:
         return ""
     count = plural(len(classes), f"{what} class", f"{what} classes")

@@ -41,7 +41,7 @@ def sort_command(
     """Sort the images of FOLDER into one folder per class.
 
     Without --move, --copy or --link it only shows where each file would go. Images that
-    look unknown and uncertain predictions go to folders of their own.
+    look unknown go to the folder unknown, uncertain ones to the folder unsure.
     OUT/sorted.csv lists every file with its prediction. No file is overwritten. The
     same command resumes after an interruption, and --undo restores all files.
 
