@@ -528,8 +528,8 @@ def test_merge_rejects_incompatible_learners(
             None,
             "shares this layer, got SimpleCIL",
         ),
-        (small_learner(n_units=20).fit(blobs), None, "one frozen layer"),
-        (small_learner().fit((blobs[0][:, :4], blobs[1])), None, "one frozen layer"),
+        (small_learner(n_units=20).fit(blobs), None, "different layers"),
+        (small_learner().fit((blobs[0][:, :4], blobs[1])), None, "different layers"),
         (
             b.partial_fit(part(blobs, 3)),
             empty_copy(fitted).partial_fit(part(blobs, 5)),

@@ -263,6 +263,8 @@ class _DepthReader:
 
     def _count_tokens(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Store the number of tokens before a tuner appends prompts."""
+        if threading.get_ident() != self._thread:  # a pass of another thread
+            return
         if args and isinstance(args[0], Tensor) and args[0].ndim == 3:
             self._n_tokens = args[0].shape[1]
 

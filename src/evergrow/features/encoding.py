@@ -34,6 +34,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.progress import meter
 from evergrow.core.record import to_values
+from evergrow.core.threads import limit_threads
 from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.feature_blocks import join_blocks
@@ -64,6 +65,7 @@ from evergrow.features.gpu_images import (
     RawReader,
     can_prepare,
 )
+from evergrow.features.image_backbone import ImageBackbone
 from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipe import FeatureRecipe
 from evergrow.features.runner import Policy, Runner, first_precision
@@ -72,6 +74,9 @@ OnError = Literal["raise", "skip"]
 
 MIN_CACHED_ITEMS = 5
 """Fewer items are not cached: the backbone is faster than locking and writing files."""
+
+MAX_CPU_BATCHES = 4
+"""Batches that a CPU runs at once. Each needs memory for its activations."""
 
 _NAMED_FAILURES = 5  # images that a warning names
 _BATCHES_AHEAD = 3  # batches in the queue of a GPU
@@ -558,9 +563,10 @@ class _Encoding:
             self.backbone = self.backbone.load().to(self.backbone.device)
         backbone = self.backbone.with_blocks(recipe)
         runner = Runner(backbone, self.precision)
+        n_batches = sum(-(-len(rows) // self.batch_size) for rows in chunks)
         with (
             self._batches(chunks, backbone) as batches,
-            closing(_encoded(batches, runner)) as encoded,
+            closing(_encoded(batches, runner, n_batches)) as encoded,
         ):
             for rows in chunks:
                 n_batches = -(-len(rows) // self.batch_size)
@@ -652,16 +658,29 @@ def _store(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
 
 
 def _encoded(
-    batches: Iterator[LoadedBatch], runner: Runner
+    batches: Iterator[LoadedBatch], runner: Runner, n_batches: int = 1
 ) -> Generator[tuple[LoadedBatch, NDArray[np.float32]], None, None]:
-    """Yield every batch with its features. A GPU is given some batches in advance."""
+    """Yield every batch with its features.
+
+    A GPU is given some batches in advance. A CPU runs several batches of images at
+    once, each on its own threads: the threads of one batch wait for each other after
+    every operation, which takes ten times as long if other programs use the cores.
+    """
     device = runner.backbone.device
     calls = (partial(_start, runner, batch) for batch in batches)
-    if device.type == "cuda":
-        started = run_ahead(calls, _BATCHES_AHEAD, _network_thread(device))
-    else:
-        started = (call() for call in calls)
-    with closing(started):
+    with ExitStack() as stack:
+        n_at_once = min(torch.get_num_threads(), n_batches, MAX_CPU_BATCHES)
+        if device.type == "cuda":
+            started = run_ahead(calls, _BATCHES_AHEAD, _network_thread(device))
+        elif n_at_once > 1 and isinstance(runner.backbone, ImageBackbone):
+            n_threads = torch.get_num_threads() // n_at_once
+            pool = ThreadPoolExecutor(
+                n_at_once, "evergrow-network", limit_threads, (n_threads,)
+            )
+            started = run_ahead(calls, n_at_once, stack.enter_context(pool))
+        else:
+            started = (call() for call in calls)
+        stack.enter_context(closing(started))
         for loaded, fetch in started:
             yield loaded, fetch()
 
