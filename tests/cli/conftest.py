@@ -113,7 +113,7 @@ def model(shell: Shell, first: Path) -> Path:
 
 @pytest.fixture
 def images(shell: Shell) -> Path:
-    """Folders of small images that a random network tells apart: stripes that lie, stand or slant."""
+    """Folders of small images with lying, standing or slanted stripes."""
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
     rows, columns = np.indices((32, 32))

@@ -1,4 +1,4 @@
-"""``evergrow cache`` as users type it."""
+"""``evergrow cache``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cache(*args: object, stdin: str | None = None):
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the default cache, with an entry of images, one of texts and one that is unfinished."""
+    """Return the default cache with entries of images, texts and an unfinished one."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("EVERGROW_CACHE", str(folder))
     encode(Toy(), write_images(tmp_path / "images", 5))
@@ -41,7 +41,7 @@ def names(folder: Path) -> list[str]:
     return sorted(info.backbone for info in FeatureCache(folder).list())
 
 
-def test_list(root: Path) -> None:
+def test_list_prints_every_entry(root: Path) -> None:
     result = cache("list")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -61,7 +61,7 @@ def test_list(root: Path) -> None:
     }
 
 
-def test_an_empty_cache(tmp_path: Path) -> None:
+def test_an_empty_cache_is_listed_and_cleared(tmp_path: Path) -> None:
     result = cache("list", "--folder", tmp_path / "nowhere")
     assert result.stdout == f"0 entries, 0 bytes in {tmp_path / 'nowhere'}\n"
     assert (
@@ -71,7 +71,7 @@ def test_an_empty_cache(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_clear_asks_first(root: Path) -> None:
+def test_clear_asks_for_confirmation(root: Path) -> None:
     refused = cache("clear", stdin="n\n")
     assert refused.exit_code == 1
     assert "letters" in refused.stdout
@@ -83,14 +83,14 @@ def test_clear_asks_first(root: Path) -> None:
     assert names(root) == []
 
 
-def test_clear_by_age(root: Path) -> None:
+def test_clear_older_than_keeps_newer_entries(root: Path) -> None:
     outcome = json.loads(cache("clear", "--older-than", 30, "--yes", "--json").stdout)
     assert outcome["removed"] == ["f" * 32]
     assert outcome["in_use"] == []
     assert names(root) == ["letters", "toy"]
 
 
-def test_what_is_in_use_stays_and_is_named(root: Path) -> None:
+def test_clear_keeps_entries_in_use(root: Path) -> None:
     busy = next(
         info.key for info in FeatureCache(root).list() if info.backbone == "toy"
     )
@@ -102,7 +102,7 @@ def test_what_is_in_use_stays_and_is_named(root: Path) -> None:
     assert names(root) == ["toy"]
 
 
-def test_a_program_is_not_asked(root: Path) -> None:
+def test_clear_with_json_requires_yes(root: Path) -> None:
     result = cache("clear", "--json")
     assert result.exit_code == 2
     assert "add --yes to --json" in result.stderr

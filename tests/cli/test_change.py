@@ -1,4 +1,4 @@
-"""Commands that change a model: exact, in its history, tested where asked for, solved, undone whole."""
+"""Commands that change a model: exact, recorded, tested, solved and undone."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, open_model
 
 
-def test_update_learns_as_the_library_and_says_what_it_did(shell, model, later):
+def test_update_equals_partial_fit(shell, model, later):
     expected = open_model(model).partial_fit(later)
     output = shell.run("update", model, later).stdout
     assert "learned 60 samples (3 new classes: dog, eel, fox) in " in output
@@ -26,15 +26,12 @@ def test_update_learns_as_the_library_and_says_what_it_did(shell, model, later):
     assert_same_answers(open_model(model), expected)
 
 
-def test_update_refuses_or_asks_before_it_learns_the_same_data_again(
-    shell, model, later, monkeypatch
-):
+def test_update_with_known_data_fails_or_asks(shell, model, later, monkeypatch):
     shell.run("update", model, later)
     with unchanged(model):
-        said = shell.error("update", model, later)
-        assert (
-            said
-            == "error: These 60 samples were learned before and would count twice; --again learns them again."
+        assert shell.error("update", model, later) == (
+            "error: These 60 samples were learned before and would count twice; "
+            "--again learns them again."
         )
     monkeypatch.setattr("evergrow.cli.change.is_interactive", lambda as_json: True)
     with unchanged(model):
@@ -49,7 +46,7 @@ def test_update_refuses_or_asks_before_it_learns_the_same_data_again(
     assert shell.json("update", model, later, "--again")["n_samples"] == 240
 
 
-def test_forget(shell, model):
+def test_forget_removes_classes(shell, model):
     values = shell.json("forget", model, "bee")
     assert values["classes"] == ["bee"]
     assert values["samples"] == 20
@@ -60,7 +57,7 @@ def test_forget(shell, model):
     )
 
 
-def test_unlearn_equals_never_having_learned(shell, model, later):
+def test_unlearn_equals_a_model_without_the_samples(shell, model, later):
     before = open_model(model)
     shell.run("update", model, later)
     values = shell.json("unlearn", model, later)
@@ -68,7 +65,7 @@ def test_unlearn_equals_never_having_learned(shell, model, later):
     assert_same_answers(open_model(model), before)
 
 
-def test_rollback_and_redo_give_the_bytes_back(shell, model, later):
+def test_rollback_and_redo_restore_the_bytes(shell, model, later):
     states = [model.read_bytes()]
     shell.run("update", model, later)
     states.append(model.read_bytes())
@@ -132,7 +129,7 @@ def test_interrupted_update_changes_nothing(shell, model, later, monkeypatch):
         )
 
 
-def test_worker_is_merged_back(shell, model, later):
+def test_merge_with_a_spawned_model_equals_update(shell, model, later):
     values = shell.json("spawn", model, "-o", "w.evg")
     assert values["n_classes"] == 0
     assert shell.json("update", "w.evg", later)["n_samples"] == 60
@@ -143,7 +140,7 @@ def test_worker_is_merged_back(shell, model, later):
     assert_same_answers(open_model("all.evg"), open_model(model))
 
 
-def test_copies_are_merged_over_their_base(shell, model, later):
+def test_merge_of_copies_needs_their_base(shell, model, later):
     for name, classes in (("a.evg", NAMES[3:5]), ("b.evg", NAMES[5:])):
         Path(name).write_bytes(model.read_bytes())
         shell.run("update", name, write_features(Path(f"{name}.npz"), classes, seed=1))
@@ -167,13 +164,13 @@ def test_copies_are_merged_over_their_base(shell, model, later):
         (["spawn", "m.evg", "-o", "m.evg"], "m.evg exists: choose another name"),
     ],
 )
-def test_what_cannot_be_merged(shell, model, later, arguments, message):
+def test_merge_rejects_models_that_do_not_fit(shell, model, later, arguments, message):
     shell.run("fit", later, "-m", "other.evg", "--units", 40)
     assert message in shell.error(*arguments)
     assert not Path("c.evg").exists()
 
 
-def test_log_says_who_did_what(shell, model, later, monkeypatch):
+def test_log_lists_authors_and_changes(shell, model, later, monkeypatch):
     monkeypatch.setenv("EVERGROW_AUTHOR", "Ada\x1b[2J")
     shell.run("update", model, later)
     shell.run("rename", model, "ant", "wasp")
@@ -196,12 +193,12 @@ def test_log_says_who_did_what(shell, model, later, monkeypatch):
     assert "(3 earlier changes: --full)" in shell.run("log", model, "-n", 1).stdout
 
 
-# -- --test: accuracy before and after, kept in the history ----------------------------
+# -- --test ----
 
 
 @pytest.fixture
 def tests(shell) -> Path:
-    """Ten samples of every class, a little noisier than what is learned, so that not all are recognised."""
+    """Ten noisy samples of every class. The model makes some mistakes on them."""
     X, y = clouds(NAMES, 10, 55)
     X = X + 3.0 * np.random.default_rng(5).normal(size=X.shape)
     np.savez("tests.npz", X_train=X, y_train=y, X_test=X, y_test=y)
@@ -217,7 +214,7 @@ def accuracy(model: Path, tests: Path, names: tuple[str, ...]) -> float:
     return float(np.mean(open_model(model).predict(X[rows]) == y[rows]))
 
 
-def test_accuracy_before_and_after_is_printed_and_kept(shell, first, later, tests):
+def test_accuracy_before_and_after_is_printed_and_recorded(shell, first, later, tests):
     values = shell.json("fit", first, "-m", "m.evg", "--units", 50, "--test", tests)
     model = Path("m.evg")
     before = accuracy(model, tests, NAMES[:3])
@@ -236,7 +233,7 @@ def test_accuracy_before_and_after_is_printed_and_kept(shell, first, later, test
     )
 
 
-def test_classes_that_fell_are_named_with_both_shares(shell, model, tests):
+def test_classes_with_lower_recall_are_listed(shell, model, tests):
     shell.run(
         "update",
         model,
@@ -265,7 +262,7 @@ def test_classes_that_fell_are_named_with_both_shares(shell, model, tests):
     assert history(model)[-1].tested.fell["ant"] == pytest.approx(tuple(shares))
 
 
-def test_few_samples_beside_others_are_named(shell, model, tests):
+def test_classes_with_few_samples_are_listed(shell, model, tests):
     X, y = clouds(("dog",), 1, 4)
     np.savez("one.npz", X_train=X, y_train=y, X_test=X, y_test=y)
     assert (
@@ -274,16 +271,14 @@ def test_few_samples_beside_others_are_named(shell, model, tests):
     )
 
 
-def test_wrong_test_data_are_refused_before_anything_is_learned(
-    shell, first, model, later
-):
+def test_missing_test_data_changes_nothing(shell, first, model, later):
     with unchanged(model):
         shell.error("update", model, later, "--test", "nowhere.npz")
     shell.error("fit", first, "-m", "new.evg", "--test", "nowhere.npz")
     assert not Path("new.evg").exists()
 
 
-def test_columns_of_test_data(shell):
+def test_test_data_are_read_with_the_given_columns(shell):
     from tests.learner.toys import Letters
 
     from evergrow.data import DataOptions
@@ -300,10 +295,10 @@ def test_columns_of_test_data(shell):
     assert learner.state_.history[-1].tested.samples == 4
 
 
-# -- renaming, merging and relabelling -------------------------------------------------
+# -- rename, merge-classes and relabel ----
 
 
-def test_rename_is_written_and_undone(shell, model):
+def test_rename_is_recorded_and_can_be_undone(shell, model):
     before = model.read_bytes()
     values = shell.json("rename", model, "ant", "wasp")
     assert values["names"] == {"ant": "wasp"}
@@ -317,14 +312,14 @@ def test_rename_is_written_and_undone(shell, model):
     assert model.read_bytes() == before
 
 
-def test_rename_several_at_once(shell, model):
+def test_rename_swaps_two_names(shell, model):
     output = shell.run("rename", model, "ant", "bee", "bee", "ant").stdout
     assert "renamed ant -> bee, bee -> ant" in output
     X, _ = clouds(("ant",), 20, 0)
     assert set(open_model(model).predict(X)) == {"bee"}
 
 
-def test_names_that_do_not_do(shell, model):
+def test_rename_rejects_unknown_unpaired_and_repeated_names(shell, model):
     for arguments, said in (
         (("antt", "wasp"), "There is no class 'antt'; nearest: 'ant'"),
         (
@@ -337,7 +332,7 @@ def test_names_that_do_not_do(shell, model):
             assert said in shell.error("rename", model, *arguments)
 
 
-def test_merge_classes_says_what_it_did(shell, model):
+def test_merge_classes_prints_the_merged_class(shell, model):
     output = shell.run("merge-classes", model, "ant", "--into", "cat").stdout
     assert "merged 2 classes (ant, cat) into cat: 40 samples" in output
     assert "m.evg knows 2 classes from 60 samples (revision 2)" in output
@@ -346,7 +341,7 @@ def test_merge_classes_says_what_it_did(shell, model):
     )
 
 
-def test_relabel_of_features_with_and_without_labels(shell, model):
+def test_relabel_moves_labelled_and_unlabelled_features(shell, model):
     X, y = clouds(NAMES[:3], 20, 0)
     np.savez("wrong.npz", X_train=X[:5], y_train=y[:5], X_test=X[5:7], y_test=y[5:7])
     values = shell.json("relabel", model, "wrong.npz", "--from", "ant", "--to", "bee")
@@ -361,7 +356,7 @@ def test_relabel_of_features_with_and_without_labels(shell, model):
     )
 
 
-def test_relabel_of_images(shell, image_model, images):
+def test_relabel_moves_a_folder_of_images(shell, image_model, images):
     for file in sorted((images / "lying").iterdir())[:2]:
         (images / "loose").mkdir(exist_ok=True)
         file.rename(images / "loose" / file.name)
@@ -383,16 +378,16 @@ def test_relabel_of_images(shell, image_model, images):
     }
 
 
-# -- what answers need is worked out once, and is in the file --------------------------
+# -- the stored solution ----
 
 
 @pytest.fixture
 def wide(monkeypatch):
-    """Make every layer one that Python's changes do not solve for, as those of thousands of units are."""
+    """Treat every layer as too large to be solved at each change."""
     monkeypatch.setattr("evergrow.head.base.CHEAP_ORDER", 0)
 
 
-def test_what_cannot_be_solved_changes_nothing(shell, model, later, wide, monkeypatch):
+def test_a_numerical_error_changes_nothing(shell, model, later, wide, monkeypatch):
     def fail(*_):
         raise NumericalError("gram must be finite")
 
@@ -401,7 +396,7 @@ def test_what_cannot_be_solved_changes_nothing(shell, model, later, wide, monkey
         assert shell.error("update", model, later) == "error: gram must be finite"
 
 
-def test_later_commands_find_the_solution_in_the_file(
+def test_changes_store_the_solution_in_the_file(
     shell, model, later, first, wide, monkeypatch
 ):
     def never(*_):

@@ -1,4 +1,4 @@
-"""Data as it lies around, through the commands: data and fit agree, columns, standard input, features, --check."""
+"""``evergrow data`` and ``demo``, and how all commands read data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evergrow.cli.registry import COMMANDS, build_app
 from evergrow.data import load_data
 
 
-def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
+def test_fit_and_data_agree_on_the_sample_count(shell: Shell, images: Path) -> None:
     with zipfile.ZipFile("images.zip", "w") as archive:
         for path in images.rglob("*.png"):
             archive.write(path, path)
@@ -38,10 +38,12 @@ def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
     assert answers[0]["item"] == "images.zip/images/lying/0.png"
 
 
-# -- a file of features has no test part that was not there ----------------------------
+# -- test splits of feature files ----
 
 
-def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> None:
+def test_a_feature_file_has_a_test_split_only_on_request(
+    shell: Shell, images: Path
+) -> None:
     options = (
         "--backbone",
         "test_resnet",
@@ -61,10 +63,10 @@ def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> N
     assert (drawn["n_train"], drawn["n_test"]) == (12, 6)
 
 
-# -- columns ---------------------------------------------------------------------------
+# -- columns ----
 
 
-def test_every_command_that_reads_data_has_the_group() -> None:
+def test_every_command_that_reads_data_has_column_options() -> None:
     build_app()
     for name in (
         "fit",
@@ -83,7 +85,7 @@ def test_every_command_that_reads_data_has_the_group() -> None:
             assert option in shown
 
 
-def test_columns_of_other_names(shell: Shell, images: Path) -> None:
+def test_column_options_name_the_columns(shell: Shell, images: Path) -> None:
     paths = sorted(images.rglob("*.png"))
     rows = "".join(
         f"{path},{path.parent.name},{number}\n" for number, path in enumerate(paths)
@@ -129,7 +131,7 @@ def test_columns_of_other_names(shell: Shell, images: Path) -> None:
     )
 
 
-def test_an_image_on_standard_input_is_told_where_to_go(
+def test_an_image_on_standard_input_is_an_error(
     shell: Shell, image_model: Path
 ) -> None:
     result = CliRunner().invoke(
@@ -139,10 +141,10 @@ def test_an_image_on_standard_input_is_told_where_to_go(
     assert "save an image to a file" in result.stderr
 
 
-# -- --check ---------------------------------------------------------------------------
+# -- --check ----
 
 
-def test_check_of_images(shell: Shell, images: Path) -> None:
+def test_check_finds_an_image_with_two_labels(shell: Shell, images: Path) -> None:
     shutil.copy(images / "lying" / "0.png", images / "standing" / "copy.png")
     pair = shell.json("data", images, "--check", "--backbone", "none", code=1)["check"][
         "findings"
@@ -156,7 +158,7 @@ def test_check_of_images(shell: Shell, images: Path) -> None:
     assert "the same under two labels: 1" in lines
 
 
-def test_check_by_features_and_its_mistakes(shell: Shell) -> None:
+def test_check_finds_a_misplaced_feature_vector(shell: Shell) -> None:
     X, y = clouds(NAMES[:3], 10, 0)
     y[0] = "bee"  # an ant in the class of bees
     np.savez("f.npz", X_train=X, y_train=y)
@@ -203,7 +205,7 @@ def test_worker_processes_read_archives_and_parquet(shell: Shell, images: Path) 
         assert np.allclose(np.load("f.npz")["X_train"], expected, atol=1e-5)
 
 
-# -- what data prints ------------------------------------------------------------------
+# -- the description ----
 
 
 @pytest.fixture
@@ -219,7 +221,7 @@ def pets(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("pets")
 
 
-def test_a_good_folder(shell: Shell, pets: Path) -> None:
+def test_data_describes_a_folder(shell: Shell, pets: Path) -> None:
     said = shell.run("data", pets).stdout
     for part in (
         "pets",
@@ -235,25 +237,25 @@ def test_a_good_folder(shell: Shell, pets: Path) -> None:
     assert report["largest"][0] == ["dög", 6, 2]
 
 
-def test_what_cannot_be_loaded_leaves_with_two(shell: Shell, pets: Path) -> None:
+def test_data_exits_with_2_if_it_cannot_be_loaded(shell: Shell, pets: Path) -> None:
     shell.error("data", "no/such/folder")
     (pets / "train/empty").mkdir()
     assert "train/empty" in shell.run("data", pets).stdout
     shell.error("data", pets, "--layout", "nonsense")
 
 
-def test_features(shell: Shell, first: Path) -> None:
+def test_data_describes_features(shell: Shell, first: Path) -> None:
     assert "features, 16 wide" in shell.run("data", first).stdout
 
 
-def test_the_example_of_digits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_digits_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "digits.py"))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
     assert "after forget_classes([8]): 0 eights still called 8" in lines[-1]
 
 
-def test_it_writes_images_that_the_other_commands_take(tmp_path: Path) -> None:
+def test_demo_writes_folders_that_can_be_loaded(tmp_path: Path) -> None:
     result = evergrow("demo", "--pictures", str(tmp_path / "digits"), "--json")
     assert json.loads(result.output)["first"] == 60
     data = load_data(tmp_path / "digits" / "first")

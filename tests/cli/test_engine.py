@@ -1,4 +1,4 @@
-"""Commands that work shard by shard, and what they say of it."""
+"""Commands with ``--engine``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def data(tmp_path: Path) -> Path:
     return write_features(tmp_path / "points.npz", NAMES[:4])
 
 
-def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> None:
+def test_fit_and_update_learn_all_shards(
+    shell: Shell, data: Path, tmp_path: Path
+) -> None:
     model = tmp_path / "model.evg"
     values = shell.json("fit", data, "-m", model, "--units", 20, *ENGINE)
     assert values["engine"] == {
@@ -54,7 +56,7 @@ def test_shards_are_limited_by_bytes_too(shell: Shell, tmp_path: Path) -> None:
     assert values["engine"]["shards"] == 2  # 1.6 MB in all
 
 
-def test_evaluate_and_predict_by_shards(
+def test_evaluate_and_predict_with_shards(
     shell: Shell, data: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "model.evg"
@@ -68,7 +70,7 @@ def test_evaluate_and_predict_by_shards(
     assert len(list((tmp_path / "answers" / "predict").glob("*.parquet"))) == 6
 
 
-def test_images_that_cannot_be_read_are_named_and_counted(
+def test_unreadable_images_are_listed(
     shell: Shell, images: Path, tmp_path: Path
 ) -> None:
     (images / "lying" / "0.png").write_bytes(b"no image")
@@ -90,7 +92,7 @@ def test_images_that_cannot_be_read_are_named_and_counted(
     assert "1 samples could not be read and were left out: lying/0.png" in result.stderr
 
 
-def test_what_does_not_go_with_an_engine_is_one_line(
+def test_options_that_an_engine_rejects(
     shell: Shell, data: Path, tmp_path: Path
 ) -> None:
     fit = ("fit", data, "-m", tmp_path / "model.evg", *ENGINE)

@@ -18,7 +18,7 @@ CLASSES = ("<b>bold</b>", 'quo"te', "plain")
 
 
 class Page(HTMLParser):
-    """All tags, texts and attributes of a page; complains about tags that are not closed."""
+    """Tags, texts and attributes of a page. All tags must be closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_page_shows_the_matrix(result):
     assert "Three & more" in page.text
 
 
-def test_page_is_one_file_and_safe(result):
+def test_page_has_no_external_resources_and_no_injected_tags(result):
     text = evaluation_page(result, title="<script>alert(1)</script>")
     page = Page(text)
     assert "script" not in {tag for tag, _ in page.tags}
@@ -81,7 +81,7 @@ def test_page_is_one_file_and_safe(result):
     assert "prefers-color-scheme: dark" in text
 
 
-def test_page_of_many_classes_and_of_none_wrong():
+def test_page_of_many_classes_has_no_matrix():
     names = [f"class {number:03}" for number in range(120)]
     page = Page(
         evaluation_page(evaluate_predictions(names, names, names), title="many")
@@ -92,7 +92,7 @@ def test_page_of_many_classes_and_of_none_wrong():
     assert "None: every answer was right." in page.text
 
 
-def test_figures_are_the_librarys(shell, model, first):
+def test_evaluate_equals_learner_evaluate(shell, model, first):
     values = shell.json("evaluate", model, first, "--report", "page.html")
     X, y = clouds(NAMES[:3], 10, 100)  # the test part
     expected = open_model(model).evaluate((X, y))
@@ -103,7 +103,7 @@ def test_figures_are_the_librarys(shell, model, first):
     assert Page(Path("page.html").read_text()).text
 
 
-def test_lines_for_people(shell, model, first):
+def test_wrong_classes_and_confused_pairs_are_printed(shell, model, first):
     X, _ = clouds(NAMES[:3], 40, 100)
     answers = open_model(model).predict(X)
     X = np.concatenate([X[answers == name][:10] for name in NAMES[:3]])
@@ -117,7 +117,7 @@ def test_lines_for_people(shell, model, first):
     assert ["bee", "ant", "4", "28.6", "%"] in rows
 
 
-def test_bar_for_scripts(shell, model, first):
+def test_accuracy_below_the_minimum_exits_with_1(shell, model, first):
     shell.run("evaluate", model, first, "--min-accuracy", 0.9)
     X, y = clouds(NAMES[:3], 10, 100)
     np.savez("wrong.npz", X_train=X, y_train=y[::-1], X_test=X, y_test=y[::-1])
@@ -150,14 +150,14 @@ def test_unknown_classes_are_reported(shell, model, first, later):
     assert "(5.0 % aimed at)" in output
 
 
-def test_classes_never_learned_are_told_apart(shell, model, later):
+def test_unlearned_classes_do_not_count_in_the_accuracy(shell, model, later):
     X, y = clouds(NAMES[2:4], 10, 100)
     np.savez("both.npz", X_train=X, y_train=y, X_test=X, y_test=y)
     output = shell.run("evaluate", model, "both.npz").stdout
     assert "10 samples of dog; not in the accuracy" in output
 
 
-def test_nothing_is_written_on_bad_input(shell, model):
+def test_bad_input_writes_no_report(shell, model):
     assert "absent" in shell.error(
         "evaluate", model, "absent.npz", "--report", "page.html"
     )
@@ -167,7 +167,7 @@ def test_nothing_is_written_on_bad_input(shell, model):
     )
 
 
-# -- what was answered wrongly ---------------------------------------------------------
+# -- wrong answers on the page ----
 
 
 def answered(truth, guess, items=None, certainty=None):
@@ -185,7 +185,7 @@ def answered(truth, guess, items=None, certainty=None):
     )
 
 
-def test_wrong_answers_are_shown_by_certainty_and_the_matrix_leads_to_them():
+def test_wrong_answers_are_sorted_by_certainty_and_linked():
     truth = ["a", "a", "a", "b", "b"]
     guess = ["b", "b", "a", "b", "a"]
     texts = Texts(("mild <i>", "wild", "right", "fine", "odd & even"))
@@ -214,7 +214,7 @@ def test_wrong_answers_are_shown_by_certainty_and_the_matrix_leads_to_them():
     assert "i" not in {tag for tag, values in page.tags if "style" not in values}
 
 
-def test_images_are_thumbnails_and_one_that_is_gone_is_a_name(tmp_path):
+def test_images_are_thumbnails_and_unreadable_ones_names(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("a.png", 'b" onerror="x.png', "gone.png"):
         Image.fromarray(rng.integers(0, 256, (900, 1200, 3), dtype=np.uint8)).save(
@@ -238,7 +238,7 @@ def test_images_are_thumbnails_and_one_that_is_gone_is_a_name(tmp_path):
     assert "gone.png" in page.text
 
 
-def test_the_page_stays_bounded_however_much_is_wrong():
+def test_page_size_is_limited():
     names = [f"{number:04} " + "long " * 60 for number in range(3000)]
     rng = np.random.default_rng(0)
     truth = rng.permutation(np.repeat(names, 4)).tolist()
@@ -255,7 +255,7 @@ def test_the_page_stays_bounded_however_much_is_wrong():
     assert {link[1:] for link in links} <= targets
 
 
-def test_a_report_of_a_model_of_images(shell, image_model, images):
+def test_report_shows_wrong_images(shell, image_model, images):
     Path("swapped").mkdir()
     for mine, theirs in (("lying", "standing"), ("standing", "lying")):
         Path("swapped", mine).symlink_to(Path(images, theirs).resolve())
@@ -267,7 +267,7 @@ def test_a_report_of_a_model_of_images(shell, image_model, images):
     assert "Wrong answers" in page.text
 
 
-def test_samples_are_kept_on_request_only(shell, model, first):
+def test_evaluate_keeps_samples_only_on_request(shell, model, first):
     learner = open_model(model)
     assert learner.evaluate(first).samples is None
     kept = learner.evaluate(first, keep_samples=True).samples

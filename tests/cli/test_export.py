@@ -1,4 +1,4 @@
-"""``evergrow export`` writes one file that answers as the model does, or nothing."""
+"""``evergrow export`` writes one file that predicts as the model, or nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ort = pytest.importorskip("onnxruntime")
 from evergrow.learner.modelfile import open_model  # noqa: E402
 
 
-def test_a_model_of_features(shell: Shell, model: Path) -> None:
+def test_exported_features_model_predicts_the_same(shell: Shell, model: Path) -> None:
     result = shell.run("export", model, "--onnx", "m.onnx")
     assert "m.onnx: features, float32 (n, 16), to 3 classes" in result.stdout
     assert "checked: onnxruntime's scores differ by" in result.stdout
@@ -26,7 +26,7 @@ def test_a_model_of_features(shell: Shell, model: Path) -> None:
     assert [labels[index] for index in indices] == open_model(model).predict(X).tolist()
 
 
-def test_a_model_of_images_as_json(shell: Shell, image_model: Path) -> None:
+def test_export_describes_an_image_model(shell: Shell, image_model: Path) -> None:
     values = shell.json("export", image_model, "--onnx", "p.onnx")
     assert (values["command"], values["exit_code"], values["n_classes"]) == (
         "export",
@@ -39,7 +39,7 @@ def test_a_model_of_images_as_json(shell: Shell, image_model: Path) -> None:
     assert values["nbytes"] == Path("p.onnx").stat().st_size
 
 
-def test_the_head_alone(
+def test_head_only_does_not_load_the_backbone(
     shell: Shell, image_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -61,7 +61,7 @@ def test_an_existing_file_is_kept_unless_forced(shell: Shell, model: Path) -> No
     assert Path("m.onnx").read_bytes() != b"precious"
 
 
-def test_mistakes_leave_nothing(shell: Shell, model: Path) -> None:
+def test_bad_arguments_write_nothing(shell: Shell, model: Path) -> None:
     assert "opset" in shell.error("export", model, "--onnx", "m.onnx", "--opset", 3)
     assert not Path("m.onnx").exists()
     assert "error" in shell.error("export", "missing.evg", "--onnx", "m.onnx")

@@ -1,4 +1,4 @@
-"""``evergrow features`` writes what extraction gives, or nothing."""
+"""``evergrow features`` writes the encoded features, or nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def expected(**settings: Any) -> np.ndarray:
     return encode(backbone, load_data("data").test.items, cache=False, join=False).X
 
 
-def test_the_file_holds_what_extraction_gives(shell: Shell) -> None:
+def test_the_file_contains_the_encoded_features(shell: Shell) -> None:
     assert shell.json(*RUN, "out.npz")["n_train"] == 10
     written = load_features("out.npz")
     assert np.allclose(written.X_test, expected(), atol=1e-6)
@@ -54,9 +54,7 @@ def test_an_existing_file_is_kept_unless_forced(shell: Shell) -> None:
     assert load_features("out.npz").n_classes == 2
 
 
-def test_an_unreadable_image_is_named_and_can_be_left_out(
-    shell: Shell, folder: Path
-) -> None:
+def test_an_unreadable_image_stops_or_is_skipped(shell: Shell, folder: Path) -> None:
     (folder / "train" / "rot" / "1.png").write_text("no image")
     assert "1.png" in shell.run(*RUN, "out.npz", code=2).stderr
     assert not Path("out.npz").exists()
@@ -79,16 +77,19 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(
         ),
         (
             ["--features", "rich@0"],
-            "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 pixels",
+            "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 "
+            "pixels",
         ),
     ],
 )
-def test_mistakes_leave_nothing(shell: Shell, more: list[str], message: str) -> None:
+def test_bad_arguments_write_nothing(
+    shell: Shell, more: list[str], message: str
+) -> None:
     assert message in shell.error(*RUN, "out.npz", *more)
     assert not Path("out.npz").exists()
 
 
-def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(
+def test_a_recipe_writes_blocks_that_fit_reads(
     shell: Shell,
 ) -> None:
     assert "(96 + 192 + 48)" in shell.run(*RUN, "rich.npz", "--features", "rich").stdout
@@ -102,7 +103,7 @@ def test_a_recipe_is_kept_block_by_block_and_learned_from_the_file(
     assert named["backbone"]["recipe"]["blocks"] == ["mean@-2", "final"]
 
 
-def test_blocks_of_several_depths_are_known_after_shards(shell: Shell) -> None:
+def test_shards_keep_feature_blocks(shell: Shell) -> None:
     pytest.importorskip("pyarrow")
     shell.run(*RUN, "shards", "--engine", "local", "--features", "rich")
     shell.run(

@@ -1,4 +1,4 @@
-"""What a model is, and how two models or revisions differ."""
+"""``evergrow inspect`` and ``diff``."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from evergrow import Learner
 from evergrow.learner.modelfile import open_model
 
 
-def test_everything_is_told(shell, model, later):
+def test_inspect_equals_learner_info(shell, model, later):
     shell.run("update", model, later)
     values = shell.json("inspect", model)
     info = open_model(model).state_.describe()
@@ -24,7 +24,7 @@ def test_everything_is_told(shell, model, later):
     assert values["bytes"] == model.stat().st_size
 
 
-def test_lines_for_people(shell, model, later):
+def test_inspect_lists_undone_changes(shell, model, later):
     shell.run("update", model, later)
     shell.run("forget", model, "eel")
     shell.run("rollback", model)
@@ -41,9 +41,7 @@ def test_lines_for_people(shell, model, later):
     assert any("+3:" in row and "update" in row for row in rows)
 
 
-def test_images_tell_backbone_and_preprocessing_without_loading_it(
-    shell, image_model, monkeypatch
-):
+def test_inspect_shows_the_backbone_without_loading_it(shell, image_model, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("the backbone must not be loaded")
 
@@ -53,7 +51,7 @@ def test_images_tell_backbone_and_preprocessing_without_loading_it(
     assert "preprocessing" in output
 
 
-def test_long_lists_are_cut_unless_asked_for(shell, first, monkeypatch):
+def test_long_lists_are_cut_without_full(shell, first, monkeypatch):
     monkeypatch.setattr("evergrow.cli.inspect._MAX_ROWS", 2)
     shell.run("fit", first, "-m", "m.evg", "--units", 50)
     assert "(and 1 more: --full)" in shell.run("inspect", "m.evg").stdout
@@ -62,7 +60,7 @@ def test_long_lists_are_cut_unless_asked_for(shell, first, monkeypatch):
     assert all(name in output for name in NAMES[:3])
 
 
-def test_blocks_tell_their_weights(shell, tmp_path):
+def test_inspect_shows_block_weights(shell, tmp_path):
     rng = np.random.default_rng(0)
     y = np.array(["ant", "bee", "cat"])[np.arange(90) % 3]
     means = dict(zip(("ant", "bee", "cat"), 3 * rng.normal(size=(3, 6)), strict=True))
@@ -81,7 +79,7 @@ def test_blocks_tell_their_weights(shell, tmp_path):
     assert f"{told[0]['weight']:.2f} x 6 columns" in output
 
 
-# -- two models or revisions side by side, against a computation from their answers ----
+# -- diff ----
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ def hard(shell) -> Path:
     return Path("hard.npz")
 
 
-def test_revisions_side_by_side(shell, model, hard):
+def test_diff_compares_revisions(shell, model, hard):
     before = open_model(model)
     shell.run(
         "update", model, write_features(Path("more.npz"), NAMES[:4], n=30, seed=4)
@@ -127,7 +125,7 @@ def test_revisions_side_by_side(shell, model, hard):
     assert "more: --full)" in output
 
 
-def test_answers_are_compared_under_the_names_of_now(shell, model, hard):
+def test_diff_uses_current_class_names(shell, model, hard):
     shell.run("rename", model, "ant", "wasp")
     shell.run("merge-classes", model, "wasp", "bee", "--into", "insect")
     with np.load(hard) as held:
@@ -151,7 +149,7 @@ def test_answers_are_compared_under_the_names_of_now(shell, model, hard):
     assert values["first"]["n_known"] == 75
 
 
-def test_models_without_data(shell, model, later):
+def test_diff_without_data_compares_classes(shell, model, later):
     shell.run("fit", later, "-m", "other.evg", "--units", 50)
     values = shell.json("diff", model, "other.evg")
     assert (values["first_only"], values["second_only"]) == (
@@ -165,14 +163,14 @@ def test_models_without_data(shell, model, later):
     )
 
 
-def test_a_model_like_itself(shell, model, hard):
+def test_diff_of_equal_models(shell, model, hard):
     assert (
         "no prediction changed"
         in shell.run("diff", model, model, "--data", hard).stdout
     )
 
 
-def test_what_cannot_be_compared(shell, model, image_model, hard):
+def test_diff_rejects_missing_and_unlike_models(shell, model, image_model, hard):
     assert "Revision 7 is not kept" in shell.error("diff", "m.evg@7", model)
     assert "No model" in shell.error("diff", "nowhere.evg@1", model)
     assert "same kind of samples, got features and image" in shell.error(

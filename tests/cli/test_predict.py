@@ -20,7 +20,7 @@ def asked(shell):
     return X, y
 
 
-def test_answers_are_the_librarys(shell, model, asked):
+def test_predict_equals_learner_predict(shell, model, asked):
     X, y = asked
     values = shell.json("predict", model, "asked.npy", "--top", 2)
     learner = open_model(model)
@@ -42,7 +42,7 @@ def test_answers_are_the_librarys(shell, model, asked):
     assert values["left_out"] == {}
 
 
-def test_formats_say_the_same(shell, model, asked):
+def test_formats_agree(shell, model, asked):
     rows = shell.json("predict", model, "asked.npy", "--top", 2)["predictions"]
     lines = shell.run(
         "predict", model, "asked.npy", "--top", 2, "--format", "jsonl"
@@ -62,7 +62,7 @@ def test_formats_say_the_same(shell, model, asked):
     assert people[1].split()[:3] == ["row", "0", rows[0]["class"]]
 
 
-def test_unknown_things_are_rejected(shell, model, asked):
+def test_unknown_samples_have_no_class(shell, model, asked):
     X, _ = asked
     np.save("asked.npy", np.concatenate([X, 60 + X[:2]]))
     plain = shell.json("predict", model, "asked.npy", "--no-unknown")["predictions"]
@@ -87,7 +87,7 @@ def test_unknown_things_are_rejected(shell, model, asked):
     )
 
 
-def test_the_nearest_class_of_an_unknown_thing_stands_apart(shell, model, asked):
+def test_an_unknown_sample_has_a_nearest_class(shell, model, asked):
     X, _ = asked
     np.save("asked.npy", np.concatenate([X[:1], 60 + X[:1]]))
     ask = ("predict", model, "asked.npy")
@@ -125,7 +125,7 @@ def test_the_nearest_class_of_an_unknown_thing_stands_apart(shell, model, asked)
     )  # nothing under probability
 
 
-def test_answers_in_a_file(shell, model, asked):
+def test_out_writes_a_file(shell, model, asked):
     output = shell.run(
         "predict", model, "asked.npy", "--format", "csv", "--out", "answers.csv"
     ).stdout
@@ -136,7 +136,7 @@ def test_answers_in_a_file(shell, model, asked):
     )
 
 
-def test_files_folders_and_names_on_standard_input(shell, image_model, images):
+def test_files_folders_and_standard_input_agree(shell, image_model, images):
     inside = shell.json("predict", image_model, images)["predictions"]
     assert len(inside) == 18
     assert inside[0]["item"] == str(images / "lying" / "0.png")
@@ -157,14 +157,14 @@ def test_files_folders_and_names_on_standard_input(shell, image_model, images):
         )
 
 
-def test_features_are_kept_unless_refused(shell, image_model, images):
+def test_features_are_cached_unless_disabled(shell, image_model, images):
     shell.run("predict", image_model, images / "lying", "--set", "cache=false")
     kept = len(list(Path("cache").iterdir()))
     shell.run("predict", image_model, images / "lying")
     assert len(list(Path("cache").iterdir())) == kept + 1
 
 
-def test_one_image_leaves_nothing_behind(shell, image_model, images):
+def test_a_single_image_is_not_cached(shell, image_model, images):
     kept = sorted(Path("cache").rglob("*"))
     alone = shell.json("predict", image_model, images / "lying" / "0.png")[
         "predictions"
@@ -199,13 +199,13 @@ def test_bad_input_is_one_line(shell, image_model, arguments, message):
     assert message in shell.error(*arguments)
 
 
-def test_nothing_on_standard_input(shell, image_model):
+def test_empty_standard_input_is_an_error(shell, image_model):
     assert "There is no image to predict" in shell.error(
         "predict", image_model, "-", stdin="\n"
     )
 
 
-def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
+def test_texts_come_from_files_tables_stdin_and_options(shell, monkeypatch):
     Path("lines.txt").write_text("first\n\nsecond\n")
     Path("table.csv").write_text("text,n\nthird,1\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"fourth\n \n")))
@@ -236,7 +236,7 @@ def test_model_without_probabilities_gives_scores(shell, first, asked):
     )
 
 
-def test_a_strange_thing_is_unknown_by_default(shell, model, asked):
+def test_unknown_samples_are_rejected_by_default(shell, model, asked):
     """It was a class at 100 %; the page and ``sort`` called it unknown."""
     X, _ = asked
     np.save("strange.npy", 60 + X[:1])

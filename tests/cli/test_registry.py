@@ -1,4 +1,4 @@
-"""One list of commands: help, completion, how each leaves, and what none of them loads before it must."""
+"""The registry of commands: help, completion, exit codes, errors and imports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHANGING = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_help_of_every_command(name: str) -> None:
+def test_help_lists_exit_codes(name: str) -> None:
     output = evergrow(*name.split(), "--help").stdout
     assert "--json" in output
     if name not in ("demo", "lab methods"):  # which can only succeed
@@ -57,8 +57,10 @@ def test_shell_completion_offers_the_commands() -> None:
 
 def test_commands_import_nothing_heavy_before_they_run() -> None:
     code = (
-        "import sys, typer; before = set(sys.modules); from evergrow.cli.registry import build_app; build_app(); "
-        "heavy = {'torch', 'timm', 'torchvision', 'PIL', 'pandas', 'matplotlib', 'numpy', 'sklearn'}; "
+        "import sys, typer; before = set(sys.modules); "
+        "from evergrow.cli.registry import build_app; build_app(); "
+        "heavy = {'torch', 'timm', 'torchvision', 'PIL', 'pandas', 'matplotlib', "
+        "'numpy', 'sklearn'}; "
         "print(sorted(heavy & (set(sys.modules) - before)))"
     )
     assert (
@@ -69,16 +71,13 @@ def test_commands_import_nothing_heavy_before_they_run() -> None:
     )
 
 
-def test_version_is_an_option_too():
+def test_version_option():
     from evergrow.core.version import __version__
 
     assert evergrow("--version").stdout == f"{__version__}\n"
 
 
-# -- how commands leave ----------------------------------------------------------------
-
-
-build_app()
+# -- exit codes and errors ----
 
 
 @pytest.fixture
@@ -127,7 +126,8 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Any:
             ZeroDivisionError("by zero"),
             70,
             "ZeroDivisionError",
-            "error: this is a bug in evergrow: ZeroDivisionError: by zero; set EVERGROW_DEBUG=1 to see the traceback",
+            "error: this is a bug in evergrow: ZeroDivisionError: by zero; "
+            "set EVERGROW_DEBUG=1 to see the traceback",
         ),
         (RecursionError("too deep"), 70, "RecursionError", None),
     ],
@@ -176,7 +176,7 @@ def test_a_bug_shows_its_traceback_on_request(
         ("fit", "--modle", "m.evg"),
     ],
 )
-def test_bad_input_to_any_command(
+def test_bad_input_is_one_line_and_writes_nothing(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -196,13 +196,13 @@ def test_bad_input_to_any_command(
 @pytest.mark.parametrize(
     ("word", "meant"), [("fitt", "fit"), ("learn", "Did you mean 'fit' or 'update'?")]
 )
-def test_words_that_are_no_command(word: str, meant: str) -> None:
+def test_unknown_commands_get_a_suggestion(word: str, meant: str) -> None:
     result = evergrow(word, "--json")
     assert result.exit_code == 2
     assert meant in json.loads(result.stdout)["error"]["message"]
 
 
-def test_warnings_of_any_command_are_lines_and_in_the_object(
+def test_warnings_are_printed_and_in_the_json(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
@@ -222,7 +222,7 @@ def test_warnings_of_any_command_are_lines_and_in_the_object(
     assert evergrow("cautious").stdout == "\\x1b[31mred\n"
 
 
-# -- mistakes that show in the arguments, and commands that need no network, import neither torch nor companions
+# -- imports of commands that need no network ----
 
 
 RUN = """
@@ -233,7 +233,8 @@ for arguments in json.loads(sys.argv[1]):
     try:
         app(arguments)
     except SystemExit as leaving:
-        outcome.append([arguments, leaving.code, sorted({"torch", "timm", "scipy", "sklearn"} & set(sys.modules))])
+        heavy = {"torch", "timm", "scipy", "sklearn"} & set(sys.modules)
+        outcome.append([arguments, leaving.code, sorted(heavy)])
 print(json.dumps(outcome))
 """
 
@@ -277,7 +278,10 @@ LIGHT = [
 
 
 def run_all(commands: list[list[str]], folder: Path) -> tuple[list[Any], list[str]]:
-    """Return arguments, exit code and heavy modules of each command, all in one process, and the lines of errors."""
+    """Run commands in one process.
+
+    Return arguments, exit code and heavy modules of each, and the lines of errors.
+    """
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(commands)],
@@ -290,14 +294,14 @@ def run_all(commands: list[list[str]], folder: Path) -> tuple[list[Any], list[st
     return json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines()
 
 
-def test_commands_that_need_no_network_load_none(shell, model):
+def test_light_commands_import_no_torch(shell, model):
     outcome, _ = run_all(LIGHT, Path.cwd())
     assert outcome == [[arguments, 0, []] for arguments in LIGHT]
     assert open_model(model).classes_.tolist() == ["cat", "insect"]  # the file is whole
     assert open_model(model).state_.revision == 3
 
 
-def test_wrong_paths_are_refused_without_torch(tmp_path: Path) -> None:
+def test_wrong_paths_fail_without_importing_torch(tmp_path: Path) -> None:
     (tmp_path / "there.evg").write_bytes(b"any file: nobody gets as far as reading it")
     outcome, errors = run_all(WRONG, tmp_path)
     assert outcome == [[arguments, 2, []] for arguments in WRONG]
@@ -306,6 +310,6 @@ def test_wrong_paths_are_refused_without_torch(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("new*"))
 
 
-def test_a_text_is_told_how_it_is_given(shell, model):
+def test_a_text_in_place_of_a_file_suggests_the_option(shell, model):
     assert '--text "where is it"' in shell.error("predict", model, "where is it")
     assert "--text" not in shell.error("predict", model, "photo.jpg")

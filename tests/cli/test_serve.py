@@ -1,4 +1,4 @@
-"""``evergrow serve``: what it refuses before it begins."""
+"""``evergrow serve``: what it prints, and arguments that it rejects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADDRESS = "http://127.0.0.1:8123"
     ("browser", "display", "told"),
     [(True, ":0", False), (False, ":0", True), (None, ":0", True), (True, "", True)],
 )
-def test_it_says_where_things_are_kept_and_where_the_page_is(
+def test_serve_prints_the_folder_and_opens_the_page(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     browser: bool | None,
@@ -46,8 +46,8 @@ def test_it_says_where_things_are_kept_and_where_the_page_is(
     result = evergrow("serve", tmp_path, "--open")
     assert result.exit_code == 0
     assert (
-        f"serving {tmp_path} on {ADDRESS}\nwhat you teach is kept in {tmp_path.resolve()}; Ctrl-C"
-        in result.stdout
+        f"serving {tmp_path} on {ADDRESS}\n"
+        f"what you teach is kept in {tmp_path.resolve()}; Ctrl-C" in result.stdout
     )
     assert (f"no browser can be opened here: open {ADDRESS}" in result.stderr) == told
     assert seen[-1] == "warning"  # no line for every request
@@ -56,7 +56,7 @@ def test_it_says_where_things_are_kept_and_where_the_page_is(
     assert (ADDRESS in seen) == (display != "" and browser is not None)
 
 
-def test_make_serve_takes_a_port_and_keeps_what_was_taught(tmp_path: Path) -> None:
+def test_make_serve_takes_a_port_and_keeps_the_model(tmp_path: Path) -> None:
     (tmp_path / "digits.evg").write_text("taught")
     run = [
         "make",
@@ -73,7 +73,7 @@ def test_make_serve_takes_a_port_and_keeps_what_was_taught(tmp_path: Path) -> No
     assert "evergrow fit" not in done
 
 
-def test_an_address_for_others_needs_tokens(tmp_path: Path) -> None:
+def test_a_public_address_needs_tokens(tmp_path: Path) -> None:
     result = evergrow("serve", tmp_path / "models", "--host", "0.0.0.0")
     assert result.exit_code == 2
     assert "token" in result.stderr
@@ -83,7 +83,7 @@ def test_an_address_for_others_needs_tokens(tmp_path: Path) -> None:
     assert "cannot be read" in missing.stderr
 
 
-def test_an_address_that_is_taken(tmp_path: Path) -> None:
+def test_a_used_port_is_an_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""``evergrow sort`` with a real model: the answers of predict, and what it prints."""
+"""``evergrow sort`` with a real model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUT = Path("out")
 
 @pytest.fixture
 def inbox(shell: Shell, image_model: Path, images: Path) -> Path:
-    """The images without their folders, with copies of the same name and one that is none."""
+    """All images in one folder, copies in a subfolder, and one broken file."""
     Path("inbox").mkdir()
     for path in sorted(images.rglob("*.png")):
         shutil.copy2(path, Path("inbox", f"{path.parent.name}-{path.name}"))
@@ -27,9 +27,7 @@ def inbox(shell: Shell, image_model: Path, images: Path) -> Path:
     return Path("inbox")
 
 
-def test_it_sorts_as_predict_answers(
-    shell: Shell, image_model: Path, inbox: Path
-) -> None:
+def test_sort_agrees_with_predict(shell: Shell, image_model: Path, inbox: Path) -> None:
     sort = ("sort", image_model, inbox, "--into", OUT, "--min", 0.5)
     told = shell.json(*sort, code=1)
     assert not OUT.exists()
@@ -86,12 +84,12 @@ def test_bad_input_is_one_line_and_touches_nothing(
     assert not OUT.exists()
 
 
-def test_models_of_other_things_are_refused(shell: Shell, model: Path) -> None:
+def test_sort_needs_a_model_of_images(shell: Shell, model: Path) -> None:
     Path("inbox").mkdir()
     assert "a model of images" in shell.error("sort", model, "inbox", "--into", OUT)
 
 
-def test_any_name_of_a_file_is_printed_safely(shell: Shell, image_model: Path) -> None:
+def test_file_names_are_printed_escaped(shell: Shell, image_model: Path) -> None:
     source = next(Path("images").rglob("*.png")).read_bytes()
     names = [
         "a\\b.png",
@@ -120,7 +118,7 @@ def test_any_name_of_a_file_is_printed_safely(shell: Shell, image_model: Path) -
     assert not OUT.exists()
 
 
-def test_one_unreadable_image_does_not_keep_the_others_in_place(
+def test_an_unreadable_image_stays_and_others_are_sorted(
     shell: Shell, image_model: Path, inbox: Path
 ) -> None:
     learner = Learner.load(image_model)

@@ -1,4 +1,4 @@
-"""Commands for fewer labels: update and forget --unlabelled, fade, suggest, group, drift, evaluate --curve."""
+"""Commands for few labels: --unlabelled, fade, suggest, group, drift and --curve."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_learning_without_labels_and_back(run, files):
+def test_update_and_forget_unlabelled(run, files):
     model = files / "m.evg"
     values = json.loads(
         run("update", model, files / "pool.npy", "--unlabelled", "--json")
@@ -71,7 +71,7 @@ def test_learning_without_labels_and_back(run, files):
     run("fade", model, 2, code=2)
 
 
-def test_suggestions_groups_and_drift(run, files):
+def test_suggest_group_and_drift(run, files):
     model = files / "m.evg"
     pool = files / "pool.npy"
     found = json.loads(run("suggest", model, pool, "-n", 10, "--json"))["suggestions"]
@@ -88,7 +88,7 @@ def test_suggestions_groups_and_drift(run, files):
     assert 0 <= values["share"] <= 1
 
 
-def test_the_curve_is_printed_and_drawn(run, files):
+def test_curve_is_printed_and_in_the_report(run, files):
     page = files / "page.html"
     output = run(
         "evaluate", files / "m.evg", files / "labelled.npz", "--curve", "--report", page

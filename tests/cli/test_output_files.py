@@ -1,4 +1,4 @@
-"""Files that cannot be written are refused before any work is done."""
+"""Output files that cannot be written are rejected before any work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def blobs() -> tuple[np.ndarray, np.ndarray]:
     return np.random.default_rng(0).normal(size=(60, 5)) + 3.0 * y[:, None], y
 
 
-def test_a_folder_without_write_permission_is_refused(locked_folder: Path) -> None:
+def test_check_target_rejects_a_read_only_folder(locked_folder: Path) -> None:
     locked_folder.chmod(0o555)
     with (
         as_somebody_else(),
@@ -62,7 +62,7 @@ def test_a_folder_without_write_permission_is_refused(locked_folder: Path) -> No
     assert list(locked_folder.iterdir()) == []
 
 
-def test_a_model_in_such_a_folder_is_not_opened_for_a_change(
+def test_locked_model_rejects_a_read_only_folder(
     locked_folder: Path,
 ) -> None:
     path = locked_folder / "m.evg"
@@ -81,7 +81,7 @@ def test_a_model_in_such_a_folder_is_not_opened_for_a_change(
 
 
 @pytest.mark.parametrize("command", ["fit", "update"])
-def test_no_data_are_read_before_a_command_is_refused(
+def test_a_read_only_folder_is_rejected_before_reading_data(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = blobs()
@@ -116,7 +116,9 @@ def test_no_data_are_read_before_a_command_is_refused(
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_cannot_be_replaced_is_refused(force: bool, tmp_path: Path) -> None:
+def test_check_target_rejects_files_that_cannot_be_replaced(
+    force: bool, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "read-only.evg").write_text("")
     (tmp_path / "read-only.evg").chmod(0o444)

@@ -1,4 +1,4 @@
-"""Names from anywhere, streams that are shut and full disks: one line each, with the truth about what was written."""
+"""Hostile names, closed streams, full disks and killed processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def one_line_of(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 @pytest.fixture
 def hostile(shell: Shell) -> Path:
-    """A model whose classes have names that mean something to spreadsheets, browsers and terminals."""
+    """A model whose class names are formulas, HTML tags and terminal commands."""
     rng = np.random.default_rng(0)
     X = np.concatenate(
         [rng.normal(size=(8, 16)) + 6 * rng.normal(size=16) for _ in HOSTILE]
@@ -63,7 +63,7 @@ def hostile(shell: Shell) -> Path:
     return Path("strange.evg")
 
 
-def test_no_cell_of_a_csv_file_is_a_formula(shell: Shell, hostile: Path) -> None:
+def test_csv_cells_are_not_formulas(shell: Shell, hostile: Path) -> None:
     shell.run(
         "predict",
         hostile,
@@ -101,9 +101,7 @@ def test_no_cell_of_a_csv_file_is_a_formula(shell: Shell, hostile: Path) -> None
     assert exact <= set(HOSTILE)
 
 
-def test_no_name_is_a_tag_or_a_command_to_the_terminal(
-    shell: Shell, hostile: Path
-) -> None:
+def test_names_are_escaped_in_terminal_and_html(shell: Shell, hostile: Path) -> None:
     output = shell.run(
         "evaluate", hostile, "strange.npz", "--report", "page.html"
     ).stdout
@@ -119,25 +117,26 @@ def test_no_name_is_a_tag_or_a_command_to_the_terminal(
 
 
 @full_device
-def test_a_committed_update_that_cannot_be_told(
+def test_a_full_disk_after_a_commit_names_the_revision(
     shell: Shell, model: Path, later: Path
 ) -> None:
     line = one_line_of(bash(f"evergrow update {model} {later} > /dev/full"), 74)
     assert line == (
-        "error: revision 2 of m.evg was written; the answer could not be printed: No space left on device"
+        "error: revision 2 of m.evg was written; the answer could not be printed: "
+        "No space left on device"
     )
     assert open_model(model).state_.revision == 2
 
 
 @full_device
 @pytest.mark.parametrize("option", ["", "--json"])
-def test_an_answer_that_cannot_be_printed(option: str) -> None:
+def test_a_full_disk_is_one_line(option: str) -> None:
     said = one_line_of(bash(f"evergrow lab methods {option} > /dev/full"), 74)
     assert said == "error: the answer could not be printed: No space left on device"
 
 
 @posix
-def test_a_reader_that_has_had_enough_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "evergrow", "lab", "methods"]
@@ -147,14 +146,14 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
 
 
 @posix
-def test_everything_shut() -> None:
+def test_closed_standard_streams() -> None:
     assert bash("evergrow lab methods <&- >&- 2>&-").returncode == 0
     done = bash("evergrow lab methods <&-")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @posix
-def test_a_question_that_nobody_can_answer(shell: Shell, tmp_path: Path) -> None:
+def test_confirmation_with_closed_stdin_is_no(shell: Shell, tmp_path: Path) -> None:
     entry = tmp_path / "cache" / ("f" * 32)
     entry.mkdir(parents=True)
     (entry / "meta.json").write_text(
@@ -168,7 +167,7 @@ def test_a_question_that_nobody_can_answer(shell: Shell, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @posix
-def test_file_names_that_are_no_utf8(
+def test_file_names_that_are_not_utf8(
     shell: Shell, image_model: Path, images: Path
 ) -> None:
     name = os.fsdecode(b"caf\xe9.png")
@@ -178,7 +177,8 @@ def test_file_names_that_are_no_utf8(
         pytest.skip("needs another file system: this one takes UTF-8 only")
     out = os.fsdecode(b"answ\xe9rs.csv")
     done = bash(
-        f"evergrow predict {image_model} $'caf\\xe9.png' --format csv --out $'answ\\xe9rs.csv'"
+        f"evergrow predict {image_model} $'caf\\xe9.png' --format csv "
+        "--out $'answ\\xe9rs.csv'"
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "1 answer in answ\\udce9rs.csv\n"
@@ -198,7 +198,7 @@ def test_file_names_that_are_no_utf8(
 @pytest.mark.slow
 @posix
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
-def test_an_update_that_is_stopped_leaves_the_old_model_or_the_new_one(
+def test_a_killed_update_leaves_the_old_or_the_new_model(
     shell: Shell, model: Path, later: Path, stop: signal.Signals
 ) -> None:
     before = model.read_bytes()
