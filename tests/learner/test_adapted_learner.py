@@ -199,7 +199,7 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
             {"adapt": "adapter", "backbone": "test_resnet", "weights": "random"},
             images(0, 1),
             UnsupportedModelError,
-            "must be a vision transformer.*got ResNet.*'ssf' serves",
+            "must be a vision transformer.*got ResNet.*'ssf' supports",
         ),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_failure_in_training_changes_nothing(fitted: Learner, later: Part) -> 
 def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
     fitted: Learner, later: Part, no_training: None
 ) -> None:
-    with pytest.raises(ParameterError, match="must carry no tuner"):
+    with pytest.raises(ParameterError, match="must have no tuner"):
         learner_of(backbone=fitted.backbone_()).fit(later)
     with pytest.raises(
         ParameterError, match="must be a network for images to be adapted, got Toy"
