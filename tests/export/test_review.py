@@ -176,5 +176,5 @@ def test_review_rejects_feature_vectors(
     assert result.exit_code == 2
     assert (
         "--format fiftyone does not work for a model of features; "
-        "take table, csv or jsonl." in result.stderr
+        "use table, csv or jsonl." in result.stderr
     )
