@@ -94,7 +94,7 @@ def growth(quick: bool) -> Iterator[Row]:
 
 
 def _growth_cell(n: int, width: int) -> Row:
-    from evergrow.head.linalg.recursive import create_state
+    from evergrow.head.linalg.statistics import RidgeStatistics
 
     Z, Y = VitLike(10, seed=SEED).sample(list(range(10)), n)
     layers: list[FeatureMap] = []
@@ -103,7 +103,7 @@ def _growth_cell(n: int, width: int) -> Row:
     )
     build = seconds(lambda: layers.append(guided.build(Z, Y, seed=SEED)), repeat=1)
     layer = layers[0]
-    states = [create_state("auto", layer.n_units, 10, alpha=0.01, floor=0.01)]
+    states = [RidgeStatistics.create(layer.n_units, 10)]
 
     def update() -> None:
         states[0] = states[0].accumulate(
