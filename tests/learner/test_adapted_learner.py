@@ -31,7 +31,6 @@ from evergrow.core.errors import (
 from evergrow.data.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.head import Classifier
-from evergrow.lab.methods import FsaClassifier
 from evergrow.learner import empty_copy
 from evergrow.learner.learner import Learner
 
@@ -97,14 +96,11 @@ def test_adapted_learner_equals_classifier_on_adapted_features(
     tuner: str, first: Part, later: Part
 ) -> None:
     learner = learner_of(tuner, features="final").fit(first).partial_fit(later)
-    hand = FsaClassifier("evergrow", tiny_vit(), fsa=quick(tuner), n_units=20).fit(
-        *first
-    )
+    adapted = adapt(tiny_vit(), *first, quick(tuner))
     X = [
-        encode(hand.backbone_, items, cache=False, join=False).X
-        for items, _ in (first, later)
+        encode(adapted, items, cache=False, join=False).X for items, _ in (first, later)
     ]
-    assert learner.backbone_().spec == hand.backbone_.spec
+    assert learner.backbone_().spec == adapted.spec
     assert np.array_equal(learner.encode(later[0]).X, X[1])
     head = (
         Classifier(n_units=20, random_state=0)
@@ -199,7 +195,7 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
             {"adapt": "adapter", "backbone": "test_resnet", "weights": "random"},
             images(0, 1),
             UnsupportedModelError,
-            "must be a vision transformer.*got ResNet.*'ssf' serves",
+            "must be a vision transformer.*got ResNet.*'ssf' supports",
         ),
     ],
 )
@@ -229,7 +225,7 @@ def test_a_failure_in_training_changes_nothing(fitted: Learner, later: Part) -> 
 def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
     fitted: Learner, later: Part, no_training: None
 ) -> None:
-    with pytest.raises(ParameterError, match="must carry no tuner"):
+    with pytest.raises(ParameterError, match="must have no tuner"):
         learner_of(backbone=fitted.backbone_()).fit(later)
     with pytest.raises(
         ParameterError, match="must be a network for images to be adapted, got Toy"
