@@ -1,4 +1,4 @@
-"""A learner whose backbone is adapted to its first data: everything after uses the adapted backbone."""
+"""A learner with an adapted backbone uses it for everything after the first fit."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def fitted(first: Part) -> Learner:
 
 
 def same_answers(one: Learner, other: Learner, items: Any) -> bool:
-    """Compare features to the bit and scores to what a solution loses on its way through a file."""
+    """Compare features bit for bit, and scores to the precision of a file."""
     equal = np.array_equal(one.encode(items).X, other.encode(items).X)
     scores = one.decision_function(items), other.decision_function(items)
     return equal and np.allclose(*scores, rtol=1e-9, atol=0)

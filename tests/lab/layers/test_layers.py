@@ -1,4 +1,4 @@
-"""Layers of the laboratory pass the checks of every layer, and equal their definition."""
+"""Layers of the laboratory pass the checks of every layer."""
 
 import math
 
