@@ -1,8 +1,9 @@
-"""Check what stands in a wheel and an sdist, and how large they are: ``python .ci/check_dist.py dist``.
+"""Check the contents and sizes of a wheel and an sdist.
 
-twine checks the metadata and check-wheel-contents the layout; this checks what only evergrow can know: that everything
-beside the modules came along (pages, styles, tables), that nothing of the repository's other folders did, and that
-neither file grows unseen. Nothing but the standard library is needed.
+Run ``python .ci/check_dist.py dist``. twine checks the metadata and
+check-wheel-contents the layout. This script checks that pages, styles and tables are
+included, that other folders of the repository are not, and that the files stay small.
+It needs the standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 SOURCE = Path(__file__).parents[1] / "src"
-# About twice what 0.2 weighs: a larger file holds something that should not be in it, or deserves a decision.
+# About twice the size of 0.2. A larger file probably holds something by mistake.
 WHEEL_BYTES = 2_000_000
 SDIST_BYTES = 2_000_000
 LICENCE = "LICENSE"
@@ -28,7 +29,7 @@ SDIST_FILES = {
     LICENCE,
 }
 SDIST_EXTRA = {"PKG-INFO", ".gitignore"}  # hatchling adds both
-# Models, arrays, images and compiled code: no module needs them, and each has come into somebody's wheel by accident.
+# Models, arrays, images and compiled code: no module needs them.
 FORBIDDEN = {
     ".evg",
     ".npz",
@@ -49,7 +50,7 @@ _RELATIVE = re.compile(r"\]\((?!https?://)([^)]+)\)")
 
 
 def package_files(source: Path = SOURCE) -> set[str]:
-    """Return the files of the package in the source tree, as they are called in a wheel."""
+    """Return the files of the package, by their names in a wheel."""
     files = (
         path
         for path in source.joinpath("evergrow").rglob("*")
@@ -78,7 +79,7 @@ def wheel_faults(
 
 
 def page_faults(metadata: str) -> list[str]:
-    """Return what is wrong with the text that a package index shows: links to files that it does not have."""
+    """Return the faults of the package index page: links to files it does not have."""
     _, _, page = metadata.partition("\n\n")
     if not page.strip():
         return ["the page of the package is empty"]
@@ -91,7 +92,7 @@ def page_faults(metadata: str) -> list[str]:
 def sdist_faults(
     names: Iterable[str], size: int, expected: Collection[str]
 ) -> list[str]:
-    """Return what is wrong with an sdist of these members, without their common folder, and this size."""
+    """Return the faults of an sdist; `names` lack the common folder."""
     wanted = {f"src/{name}" for name in expected} | SDIST_FILES
     names = set(names)
     faults = [f"{name} is missing" for name in sorted(wanted - names)]
@@ -114,11 +115,13 @@ def _too_large(size: int, bound: int) -> list[str]:
 
 
 def main(folder: Path) -> int:
-    """Check the one wheel and the one sdist of a folder; print sizes, and faults if there are any."""
-    wheels, sdists = sorted(folder.glob("*.whl")), sorted(folder.glob("*.tar.gz"))
+    """Check the one wheel and the one sdist of a folder; print sizes and faults."""
+    wheels = sorted(folder.glob("*.whl"))
+    sdists = sorted(folder.glob("*.tar.gz"))
     if len(wheels) != 1 or len(sdists) != 1:
         print(
-            f"{folder} must have one wheel and one sdist, got {len(wheels)} and {len(sdists)}"
+            f"{folder} must have one wheel and one sdist, "
+            f"got {len(wheels)} and {len(sdists)}"
         )
         return 1
     expected = package_files()

@@ -1,4 +1,4 @@
-"""Learn handwritten digits two at a time, keeping no images; spot one never seen, and forget one of them."""
+"""Learn handwritten digits two at a time; detect a new digit, and forget a class."""
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -23,23 +23,21 @@ def accuracy() -> float:
 for digits in ((0, 1), (2, 3), (4, 5), (6, 7), (8,)):
     rows = np.isin(y, digits)
     model.partial_fit(X[rows], y[rows]).settle()
-    print(
-        f"learned {' and '.join(map(str, digits)):<8} accuracy on all so far {accuracy():.1%}"
-    )
+    names = " and ".join(map(str, digits))
+    print(f"learned {names:<8} accuracy on all so far {accuracy():.1%}")
 
 rows = np.isin(y, model.classes_)
-joint = (
-    model.spawn().partial_fit(X[rows], y[rows]).settle()
-)  # the same layer, taught everything at once
+# The same layer, trained on all digits at once.
+joint = model.spawn().partial_fit(X[rows], y[rows]).settle()
 mine = model.decision_function(X_test)
 theirs = joint.decision_function(X_test)
-print(
-    f"largest difference to learning everything at once: {np.abs(mine - theirs).max() / np.abs(theirs).max():.0e}"
-)
+difference = np.abs(mine - theirs).max() / np.abs(theirs).max()
+print(f"largest difference to learning everything at once: {difference:.0e}")
 auroc = roc_auc_score(y_test == 9, model.novelty_score(X_test))
 print(f"telling the unseen digit 9 from known ones: AUROC {auroc:.1%}")
 model.forget_classes([8])
 still = int((model.predict(X_test[y_test == 8]) == 8).sum())
 print(
-    f"after forget_classes([8]): {still} eights still called 8, accuracy on the others {accuracy():.1%}"
+    f"after forget_classes([8]): {still} eights still called 8, "
+    f"accuracy on the others {accuracy():.1%}"
 )

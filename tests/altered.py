@@ -1,4 +1,4 @@
-"""Archives with one thing wrong in each: what a file from a stranger may hold although its checksum is right."""
+"""Damaged copies of archives, each with one contradictory value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def altered(archive: Archive) -> Iterator[tuple[str, Archive]]:
-    """Yield copies of an archive, each with one plain value, tensor or part changed, removed or added."""
+    """Yield copies of an archive, each with one value changed, removed or added."""
     for path in _places(archive.meta):
         for value in WRONG:
             meta = copy.deepcopy(archive.meta)

@@ -265,7 +265,7 @@ class Code:
 
     @cached_property
     def called(self) -> set[str]:
-        """Names of functions, classes and methods, including those of other libraries."""
+        """Names of functions, classes and methods, also of other libraries."""
         found = set(dir(builtins))
         for node in self.nodes:
             if isinstance(node, (ast.ClassDef, *Function)):
@@ -832,7 +832,7 @@ class Checker:
     # -- files, commands, variables
 
     def file_is_missing(self, text: str) -> bool:
-        """Return whether a span is the path of a file in the repository, without one."""
+        """Return whether a span looks like a path in the repository, without one."""
         if not FILE_NAME.match(text) or not ("/" in text or text.endswith(".py")):
             return False
         first = text.partition("/")[0]

@@ -10,7 +10,7 @@ from evergrow.cli.registry import build_app
 
 
 def evergrow(*arguments: object, stdin: str | None = None) -> Any:
-    """Run ``evergrow`` with these arguments; an error that got past the one exit is raised here."""
+    """Run ``evergrow`` with these arguments; raise errors that it did not handle."""
     result = CliRunner().invoke(
         build_app(), [str(argument) for argument in arguments], input=stdin
     )

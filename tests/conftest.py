@@ -1,4 +1,4 @@
-"""Shared fixtures: a known-answer ridge problem, and the real data that lies beside some checkouts."""
+"""Fixtures of all tests: devices, random generators, real data and the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C be one: what a shell starts in the background ignores it, and so would all that the tests start."""
+    """Restore Ctrl-C, which processes started in the background ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def skip_group(reason: str) -> str:
-    """Return what a reason says before its colon; one without "needs" is about what is tested, not the machine."""
+    """Return the group of a reason: the text before its colon."""
     reason = reason.removeprefix("Skipped: ")
     missing = re.match(r"could not import '([^'.]+)", reason)
     if missing:

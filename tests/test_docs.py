@@ -1,4 +1,4 @@
-"""The README, the tutorials and the notebook run as printed, each block against the output shown below it."""
+"""README, tutorials and notebook run as printed, with the output shown below."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def blocks(name: str) -> list[tuple[str, str]]:
 
 
 def run_line(line: str) -> str:
-    """Run one line of a shell block; what comes before a pipe runs in a shell, evergrow in this process."""
+    """Run one line of a shell block; evergrow runs in this process."""
     feed, _, command = line.rpartition(" | ")
     arguments = shlex.split(command)
     if arguments[0] != "evergrow":
@@ -65,7 +65,7 @@ def run_python(body: str, name: str, namespace: dict[str, Any]) -> str:
 
 
 def run_tutorial(name: str, **replaced: str) -> dict[str, Any]:
-    """Run a page from top to bottom and return its names; some words of it may be replaced by those of a test."""
+    """Run a page from top to bottom, with replacements, and return its names."""
     output = ""
     namespace = {}
     for language, body in blocks(name):
@@ -234,7 +234,7 @@ def test_options_named_in_the_manual_exist():
 
 
 def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
-    """What the page types is parsed as a terminal would; it takes a cluster to run it."""
+    """Commands of the page are parsed only; they need a cluster to run."""
     app = get_command(build_app())
     seen = set()
     for language, body in blocks("cluster.md"):
@@ -253,7 +253,7 @@ def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
 
 
 def test_every_page_installs_from_the_clone_and_names_extras_that_exist():
-    """The name alone would be looked for on a package index, where there is no release yet."""
+    """The bare name would be looked up on a package index without a release."""
     known = set(metadata("evergrow").get_all("Provides-Extra"))
     for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]:
         text = page.read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ def test_every_page_installs_from_the_clone_and_names_extras_that_exist():
         assert named <= known, page.name
 
 
-# -- the notebook of the first hour ------------------------------------------------------------------------------
+# -- the notebook of the first hour ----------------------------------------------------
 
 
 PAGE = DOCS / "first-hour.md"
@@ -275,7 +275,7 @@ NOTEBOOK = ROOT / "examples" / "first_hour.ipynb"
 
 @pytest.mark.slow
 def test_the_notebook_runs():
-    """Cells run in plain Python, in order and in one namespace, as a kernel would run them."""
+    """Cells run in plain Python, in order and in one namespace."""
     for module in (IMAGES, TEXTS):
         pytest.importorskip(module)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -287,7 +287,7 @@ def test_the_notebook_runs():
 
 
 def test_the_notebook_has_no_outputs_and_imports_from_the_top():
-    """Outputs would be somebody's paths and times; what people copy imports from ``evergrow``."""
+    """Outputs would hold paths and times; examples import from ``evergrow``."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4
     for cell in notebook["cells"]:
@@ -299,7 +299,7 @@ def test_the_notebook_has_no_outputs_and_imports_from_the_top():
         ), page
 
 
-# -- the README, and the commands of a novice's first ten minutes ------------------------------------------------
+# -- the README, and the commands of the first ten minutes -----------------------------
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The documentation as a site: pages in their places, links that lead somewhere, numbers of records, no request."""
+"""The documentation as a site: pages, links, numbers from records, no requests."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def site_hooks():
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The site, built as `make docs` builds it after its setup, by the packages that run this test."""
+    """The site as `make docs` builds it, with the packages of this test."""
     site_hooks()
     if shutil.which("make") is None:
         pytest.skip("needs make")
@@ -237,7 +237,7 @@ def test_the_reference_has_every_public_name(site):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_fit_a_phone_and_ask_nobody(site, scheme):
-    """Opened from the folder, without a server: no request leaves it, nothing is wider than the screen, no error."""
+    """Opened as a file: no requests, no errors, and nothing wider than the screen."""
     with chromium() as browser:
         page = browser.new_page(
             viewport={"width": 390, "height": 844}, color_scheme=scheme

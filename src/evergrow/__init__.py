@@ -1,4 +1,4 @@
-"""evergrow: classifiers that keep learning new classes, without old data and without forgetting."""
+"""Classifiers that keep learning new classes, without old data or forgetting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner whose backbone is adapted to its first data: everything after uses the adapted backbone."""
+"""A learner with an adapted backbone uses it for everything after the first fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from evergrow.core.errors import (
 from evergrow.data.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.head import Classifier
-from evergrow.lab.methods import FsaClassifier
 from evergrow.learner import empty_copy
 from evergrow.learner.learner import Learner
 
@@ -75,7 +74,7 @@ def fitted(first: Part) -> Learner:
 
 
 def same_answers(one: Learner, other: Learner, items: Any) -> bool:
-    """Compare features to the bit and scores to what a solution loses on its way through a file."""
+    """Compare features bit for bit, and scores to the precision of a file."""
     equal = np.array_equal(one.encode(items).X, other.encode(items).X)
     scores = one.decision_function(items), other.decision_function(items)
     return equal and np.allclose(*scores, rtol=1e-9, atol=0)
@@ -97,14 +96,11 @@ def test_adapted_learner_equals_classifier_on_adapted_features(
     tuner: str, first: Part, later: Part
 ) -> None:
     learner = learner_of(tuner, features="final").fit(first).partial_fit(later)
-    hand = FsaClassifier("evergrow", tiny_vit(), fsa=quick(tuner), n_units=20).fit(
-        *first
-    )
+    adapted = adapt(tiny_vit(), *first, quick(tuner))
     X = [
-        encode(hand.backbone_, items, cache=False, join=False).X
-        for items, _ in (first, later)
+        encode(adapted, items, cache=False, join=False).X for items, _ in (first, later)
     ]
-    assert learner.backbone_().spec == hand.backbone_.spec
+    assert learner.backbone_().spec == adapted.spec
     assert np.array_equal(learner.encode(later[0]).X, X[1])
     head = (
         Classifier(n_units=20, random_state=0)

@@ -1,4 +1,4 @@
-"""Thresholds, temperature and weights of novelty: folds, the share of false alarms, and what a stream gives."""
+"""Calibration of thresholds, temperature and novelty on folds and on streams."""
 
 from __future__ import annotations
 

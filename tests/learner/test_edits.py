@@ -1,4 +1,4 @@
-"""Classes that are renamed, merged or lose samples to another: the learner is the one that was taught so."""
+"""Renaming, merging and relabelling equal training with the new labels."""
 
 from __future__ import annotations
 

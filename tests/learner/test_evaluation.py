@@ -1,4 +1,4 @@
-"""Figures of an evaluation are those of scikit-learn; levels of features are tried on held-out samples."""
+"""Evaluation equals scikit-learn's metrics; feature levels are compared held-out."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_open_world_rates(decimals: int) -> None:
     assert (result.n_known, result.n_unknown) == (300, 100)
 
 
-# -- levels of features tried on a sample: every sample held out once, the cheapest level first
+# -- feature levels: every sample is held out once, the cheapest level first
 
 
 def test_levels_are_tried_on_the_same_held_out_samples() -> None:

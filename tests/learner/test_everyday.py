@@ -1,4 +1,4 @@
-"""Python as people write it: fit(X, y), labels as they came, streams, weights, one class, and how a learner looks."""
+"""Everyday use: fit(X, y), label types, streams, weights, one class, and the repr."""
 
 from __future__ import annotations
 

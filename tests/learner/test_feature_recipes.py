@@ -1,4 +1,4 @@
-"""A learner on features from several depths: blocks joined the same on every way in, kept in its file."""
+"""A learner on feature blocks joins them alike from every source and keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history of a model: states come back byte for byte, within bounds, wherever it lies and whoever wrote there."""
+"""The history of a model restores states byte for byte, within its bounds."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def edited(**changes: object) -> Callable[[Path], str]:
 
 
 def other_model(path: Path) -> str:
-    """Leave a state that is whole by its own checksums, and is not the one that the model names."""
+    """Replace a state with a valid one that the model does not name."""
     history = History(path)
     archive = read_archive(path, data=_revision(path, 2)[0])
     archive.meta["reason"] = "edited"

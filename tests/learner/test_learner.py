@@ -53,7 +53,7 @@ def fitted(blobs: Data) -> Learner:
 
 
 def plain(learner: Learner) -> IncrementalClassifier:
-    """Return the head without what the stream has calibrated: its answers follow from the statistics alone."""
+    """Return the head without its calibration."""
     return learner.head_.branch().calibrate()
 
 

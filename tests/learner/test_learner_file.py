@@ -1,4 +1,4 @@
-"""The file of a learner: fields that fit each other, fields of later versions, and models that begin with no class."""
+"""The file of a learner: consistent fields, unknown fields, models without classes."""
 
 from __future__ import annotations
 

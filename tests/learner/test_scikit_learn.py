@@ -1,4 +1,4 @@
-"""Data frames of pandas and polars, in and out, and scikit-learn's tools around the classifier and the learner."""
+"""Data frames in and out, and scikit-learn's tools with classifier and learner."""
 
 from __future__ import annotations
 
@@ -411,7 +411,7 @@ def test_ensembles(make: Any, digits: Any) -> None:
 
 
 def test_model_selection_over_a_stream(make: Any, digits: Any) -> None:
-    """Folds that only ever look back, and a curve of one learner that goes on learning."""
+    """Time-ordered folds, and a learning curve of one incremental learner."""
     X, y = digits
     folds = TimeSeriesSplit(3)
     assert cross_val_score(make(), X, y, cv=folds).min() > 0.8

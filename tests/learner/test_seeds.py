@@ -1,4 +1,4 @@
-"""The seed of a model survives files: a saved model learns what the unsaved one learns."""
+"""Files keep the seed: a saved model learns what the unsaved one learns."""
 
 from __future__ import annotations
 

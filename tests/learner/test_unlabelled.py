@@ -1,4 +1,4 @@
-"""Samples without labels in a learner: what is told, what files hold, and that rollback and forgetting are exact."""
+"""Unlabelled samples in a learner: reports, files, exact rollback and removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unlearning removes samples from the calibration too: probabilities, novelty, thresholds."""
+"""Unlearning removes samples from the calibration too."""
 
 from __future__ import annotations
 

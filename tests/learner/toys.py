@@ -100,7 +100,7 @@ def write_folder(
 
 
 def timeless(archive: Archive) -> Any:
-    """Return the values of an archive and of everything inside it, without the times that things took and were done."""
+    """Return the values of an archive and its parts, without times."""
     return [(part.kind, _stripped(part.meta)) for part in archive.walk()]
 
 
@@ -135,7 +135,7 @@ def all_tensors(archive: Archive) -> dict[str, Tensor]:
 def refused(
     model: Learner | Path, error: Any, said: str | None = None
 ) -> Iterator[None]:
-    """What the block does raises an error, and leaves a learner or a file as it was, to the bit."""
+    """Check that the block raises, and leaves a learner or a file unchanged."""
     if isinstance(model, Path):
         before = model.read_bytes()
     else:

@@ -12,7 +12,7 @@ from tests.release.environments import ROOT, Environment
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel with the build backend that is installed, so that no download is needed."""
+    """Build the wheel with the installed build backend, without a download."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     command = [

@@ -1,4 +1,4 @@
-"""Environments with the wheel and nothing else than its requirements, made without a download.
+"""Environments with the wheel and its requirements only, made without a download.
 
 Copying or downloading PyTorch for every environment would take gigabytes. What an
 environment needs is read from the metadata of what is installed here, distribution by
@@ -25,7 +25,7 @@ HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EVERGROW_DATA")
 
 
 class Environment:
-    """A virtual environment, and a working directory in which nothing of this repository is visible.
+    """A virtual environment, and a working directory outside this repository.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Environment:
                     target.symlink_to(entry)
 
     def pip(self, *arguments: str) -> str:
-        """Run the pip of this process on the environment, and return what it printed."""
+        """Run the pip of this process on the environment, and return its output."""
         command = [
             sys.executable,
             "-m",
@@ -101,7 +101,7 @@ class Environment:
 
 
 def requirements(of: Distribution, extras: Iterable[str]) -> Iterator[Distribution]:
-    """Return every distribution that one with these extras requires, and theirs; a missing one fails the test."""
+    """Return all distributions required with these extras; fail for a missing one."""
     seen: set[tuple[str, str]] = set()
     waiting = [(of, extra) for extra in ("", *extras)]
     while waiting:
@@ -138,7 +138,7 @@ def _installed(needed: Requirement, owner: Distribution) -> Distribution:
 
 
 def top_level(of: Distribution) -> set[Path]:
-    """Return the files and folders that a distribution has beside others in ``site-packages``."""
+    """Return the files and folders of a distribution in ``site-packages``."""
     root = Path(str(of.locate_file("")))
     names = {
         path.parts[0]

@@ -1,4 +1,4 @@
-"""The lowest versions that pyproject.toml allows: above every published hole that a file or a request could use."""
+"""The lowest versions that pyproject.toml allows have no published hole."""
 
 from __future__ import annotations
 

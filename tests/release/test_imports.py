@@ -1,4 +1,4 @@
-"""What an import of evergrow loads: nothing before it is used, and of what is heavy only PyTorch then."""
+"""An import of evergrow loads no heavy library, and its first use only PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}} - set
 
 
 def loaded(statement: str) -> set[str]:
-    """Return the packages beside the standard library that a fresh process has loaded after a statement."""
+    """Return the third-party packages that a fresh process loads for a statement."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED.format(statement)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Pages run as printed where nothing is installed but what they say: the wheel with the extras that they name."""
+"""Pages run as printed with the wheel and the extras that they name."""
 
 from __future__ import annotations
 

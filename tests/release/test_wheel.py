@@ -1,4 +1,4 @@
-"""The wheel alone, in environments that hold nothing else than what it asks for; and with each of its extras."""
+"""The wheel alone, and with each of its extras, in fresh environments."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_built_wheel_has_the_metadata_of_a_release(wheel: Path) -> None:
 
 @dataclass(frozen=True)
 class Use:
-    """What an extra is for: a program that works with it and names it without it, and the files that it works on."""
+    """A program that needs an extra, and names it without it."""
 
     prepare: Callable[[Path], None]
     program: tuple[str, ...]
@@ -135,7 +135,7 @@ def heic_image(folder: Path) -> None:
 
 
 def raw_image(folder: Path) -> None:
-    """Write a DNG of 64 x 64 without compression, the smallest that is a photograph to a raw converter."""
+    """Write the smallest DNG, 64 x 64, that a raw converter reads."""
     side = 64
     model = b"Grown\0"
     pixels = np.full((64, 64), 9000, "<u2").tobytes()
@@ -246,7 +246,7 @@ def test_without_an_extra_one_line_says_what_is_missing(
 
 
 def fetched(address: str) -> bytes:
-    """Return what an address answers; a service says where it will be before it is there."""
+    """Return the response of an address; wait until the service listens."""
     for _ in range(120):
         try:
             with urllib.request.urlopen(address, timeout=60) as answer:

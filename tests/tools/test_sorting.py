@@ -1,4 +1,4 @@
-"""Images sorted into folders: nothing lost, nothing doubled, nothing overwritten, and all of it taken back."""
+"""Sorting images loses, doubles and overwrites nothing, and can be undone."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def tree(root: Path) -> dict[str, Any]:
-    """Return everything below a folder: bytes and times of files, where links lead, and folders."""
+    """Return everything below a folder: bytes, times, links and folders."""
     found: dict[str, Any] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()

@@ -150,7 +150,8 @@ class FeatureSet:
         X: NDArray[Any] = self.X_train
         y: NDArray[Any] = self.y_train
         if self.has_test and part == "test":
-            X, y = self.X_test, self.y_test
+            X = self.X_test
+            y = self.y_test
         elif self.has_test and part == "all":
             X = np.concatenate([self.X_train, self.X_test])
             y = np.concatenate([self.y_train, self.y_test])

@@ -441,8 +441,9 @@ def rank_cells(cells: Sequence[Cell], references: Iterable[str] = ()) -> list[Ce
         printed = round(cell.mean, cell.metric.decimals)
         competes = len(values) > 1 and cell.method not in references
         if competes and printed in best:
-            cell = replace(cell, rank=1 + best.index(printed))
-        marked.append(cell)
+            marked.append(replace(cell, rank=1 + best.index(printed)))
+        else:
+            marked.append(cell)
     return marked
 
 

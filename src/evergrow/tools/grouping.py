@@ -1,4 +1,4 @@
-"""Group samples that look novel, so that each group can be named and learned as a class.
+"""Group samples that look novel, so that each group can be learned as a class.
 
 Samples are compared by the cosine of their feature vectors, either plain or whitened by
 the within-class covariance. The metric that groups labelled samples best is used:
@@ -115,7 +115,8 @@ def group_unknown(
     rows = np.flatnonzero(is_novel)
     if len(rows) == 0:
         raise InputError(
-            f"None of the {len(is_novel):,} samples looks novel: there is nothing to group."
+            f"None of the {len(is_novel):,} samples looks novel: "
+            "there is nothing to group."
         )
     metric, max_distance = _choose_metric(learner, features.X[~is_novel], known)
     points = _unit_features(head, features.X[rows], metric)
@@ -187,7 +188,7 @@ def _unit_features(head: Any, X: NDArray[Any], metric: str) -> NDArray[np.float3
 def _choose_metric(
     learner: Learner, X: NDArray[Any], known: Any
 ) -> tuple[str, float | None]:
-    """Return the metric that groups known rows best, and the largest distance in a group.
+    """Return the metric that groups known rows best, and a group's largest distance.
 
     The distance is None if there are too few known rows.
     """
@@ -220,7 +221,7 @@ def _choose_metric(
 
 
 def _merge_distances(points: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the distances at which Ward's method merges clusters, in ascending order."""
+    """Return the ascending distances at which Ward's method merges clusters."""
     distances: NDArray[np.float64] = _ward_tree(points)[:, 2]
     return distances
 

@@ -76,9 +76,8 @@ class LearningCurve:
         """Return plain values, including ``is_enough``."""
         values: dict[str, Any] = {}
         for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
-                value = value.tolist()
-            values[name] = value
+            is_array = isinstance(value, np.ndarray)
+            values[name] = value.tolist() if is_array else value
         values["is_enough"] = self.is_enough
         return values
 

@@ -28,7 +28,7 @@ Chosen on species and sentences outside of the reported results.
 """
 
 DUPLICATE_COSINE = 0.95
-"""Two samples are near-duplicates if their whitened features have at least this cosine."""
+"""Two samples are near-duplicates if whitened features have at least this cosine."""
 
 N_NEIGHBORS = 10
 MAX_REFERENCE_ROWS = 5000
@@ -216,7 +216,7 @@ class _DuplicateFilter:
             self.accepted = head.whitened(X).astype(np.float32)
 
     def take(self, X: NDArray[Any], rows: NDArray[np.int64], n: int) -> list[int]:
-        """Return the first `n` rows, in the given order, that are no near-duplicates."""
+        """Return the first `n` rows, in the given order, without near-duplicates."""
         taken: list[int] = []
         for start in range(0, len(rows), CHUNK_ROWS):
             chunk = rows[start : start + CHUNK_ROWS]

@@ -1,22 +1,24 @@
+"""Layers equal their definitions, and files keep them bit for bit."""
+
 import hashlib
-import json
-import math
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from tests.head.layers.layer_checks import (
+    check_archive,
+    check_plain_values,
+    check_transform,
+    small_task,
+)
 
-from evergrow.core.record import from_archive, to_archive
-from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
+from evergrow.head.layers import FourierLayer, GuidedLayer
 from evergrow.head.layers.feature_map import (
-    layer_from_plain,
     normalize,
     resolve_normalization,
 )
 from evergrow.head.layers.fourier import FourierMap
-from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
-from evergrow.lab.layers.gaussian import input_weights
 
 LAYERS = {
     "fourier": FourierLayer(n_units=20, direct_link=False),
@@ -26,62 +28,30 @@ LAYERS = {
     "guided-linked": GuidedLayer(
         scales="auto", n_units=20, block_size=5, direct_link=True
     ),
-    "gaussian": GaussianLayer(n_units=20),
-    "gaussian-auto": GaussianLayer(n_units=20, scales="auto", bias="points"),
-    "uniform": UniformLayer(n_units=20),
-    "scsm": SCSMLayer(n_units=12, n_candidates=20),
 }
 
 
 @pytest.fixture
 def task(rng):
-    Z = torch.randn(60, 7, generator=rng, dtype=torch.float64)
-    return Z, torch.eye(3, dtype=torch.float64)[torch.arange(60) % 3]
+    return small_task(rng)
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_frozen_map_properties(name, task, device):
-    Z, Y = task
-    layer = LAYERS[name].build(Z.to(device), Y.to(device), seed=2)
-    H = layer.transform(Z.to(device))
-    assert H.shape == (60, layer.n_outputs)
-    assert H.device.type == device.type
-    assert torch.equal(H, layer.transform(Z.to(device))), "transform must be pure"
-    single = layer.transform(Z[:1].to(device))
-    assert torch.allclose(single, H[:1], atol=1e-12)
-    limit = 8 * layer.n_outputs * 7
-    chunks = list(layer.iter_transform(Z.to(device), chunk_bytes=limit))
-    assert all(part.nbytes <= limit for _, part in chunks)
-    assert torch.allclose(torch.cat([part for _, part in chunks]), H, atol=1e-12)
-    low = layer.transform(Z.float().to(device))
-    assert low.dtype == torch.float32
-    assert torch.allclose(low.double(), H, atol=1e-4)
-    again = LAYERS[name].build(Z, Y, seed=2)
-    assert torch.allclose(again.transform(Z), H.cpu(), atol=1e-9), (
-        "the same seed gives the same layer everywhere"
-    )
+    check_transform(LAYERS[name], task, device)
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_a_map_survives_its_archive_bit_for_bit(name, task):
-    layer = LAYERS[name].build(*task, seed=2)
-    back = from_archive(FeatureMap, to_archive(layer))
-    assert back.same_map(layer)
-    assert back.construction == layer.construction
-    assert torch.equal(back.transform(task[0]), layer.transform(task[0]))
-    other = LAYERS[name].build(*task, seed=3)
-    assert other.same_map(layer) == (name == "link")  # nothing is drawn for it
+    check_archive(LAYERS[name], task, random=name != "link")
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_parameters_survive_as_plain_values(name):
-    plain = json.loads(json.dumps(LAYERS[name].to_plain()))
-    assert layer_from_plain(plain) == LAYERS[name]
+    check_plain_values(LAYERS[name])
 
 
 def test_wider_layers_begin_with_narrower_ones(task):
-    narrow, wide = (GaussianLayer(n_units=n).build(*task) for n in (300, 700))
-    assert torch.equal(narrow.weights, wide.weights[:, :300])
     narrow, wide = (FourierLayer(n_units=n).build(*task).units() for n in (300, 700))
     rows = [layer.transform(task[0]) / layer.gain for layer in (narrow, wide)]
     assert torch.allclose(rows[0], rows[1][:, :300], rtol=0, atol=1e-12)
@@ -113,7 +83,10 @@ def test_fourier_units_equal_explicit_products_of_signs_and_hadamard_matrices(
     for matrix in rotated:
         assert np.allclose(matrix.T @ matrix, np.eye(order))
     weights = 0.6**0.5 * order**0.5 * np.concatenate(rotated, axis=1)[:features, :units]
-    assert np.allclose(input_weights(layer).numpy(), weights)
+    identity = torch.eye(features, dtype=torch.float64)
+    scale = layer.bandwidth / layer.order
+    columns = [part.numpy().T * scale for _, part in layer.rotate(identity)]
+    assert np.allclose(np.concatenate(columns, axis=1), weights)
     assert np.allclose(
         layer.transform(Z).numpy(),
         (2 / units) ** 0.5 * np.cos(Z.numpy() @ weights + phases),
@@ -144,33 +117,6 @@ def test_direct_link_has_the_energy_of_the_units(task):
     link = H[:, 50:]
     energy = [float(((part - part.mean(0)) ** 2).sum()) for part in (units, link)]
     assert energy[0] == pytest.approx(energy[1], rel=1e-9)
-
-
-def test_scsm_equals_its_definition(task):
-    """Accepted units satisfy the inequality; the residual is the pseudo-inverse's."""
-    Z, Y = task
-    layer = SCSMLayer(n_units=15, n_candidates=30).build(Z, Y, seed=4)
-    H = layer.transform(Z).numpy()
-    T = Y.numpy()
-    for width in range(1, layer.n_units + 1):
-        fitted = H[:, :width] @ np.linalg.pinv(H[:, :width]) @ T
-        assert layer.log[width - 1].rmse == pytest.approx(
-            math.sqrt(((T - fitted) ** 2).mean()), rel=1e-6
-        )
-    before = T - H[:, :5] @ np.linalg.pinv(H[:, :5]) @ T
-    h = H[:, 5]
-    drops = (h @ before) ** 2 / (h @ h)
-    assert (drops >= (1 - 0.999999 - 1e-6 / 6) * (before**2).sum(axis=0)).all()
-
-
-def test_scsm_reports_why_it_stopped(task):
-    Z, Y = task
-    assert SCSMLayer(n_units=5).build(Z, Y).status == "capped"
-    interpolated = SCSMLayer(n_units=300, n_candidates=50).build(Z, Y)
-    assert interpolated.status == "converged"
-    assert interpolated.n_units <= 60
-    ridge = SCSMLayer(n_units=100, n_candidates=20, tol=0.0, alpha=0.01).build(Z, Y)
-    assert ridge.n_units == 100
 
 
 def test_auto_normalization_depends_on_the_sign_of_the_features():

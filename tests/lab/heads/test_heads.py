@@ -11,7 +11,7 @@ import pytest
 import torch
 from benchmarks import official
 
-from evergrow.core.errors import LabelError, ParameterError
+from evergrow.core.errors import LabelError, NumericalError, ParameterError
 from evergrow.core.seeding import generator
 from evergrow.lab.heads import (
     ACILClassifier,
@@ -208,3 +208,13 @@ def test_the_sgd_probe_equals_the_recipe_by_hand(stream: Any) -> None:
     W = official.joint_sgd(X, y, (2 * drawn - 1) / np.sqrt(12), orders, batch=32)
     unit = stream.X / np.linalg.norm(stream.X, axis=1, keepdims=True)
     np.testing.assert_allclose(head.decision_function(stream.X), unit @ W, atol=1e-5)
+
+
+def test_sums_that_overflow_leave_the_head_unchanged() -> None:
+    X = np.random.default_rng(0).normal(size=(120, 10))
+    y = np.repeat(range(4), 30)
+    model = SimpleCILClassifier().fit(X, y)
+    before = model.class_scores(X)
+    with pytest.raises(NumericalError, match="sums of features must be finite"):
+        model.partial_fit(np.full((3, 10), 1.7e308), [0, 0, 0])
+    np.testing.assert_array_equal(model.class_scores(X), before)

@@ -44,7 +44,7 @@ class PrefixConfig(TunerConfig):
     std : float
         Standard deviation of their initial values, truncated at two deviations.
     blocks : tuple of int, optional
-        TransformerBlock numbers. The default is the first five blocks, or all if there are fewer.
+        Block numbers. The default is the first five blocks, or all if there are fewer.
 
     Examples
     --------

@@ -1,0 +1,171 @@
+"""Rules of the source tree that no linter checks: privacy, names and imports."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "evergrow"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MAY_IMPORT_LAB = ("tests/lab/", "tests/release/", "tests/test_docs.py")
+FOREIGN = {
+    "_exit",  # os
+    "_modules",  # torch.nn.Module
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_get_rel_pos_bias",  # timm
+    "_worker_logs_enabled",  # ray
+}
+"""Private names of other libraries that evergrow uses."""
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def package_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def at(path: Path, node: ast.AST) -> str:
+    line = getattr(node, "lineno", 1)
+    return f"{path.relative_to(ROOT).as_posix()}:{line}: {ast.unparse(node)[:70]}"
+
+
+def is_own(value: ast.expr) -> bool:
+    """Return whether an object is `self`, `cls` or `super()`."""
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "super"
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def defined_names(module: ast.Module) -> Iterator[str]:
+    """Yield the functions, classes, variables and attributes that a module defines."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        if not isinstance(getattr(node, "ctx", None), ast.Store):
+            continue
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and is_own(node.value):
+            yield node.attr
+
+
+def imported_modules(module: ast.Module) -> Iterator[tuple[ast.AST, str, list[str]]]:
+    """Yield every import: the node, the module, and the names imported from it."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node, alias.name, []
+        elif isinstance(node, ast.ImportFrom):
+            yield node, node.module or "", [alias.name for alias in node.names]
+
+
+def foreign_access(sources: list[Path]) -> list[str]:
+    """Return uses of private attributes that only other packages define."""
+    homes = defaultdict(set)
+    for path in sources:
+        for name in defined_names(tree(path)):
+            homes[name].add(package_of(path))
+    found = []
+    for path in sources:
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.Attribute) or not is_private(node.attr):
+                continue
+            if is_own(node.value) or node.attr in FOREIGN:
+                continue
+            if package_of(path) not in homes[node.attr]:
+                found.append(at(path, node))
+    return found
+
+
+def test_packages_use_no_private_attributes_of_other_packages():
+    assert not foreign_access(SOURCES)
+
+
+def test_modules_import_no_private_names():
+    found = [
+        at(path, node)
+        for path in SOURCES
+        for node, module, names in imported_modules(tree(path))
+        if module.partition(".")[0] == "evergrow"
+        and any(is_private(name) for name in (*module.split("."), *names))
+    ]
+    assert not found
+
+
+def test_product_class_names_are_unique():
+    places = defaultdict(list)
+    for path in SOURCES:
+        if package_of(path) == "lab":
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_product_tests_do_not_import_the_laboratory():
+    found = []
+    for path in TESTS:
+        if path.relative_to(ROOT).as_posix().startswith(MAY_IMPORT_LAB):
+            continue
+        for node, module, names in imported_modules(tree(path)):
+            targets = {module, *(f"{module}.{name}" for name in names)}
+            if any(f"{name}.".startswith("evergrow.lab.") for name in targets):
+                found.append(at(path, node))
+    assert not found
+
+
+def is_parallel(node: ast.AST) -> bool:
+    """Return whether a statement assigns several values to several targets.
+
+    Swaps such as ``a, b = b, a`` are allowed.
+    """
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+        return False
+    values = sorted(map(ast.unparse, node.value.elts))
+    return any(
+        isinstance(target, ast.Tuple | ast.List)
+        and sorted(map(ast.unparse, target.elts)) != values
+        for target in node.targets
+    )
+
+
+def test_each_assignment_has_one_value():
+    found = [
+        at(path, node)
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if is_parallel(node)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("statement", "parallel"),
+    [
+        ("a, b = x, y", True),
+        ("[a, b] = x, y", True),
+        ("a, b = b, a", False),
+        ("a, b = pair", False),
+        ("a = x, y", False),
+    ],
+)
+def test_parallel_assignments_are_found(statement, parallel):
+    assert is_parallel(ast.parse(statement).body[0]) == parallel
