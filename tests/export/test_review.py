@@ -52,15 +52,15 @@ def test_label_config_matches_the_tasks(answers: Answers) -> None:
     (prediction,) = first["predictions"]
     (result,) = prediction["result"]
     assert (result["from_name"], result["to_name"], names.key) == (
-        names.choices,
-        names.sample,
+        names.control,
+        names.object,
         "text",
     )
     assert prediction["result"][0]["value"]["choices"] == ["<bee> & 'co'"]
     assert (prediction["score"], prediction["model_version"]) == (0.8, "m 3")
     assert second["predictions"][0]["result"][0]["value"]["choices"] == ["ant"]
     assert "predictions" not in third  # unknown: nothing to agree to
-    with pytest.raises(InputError, match="about images or texts, got feature vectors"):
+    with pytest.raises(InputError, match="of images or texts, got feature vectors"):
         label_studio_tasks(answers, ["a"] * 4, "features", version="m")
 
 

@@ -285,10 +285,11 @@ def unlearn_command(
 def rollback_command(
     model: options.ModelFile, n: Number = 1, wait: options.Wait = False
 ) -> Answer:
-    """Undo the last changes of a model, byte for byte.
+    """Undo the last change of a model, or the last N.
 
-    MODEL.history keeps the last ten states, within five times the size of the model
-    plus 20 MB. [bold]redo[/bold] undoes a rollback.
+    The file becomes byte for byte what it was. The folder MODEL.history keeps up to ten
+    earlier states. The oldest are removed if model and history take more than five
+    times the size of the model plus 20 MB. [bold]redo[/bold] undoes a rollback.
 
     For example:
 
@@ -296,8 +297,8 @@ def rollback_command(
 
       evergrow rollback birds.evg -n 3 --json
 
-    Exit codes: 0 undone, 2 fewer changes are kept, and nothing changed, 3 another
-    process is changing the model.
+    Exit codes: 0 undone, 2 fewer earlier states are kept, and nothing changed, 3
+    another process is changing the model.
 
     Parameters
     ----------

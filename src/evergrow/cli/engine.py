@@ -51,7 +51,7 @@ class EngineOptions(WorkerOptions):
     ----------
     engine
         Work shard by shard, on processes of this machine (local) or a Ray cluster
-        (ray); DATA may then be an address such as s3://bucket/train/.
+        (ray); the data may then be an address such as s3://bucket/train/.
     workers
         Number of workers.
     cpus_per_worker
@@ -63,7 +63,7 @@ class EngineOptions(WorkerOptions):
     shard_mib
         Maximum size of a shard in MiB.
     first_rows
-        Maximum number of samples from which the layer is built.
+        Maximum number of samples from which fit builds the layer.
     """
 
     cpus_per_worker: Rare[int] = 1

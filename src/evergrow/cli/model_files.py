@@ -254,7 +254,14 @@ def recipe_note(spec: dict[str, Any] | None) -> str:
 
 
 def adapted_note(adaptation: dict[str, Any]) -> str:
-    """Return the tuner of an adapted backbone and a summary of its training.
+    """Describe an adapted backbone in one line.
+
+    Parameters
+    ----------
+    adaptation : dict
+        The entry ``adaptation`` of
+        :meth:`evergrow.learner.snapshot.Snapshot.describe`. Its ``training`` is empty
+        if the record of the training is missing.
 
     Examples
     --------

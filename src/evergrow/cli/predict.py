@@ -66,7 +66,8 @@ def predict_command(
       evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out
       answers/
 
-    With --engine the predictions are Parquet files in OUT/predict, one per shard.
+    With --engine the samples are processed in shards, and the predictions are Parquet
+    files in the folder predict of --out, one per shard.
 
     Exit codes: 0 predicted, 1 predicted but some samples could not be read (--on-error
     skip), 2 bad input, 130 interrupted.
@@ -82,11 +83,12 @@ def predict_command(
     top
         Number of classes to print for each sample.
     unknown
-        Answer "unknown" for samples that belong to no learned class.
+        Answer "unknown" for samples that look like no learned class: (unknown) in
+        tables, an empty class in CSV, null in JSON.
     format
-        Format of the output.
+        Format of the printed predictions, or of the file --out.
     out
-        File to write; with --engine a folder.
+        File to write; with --engine the folder of the job.
     root
         Folder that Label Studio serves images from, for --format label-studio.
     """
@@ -207,8 +209,18 @@ def prediction_rows(
 
 
 def _csv_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
+    """Return predictions as CSV: the header, then one line per prediction.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Result of :func:`prediction_rows`. All have the same keys, and so the same
+        columns.
+    measure : {"probability", "score"}
+        What the class values are.
+    """
     names = ["item", "class", measure, "unknown", "novelty", "threshold"]
-    table = []
+    lines = []
     for row in rows:
         cells = {name: row[name] for name in names if name in row}
         for name, value in row.get("nearest", {}).items():
@@ -217,15 +229,17 @@ def _csv_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
             for rank, entry in enumerate(row["top"], 1):
                 for name, value in entry.items():
                     cells[f"{name}_{rank}"] = value
-        table.append(cells)
+        lines.append(cells)
+    header = list(lines[0]) if lines else names[:3]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table[0] if table else names[:3])
-    writer.writerows(map(_csv_cell, cells.values()) for cells in table)
+    writer.writerow(header)
+    writer.writerows(map(_csv_cell, cells.values()) for cells in lines)
     return text.getvalue().removesuffix("\n").split("\n")
 
 
 def _csv_cell(value: Any) -> str:
+    """Return a CSV cell: empty for None, six digits, and ``true`` or ``false``."""
     if isinstance(value, str):
         return csv_text(value)
     if value is None:

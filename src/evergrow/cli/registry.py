@@ -261,7 +261,8 @@ def _set_option(help_texts: Iterable[str]) -> inspect.Parameter:
     info = typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help=f"Set a rarely used option; repeatable. {' '.join(help_texts)}",
+        # One option per line.
+        help="\n\n".join(["Set a rarely used option; repeatable.", *help_texts]),
     )
     return _keyword(_SET, None, Annotated[list[str] | None, info])
 

@@ -40,10 +40,12 @@ def sort_command(
 ) -> Answer:
     """Sort the images of FOLDER into one folder per class.
 
-    Without --move, --copy or --link it only shows where each file would go. Images that
-    look unknown go to the folder unknown, uncertain ones to the folder unsure.
-    OUT/sorted.csv lists every file with its prediction. No file is overwritten. The
-    same command resumes after an interruption, and --undo restores all files.
+    MODEL, FOLDER and --into are required, except with --undo. Without --move, --copy or
+    --link the command only shows where each file would go. With one of them,
+    OUT/sorted.csv lists every file with its prediction. Images that look unknown go to
+    the folder unknown, other uncertain ones to the folder unsure. No file is
+    overwritten. The same command resumes after an interruption. --undo moves files back
+    and removes unchanged copies and links.
 
     For example:
 
@@ -55,8 +57,9 @@ def sort_command(
 
       evergrow sort --undo sorted/sorted.csv
 
-    Exit codes: 0 done, 1 done but some files were left in place, 2 bad input or a full
-    disk, 3 another process sorts into the folder, 130 interrupted.
+    Exit codes: 0 done, 1 done but some files were left in place, such as unreadable
+    ones, 2 bad input or a full disk, 3 another process sorts into the folder, 130
+    interrupted.
 
     Parameters
     ----------

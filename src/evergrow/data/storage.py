@@ -164,9 +164,19 @@ class Tree:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Sizes of all files below a remote address or in an archive; listed once."""
+        """Sizes of all files at the address or in the archive, by name.
+
+        Names are relative to the address, not to the root. The first access lists a
+        remote address. From then on, other methods answer from this list.
+
+        Raises
+        ------
+        DatasetNotFoundError
+            If there are no files.
+        """
         if self.archive is not None:
             return self.archive.sizes
+        # A tree whose root is the address.
         outer = copy.copy(self)
         outer.base = ""
         found = outer.listing()
@@ -217,7 +227,10 @@ class Tree:
 
     @cached_property
     def _children(self) -> dict[str, dict[str, EntryKind]]:
-        """Entries of every folder of a storage or an archive, with their kind."""
+        """Names and kinds of the entries of every folder of an address or archive.
+
+        Folders are relative to the address, not to the root.
+        """
         folders: dict[str, dict[str, EntryKind]] = {"": {}}
         for full in self.sizes:
             path = full

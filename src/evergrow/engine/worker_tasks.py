@@ -97,7 +97,10 @@ def perform(task: WorkerTask) -> ShardReport | None:
 
 
 def finished_report(job: Job, stage: str, shard: int) -> ShardReport | None:
-    """Return the report of a shard's result, or None if the result has to be made."""
+    """Return the report of a shard's result, or None if there is no valid result.
+
+    A result is not valid if the shard changed since, by its fingerprint.
+    """
     if stage == "first":
         features = first_features(job, shard)
         if features is None:
@@ -165,7 +168,7 @@ def first(job: Job, task: WorkerTask) -> ShardReport:
 
 
 def statistics(job: Job, task: WorkerTask) -> ShardReport:
-    """Write a model that learned this shard only."""
+    """Write the part of a shard: a model that learned this shard only."""
     rows = np.arange(job.manifest.shards[task.number].rows)
     first_rows = job.manifest.first_of(job.manifest.shards[task.number])
     found = first_features(job, task.number)
@@ -186,19 +189,25 @@ def statistics(job: Job, task: WorkerTask) -> ShardReport:
 
 
 def merge(job: Job, task: WorkerTask) -> None:
-    """Write the sum of some parts. Parts are added one at a time, in order."""
+    """Write the sum of some parts, added one at a time, in order.
+
+    A part is a model that learned one shard (see :func:`statistics`), or a sum of
+    parts. ``task.about`` has ``inputs``, pairs of folder and file name in the job, and
+    ``target``, the file name of the sum in the folder ``merged``.
+    """
     reports: dict[str, ShardReport] = {}
 
     def parts() -> Iterator[Learner]:
-        for stage, name in task.about["inputs"]:
-            path = job.folder / stage / Path(name).name
+        for folder, name in task.about["inputs"]:
+            path = job.folder / folder / name
             archive = read_archive(path)
             reports.update(_part_reports(path, archive))
             # Sums are computed on the CPU, so that they are the same on every machine.
             yield Learner.load(archive, name=str(path), device="cpu", cache=False)
 
+    # Reading the parts also fills `reports`.
     total = merge_shards(parts())
-    write_part(job.folder / "merged" / Path(task.about["target"]).name, total, reports)
+    write_part(job.folder / "merged" / task.about["target"], total, reports)
 
 
 @dataclass(frozen=True)
@@ -236,7 +245,10 @@ def features(job: Job, task: WorkerTask) -> ShardReport:
 
 
 def predict(job: Job, task: WorkerTask) -> ShardReport:
-    """Write predictions as a Parquet file. Evaluations reject nothing."""
+    """Write predictions as a Parquet file.
+
+    Evaluations call no sample unknown, so that every sample counts as right or wrong.
+    """
     found = shard_features(job, task)
     path = job.result(job.work, task.number)
     model = open_model(str(job.start), job.key, task.about["device"])

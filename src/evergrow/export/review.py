@@ -97,12 +97,12 @@ def label_studio_tasks(
     """
     _check_kind(kind)
     tasks = []
-    for row, best, novelty in _best_classes(answers):
+    for row, best, attributes in _best_predictions(answers):
         if kind == "image":
             sample = _label_studio_url(samples[row], root)
         else:
             sample = samples[row]
-        task: dict[str, Any] = {"data": {kind: sample, **novelty}}
+        task: dict[str, Any] = {"data": {kind: sample, **attributes}}
         if best is not None:
             name, value = best
             result = {
@@ -143,43 +143,52 @@ def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
     (['cat', 'dog'], [{'label': 'dog', 'confidence': 0.8}])
     """
     labels: dict[str, Any] = {}
-    for row, best, novelty in _best_classes(answers):
+    for row, best, attributes in _best_predictions(answers):
         label: dict[str, Any] | None = None
         if best is not None:
             name, value = best
             label = {"label": name}
-            attributes = novelty
             if answers.measure == "probability":
                 label["confidence"] = value
             else:
-                attributes = {"score": value, **novelty}
+                attributes = {"score": value, **attributes}
             if attributes:
                 label["attributes"] = attributes
         labels[str(_existing_file(samples[row]))] = label
     return {"classes": [str(name) for name in answers.classes], "labels": labels}
 
 
-def _best_classes(
+def _best_predictions(
     answers: Answers,
 ) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float]]]:
-    """Yield row, best class and its value (None if unknown), and novelty."""
+    """Yield the best prediction of each sample.
+
+    Yields
+    ------
+    row : int
+        Row of the sample in the data. Samples that could not be read have none.
+    best : (str, float) or None
+        Best class with its probability or score. None if the sample is unknown.
+    attributes : dict
+        The novelty under ``"novelty"``, if it was measured.
+    """
     best = answers.ranked(1)[:, 0]
     for index, row in enumerate(answers.rows.tolist()):
-        novelty = {}
+        attributes = {}
         if answers.novelty is not None:
-            novelty = {"novelty": float(answers.novelty[index])}
+            attributes["novelty"] = float(answers.novelty[index])
         if answers.unknown is not None and answers.unknown[index]:
-            yield row, None, novelty
+            yield row, None, attributes
             continue
         column = best[index]
         name = str(answers.classes[column])
-        yield row, (name, float(answers.values[index, column])), novelty
+        yield row, (name, float(answers.values[index, column])), attributes
 
 
 def _check_kind(kind: str) -> None:
     if kind not in ("image", "text"):
         raise InputError(
-            "answers to be reviewed must be about images or texts, got feature vectors"
+            "predictions for review must be of images or texts, got feature vectors"
         )
 
 

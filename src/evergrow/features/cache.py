@@ -434,9 +434,14 @@ class FeatureCache:
         return CacheEntry(self.root / key)
 
     def list(self) -> list[CacheInfo]:
-        """Return the descriptions of all entries, the newest first.
+        """Return the descriptions of all entries, the one written last first.
 
         Other folders and links are ignored.
+
+        Raises
+        ------
+        ParameterError
+            If the folder cannot be read.
         """
         try:
             found = [

@@ -177,23 +177,23 @@ def load_weights(
         ...
     evergrow.core.errors.WeightsError: weights must fit Linear, but half.pth differs ...
     """
-    wanted = module.state_dict()
+    expected = module.state_dict()
     classifiers = _classifier_prefixes(module)
     # Old files lack these counters, which evaluation does not use.
     counters = {
         name: value
-        for name, value in wanted.items()
+        for name, value in expected.items()
         if name.endswith("num_batches_tracked")
     }
     fewest: list[str] = []
-    for candidate in _candidates(module, wanted, dict(tensors)):
+    for candidate in _layouts_to_try(module, expected, dict(tensors)):
         kept = {
             name: value
             for name, value in candidate.items()
-            if name in wanted or not name.startswith(classifiers)
+            if name in expected or not name.startswith(classifiers)
         }
         chosen = counters | kept
-        differences = _differences(wanted, chosen)
+        differences = _differences(expected, chosen)
         if not differences:
             _check_finite(chosen, source)
             module.load_state_dict(chosen, strict=True)
@@ -204,7 +204,7 @@ def load_weights(
         shown += "; ..."
     raise WeightsError(
         f"weights must fit {type(module).__name__}, but {source} differs in "
-        f"{len(fewest)} of {len(wanted)} names: {shown}"
+        f"{len(fewest)} of {len(expected)} names: {shown}"
     )
 
 
@@ -216,17 +216,17 @@ def _classifier_prefixes(module: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name}." for name in (*_CLASSIFIERS, *named))
 
 
-def _differences(wanted: Tensors, chosen: Tensors) -> list[str]:
+def _differences(expected: Tensors, found: Tensors) -> list[str]:
     """Describe the differences of names and shapes."""
     differences = []
-    for name, value in wanted.items():
-        if name not in chosen:
+    for name, value in expected.items():
+        if name not in found:
             differences.append(f"{name} is missing")
-        elif chosen[name].shape != value.shape:
-            shape = tuple(chosen[name].shape)
+        elif found[name].shape != value.shape:
+            shape = tuple(found[name].shape)
             differences.append(f"{name} is {shape} instead of {tuple(value.shape)}")
     differences += [
-        f"{name} is not part of it" for name in chosen if name not in wanted
+        f"{name} is not part of it" for name in found if name not in expected
     ]
     return differences
 
@@ -239,19 +239,35 @@ def _check_finite(tensors: Tensors, source: str) -> None:
             )
 
 
-def _candidates(
-    module: nn.Module, wanted: Tensors, tensors: Tensors
+def _layouts_to_try(
+    module: nn.Module, expected: Tensors, found: Tensors
 ) -> Iterator[Tensors]:
-    """Yield the tensors unchanged, then renamed or resampled from other layouts."""
-    yield tensors
-    if "_conv_stem.weight" in tensors:
-        yield _rename_efficientnet(tensors, list(wanted))
+    """Yield the weights of a file in the layouts that the module may use.
+
+    The weights come first as they are, then renamed from EfficientNet's old layout,
+    then converted by timm, which may resample position embeddings. Each layout is
+    computed when the ones before it did not fit.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Network to load.
+    expected : dict of str to Tensor
+        State of the module.
+    found : dict of str to Tensor
+        Weights of the file.
+    """
+    yield found
+    if "_conv_stem.weight" in found:
+        yield _rename_efficientnet(found, list(expected))
     convert = _timm_converter(module)
-    if convert is None or not _may_convert(wanted, tensors):
+    if convert is None or not _may_convert(expected, found):
         return
     try:
-        converted = convert(dict(tensors), module)
-    except Exception:  # the file is of another family of networks
+        converted = convert(dict(found), module)
+    except Exception:
+        # timm raises any error for a file of another family of networks. The caller
+        # then reports the differences of the other layouts.
         return
     if isinstance(converted, Mapping):
         yield _only_tensors(converted)
@@ -269,17 +285,17 @@ def _timm_converter(module: nn.Module) -> Callable[..., Any] | None:
     return None
 
 
-def _may_convert(wanted: Tensors, tensors: Tensors) -> bool:
+def _may_convert(expected: Tensors, found: Tensors) -> bool:
     """Return whether only position embeddings and classifiers differ in shape.
 
     timm's functions also resample patch kernels of another patch size, which would give
     features that nobody trained.
     """
-    for name, value in tensors.items():
+    for name, value in found.items():
         if (
-            name not in wanted
-            or value.ndim != wanted[name].ndim
-            or value.shape == wanted[name].shape
+            name not in expected
+            or value.ndim != expected[name].ndim
+            or value.shape == expected[name].shape
         ):
             continue
         is_position = any(part in name for part in _POSITIONS)

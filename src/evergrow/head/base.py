@@ -200,7 +200,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     spawn: Any = Unsupported("spawn an empty classifier with the same layer")
     with_expected_rows: Any = Unsupported("learn in shards")
-    with_shard_id: Any = Unsupported("learn in shards")
+    tag_shard: Any = Unsupported("learn in shards")
     merge: Any = Unsupported("merge with another classifier")
     unlearn: Any = Unsupported("unlearn samples")
     forget_classes: Any = Unsupported("remove classes")

@@ -694,22 +694,23 @@ class Classifier(IncrementalClassifier):
         )
         return self
 
-    def with_shard_id(self, place: int) -> Self:
-        """Set the number of the learned shard.
+    def tag_shard(self, number: int) -> Self:
+        """Mark the model as learned from one shard, in place. Call it once.
 
-        Shards of equal content can be merged if their numbers differ.
+        Models of equal data have the same lineage, and :meth:`merge` refuses them,
+        because their samples would count twice. The number makes them distinct.
 
         Parameters
         ----------
-        place : int
-            Number of the shard. Equal content with the same number is merged only once.
+        number : int
+            Number of the shard, which is appended to the names in the lineage.
 
         Returns
         -------
         self
         """
         model = self._state.model
-        lineage = frozenset(f"{name}-{place}" for name in model.lineage)
+        lineage = frozenset(f"{name}-{number}" for name in model.lineage)
         self._replace_model(
             dataclasses.replace(model, lineage=lineage),
             pseudo_labels=self._state.pseudo_labels,

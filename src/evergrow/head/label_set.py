@@ -225,8 +225,8 @@ class ClassChange:
             If a class is not known, or a new label has another type than the old ones.
         """
         if names:
-            check_kind(classes, _label_array(list(names)))
-            check_kind(classes, _label_array(list(names.values())))
+            check_kind(classes, _class_array(list(names)))
+            check_kind(classes, _class_array(list(names.values())))
         known = classes.tolist()
         for label in names:
             if label not in known:
@@ -234,7 +234,7 @@ class ClassChange:
                 if isinstance(label, str):
                     close = nearest(label, known)
                 raise LabelError(f"There is no class {label!r}; nearest: {close}.")
-        renamed = _label_array([names.get(label, label) for label in known])
+        renamed = _class_array([names.get(label, label) for label in known])
         table, codes = np.unique(renamed, return_inverse=True)
         groups = [np.flatnonzero(codes == code).tolist() for code in range(len(table))]
         return cls(table, groups)
@@ -345,10 +345,11 @@ class NamedClasses:
         return self._change_classes(ClassChange.of(self.classes_, names))
 
 
-def _label_array(values: list[Any]) -> NDArray[Any]:
-    """Return labels as an array.
+def _class_array(values: list[Any]) -> NDArray[Any]:
+    """Return distinct class names as an array.
 
-    Strings and integers skip scikit-learn's checks, which warn about many labels.
+    Strings and integers skip the checks of :func:`as_labels`, in which scikit-learn
+    warns if most labels are different.
     """
     if all(isinstance(value, str) for value in values):
         return np.array(values, dtype=np.str_)

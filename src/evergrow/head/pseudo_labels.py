@@ -284,10 +284,17 @@ def merge_pseudo_labels(
         Pseudo-labels of this classifier, of the other one, and of the base if there is
         one.
     groups : sequence of sequences of sequences of int
-        For each of them, the old column of every merged class; none for a new class.
+        ``groups[i][c]`` are the columns of ``sides[i]`` that become merged class c. It
+        is empty if side i does not have the class.
     model : RidgeModel
         A model with the merged classes.
+
+    Returns
+    -------
+    PseudoLabels or None
+        None if no row has a pseudo-label.
     """
+    # Pseudo-labels of no rows are falsy, like None.
     if not any(sides):
         return None
     grouped = [

@@ -173,7 +173,7 @@ def learn_shard(
     head = state.head.spawn()
     head.partial_fit(block.X, block.labels)
     if number is not None:
-        head.with_shard_id(number)
+        head.tag_shard(number)
     data = (fingerprint(block.X),)
     counts = counted({}, block.labels)
     return _shard(template, head, counts, len(block.labels), data)

@@ -66,16 +66,16 @@ class ConfigNames(NamedTuple):
 
     Parameters
     ----------
-    choices : str
-        Control tag with the classes.
-    sample : str
-        Object tag that the control refers to.
+    control : str
+        Name of the control tag, which has the classes.
+    object : str
+        Name of the object tag, which shows the sample.
     key : str
         Field of a task with the sample. Empty if the config does not name it.
     """
 
-    choices: str = "choice"
-    sample: str = "sample"
+    control: str = "choice"
+    object: str = "sample"
     key: str = ""
 
 
@@ -95,7 +95,7 @@ def config_names(config: str | None, kind: str) -> ConfigNames:
     >>> text = '<Text name="t" value="$msg"/>'
     >>> choices = '<Choices name="c" toName="t"/>'
     >>> config_names(f"<View>{text}{choices}</View>", "texts")
-    ConfigNames(choices='c', sample='t', key='msg')
+    ConfigNames(control='c', object='t', key='msg')
     """
     if not config or len(config) > _MAX_CONFIG_CHARACTERS:
         return ConfigNames()
@@ -106,11 +106,11 @@ def config_names(config: str | None, kind: str) -> ConfigNames:
     except (ElementTree.ParseError, ValueError, RecursionError):
         return ConfigNames()
     control = next((tag.attrib for tag in root.iter("Choices")), {})
-    source = _object_of(control.get("toName"), root, kind)
-    sample = control.get("toName") or source.get("name", "sample")
-    value = source.get("value", "")
+    shown = _object_of(control.get("toName"), root, kind)
+    object_name = control.get("toName") or shown.get("name", "sample")
+    value = shown.get("value", "")
     key = value.removeprefix("$") if value.startswith("$") else ""
-    return ConfigNames(control.get("name", "choice"), sample, key)
+    return ConfigNames(control.get("name", "choice"), object_name, key)
 
 
 def _object_of(
@@ -228,46 +228,52 @@ async def setup(model: ModelDep, project: dict[str, Any]) -> dict[str, str]:
 async def predict(
     model: ModelDep, body: LabelStudioTasks, service: ServiceDep, request: Request
 ) -> dict[str, Any]:
-    """Predict the class of each task. Unknown samples get no class."""
-    version = str(model.version.revision)
+    """Predict the class of each task.
+
+    Unknown samples get no class. Until the model is ready, no task gets one. The score
+    of a task orders tasks for labelling (the lowest first); the score of its region is
+    the probability of the class.
+    """
+    revision = str(model.version.revision)
     results: list[dict[str, Any]] = [
-        {"result": [], "score": 0.0, "model_version": version} for _ in body.tasks
+        {"result": [], "score": 0.0, "model_version": revision} for _ in body.tasks
     ]
     if not body.tasks or model.version.state != "ready":
-        return {"results": results, "model_version": version}
+        return {"results": results, "model_version": revision}
     kind = model.version.kind
     names = config_names(body.label_config, kind)
     addresses = [sample_of(task, kind, names) for task in body.tasks]
     samples = await _samples(service, model, addresses, request.state.hold_memory)
-    rows = await service.encode(model, samples)
-    answers = await service.predict(model, rows, FALSE_ALARM)
-    scores = await service.analyze(model, rows, task_scores)
-    for row, best in enumerate(answers.ranked(1)[:, 0]):
-        results[row]["score"] = float(scores[row])
-        if answers.unknown is not None and answers.unknown[row]:
+    # A sample that cannot be encoded fails the request, so rows of X are tasks.
+    X = await service.encode(model, samples)
+    answers = await service.predict(model, X, FALSE_ALARM)
+    scores = await service.analyze(model, X, task_scores)
+    for i, best in enumerate(answers.ranked(1)[:, 0]):
+        results[i]["score"] = float(scores[i])
+        if answers.unknown is not None and answers.unknown[i]:
             continue
         region = {
-            "from_name": names.choices,
-            "to_name": names.sample,
+            "from_name": names.control,
+            "to_name": names.object,
             "type": "choices",
             "value": {"choices": [str(answers.classes[best])]},
-            "score": float(answers.values[row, best]),
+            "score": float(answers.values[i, best]),
         }
-        results[row]["result"] = [region]
-    return {"results": results, "model_version": version}
+        results[i]["result"] = [region]
+    return {"results": results, "model_version": revision}
 
 
-def task_scores(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
-    """Return scores that make Label Studio show tasks in the order of ``suggest``.
+def task_scores(learner: Learner, X: NDArray[Any]) -> NDArray[np.float64]:
+    """Return one score per row of features, which orders tasks as ``suggest`` does.
 
-    Label Studio shows the lowest score first. The first suggestion gets the smallest
-    margin, the second the next, so that tasks of several requests can be compared.
-    Near-duplicates come last.
+    Label Studio shows the lowest score first. Scores are margins squashed to 0 to 1.
+    The first suggestion gets the smallest margin, the second the next, so that tasks of
+    several requests can be compared. Near-duplicates come last, with a score of 1.
     """
-    scores = np.ones(len(rows))
+    scores = np.ones(len(X))
     # A model with one class, and some methods, cannot suggest.
     with suppress(InputError, UnsupportedError):
-        found = tools.suggest(learner, rows, len(rows))
+        found = tools.suggest(learner, X, len(X))
         scores[found.rows] = np.sort(np.tanh(found.margins / 2.0))
     return scores
 

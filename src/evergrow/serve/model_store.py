@@ -345,7 +345,7 @@ class ServedModel:
             412 if ``If-Match`` names another version, 503 if too many changes wait.
         """
 
-        def work(version: Version) -> Change | None:
+        def edit_file(version: Version) -> Change | None:
             if version.learner.state_.history[:1] != seen.learner.state_.history[:1]:
                 raise errors.ModelNotFoundError(
                     f"the model {self.path.stem!r} was deleted, and another model has "
@@ -354,7 +354,7 @@ class ServedModel:
             return self._edit(version, edit, request, n_samples)
 
         with self._metrics.commit_seconds.time():
-            return await self._in_turn(lambda: self._change(work, request))
+            return await self._in_turn(lambda: self._change(edit_file, request))
 
     def _edit(
         self, version: Version, edit: Edit, request: ChangeRequest, n_samples: int
@@ -362,8 +362,8 @@ class ServedModel:
         """Edit and save a copy of the learner. Return None if nothing changed."""
         learner = copy.copy(version.learner)
         n_changes = len(learner.state_.history)
-        few = version.n_samples + n_samples <= _FEW_SAMPLES
-        limit_torch(1 if few else cores())
+        is_small = version.n_samples + n_samples <= _FEW_SAMPLES
+        limit_torch(1 if is_small else cores())
         edit(learner)
         if len(learner.state_.history) == n_changes:
             return None
@@ -401,21 +401,23 @@ class ServedModel:
         )
 
     async def _restore(
-        self, step: Callable[[], Change], request: ChangeRequest
+        self, restore: Callable[[], Change], request: ChangeRequest
     ) -> schemas.ChangeAnswer:
-        """Replace the file by another revision."""
+        """Undo or redo changes of the file after all earlier changes, and load it."""
 
-        def work(version: Version) -> Change:
+        def restore_file(version: Version) -> Change:
             with modelfile.locked_model(self.path, **self._settings) as learner:
+                # The origin has the checksum of the file.
                 if learner.state_.origin != version.learner.state_.origin:
+                    # _with_retries calls again, with the new version.
                     raise errors.BusyError(
                         "another process changed the model meanwhile: try again"
                     )
-                change = step()
+                change = restore()
             self._refresh()
             return change
 
-        return await self._in_turn(lambda: self._change(work, request))
+        return await self._in_turn(lambda: self._change(restore_file, request))
 
     async def remove(self, request: ChangeRequest, name: Path) -> None:
         """Delete the model with its history, after all earlier changes.
@@ -429,7 +431,7 @@ class ServedModel:
             deleted.
         """
 
-        def work() -> None:
+        def remove_file() -> None:
             if request.if_match:
                 _check_match(request, self._refresh())
             if name.is_symlink():
@@ -441,7 +443,7 @@ class ServedModel:
                 self._version = None
                 self.is_deleted = True
 
-        await self._in_turn(work)
+        await self._in_turn(remove_file)
 
     async def _in_turn(self, work: Callable[[], Result]) -> Result:
         """Call a function in a thread after all earlier changes."""
@@ -477,11 +479,11 @@ class ServedModel:
             time.sleep(_RETRY_SECONDS)
 
     def _change(
-        self, work: Callable[[Version], Change | None], request: ChangeRequest
+        self, change_file: Callable[[Version], Change | None], request: ChangeRequest
     ) -> schemas.ChangeAnswer:
         """Make a change unless the request was fulfilled before.
 
-        ``work`` returns None if it changed nothing.
+        `change_file` gets the current version, and returns None if it changed nothing.
         """
         with thread_warnings() as warnings:
             before = self._refresh()
@@ -489,7 +491,7 @@ class ServedModel:
             done = None
             if earlier is None:
                 _check_match(request, before)
-                done = work(before)
+                done = change_file(before)
         after = self._version or before
         change = done or earlier or before.learner.state_.history[-1]
         return schemas.ChangeAnswer(

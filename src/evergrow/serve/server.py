@@ -27,6 +27,12 @@ from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.middleware import HEAD_BYTES
 from evergrow.serve.monitoring import log, set_up_logs
 
+KEEP_ALIVE_SECONDS = 15
+"""How long a connection stays open between two requests."""
+
+SHUTDOWN_SECONDS = 60
+"""How long running requests may take to finish once the service is stopped."""
+
 LINGER_SECONDS = 2.0
 """How long a refused client may continue to send before the connection is closed."""
 
@@ -38,6 +44,9 @@ def run_server(
     log_level: str = "info",
 ) -> None:
     """Run the service until the process receives SIGINT or SIGTERM.
+
+    This binds the port (with ``lan`` also a TLS port on the local network), sets up
+    logging and warms up the service in a thread.
 
     Parameters
     ----------
@@ -52,7 +61,7 @@ def run_server(
     Raises
     ------
     ParameterError
-        If the address cannot be bound.
+        If the address cannot be bound, or with ``lan`` if the machine has no network.
     """
     listener = _bind(config.host, config.port)
     host, port = listener.getsockname()[:2]
@@ -117,7 +126,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                # Other loops accept connections without calling _TlsListener.accept.
+                # Other loops do not call _TlsListener.accept, so the limit of
+                # connections per address would not apply.
                 loop="asyncio",
                 http=protocol,
                 ws="none",
@@ -126,8 +136,8 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 limit_concurrency=self._limits.connections,
-                timeout_keep_alive=15,
-                timeout_graceful_shutdown=60,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 h11_max_incomplete_event_size=HEAD_BYTES,
             )
         )

@@ -73,7 +73,7 @@ class LearningCurve:
         return self.gain[0] < ENOUGH_GAIN
 
     def to_values(self) -> dict[str, Any]:
-        """Return plain values, including ``is_enough``."""
+        """Return the fields and ``is_enough`` as lists, numbers and strings."""
         values: dict[str, Any] = {}
         for name, value in vars(self).items():
             is_array = isinstance(value, np.ndarray)

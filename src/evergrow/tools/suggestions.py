@@ -31,8 +31,13 @@ DUPLICATE_COSINE = 0.95
 """Two samples are near-duplicates if whitened features have at least this cosine."""
 
 N_NEIGHBORS = 10
+"""Number of nearest neighbours whose mean cosine tells outliers from other samples."""
+
 MAX_REFERENCE_ROWS = 5000
+"""Neighbours are sought among about so many rows at most. This bounds the time."""
+
 CHUNK_ROWS = 256
+"""Rows that are processed at once. This bounds the memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +178,11 @@ def _rank_by_median_novelty(
 
 
 def _neighbor_similarity(points: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the mean cosine of each row to its nearest neighbours.
+    """Return the mean cosine of each row to its nearest neighbours, of shape (n,).
 
-    Outliers have small values.
+    Cosines are taken after subtracting the mean row. Neighbours are sought among at
+    most about :data:`MAX_REFERENCE_ROWS` evenly spaced rows. Outliers have small
+    values.
     """
     similarity = np.empty(len(points), dtype=np.float32)
     if len(points) == 0:
@@ -187,6 +194,7 @@ def _neighbor_similarity(points: NDArray[np.float32]) -> NDArray[np.float32]:
         rows = np.arange(start, min(start + CHUNK_ROWS, len(points)))
         cosines = centered[rows] @ centered[reference_rows].T
         is_itself = rows[:, None] == reference_rows
+        # The smallest cosine: a row is its own neighbour only if there are few rows.
         cosines[is_itself] = -1.0
         nearest = np.sort(cosines, axis=1)[:, -N_NEIGHBORS:]
         similarity[rows] = nearest.mean(axis=1)
@@ -194,12 +202,12 @@ def _neighbor_similarity(points: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _ranks(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the rank of each value in ascending order."""
+    """Return the rank of each value, from 0 for the smallest."""
     return np.argsort(np.argsort(values, kind="stable"))
 
 
 class _DuplicateFilter:
-    """Accepts rows that are no near-duplicates of rows accepted before.
+    """Accepts rows that are not near-duplicates of rows accepted before.
 
     Parameters
     ----------

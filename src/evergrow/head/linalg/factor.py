@@ -43,7 +43,7 @@ class CholeskyFactor:
 
     @property
     def lower(self) -> Tensor:
-        """L as a square matrix (n, n)."""
+        """L as a square matrix (n, n). Each access builds a new one."""
         n = len(self.panels[0])
         return torch.cat(
             [

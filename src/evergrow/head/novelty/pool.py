@@ -34,7 +34,7 @@ PRIOR_STRENGTH = 0.3
 1 differ by less than half a point."""
 
 CLIP = 6.0
-"""Largest standardised term of an unknown row."""
+"""Largest standardised term of an unknown row, so that one row cannot set the mean."""
 
 HARD_SCORE = 3.0
 """Default score up to which an unknown row counts as full evidence."""
@@ -49,10 +49,10 @@ MIN_EFFECTIVE_ROWS = 200
 """Total weight of rows that must remain when rows of smaller models are discounted."""
 
 AGEING_POWERS = (8, 6, 4, 3, 2, 1)
-"""Discounts of smaller models to try, the strongest first."""
+"""Powers of the size ratio to try for known rows, the strongest discount first."""
 
-_UNKNOWN_AGEING = 2
-"""Discount of unknown rows of smaller models."""
+_UNKNOWN_AGEING_POWER = 2
+"""Power of the size ratio by which unknown rows of smaller models are discounted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +61,13 @@ class UnknownRows:
 
     Parameters
     ----------
-    size : int
-        Samples that the measuring model had learned.
+    n_learned : int
+        Number of samples that the measuring model had learned.
     terms : ndarray of shape (n, 6)
         Terms of novelty and 1 / count of the nearest class.
     """
 
-    size: int
+    n_learned: int
     terms: NDArray[np.float64]
 
 
@@ -108,24 +108,26 @@ class NoveltyPool:
         default = DEFAULT_WEIGHTS / DEFAULT_WEIGHTS.sum()
         if not self.unknown:
             return np.asarray(default)
-        mean, spread, evidence = self._unknown_moments()
-        if evidence <= 0.0:
+        mean, covariance, total_evidence = self._unknown_moments()
+        if total_evidence <= 0.0:
             return np.asarray(default)
         from scipy.optimize import nnls
 
-        variance = max(float(default @ spread @ default), 1e-12)
-        strength = max(float(default @ mean) / variance, 1e-3)
-        prior = PRIOR_STRENGTH * (1.0 + EVIDENCE / evidence)
-        lower = np.linalg.cholesky(spread + prior * np.eye(N_TERMS))
-        wanted = mean + prior * strength * default
-        # |L^T w - L^-1 v|^2 is the quadratic form of the module's docstring.
-        found = nnls(lower.T, np.linalg.solve(lower, wanted))[0]
-        if found.sum() <= 0.0:
+        # Notation of the module's docstring: D, S, c and rho.
+        variance = max(float(default @ covariance @ default), 1e-12)
+        scale = max(float(default @ mean) / variance, 1e-3)
+        rho = PRIOR_STRENGTH * (1.0 + EVIDENCE / total_evidence)
+        lower = np.linalg.cholesky(covariance + rho * np.eye(N_TERMS))
+        linear = mean + rho * scale * default
+        # With L L^T = S + rho I and v the linear term, minimising |L^T w - L^-1 v|^2
+        # minimises the quadratic form.
+        weights = nnls(lower.T, np.linalg.solve(lower, linear))[0]
+        if weights.sum() <= 0.0:
             return np.asarray(default)
-        return np.asarray(found / found.sum())
+        return np.asarray(weights / weights.sum())
 
     def standard(self) -> NoveltyStandard:
-        """Return the score with mean 0 and deviation 1 on the known rows."""
+        """Return the score with mean 0 and standard deviation 1 on the known rows."""
         mean, second = self._known_moments()
         weights = self.weights()
         return NoveltyStandard.of(
@@ -150,14 +152,17 @@ class NoveltyPool:
         inverse_counts = self.known[:, N_TERMS]
         n_rows = len(self.known)
         _, codes = np.unique(self.classes, return_inverse=True)
-        sizes = np.bincount(codes, self.shares) * n_rows
-        class_scores = np.bincount(codes, self.shares * scores) * n_rows / sizes
+        # Weighted number of rows, mean score and mean 1 / count of each class.
+        class_rows = np.bincount(codes, self.shares) * n_rows
+        class_scores = np.bincount(codes, self.shares * scores) * n_rows / class_rows
         inverse_sums = np.bincount(codes, self.shares * inverse_counts) * n_rows
-        class_inverses = inverse_sums / sizes
+        class_inverses = inverse_sums / class_rows
+        # Variance within classes, and between them beyond the noise of their means.
         within = float(self.shares @ (scores - class_scores[codes]) ** 2)
-        within *= n_rows / max(n_rows - len(sizes), 1)
-        noise = max(within, 1e-12) / sizes
+        within *= n_rows / max(n_rows - len(class_rows), 1)
+        noise = max(within, 1e-12) / class_rows
         between = max(float(np.var(class_scores) - noise.mean()), 0.0)
+        # Weighted least squares over classes, with a ridge and a slope of at least 0.
         precision = 1.0 / (between + noise)
         centred = class_inverses - precision @ class_inverses / precision.sum()
         information = float(precision @ centred**2) + COUNT_PRIOR
@@ -171,38 +176,50 @@ class NoveltyPool:
     def _unknown_moments(
         self,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Return mean (5,) and covariance (5, 5) of unknown rows, and the evidence."""
+        """Return the moments of standardised unknown rows, of which there must be some.
+
+        Returns
+        -------
+        mean : ndarray of shape (5,)
+            Mean of the standardised terms.
+        covariance : ndarray of shape (5, 5)
+            Their covariance.
+        total_evidence : float
+            Sum of the evidence of all rows. Rows of smaller models count less.
+        """
         known_mean, known_second = self._known_moments()
         scale, covariance = term_spreads(known_mean, known_second)
-        known_spread = covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale)
+        known_covariance = covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale)
         default = NoveltyStandard.of(known_mean, known_second)
-        largest = max(rows.size for rows in self.unknown)
+        largest = max(batch.n_learned for batch in self.unknown)
         means = []
-        spreads = []
-        shares = []
-        for rows in self.unknown:
-            counts = evidence(default.score(rows.terms))
-            ageing = (rows.size / largest) ** _UNKNOWN_AGEING
-            standard = (rows.terms[:, :N_TERMS] - known_mean[:N_TERMS]) / scale
-            standard = np.clip(standard, -CLIP, CLIP)
-            total = max(float(counts.sum()), 1e-300)
-            mean = counts @ standard / total
-            centred = standard - mean
-            own = (centred.T * counts) @ centred / max(total - 1.0, 1.0)
+        covariances = []
+        evidences = []
+        for batch in self.unknown:
+            row_evidence = evidence(default.score(batch.terms))
+            ageing = (batch.n_learned / largest) ** _UNKNOWN_AGEING_POWER
+            terms = (batch.terms[:, :N_TERMS] - known_mean[:N_TERMS]) / scale
+            terms = np.clip(terms, -CLIP, CLIP)
+            batch_total = max(float(row_evidence.sum()), 1e-300)
+            mean = row_evidence @ terms / batch_total
+            centred = terms - mean
+            # Batches may have few rows, so their covariance is averaged with that of
+            # the known rows.
+            own = (centred.T * row_evidence) @ centred / max(batch_total - 1.0, 1.0)
             means.append(mean)
-            spreads.append(0.5 * (own + known_spread))
-            shares.append(float(counts.sum()) * ageing)
-        total = sum(shares)
+            covariances.append(0.5 * (own + known_covariance))
+            evidences.append(float(row_evidence.sum()) * ageing)
+        total = sum(evidences)
         if total <= 1e-12:
-            return known_mean[:N_TERMS], known_spread, 0.0
-        fractions = np.array(shares) / total
-        mean = fractions @ np.array(means)
-        spread = np.tensordot(fractions, np.array(spreads), axes=1)
-        return mean, spread, total
+            return np.zeros(N_TERMS), known_covariance, 0.0
+        batch_shares = np.array(evidences) / total
+        mean = batch_shares @ np.array(means)
+        covariance = np.tensordot(batch_shares, np.array(covariances), axes=1)
+        return mean, covariance, total
 
 
 def evidence(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the evidence of unknown rows for other weights, by their default score.
+    """Return how much each unknown row says about the weights, by its default score.
 
     Parameters
     ----------
