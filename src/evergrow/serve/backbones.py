@@ -55,27 +55,11 @@ def cores() -> int:
 
 
 def limit_torch(n: int) -> None:
-    """Set torch's thread count for the calling thread only.
+    """Limit torch in the calling thread, see :func:`~evergrow.core.threads.limit_threads`.
 
-    Parameters
-    ----------
-    n : int
-        Number of threads, at least 1.
-
-    Examples
-    --------
-    >>> import threading, torch
-    >>> from evergrow.serve.backbones import limit_torch
-    >>> before, seen = torch.get_num_threads(), []
-    >>> def work():
-    ...     limit_torch(1)
-    ...     seen.append(torch.get_num_threads())
-    >>> thread = threading.Thread(target=work)
-    >>> thread.start(); thread.join()
-    >>> seen, torch.get_num_threads() == before
-    ([1], True)
+    The number of cores is read first, because the limit would hide it.
     """
-    cores()  # caches torch's own number before it changes
+    cores()
     limit_threads(n)
 
 
