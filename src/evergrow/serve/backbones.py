@@ -55,7 +55,7 @@ def cores() -> int:
 
 
 def limit_torch(n: int) -> None:
-    """Limit torch in the calling thread, see :func:`~evergrow.core.threads.limit_threads`.
+    """Limit torch in this thread, see :func:`~evergrow.core.threads.limit_threads`.
 
     The number of cores is read first, because the limit would hide it.
     """
