@@ -159,9 +159,10 @@ def open_image(file: BinaryIO, name: str) -> Image:
                 continue
             if pattern.match(prefix):
                 readable = ", ".join(read_formats())
-                raise ImageError(
-                    f"{name!r} is {title} file; evergrow reads {readable}"
-                ) from error
+                message = f"{name!r} is {title} file; evergrow reads {readable}"
+                if title == "a HEIC":
+                    message += "; pip install 'evergrow[heic]' reads it"
+                raise ImageError(message) from error
         raise
 
 
