@@ -148,9 +148,11 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
     known = np.bincount(calibration.known.measurement)
     assert known[known > 0].tolist() == [160, 120, 80]
     unknown = np.bincount(calibration.unknown.measurement)
-    assert unknown[unknown > 0].tolist() == [120, 80]
+    assert unknown[unknown > 0].tolist() == [40, 40, 40, 40, 120, 80]
     measured = np.unique(calibration.unknown.measurement)
-    assert [calibration.measurements[index].size for index in measured] == [160, 280]
+    # Each of the first four classes was left out; the others came later.
+    sizes = [calibration.measurements[index].size for index in measured]
+    assert sizes == [120, 120, 120, 120, 160, 280]
     assert stream.head_.temperature_ == calibration.temperature()
     test = clouds(60, seed=1)
     known = test[1] < 9
@@ -167,6 +169,31 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
         .is_unknown(100.0 + test[0])
         .all()
     )
+
+
+@pytest.mark.parametrize("false_alarm", [0.05, 0.15])
+def test_detection_rate_predicts_how_many_unknown_samples_are_found(
+    false_alarm: float,
+) -> None:
+    X, y = clouds(30, classes=40)
+    test = clouds(30, classes=40, seed=1)
+    expected = []
+    found = []
+    for seed in range(4):
+        known = np.random.default_rng(seed).permutation(40)[:12]
+        learner = small().fit(part((X, y), *known))
+        expected.append(learner.state_.calibration.detection_rate(false_alarm))
+        unknown = test[0][~np.isin(test[1], known)]
+        found.append(learner.is_unknown(unknown, false_alarm).mean())
+    assert np.mean(expected) == pytest.approx(np.mean(found), abs=0.06)
+
+
+def test_detection_rate_needs_four_classes_or_later_ones() -> None:
+    data = clouds(20)
+    learner = small().fit(part(data, 0, 1, 2))
+    assert learner.state_.calibration.detection_rate() is None
+    learner.partial_fit(part(data, 3, 4))
+    assert learner.state_.calibration.detection_rate() is not None
 
 
 def test_merging_joins_both_sides_in_any_order() -> None:

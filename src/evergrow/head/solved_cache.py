@@ -33,7 +33,12 @@ from evergrow.head.linalg.scatter import (
     SolvedScatter,
 )
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
-from evergrow.head.novelty.score import N_COLUMNS, NoveltyStandard
+from evergrow.head.novelty.score import (
+    N_COLUMNS,
+    NoveltyStandard,
+    term_units,
+    to_units,
+)
 from evergrow.head.novelty.terms import NoveltyTerms
 from evergrow.head.readout import (
     Choice,
@@ -638,6 +643,43 @@ class SolvedCache(Locked):
             return HeldOutScores(found)
         guess = 1.0 + UNCALIBRATED * spread
         return HeldOutScores(found, log_losses(scores, codes), guess)
+
+    def terms_as_new_class(
+        self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None
+    ) -> NDArray[np.float64]:
+        """Score learned rows, each as if no class of its fold had been learned.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            All learned rows of some classes.
+        codes : Tensor of shape (n,)
+            Their classes.
+        folds : Tensor of shape (n,)
+            Their folds. All rows of a class are in one fold, and at least two classes
+            are not in it.
+        weights : Tensor of shape (n,), optional
+            The weights they were learned with. By default ones.
+
+        Returns
+        -------
+        ndarray of shape (n, 6)
+            Terms of novelty, in units of the terms that the statistics without the fold
+            expect of known rows (:func:`~evergrow.head.novelty.score.to_units`).
+        """
+        scatter = self.scatter()[1]
+        reduced, outside = self.project(Z)
+        found = np.empty((len(codes), N_COLUMNS))
+        for fold in torch.unique(folds).tolist():
+            rows = torch.nonzero(folds == fold).ravel()
+            own_weights = _take(weights, rows)
+            rest = scatter.without_classes(reduced[rows], codes[rows], own_weights)
+            gram = partial(self._gram, reduced[rows], own_weights)
+            matrices = NoveltyTerms.of(rest, gram)
+            terms = matrices.of_rows(reduced[rows], _take(outside, rows))
+            units = term_units(matrices.expected_rows().cpu().numpy())
+            found[rows.cpu().numpy()] = to_units(terms.cpu().numpy(), units)
+        return found
 
     def _score_fold(
         self,

@@ -239,6 +239,31 @@ class Calibration:
         index = int(np.searchsorted(reached, wanted))
         return float(scores[min(index, len(scores) - 1)])
 
+    def detection_rate(self, false_alarm: float = FALSE_ALARM) -> float | None:
+        """Return the expected fraction of samples of unknown classes that are found.
+
+        It is measured on rows of new classes before they were learned, and on rows of
+        the first classes as if they were new. Every class has the same weight. Classes
+        that are more unlike the learned ones are found more often.
+
+        Parameters
+        ----------
+        false_alarm : float, default=0.05
+            Fraction of known samples that may be called unknown.
+
+        Returns
+        -------
+        float or None
+            None if no class was measured, as in a model of fewer than four classes.
+        """
+        if not self.n or not len(self.unknown) or self.n_classes == 1:
+            return None
+        threshold = self.threshold(false_alarm)
+        found = self.pool.standard().score(self.unknown.terms) > threshold
+        _, codes = np.unique(self.unknown.codes, return_inverse=True)
+        per_class = np.bincount(codes, found) / np.bincount(codes)
+        return float(per_class.mean())
+
     def applied(self, head: IncrementalClassifier) -> Calibration:
         """Calibrate a head, and return the calibration for its present statistics.
 

@@ -39,6 +39,10 @@ differs more from the full one."""
 ENOUGH_ROWS = 1000
 """Number of scored rows of a batch after which no further fold is scored."""
 
+MIN_CLASSES_TO_LEAVE_OUT = 4
+"""Number of classes from which each is also measured as if it were new. At least two
+must be left, and a model of two says little about a larger one."""
+
 
 # -- folds -----------------------------------------------------------------------------
 
@@ -205,4 +209,66 @@ def calibrated(
         found.losses,
         known=True,
     )
-    return after.applied(head)
+    return left_out_classes(after, head, block, counts).applied(head)
+
+
+def left_out_classes(
+    before: Calibration,
+    head: IncrementalClassifier,
+    block: LabelledRows,
+    counts: Mapping[str, int],
+) -> Calibration:
+    """Measure the first classes of a model as if each were new to it.
+
+    :func:`before_new_classes` measures classes that a model learns later. The first
+    ones are left out in turn, one fold of classes after the other, by subtraction.
+
+    Parameters
+    ----------
+    before : Calibration
+        The calibration without these measurements.
+    head : IncrementalClassifier
+        The head. It has learned the block and is not changed.
+    block : LabelledRows
+        Samples that were learned.
+    counts : mapping of str to int
+        Number of learned samples of each class, with the block.
+    """
+    names, sizes = np.unique(block.labels, return_counts=True)
+    totals = np.array([counts[name] for name in names.tolist()])
+    new = names[sizes == totals]
+    n_old = len(counts) - len(new)
+    if n_old > 1 or len(counts) < MIN_CLASSES_TO_LEAVE_OUT:
+        return before
+    if not hasattr(head, "terms_as_new_class"):
+        return before
+    number = min(len(new), MIN_FOLDS)
+    folds = np.full(len(block.labels), -1, dtype=np.int64)
+    n_measured = 0
+    for fold in range(number):
+        # Names that sort together are often alike, so they are in different folds.
+        rows = np.flatnonzero(np.isin(block.labels, new[fold::number]))
+        if len(rows) <= MAX_FOLD_ROWS and n_measured < ENOUGH_ROWS:
+            folds[rows] = fold
+            n_measured += len(rows)
+    rows = np.flatnonzero(folds >= 0)
+    if not len(rows):
+        return before
+    weights = None if block.weights is None else block.weights[rows]
+    terms = head.terms_as_new_class(
+        block.X[rows], block.labels[rows], folds[rows], weights
+    )
+    after = before
+    size = sum(counts.values())
+    for fold in np.unique(folds[rows]).tolist():
+        own = folds[rows] == fold
+        n_classes = len(counts) - len(new[fold::number])
+        measurement = Measurement(size - int(own.sum()), n_classes)
+        after = after.with_rows(
+            block.X[rows][own],
+            block.labels[rows][own],
+            measurement,
+            terms[own],
+            known=False,
+        )
+    return after
