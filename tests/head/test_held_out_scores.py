@@ -101,7 +101,7 @@ def test_held_out_scores_equal_a_model_without_the_fold(
     ids=str,
 )
 @pytest.mark.parametrize("has_weights", [False, True])
-def test_terms_as_new_class_equal_a_model_without_the_classes(
+def test_scores_as_new_class_equal_a_model_without_the_classes(
     data: Data, settings: dict[str, Any], has_weights: bool
 ) -> None:
     X, y = data
@@ -111,14 +111,17 @@ def test_terms_as_new_class_equal_a_model_without_the_classes(
     model = make(X, y, **settings)
     learned = model.spawn().partial_fit(X, y, sample_weight=weights)
     folds = y % 3
-    found = learned.terms_as_new_class(X, y, folds, weights)
+    found = learned.scores_as_new_class(X, y, folds, weights)
     for fold in range(3):
         left = folds != fold
         left_weights = None if weights is None else weights[left]
         rest = without(learned, X[left], y[left], left_weights)
         units = term_units(rest.expected_terms())
         expected = to_units(rest.novelty_terms(X[~left]), units)
-        np.testing.assert_allclose(found[~left], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found.terms[~left], expected, rtol=1e-5, atol=1e-5)
+        scores = torch.from_numpy(rest.class_scores(X[~left]))
+        losses = log_losses(scores, scores.argmax(dim=1))
+        np.testing.assert_allclose(found.losses[~left], losses, rtol=1e-5, atol=1e-5)
 
 
 def test_small_batches_are_scored_without_factoring_again(

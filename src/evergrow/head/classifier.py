@@ -608,9 +608,9 @@ class Classifier(IncrementalClassifier):
         return self._state.solved.held_out_scores(*rows)
 
     @_with_threads_for_rows
-    def terms_as_new_class(
+    def scores_as_new_class(
         self, X: Any, y: Any, folds: Any, sample_weight: Any = None
-    ) -> NDArray[np.float64]:
+    ) -> HeldOutScores:
         """Score learned rows as if no class of their fold had been learned.
 
         Parameters
@@ -627,9 +627,10 @@ class Classifier(IncrementalClassifier):
 
         Returns
         -------
-        ndarray of shape (n, 6)
+        HeldOutScores
             Terms of novelty, in units of the terms expected of rows of the other
-            classes (:func:`~evergrow.head.novelty.score.to_units`).
+            classes (:func:`~evergrow.head.novelty.score.to_units`), and log losses of
+            the predicted class.
 
         Examples
         --------
@@ -639,12 +640,12 @@ class Classifier(IncrementalClassifier):
         >>> y = np.repeat(range(5), 20)
         >>> X = rng.normal(size=(100, 8)) + 6 * np.eye(8)[y]
         >>> model = Classifier(n_units=20, random_state=0).fit(X, y)
-        >>> terms = model.terms_as_new_class(X, y, folds=y)
+        >>> terms = model.scores_as_new_class(X, y, folds=y).terms
         >>> bool(terms[:, 0].mean() > model.expected_terms()[:, 0].mean())
         True
         """
         rows = self._learned_rows(X, y, folds, sample_weight)
-        return self._state.solved.terms_as_new_class(*rows)
+        return self._state.solved.scores_as_new_class(*rows)
 
     def _learned_rows(
         self, X: Any, y: Any, folds: Any, sample_weight: Any

@@ -50,7 +50,7 @@ from evergrow.head.readout import (
     weighted_statistics,
 )
 from evergrow.head.ridge_model import RidgeModel, row_energy
-from evergrow.head.temperature import log_losses
+from evergrow.head.temperature import TEMPERATURES, log_losses
 
 T = TypeVar("T")
 
@@ -644,9 +644,9 @@ class SolvedCache(Locked):
         guess = 1.0 + UNCALIBRATED * spread
         return HeldOutScores(found, log_losses(scores, codes), guess)
 
-    def terms_as_new_class(
+    def scores_as_new_class(
         self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None
-    ) -> NDArray[np.float64]:
+    ) -> HeldOutScores:
         """Score learned rows, each as if no class of its fold had been learned.
 
         Parameters
@@ -663,23 +663,37 @@ class SolvedCache(Locked):
 
         Returns
         -------
-        ndarray of shape (n, 6)
-            Terms of novelty, in units of the terms that the statistics without the fold
-            expect of known rows (:func:`~evergrow.head.novelty.score.to_units`).
+        HeldOutScores
+            Terms in units of the terms that the statistics without the fold expect of
+            known rows (:func:`~evergrow.head.novelty.score.to_units`), and log losses
+            of the class that these statistics predict.
         """
-        scatter = self.scatter()[1]
+        choice, scatter, _ = self.scatter()
         reduced, outside = self.project(Z)
+        shapes = self.model.shapes
+        shape_rows = None if shapes is None else shapes.rows(self.model.inputs(Z))
         found = np.empty((len(codes), N_COLUMNS))
+        losses = np.empty((len(codes), len(TEMPERATURES)))
         for fold in torch.unique(folds).tolist():
             rows = torch.nonzero(folds == fold).ravel()
+            H = reduced[rows]
+            left_out = torch.unique(codes[rows]).tolist()
+            kept = [c for c in range(len(scatter.counts)) if c not in left_out]
             own_weights = _take(weights, rows)
-            rest = scatter.without_classes(reduced[rows], codes[rows], own_weights)
-            gram = partial(self._gram, reduced[rows], own_weights)
-            matrices = NoveltyTerms.of(rest, gram)
-            terms = matrices.of_rows(reduced[rows], _take(outside, rows))
+            rest = scatter.without_classes(H, codes[rows], own_weights)
+            matrices = NoveltyTerms.of(rest, partial(self._gram, H, own_weights))
             units = term_units(matrices.expected_rows().cpu().numpy())
-            found[rows.cpu().numpy()] = to_units(terms.cpu().numpy(), units)
-        return found
+            terms = matrices.of_rows(H, _take(outside, rows)).cpu().numpy()
+            estimates = rest.estimate_means()
+            scores = torch.addmm(estimates.offset, H, estimates.weights)
+            if shapes is not None and shape_rows is not None:
+                moments = shapes.group([[column] for column in kept])
+                without_fold = ShapeScores(moments, rest.counts, choice.strength)
+                scores = without_fold.add(shape_rows[rows], scores)
+            own = rows.cpu().numpy()
+            found[own] = to_units(terms, units)
+            losses[own] = log_losses(scores, scores.argmax(dim=1))
+        return HeldOutScores(found, None if self.kind == "ridge" else losses)
 
     def _score_fold(
         self,

@@ -29,7 +29,7 @@ from evergrow.head.novelty.score import (
     term_units,
     to_units,
 )
-from evergrow.head.temperature import best_temperature, guess_losses
+from evergrow.head.temperature import TEMPERATURES, best_temperature, guess_losses
 from evergrow.learner.held_out_rows import (
     LARGEST_LOSS,
     MARK_TOLERANCE,
@@ -50,6 +50,32 @@ FALSE_ALARM = 0.05
 EASY_CLASS = 2.0
 """Decrease of the log-weight of a class in the threshold, per unit by which the mean
 novelty of its held-out rows is below the median of all classes."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows:
+    """Held-out rows, as the present model scores them.
+
+    Parameters
+    ----------
+    novelty : ndarray of shape (n,)
+        Novelty scores.
+    probability : ndarray of shape (n,)
+        Probability of the own class of a known row, of the predicted class of an
+        unknown one.
+    weights : ndarray of shape (n,)
+        Weights of the rows.
+    codes : ndarray of int of shape (n,)
+        Classes of the rows.
+    """
+
+    novelty: NDArray[np.float64]
+    probability: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    codes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.novelty)
 
 
 @record("calibration")
@@ -239,30 +265,46 @@ class Calibration:
         index = int(np.searchsorted(reached, wanted))
         return float(scores[min(index, len(scores) - 1)])
 
-    def detection_rate(self, false_alarm: float = FALSE_ALARM) -> float | None:
-        """Return the expected fraction of samples of unknown classes that are found.
+    def known_rows(self) -> ScoredRows:
+        """Return novelty and probability of the held-out rows of known classes.
 
-        It is measured on rows of new classes before they were learned, and on rows of
-        the first classes as if they were new. Every class has the same weight. Classes
-        that are more unlike the learned ones are found more often.
-
-        Parameters
-        ----------
-        false_alarm : float, default=0.05
-            Fraction of known samples that may be called unknown.
-
-        Returns
-        -------
-        float or None
-            None if no class was measured, as in a model of fewer than four classes.
+        The probability is that of the own class of a row.
         """
-        if not self.n or not len(self.unknown) or self.n_classes == 1:
-            return None
-        threshold = self.threshold(false_alarm)
-        found = self.pool.standard().score(self.unknown.terms) > threshold
-        _, codes = np.unique(self.unknown.codes, return_inverse=True)
-        per_class = np.bincount(codes, found) / np.bincount(codes)
-        return float(per_class.mean())
+        scores = self.pool.standard().score(self.known.terms[self._in_use])
+        weights = self._weights * class_shares(
+            scores, self.known.codes[self._in_use], self._weights
+        )
+        probabilities = self._probabilities(self.known)[self._in_use]
+        return ScoredRows(
+            scores, probabilities, weights, self.known.codes[self._in_use]
+        )
+
+    def unknown_rows(self) -> ScoredRows:
+        """Return novelty and probability of the rows of classes that were unknown.
+
+        These are rows of new classes before they were learned, and rows of the first
+        classes as if they were new. The probability is that of the predicted class.
+        Every class has the same weight.
+        """
+        rows = self.unknown
+        if self.n_classes == 1:  # novelty is a plain distance, on another scale
+            rows = HeldOutRows.none()
+        scores = self.pool.standard().score(rows.terms)
+        _, codes, sizes = np.unique(rows.codes, return_inverse=True, return_counts=True)
+        weights = 1.0 / sizes[codes] if len(rows) else np.empty(0)
+        return ScoredRows(scores, self._probabilities(rows), weights, codes)
+
+    def _probabilities(self, rows: HeldOutRows) -> NDArray[np.float64]:
+        """Return the probability of the class of each row; 1 without losses."""
+        temperature = self.temperature()
+        if rows.losses is None or temperature is None:
+            return np.ones(len(rows))
+        grid = np.log(TEMPERATURES)
+        place = np.interp(np.log(temperature), grid, np.arange(len(grid)))
+        below = min(int(place), len(grid) - 2)
+        share = place - below
+        losses = rows.losses[:, below : below + 2].astype(np.float64)
+        return np.asarray(np.exp(-(losses @ np.array([1.0 - share, share]))))
 
     def applied(self, head: IncrementalClassifier) -> Calibration:
         """Calibrate a head, and return the calibration for its present statistics.

@@ -73,7 +73,8 @@ class HeldOutRows:
         Terms of novelty in units of the measuring model, and 1 / count of the nearest
         class.
     losses : ndarray of shape (n, 29), optional
-        Log loss at every temperature of the grid, if probabilities are calibrated.
+        Log loss at every temperature of the grid, if probabilities are calibrated: of
+        the own class of a known row, and of the predicted class of an unknown one.
     """
 
     measurement: Annotated[NDArray[np.int64], Spec(("n",), dtype="int64")]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.head.novelty.score import term_units, to_units
+from evergrow.head.temperature import log_losses
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.held_out_rows import (
     MAX_DRAWN_ROWS,
@@ -143,11 +144,15 @@ def before_new_classes(
         return before
     keys = row_keys(block.X[new], seed)
     rows = np.sort(new[np.argsort(keys, kind="stable")[:ENOUGH_ROWS]])
+    import torch
+
     units = term_units(head.expected_terms())
     terms = to_units(head.novelty_terms(block.X[rows]), units)
+    scores = torch.from_numpy(head.class_scores(block.X[rows]))
+    losses = log_losses(scores, scores.argmax(dim=1))
     measurement = Measurement(sum(counts.values()), len(counts))
     return before.with_rows(
-        block.X[rows], block.labels[rows], measurement, terms, known=False
+        block.X[rows], block.labels[rows], measurement, terms, losses, known=False
     )
 
 
@@ -240,7 +245,7 @@ def left_out_classes(
     n_old = len(counts) - len(new)
     if n_old > 1 or len(counts) < MIN_CLASSES_TO_LEAVE_OUT:
         return before
-    if not hasattr(head, "terms_as_new_class"):
+    if not hasattr(head, "scores_as_new_class"):
         return before
     number = min(len(new), MIN_FOLDS)
     folds = np.full(len(block.labels), -1, dtype=np.int64)
@@ -255,7 +260,7 @@ def left_out_classes(
     if not len(rows):
         return before
     weights = None if block.weights is None else block.weights[rows]
-    terms = head.terms_as_new_class(
+    found: HeldOutScores = head.scores_as_new_class(
         block.X[rows], block.labels[rows], folds[rows], weights
     )
     after = before
@@ -268,7 +273,8 @@ def left_out_classes(
             block.X[rows][own],
             block.labels[rows][own],
             measurement,
-            terms[own],
+            found.terms[own],
+            None if found.losses is None else found.losses[own],
             known=False,
         )
     return after
