@@ -68,8 +68,8 @@ class CholeskyFactor:
     def half_solve(self, rhs: Tensor) -> Tensor:
         """Return ``L^-1 rhs`` for `rhs` of shape (n, m).
 
-        The squared norm of a column is the quadratic form ``x^T (A + jitter I)^-1 x`` of
-        the column x of `rhs`.
+        The squared length of a column is ``x^T (A + jitter I)^-1 x`` for the same
+        column x of `rhs`.
         """
         solved = rhs.T.clone(memory_format=torch.contiguous_format).T
         for square, below, rows, rest in self._panel_views(solved):

@@ -325,7 +325,9 @@ class SolvedScatter:
         return max(float(self.counts.sum()) - len(self.counts), 1.0)
 
     def noise_energy(self, *, inside: bool = False) -> float:
-        """Return ``u / (1 - l)``, the expected energy of a new row about its class mean.
+        """Return ``u / (1 - l)``, the expected energy of a row about its class mean.
+
+        This is the energy of a new row, which was not learned.
 
         Parameters
         ----------
