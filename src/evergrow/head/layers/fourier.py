@@ -10,8 +10,10 @@ approximately like Gaussian vectors. Wider layers use several blocks, each with 
 signs.
 
 With ``n = a b``, a product with H is computed as two products with Hadamard matrices of
-order b and a. This takes ``2 n (a + b)`` instead of ``2 n d`` operations per row. The
-signs are integers and the phases are uniform, so every machine draws the same numbers.
+order b and a. This takes ``2 n (a + b)`` instead of ``2 n d`` operations per row. Row
+``j a + i`` of H is row ``i b + j`` of Sylvester's matrix (i < a, j < b), which is the
+order in which the two products are stored. The signs are integers and the phases are
+uniform, so every machine draws the same numbers.
 """
 
 from __future__ import annotations
@@ -204,7 +206,7 @@ class FourierMap(FeatureMap):
                     # Skip rows beyond the units of the last block.
                     n_kept = math.ceil((units.stop - start) / a)
                 product = _multiply_hadamard(first[:n_kept], second, X, Y, g)
-                # The pass that restores the order also multiplies by the next signs.
+                # The pass that reorders the rows also multiplies by the next signs.
                 target = Y[: g * n_kept * a].view(g, n_kept, a, m)
                 if is_last:
                     target.copy_(product)
@@ -218,14 +220,14 @@ class FourierMap(FeatureMap):
 def _multiply_hadamard(
     first: Tensor, second: Tensor, X: Tensor, Y: Tensor, g: int
 ) -> Tensor:
-    """Multiply g blocks by the Hadamard matrix of order ``n = a b``.
+    """Multiply g blocks by the first rows of H, of order ``n = a b``.
 
     Parameters
     ----------
     first : Tensor of shape (c, b)
-        The first c rows of the Hadamard matrix of order b.
+        The first c rows of Sylvester's matrix of order b.
     second : Tensor of shape (a, a)
-        The Hadamard matrix of order a.
+        Sylvester's matrix of order a.
     X : Tensor of shape (g n, m)
         m columns of each block. Overwritten.
     Y : Tensor of shape (g n, m)
@@ -236,8 +238,8 @@ def _multiply_hadamard(
     Returns
     -------
     Tensor of shape (g, c, a, m)
-        The first ``c a`` rows of each product, a view of X. The memory of X has the
-        dimensions of size c and a in the other order.
+        The first ``c a`` rows of each product, in the order of the module docstring. A
+        view of X, whose memory is in Sylvester's order.
     """
     c, b = first.shape
     a = len(second)
@@ -275,7 +277,7 @@ def _draw_signs_and_phases(
 
 @lru_cache(maxsize=16)
 def hadamard(order: int, *kind: Any) -> Tensor:
-    """Return the Hadamard matrix of shape (order, order). Callers must not modify it.
+    """Return Sylvester's Hadamard matrix (order, order). Callers must not modify it.
 
     Parameters
     ----------
