@@ -16,8 +16,7 @@ from torchvision import transforms
 
 from evergrow.adapt import TrainConfig, TrainingError, train
 from evergrow.adapt.training_images import (
-    RATIO,
-    Cropper,
+    ASPECT_RATIOS,
     TrainingImages,
     TrainTransform,
     draw_crops,
@@ -307,7 +306,7 @@ def test_train_rejects_invalid_input() -> None:
 @pytest.mark.parametrize(
     ("name", "bytes_from"), [("bilinear", (0, 256)), ("bicubic", (60, 196))]
 )
-def test_cropper_equals_pillow(name: Any, bytes_from: tuple[int, int]) -> None:
+def test_batches_of_crops_equal_pillow(name: Any, bytes_from: tuple[int, int]) -> None:
     """Compare with Pillow, which rounds between its two passes.
 
     A cubic overshoots, and which pass is cut off first is Pillow's choice: its bytes
@@ -327,7 +326,7 @@ def test_cropper_equals_pillow(name: Any, bytes_from: tuple[int, int]) -> None:
     flips = torch.tensor([False, True, False, True, True, False])
     for size in (16, 24):
         transform = TrainTransform(Preprocessing.pilot(size), interpolation=name)
-        ours = Cropper(transform)(torch.from_numpy(pixels), boxes, flips)
+        ours = transform.crop_batch(torch.from_numpy(pixels), boxes, flips)
         for row, (top, left, height, width) in enumerate(boxes.tolist()):
             image = Image.fromarray(pixels[row]).crop(
                 (left, top, left + width, top + height)
@@ -375,7 +374,7 @@ def test_bicubic_crops_stay_in_the_range_of_bytes() -> None:
     pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
     pixels[:, :, 4:] = 255
     transform = TrainTransform(Preprocessing.pilot(32), interpolation="bicubic")
-    made = Cropper(transform)(
+    made = transform.crop_batch(
         pixels, torch.tensor([[0, 0, 8, 8]]), torch.tensor([False])
     )
     assert float(made.min()) == 0
@@ -410,7 +409,7 @@ def test_drawn_crops_have_the_distribution_of_torchvision() -> None:
         law = transforms.RandomResizedCrop.get_params
         image = torch.zeros(3, 32, 48)
         wanted = torch.tensor(
-            [law(image, [0.05, 1.0], [*RATIO]) for _ in range(4000)]
+            [law(image, [0.05, 1.0], [*ASPECT_RATIOS]) for _ in range(4000)]
         ).double()
     for ours, theirs in zip(crops.T, wanted.T):
         assert abs(float(ours.mean() - theirs.mean())) < 4 * float(
