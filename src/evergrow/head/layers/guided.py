@@ -721,13 +721,19 @@ class UnitSampler:
         weights = normals[:-1] * scale
         if self.bias == "gaussian":
             return weights, (normals[-1] * scale).to(torch.float64)
+        return weights, self._draw_biases(round_, weights)
+
+    def _draw_biases(self, round_: int, weights: Tensor) -> Tensor:
+        """Draw biases (count,) of the weights (d, count), as points or phases."""
+        device = self.Z.device
+        count = weights.shape[1]
         if self.bias == "phases":
             turns = self._uniform(round_, "phases", count)
-            return weights, (turns * (2.0 * math.pi)).to(device)
+            return (turns * (2.0 * math.pi)).to(device)
         stream = generator(self.seed, self.purpose, round_, "points")
         rows = torch.randint(len(self.Z), (count,), generator=stream)
         points = self.Z[rows.to(device)].to(torch.float64)
-        return weights, -(points * weights.T.to(torch.float64)).sum(dim=1)
+        return -(points * weights.T.to(torch.float64)).sum(dim=1)
 
     def draw_units(
         self, n_units: int, block_size: int, first_round: int = 0, n_scales: int = 1

@@ -230,12 +230,59 @@ class SolvedScatter:
         UnlearnError
             If a class would lose its last row.
         """
+        means, counts, columns, steps, first_rows = self._move_means(
+            H, codes, weights, sign
+        )
+        n_columns = len(columns)
+        block = means.new_zeros(means.shape[0], 0)
+        if columns or first_rows:
+            block = torch.stack([*columns, *first_rows.values()], dim=1)
+        solved = self.factor.solve(block)
+        new_solved = solved[:, :n_columns]
+        # P M changes by the solved first rows and along the solved columns.
+        solved_means = self.solved_means.clone()
+        solved_means[:, list(first_rows)] = solved[:, n_columns:]
+        shift = means.new_zeros(n_columns, means.shape[1])
+        for index, (code, step) in enumerate(steps):
+            shift[index, code] = step
+        moved = sorted({code for code, _ in steps})
+        solved_means[:, moved] += new_solved @ shift[:, moved]
+        return replace(
+            self,
+            counts=self.counts.new_tensor(counts),
+            means=means,
+            solved_means=solved_means,
+            columns=torch.cat([self.columns, block[:, :n_columns]], dim=1),
+            solved_columns=torch.cat([self.solved_columns, new_solved], dim=1),
+            signs=torch.cat([self.signs, self.signs.new_full((n_columns,), sign)]),
+        )
+
+    def _move_means(
+        self, H: Tensor, codes: Tensor, weights: Tensor | None, sign: int
+    ) -> tuple[
+        Tensor, list[float], list[Tensor], list[tuple[int, float]], dict[int, Tensor]
+    ]:
+        """Move the class means by rows, one after the other. See :meth:`follow`.
+
+        Returns
+        -------
+        means : Tensor of shape (k, C)
+            The moved means.
+        counts : list of float
+            Rows per class afterwards.
+        columns : list of Tensor of shape (k,)
+            New columns of U.
+        steps : list of (int, float)
+            For each column the class of its row, and how far the mean of this class
+            moves along the column.
+        first_rows : dict of int to Tensor of shape (k,)
+            First rows of classes that had none, by class.
+        """
         means = self.means.clone()
         counts = self.counts.tolist()
         row_weights = [1.0] * len(H) if weights is None else weights.tolist()
         columns = []
-        column_codes = []
-        mean_steps = []  # how far the mean of the class moves along the column
+        steps = []
         first_rows = {}
         for row, code, w in zip(H, codes.tolist(), row_weights, strict=True):
             before = counts[code]
@@ -252,31 +299,9 @@ class SolvedScatter:
                 )
             deviation = row - means[:, code]
             columns.append((before * w / after) ** 0.5 * deviation)
-            column_codes.append(code)
-            mean_steps.append(sign * w**0.5 / (before * after) ** 0.5)
+            steps.append((code, sign * w**0.5 / (before * after) ** 0.5))
             means[:, code] += sign * w * deviation / after
-        n_columns = len(columns)
-        block = means.new_zeros(means.shape[0], 0)
-        if columns or first_rows:
-            block = torch.stack([*columns, *first_rows.values()], dim=1)
-        solved = self.factor.solve(block)
-        new_solved = solved[:, :n_columns]
-        # P M changes by the solved first rows and along the solved columns.
-        solved_means = self.solved_means.clone()
-        solved_means[:, list(first_rows)] = solved[:, n_columns:]
-        shift = means.new_zeros(n_columns, means.shape[1])
-        shift[torch.arange(n_columns), column_codes] = means.new_tensor(mean_steps)
-        moved = sorted(set(column_codes))
-        solved_means[:, moved] += new_solved @ shift[:, moved]
-        return replace(
-            self,
-            counts=self.counts.new_tensor(counts),
-            means=means,
-            solved_means=solved_means,
-            columns=torch.cat([self.columns, block[:, :n_columns]], dim=1),
-            solved_columns=torch.cat([self.solved_columns, new_solved], dim=1),
-            signs=torch.cat([self.signs, self.signs.new_full((n_columns,), sign)]),
-        )
+        return means, counts, columns, steps, first_rows
 
     def _correct(self, rhs: Tensor) -> Tensor:
         """Return ``(diag(s) + U^T V)^-1 rhs`` for `rhs` of shape (r, m).

@@ -637,7 +637,7 @@ def _extend_basis(
     H : Tensor of shape (n, L)
         Rows to be represented.
     rows : Tensor of shape (n, k)
-        ``C = H V``.
+        ``C = H V``, the rows in the basis so far.
     allowance : float
         Energy that may be dropped.
 
@@ -659,15 +659,15 @@ def _extend_basis(
         return None, outside + rounding  # the trace of R R^T bounds its norm
     # R R^T = H H^T - C C^T can be computed without R, if rounding permits.
     if rounding <= 0.1 * allowance:
-        gap = torch.addmm(H @ H.T, rows, rows.T, alpha=-1.0)
-        values, vectors = symmetric_eigh(gap)
+        remainder_gram = torch.addmm(H @ H.T, rows, rows.T, alpha=-1.0)
     else:
         remainder = H - rows @ basis.T
         # A second pass is needed if the remainder is tiny (Kahan, Parlett).
         remainder -= (remainder @ basis) @ basis.T
-        values, vectors = symmetric_eigh(remainder @ remainder.T)
+        remainder_gram = remainder @ remainder.T
         rounding = 0.0
-    # New directions are the eigenvectors of R R^T whose energy may not be dropped.
+    values, vectors = symmetric_eigh(remainder_gram)
+    # Eigenvectors of R R^T give new columns, unless their energy may be dropped.
     keep = values > max(allowance, eps * float(values[-1]), eps * float(energy.max()))
     lost = 0.0
     if bool((~keep).any()):
