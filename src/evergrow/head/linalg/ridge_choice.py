@@ -134,6 +134,7 @@ def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
     rounding = k * float(torch.finfo(values.dtype).eps) * float(values[:1].sum())
     kept = values > max(rounding, 0.0)
     values = values[kept]
+    # |q_i|^2 / d_i, the energy of the targets along each direction.
     along = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
     residual = 0.0  # RSS(0). With as many directions as rows, the fit is perfect.
     if len(values) < n:
@@ -144,7 +145,7 @@ def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
     rows = max(n if has_residual else len(values), 1)
     ridges = values.new_tensor(alphas)[:, None]
     shrunk = ridges / (values + ridges)
-    slack = rows - len(values) + shrunk.sum(dim=1)
+    slack = rows - len(values) + shrunk.sum(dim=1)  # n - df
     scores = rows * (residual + shrunk.square() @ along) / slack.square()
     return torch.where(slack > 0.0, scores, torch.inf).tolist()
 
@@ -200,6 +201,7 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
     """
     grid = alpha_grid(energy)
     scores = gcv_scores(stats, grid)
+    # The minimiser, from large to small ridges, until GCV rises.
     best = len(grid) - 1
     for index in range(len(grid) - 2, -1, -1):
         if scores[index] < scores[best]:
@@ -208,6 +210,7 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
             break
     smallest_alpha = grid[best] / GCV_REACH * (1.0 - 1e-9)
     largest_score = (1.0 + GCV_SLACK) * scores[best]
+    # From the minimiser on, ridges get smaller while their scores are as good.
     chosen = best
     while (
         chosen > 0
@@ -396,7 +399,9 @@ class _RidgeSearch:
             leverage > _NEAR_BOUND * MAX_LEVERAGE
             and self.leverage(below) > MAX_LEVERAGE
         ):
+            # The bound excludes smaller ridges. Would GCV prefer them?
             return self.gcv(below) < self.gcv(step)
+        # The best step is half a decade below the minimum of GCV.
         above = step + _HALF_DECADE
         return self.gcv(above) <= min(
             self.gcv(step), self.gcv(step + _STEPS_PER_DECADE)
@@ -405,8 +410,8 @@ class _RidgeSearch:
     def step_at_bound(self, start: int) -> int | None:
         """Return the smallest step within the leverage bound, if the bound decides.
 
-        Returns None unless the bound lies less than a decade below `start` and GCV
-        still falls there.
+        It decides if it lies less than a decade below `start` and GCV still falls
+        there. Otherwise returns None.
         """
         if self.leverage(start) < _NEAR_BOUND * MAX_LEVERAGE:
             return None

@@ -109,6 +109,8 @@ class ClassGeometry:
     def of(cls, stats: RidgeStatistics, counts: Tensor) -> ClassGeometry:
         """Compute means and scatter from statistics of one-hot targets.
 
+        A class without rows gets a mean of zeros.
+
         Parameters
         ----------
         stats : RidgeStatistics
@@ -415,6 +417,9 @@ class MeanEstimates:
         cls, means: Tensor, solved: Tensor, noise: Tensor, freedom: float
     ) -> MeanEstimates:
         """Compute the scores ``(F z)_c - o_c / 2`` of the module docstring.
+
+        Up to `MAX_SHARED_CLASSES` classes use both priors, more classes only the
+        second. Without noise, F is the identity.
 
         Parameters
         ----------

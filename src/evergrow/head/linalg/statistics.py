@@ -349,7 +349,7 @@ class RidgeStatistics:
         )
 
     def part(self, columns: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the statistics of some columns.
+        """Return the statistics of some columns of the rows, in a basis V.
 
         Parameters
         ----------
@@ -402,7 +402,7 @@ class RidgeStatistics:
         return self._accumulate(checked, sign, rows)
 
     def _checked(self, H: Tensor, Y: Tensor, columns: Tensor | None = None) -> Batch:
-        """Check the size of the numbers, and move a batch to device and dtype."""
+        """Return a batch in the dtype and on the device of the sums, if sizes allow."""
         check_size("H", H)
         return (
             H.to(self.device, ACCUMULATION_DTYPE),
