@@ -295,7 +295,7 @@ class _Run:
                 torch.cuda.manual_seed(seed)
 
     def _step(self, images: Tensor, codes: Tensor, fraction: float) -> Tensor:
-        """Train on one batch. Return its mean loss, without waiting for the GPU.
+        """Train on one batch. Return its loss, without waiting for the GPU.
 
         With a fraction below 1, every image is mixed with its counterpart from the
         other end of the batch. The fraction is the weight of the image itself.
