@@ -140,12 +140,12 @@ class GuidedLayer(Layer):
     criterion: str = "exact"
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("max_units", 1, LARGEST_WIDTH),
-            ("block_size", 1, LARGEST_WIDTH),
-            ("n_candidates", 1, MOST_ROUNDS),
+        for name, high in (
+            ("max_units", LARGEST_WIDTH),
+            ("block_size", LARGEST_WIDTH),
+            ("n_candidates", MOST_ROUNDS),
         ):
-            check_number(name, getattr(self, name), low=low, high=high, integer=True)
+            check_number(name, getattr(self, name), low=1, high=high, integer=True)
         if self.n_units is not None:
             check_number(
                 "n_units", self.n_units, low=0, high=self.max_units, integer=True
@@ -693,7 +693,7 @@ class UnitSampler:
         block_size : int
             Units per block.
         scale_index : int
-            Index of the scale in `scales`. Ignored for automatic scales.
+            Index of the scale in `scales`, 0 for automatic scales.
 
         Returns
         -------
