@@ -649,16 +649,16 @@ def layer_from_plain(values: Mapping[str, Any]) -> Layer:
     >>> layer_from_plain({"kind": "fourier", "n_units": 100}).n_units
     100
     """
-    parameters = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in values.items()
-    }
-    kind = parameters.pop("kind", None)
-    if kind is None:
+    if "kind" not in values:
         raise ParameterError(
             f"layer must have a 'kind', one of {', '.join(LAYERS.names())}"
         )
-    return from_mapping(LAYERS[kind], parameters, "parameter of the layer")
+    parameters = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in values.items()
+        if key != "kind"
+    }
+    return from_mapping(LAYERS[values["kind"]], parameters, "parameter of the layer")
 
 
 def centred_rms(Z: Tensor) -> float:
