@@ -357,9 +357,9 @@ class _LayerSearch:
         )
         self.round += 1
         self._n_tried += layer.n_candidates
-        blocks = weights.view(len(weights), -1, layer.block_size)
-        bias_blocks = bias.view(-1, layer.block_size)
-        return blocks[..., :block_size].flatten(1), bias_blocks[:, :block_size].flatten()
+        weights = weights.view(len(weights), -1, layer.block_size)
+        bias = bias.view(-1, layer.block_size)
+        return weights[..., :block_size].flatten(1), bias[:, :block_size].flatten()
 
     def _best_block(self, candidates: Candidates) -> int | None:
         """Return the index of the admissible block with the largest exact drop.
