@@ -267,6 +267,7 @@ class _Run:
         self._seed_dropout(epoch)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         done = epoch * self.images.steps
+        # The progress bar shows the loss of the previous epoch.
         note = f"loss {self.losses[-1]:.3f}" if self.losses else ""
         fractions = self.images.mixup_fractions(epoch)
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):

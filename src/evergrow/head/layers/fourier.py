@@ -194,7 +194,7 @@ class FourierMap(FeatureMap):
         padded[: self.features] = Z.T
         for begin in range(0, self.blocks, n_together):
             group_signs = signs[:, begin : begin + n_together]
-            g = group_signs.shape[1]
+            g = group_signs.shape[1]  # number of blocks in the group
             start = begin * self.order
             units = slice(start, min(start + g * self.order, self.width))
             X, Y = (buffer[: g * self.order] for buffer in buffers)

@@ -563,6 +563,7 @@ class Residual:
             self._matrix.addmm_(half.T, half, alpha=-1.0)
             return
         self._factor = torch.cat([self._factor, half.T], dim=1)
+        # Compress after eight blocks, and later whenever F is half as wide again.
         if self._factor.shape[1] >= self._rank + max(8 * len(half), self._rank // 2):
             values, vectors = symmetric_eigh(self._factor.T @ self._factor)
             self._factor = self._factor @ vectors[:, values > COMPRESSION_TOL]

@@ -204,7 +204,7 @@ class ClassShapes:
     # -- sums and differences ----------------------------------------------------------
 
     def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
-        """Merge, reorder, add and drop classes.
+        """Return the sums with classes merged, reordered, added and dropped.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class ClassShapes:
     def add(
         self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None
     ) -> ClassShapes:
-        """Add rows to the sums, or remove them.
+        """Return the sums with rows added, or removed with ``sign=-1``.
 
         Parameters
         ----------
@@ -266,7 +266,7 @@ class ClassShapes:
         return self._with_moments(sums, moments)
 
     def merge(self, other: ClassShapes, sign: int = 1) -> ClassShapes:
-        """Add the sums of `other`, or subtract them with ``sign=-1``.
+        """Return the sums of both, or the difference with ``sign=-1``.
 
         Both must have the same directions and the same classes.
         """
@@ -280,7 +280,7 @@ class ClassShapes:
         return self._with_moments(self.sums + sign * other.sums.to(device), moments)
 
     def faded(self, factor: float) -> ClassShapes:
-        """Multiply the weight of every row learned so far by `factor`."""
+        """Return the sums with the weights of all rows multiplied by `factor`."""
         root = math.sqrt(factor)
         parts = [part * (factor if part.dim() == 1 else root) for part in self.parts]
         return self._with_moments(factor * self.sums, parts)
@@ -630,9 +630,10 @@ class ShapeScores:
     ) -> dict[int, _ShapeTerm]:
         """Compute terms from one batch of :meth:`_whitened_scatters`.
 
-        ``d^T C_c^-1 d = (m_c + nu) d^T (S_c + nu I)^-1 d`` is the squared length of
-        ``L^-1 d`` with the Cholesky factor L of ``S_c + nu I``. With factors B it
-        follows from ``nu I + B B^T``, by the last formula of the module docstring.
+        In ``d^T C_c^-1 d = (m_c + nu) d^T (S_c + nu I)^-1 d``, the last product is the
+        squared length of ``L^-1 d`` with the Cholesky factor L of ``S_c + nu I``. With
+        factors B, L is that of ``nu I + B B^T`` and the product follows from
+        ``L^-1 B d``, by the last formula of the module docstring.
         """
         k = self.shapes.directions
         nu = self.strength
@@ -736,7 +737,8 @@ def _factor_small_sums(
 def _has_few_rows(summands: _Summands, k: int) -> bool:
     """Return whether the number of rows bounds the rank of a sum by k / 2.
 
-    Summands with negative weights do not increase the rank.
+    False if there is a triangle. Summands with negative weights do not increase the
+    rank.
     """
     if any(part.dim() == 1 for part, _ in summands):
         return False

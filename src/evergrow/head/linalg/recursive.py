@@ -126,15 +126,15 @@ class RecursiveState(RidgeStatistics):
         return dataclasses.replace(summed, inverse=inverse, weights=weights)
 
     def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
-        """Restart the recursion from the sum (or difference) of the statistics."""
+        """Return a recursion of the sum of both statistics, or of the difference."""
         return self.of(super().merge(other, sign), self.alpha)
 
     def faded(self, factor: float) -> Self:
-        """Restart the recursion with all sample weights multiplied by `factor`."""
+        """Return a recursion with all sample weights multiplied by `factor`."""
         return self.of(super().faded(factor), self.alpha)
 
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
-        """Sum, reorder, add and drop target columns."""
+        """Return the recursion with other target columns, see the base class."""
         return dataclasses.replace(
             super().group_targets(groups), weights=sum_columns(self.weights, groups)
         )

@@ -135,18 +135,19 @@ def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
     kept = values > max(rounding, 0.0)
     values = values[kept]
     # |q_i|^2 / d_i, the energy of the targets along each direction.
-    along = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
+    explained = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
     residual = 0.0  # RSS(0). With as many directions as rows, the fit is perfect.
     if len(values) < n:
-        residual = max(stats.sq_targets - float(along.sum()), 0.0)
+        residual = max(stats.sq_targets - float(explained.sum()), 0.0)
     # If the rows explain the targets completely, rows beyond the rank are copies and
     # carry no information.
     has_residual = residual > 1e-9 * stats.sq_targets
-    rows = max(n if has_residual else len(values), 1)
+    n_informative = max(n if has_residual else len(values), 1)
     ridges = values.new_tensor(alphas)[:, None]
     shrunk = ridges / (values + ridges)
-    slack = rows - len(values) + shrunk.sum(dim=1)  # n - df
-    scores = rows * (residual + shrunk.square() @ along) / slack.square()
+    slack = n_informative - len(values) + shrunk.sum(dim=1)  # n - df
+    rss = residual + shrunk.square() @ explained
+    scores = n_informative * rss / slack.square()
     return torch.where(slack > 0.0, scores, torch.inf).tolist()
 
 

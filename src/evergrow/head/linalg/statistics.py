@@ -372,7 +372,7 @@ class RidgeStatistics:
     # -- learning ----------------------------------------------------------------------
 
     def update(self, H: Tensor, Y: Tensor) -> Self:
-        """Learn rows H (n, L) with targets Y (n, C)."""
+        """Learn rows H (n, L) with targets Y (n, C). Return the new statistics."""
         return self.accumulate([(H, Y)])
 
     def accumulate(
@@ -411,7 +411,7 @@ class RidgeStatistics:
         )
 
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
-        """Sum, reorder, add and drop target columns.
+        """Return the statistics with target columns summed, reordered, added, dropped.
 
         Callers that drop a column must set `count` and `sq_targets` themselves.
 
@@ -539,7 +539,7 @@ class RidgeStatistics:
         )
 
     def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
-        """Add the statistics of `other`, or subtract them with ``sign=-1``.
+        """Return the sum of both statistics, or the difference with ``sign=-1``.
 
         The form is that of these statistics, or the cheaper one with ``solver="auto"``.
         Two states a and b that continued from copies of one base are joined by
