@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -449,14 +449,11 @@ class _AugmentedImages(Dataset[Tensor]):
     stream: Callable[[int], torch.Generator]
 
     def __getitems__(self, rows: list[int]) -> Tensor:
-        return torch.stack(
-            [
-                self._image(row, *item)
-                for row, item in zip(rows, self.items.batch(rows), strict=True)
-            ]
-        )
-
-    def _image(self, row: int, name: str, source: Any) -> Tensor:
-        if isinstance(source, Exception):  # the file is unreadable
-            raise source
-        return self.transform(decode_image(source, name=name), self.stream(row))
+        """Return images (n, 3, height, width), or raise the error of a file."""
+        images = []
+        for row, (name, source) in zip(rows, self.items.batch(rows), strict=True):
+            if isinstance(source, Exception):
+                raise source
+            image = decode_image(source, name=name)
+            images.append(self.transform(image, self.stream(row)))
+        return torch.stack(images)

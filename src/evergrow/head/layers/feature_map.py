@@ -613,16 +613,21 @@ class Layer(ABC):
             Ridge of a guided construction. None uses the layer's default.
         verbose : bool, default=False
             Show progress.
+
+        Raises
+        ------
+        LabelError, ConstructionError
+            If a guided layer finds no units. See :class:`GuidedLayer`.
         """
         if self.n_units == 0:
             return link_only(Z)
         units = self.draw(Z, Y, seed=seed, alpha=alpha, verbose=verbose)
         if not self.direct_link:
             return units
-        rows = Z.to(torch.float64)
-        centre = rows.mean(dim=0)
         unit_energy = units.centred_energy(Z)
-        link_energy = float((rows - centre).square().sum())
+        link = Z.to(torch.float64)
+        centre = link.mean(dim=0)
+        link_energy = float((link - centre).square().sum())
         scale = 1.0
         if unit_energy > _MIN_ENERGY * max(Z.shape[0] - 1, 1) and link_energy > 0.0:
             scale = (unit_energy / link_energy) ** 0.5

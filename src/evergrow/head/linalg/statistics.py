@@ -489,6 +489,7 @@ class RidgeStatistics:
         return state._accumulate_dense(blocks, sign)
 
     def _accumulate_dense(self, batches: Iterable[Batch], sign: int) -> Self:
+        """Learn or unlearn batches in the dense form, with one copy of the matrices."""
         gram = self.gram
         cross = self.cross.clone()
         count = 0
