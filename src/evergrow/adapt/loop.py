@@ -229,7 +229,7 @@ class _Run:
         return "bfloat16" if has_bfloat16 else "float32"
 
     def train(self, progress: bool) -> TrainLog:
-        """Train all epochs."""
+        """Train all epochs. Resets the statistics of the GPU's peak memory."""
         started = time.perf_counter()
         on_gpu = self.device.type == "cuda"
         steps = self.images.steps

@@ -474,6 +474,7 @@ class ShapeScores:
         span = FULL_SHAPE_ROWS - MIN_SHAPE_ROWS
         size_factor = ((self.counts - MIN_SHAPE_ROWS) / span).clamp(0.0, 1.0)
         has_shapes = bool(size_factor.any())
+        # Without terms, the rest is only needed to find the strength.
         if strength is not None and not has_shapes:
             return
         pooled = shapes.pooled(self.counts)
