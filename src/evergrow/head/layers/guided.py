@@ -609,13 +609,14 @@ def choose_residual_form(Z: Tensor, n_units: int, scale: float) -> str:
 
 def check_scales(scales: Scales) -> None:
     """Raise :class:`ParameterError` unless `scales` is a name or positive numbers."""
-    if isinstance(scales, str) or not isinstance(scales, Iterable):
+    values: list[float] = []
+    if isinstance(scales, Iterable) and not isinstance(scales, str):
+        values = list(scales)
+    if not values:
         check_choice("scales (unless a sequence of numbers)", scales, ("paper", "auto"))
-        return
-    values = list(scales)
-    if not 1 <= len(values) <= MAX_SCALES:
+    if len(values) > MAX_SCALES:
         raise ParameterError(
-            f"scales must be 1 to {MAX_SCALES} numbers, got {len(values)}"
+            f"scales must be at most {MAX_SCALES} numbers, got {len(values)}"
         )
     for value in values:
         check_number("every scale", value, low=0.0, low_open=True)
