@@ -244,7 +244,7 @@ def fourier_units(Z: Tensor, n_units: int, gamma: float, seed: int) -> DenseMap:
     The weights are independent normal numbers.
     """
     sampler = UnitSampler(Z, (math.sqrt(2.0 * gamma),), "phases", seed, "fourier")
-    weights, bias = sampler.layer(n_units, UNITS_PER_DRAW)
+    weights, bias = sampler.draw_units(n_units, UNITS_PER_DRAW)
     return DenseMap(
         weights=weights, bias=bias, activation="cos", gain=math.sqrt(2.0 / n_units)
     )
