@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.head.novelty.pool import NoveltyPool, UnknownRows
-from evergrow.head.novelty.score import DEFAULT_WEIGHTS
+from evergrow.head.novelty.score import DEFAULT_WEIGHTS, NoveltyPool, UnknownRows
 from evergrow.head.novelty.terms import NoveltyTerms
 
 
