@@ -208,7 +208,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     # -- optional methods --------------------------------------------------------------
 
     spawn: Any = Unsupported("spawn an empty classifier with the same layer")
-    with_expected_rows: Any = Unsupported("learn in shards")
+    expect_rows: Any = Unsupported("learn in shards")
     tag_shard: Any = Unsupported("learn in shards")
     merge: Any = Unsupported("merge with another classifier")
     unlearn: Any = Unsupported("unlearn samples")

@@ -254,6 +254,7 @@ class Classifier(IncrementalClassifier):
             self._check_blocks(self.blocks)
 
     def _check_blocks(self, blocks: Any) -> None:
+        """Raise :class:`ParameterError` unless `blocks` are widths, for `normalize`."""
         is_sequence = isinstance(blocks, (tuple, list))
         if not is_sequence or not 1 <= len(blocks) <= MOST_BLOCKS:
             raise ParameterError(
@@ -268,7 +269,13 @@ class Classifier(IncrementalClassifier):
             )
 
     def _chosen_layer(self) -> Layer:
-        """Return the settings of the layer to build."""
+        """Return the settings of the layer to build, with `n_units` if it is given.
+
+        Raises
+        ------
+        ParameterError
+            If ``layer`` is no layer, or its settings are out of range.
+        """
         layer: Any = self.layer
         units: dict[str, Any] = {}
         if self.n_units is not None:
@@ -409,6 +416,13 @@ class Classifier(IncrementalClassifier):
         PseudoLabelReport
             How many rows were used and left out. If all rows look unknown, nothing
             changes.
+
+        Raises
+        ------
+        UnsupportedError
+            If the readout is ``"ridge"``.
+        LabelError
+            If fewer than two classes were learned.
 
         Examples
         --------
@@ -610,7 +624,7 @@ class Classifier(IncrementalClassifier):
             Learned rows. No fold may contain all learned rows of a class.
         y : array-like of shape (n,)
             The labels they were learned with.
-        folds : ndarray of int of shape (n,), optional
+        folds : array-like of int of shape (n,), optional
             The fold of each row. By default all rows are in one fold.
         sample_weight : array-like of shape (n,), optional
             The weights they were learned with.
@@ -619,6 +633,13 @@ class Classifier(IncrementalClassifier):
         -------
         HeldOutScores
             Terms of novelty and log losses of each row.
+
+        Raises
+        ------
+        LabelError
+            If a label was not learned.
+        UnlearnError
+            If a fold contains all learned rows of a class.
         """
         self._require_fitted()
         Z = self._features(X, self.device_)
@@ -639,6 +660,8 @@ class Classifier(IncrementalClassifier):
         novelty: NoveltyStandard | None = None,
     ) -> Self:
         """Set the temperature and the novelty score. Both stay when more is learned.
+
+        An argument that is left out removes what was set before.
 
         Parameters
         ----------
@@ -675,7 +698,7 @@ class Classifier(IncrementalClassifier):
     # -- distributed learning ----------------------------------------------------------
 
     def spawn(self) -> Self:
-        """Return an empty classifier with the same frozen layer.
+        """Return a classifier with the same frozen layer that has learned nothing.
 
         Another site or worker can train it, and :meth:`merge` adds the result.
         ``partial_fit`` keeps the shared layer; ``fit`` builds a new one.
@@ -688,12 +711,12 @@ class Classifier(IncrementalClassifier):
         child.classes_ = self.classes_[:0]
         return child
 
-    def with_expected_rows(self, rows: int) -> Self:
+    def expect_rows(self, n_rows: int) -> Self:
         """Set how many samples this and all spawned classifiers will learn, in place.
 
         Parameters
         ----------
-        rows : int
+        n_rows : int
             Number of samples. It decides how sums are stored, not their values.
 
         Returns
@@ -701,7 +724,7 @@ class Classifier(IncrementalClassifier):
         self
         """
         model = self._state.model
-        sums = model.state.with_expected_rows(rows)
+        sums = model.state.with_expected_rows(n_rows)
         self._state = self._state.with_model(dataclasses.replace(model, state=sums))
         return self
 
@@ -860,6 +883,15 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         self
+
+        Raises
+        ------
+        LabelError
+            If there are no labels, or one was not learned.
+        NothingLeftError
+            If no class would remain.
+        UnlearnError
+            If the remaining classes are lost in rounding errors.
         """
         self._require_fitted()
         names = [labels] if isinstance(labels, str) else list(labels)
@@ -889,6 +921,12 @@ class Classifier(IncrementalClassifier):
         Returns
         -------
         self
+
+        Raises
+        ------
+        ParameterError
+            If the factor is out of range, or a class would weigh less than
+            :data:`MIN_CLASS_WEIGHT`.
         """
         self._require_fitted()
         check_number("factor", factor, low=0, high=1, low_open=True)
