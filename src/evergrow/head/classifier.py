@@ -486,6 +486,7 @@ class Classifier(IncrementalClassifier):
 
     # -- predictions -------------------------------------------------------------------
 
+    @_with_threads_for_rows
     def _scores(self, Z: Tensor) -> Tensor:
         return self._state.class_scores(Z)
 
@@ -511,6 +512,7 @@ class Classifier(IncrementalClassifier):
         return np.asarray(torch.softmax(scores / temperature, dim=1).numpy())
 
     @property
+    @_with_threads_for_rows
     def temperature_(self) -> float:
         """Softmax temperature: calibrated, or else estimated from the statistics."""
         self._require_fitted()
@@ -980,10 +982,14 @@ class Classifier(IncrementalClassifier):
         return self._state.model.state.order
 
     def _work(self, n_rows: int) -> float:
-        """Return the approximate operations to learn or predict rows, and to solve."""
+        """Return the approximate operations to learn or predict rows, and to solve.
+
+        That is n k^2 for n rows and k columns of the statistics, and k^3 to solve.
+        """
         if "_state" in vars(self):
-            return self._state.work(n_rows)
-        order = min(float(n_rows), float(self.n_units or _USUAL_WIDTH))
+            order = float(self._state.model.state.order)
+        else:
+            order = float(min(n_rows, self.n_units or _USUAL_WIDTH))
         return (n_rows + order) * order**2
 
     @_with_threads_for_rows
@@ -1061,9 +1067,10 @@ class Classifier(IncrementalClassifier):
         """
         self._require_fitted()
         self._state.answering.readout()
-        if self.blocks_ is None:
+        blocks = self.blocks_
+        if blocks is None:
             return None
-        return np.array([block["weight"] for block in self.blocks_])
+        return np.array([block["weight"] for block in blocks])
 
     @property
     def blocks_(self) -> list[dict[str, Any]] | None:

@@ -374,7 +374,7 @@ def pseudo_label_rows(
     others = others.without(model, rows)
     found = others  # if all rows look novel
     state = state.with_pseudo_labels(others)
-    codes = distinct[:0]
+    codes = distinct[:0]  # of no rows
     for turn in range(N_PASSES if len(rows) else 0):
         scores = finite_scores(state.class_scores(rows))
         if turn == 0 and not is_spread_known:
@@ -383,8 +383,9 @@ def pseudo_label_rows(
             divisor = state.temperature(temperature)
         probabilities = torch.softmax(scores / max(divisor, 1e-12), dim=1)
         largest, codes = probabilities.max(dim=1)
-        weights = largest / model.counts.to(Z)[codes].sqrt()
+        weights = largest / model.counts.to(Z)[codes].sqrt()  # p / sqrt(n_c)
         if turn > 0:
+            # Compare with the pseudo-labels of the first pass, too.
             blended = state.answering
             is_kept = _looks_known(blended, blended.standard, rows, None)
             rows = rows[is_kept]

@@ -24,24 +24,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Generic,
-    NamedTuple,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import Self
 
 from evergrow.core.record import Between, record, require
-from evergrow.core.threads import threads_for
 from evergrow.head.block_weights import choose_link_weights
 from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.class_shapes import ShapeScores
@@ -107,15 +97,9 @@ class solved_once(Generic[T]):  # noqa: N801 (used like a property)
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type) -> T: ...
-
-    def __get__(self, instance: Any, owner: type) -> Self | T:
+    def __get__(self, instance: Any, owner: type) -> T:
         if instance is None:
-            return self
+            return self  # type: ignore[return-value]
         values = vars(instance)
         with instance._lock:
             if self._name not in values:
@@ -895,25 +879,17 @@ class ClassifierState(Locked):
 
     # -- results -----------------------------------------------------------------------
 
-    def work(self, n_rows: int) -> float:
-        """Return the approximate operations to learn or predict rows, and to solve.
-
-        That is n k^2 for n rows and k columns of the statistics, and k^3 to solve.
-        """
-        order = float(self.model.state.order)
-        return (n_rows + order) * order**2
-
     def class_scores(self, Z: Tensor) -> Tensor:
-        """Return class scores (n, C) of features (n, d)."""
-        with threads_for(self.work(len(Z))):
-            readout = self.answering.readout()
-            scores = Z.new_empty(Z.shape[0], readout.weights.shape[1])
-            for rows, H in self.model.activations(Z):
-                scores[rows] = torch.addmm(readout.offset, H, readout.weights)
-            shapes = self.answering.shapes
-            if shapes is None or self.model.shapes is None:
-                return scores
-            return shapes.add(self.model.shapes.rows(self.model.inputs(Z)), scores)
+        """Return class scores (n, C) of features Z (n, d)."""
+        model = self.model
+        readout = self.answering.readout()
+        scores = Z.new_empty(Z.shape[0], readout.weights.shape[1])
+        for rows, H in model.activations(Z):
+            scores[rows] = torch.addmm(readout.offset, H, readout.weights)
+        shapes = self.answering.shapes
+        if shapes is None or model.shapes is None:
+            return scores
+        return shapes.add(model.shapes.rows(model.inputs(Z)), scores)
 
     def temperature(self, calibrated: float | None) -> float:
         """Return the softmax temperature.
@@ -924,11 +900,10 @@ class ClassifierState(Locked):
             Temperature calibrated on labelled samples. None estimates it from the
             statistics. Pseudo-labels scale it, because they change the scores.
         """
-        with threads_for(self.work(0)):
-            temperature = calibrated
-            if temperature is None:
-                temperature = self.solved.temperature()
-            if self.pseudo_labels is not None:
-                ratio = self.answering.temperature() / self.solved.temperature()
-                temperature *= ratio
-            return temperature
+        temperature = calibrated
+        if temperature is None:
+            temperature = self.solved.temperature()
+        if self.pseudo_labels is not None:
+            ratio = self.answering.temperature() / self.solved.temperature()
+            temperature *= ratio
+        return temperature

@@ -321,12 +321,12 @@ class NoveltyPool:
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weights of the terms, at least 0, with sum 1."""
-        default = DEFAULT_WEIGHTS / DEFAULT_WEIGHTS.sum()
+        default: NDArray[np.float64] = DEFAULT_WEIGHTS / DEFAULT_WEIGHTS.sum()
         if not self.unknown:
-            return np.asarray(default)
+            return default
         mean, covariance, total_evidence = self._unknown_moments()
         if total_evidence <= 0.0:
-            return np.asarray(default)
+            return default
         from scipy.optimize import nnls
 
         # Notation of the module's docstring: D, S, c and rho.
@@ -339,7 +339,7 @@ class NoveltyPool:
         # minimises the quadratic form.
         weights = nnls(lower.T, np.linalg.solve(lower, linear))[0]
         if weights.sum() <= 0.0:
-            return np.asarray(default)
+            return default
         return np.asarray(weights / weights.sum())
 
     def standard(self) -> NoveltyStandard:
