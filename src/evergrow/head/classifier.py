@@ -61,6 +61,7 @@ from evergrow.head.solved_cache import (
     HeldOutScores,
     Solution,
     SolvedCache,
+    SolvedChoice,
 )
 
 P = ParamSpec("P")
@@ -970,8 +971,8 @@ class Classifier(IncrementalClassifier):
         model = state.model.group(change.groups)
         own = state.pseudo_labels
         order = change.order
-        if order is None:  # classes were merged
-            solved = self._unsolved(model).solved
+        if order is None:  # classes were merged, so all settings are chosen again
+            solved = state.solved.for_model(model, SolvedChoice())
         else:
             solved = state.solved.reordered(model, order)
         self._state = state.changed(solved, own and own.group(change.groups))
