@@ -578,11 +578,26 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         ----------
         path : path-like
             The file.
+
+        Raises
+        ------
+        InputError
+            If a file cannot hold a parameter or a label.
         """
         write_archive(path, self.to_archive())
 
     def to_archive(self) -> Archive:
-        """Return the contents that :meth:`save` writes, as part of another file."""
+        """Return the contents that :meth:`save` writes.
+
+        They may be a part of another file.
+
+        Raises
+        ------
+        NotFittedError
+            If it was neither fitted nor spawned.
+        InputError
+            If a file cannot hold a parameter or a label.
+        """
         self._require_started()
         archive = make_archive(type(self), written_values(self._contents()))
         # Fields that a later version wrote are kept.
@@ -662,7 +677,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         )
         try:
             made._restore(learned)
-            # They are not if classes were renamed or merged in the file.
+            # Classes that were renamed or merged in the file are not sorted.
             is_sorted = bool((made.classes_[:-1] < made.classes_[1:]).all())
             if not is_sorted:
                 made._change_classes(ClassChange.of(made.classes_, {}))
@@ -687,7 +702,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         """
         try:
             check_keys(params, cls._param_names(), "setting")
-            values = {
+            values = {  # JSON has no tuples
                 key: tuple(item) if isinstance(item, list) else item
                 for key, item in params.items()
             }

@@ -527,7 +527,7 @@ class SolvedCache(Locked):
         return choice, geometry
 
     def _choose_alpha(self, geometry: ClassGeometry) -> tuple[float, int]:
-        """Choose the ridge. Return it and its index on the grid."""
+        """Choose the ridge. Return it and its index on the grid of the search."""
         model = self.model
         rows = model.pooled_rows
         energy = row_energy(geometry.stats, model.masses, rows)
@@ -545,6 +545,7 @@ class SolvedCache(Locked):
         return ClassGeometry.of(stats, self.model.masses)
 
     def _shape_masses(self) -> Tensor:
+        """Return `shape_masses`, by default the masses of the model."""
         if self.shape_masses is None:
             return self.model.masses
         return self.shape_masses
@@ -564,6 +565,7 @@ class SolvedCache(Locked):
 
     @solved_once
     def _temperature(self) -> float:
+        """The temperature, by the readout."""
         readout, temperature = self._solution
         if temperature is not None:
             return temperature
@@ -587,7 +589,7 @@ class SolvedCache(Locked):
         rows : Tensor of shape (n, k)
             The coordinates.
         outside : Tensor of shape (n,) or None
-            Energy outside these coordinates. None if they span all activations.
+            Squared length outside these coordinates. None if they span all activations.
         """
         choice, _, stats = self.means
         H = self.model.weighted_rows(choice.weights, Z)
@@ -598,7 +600,7 @@ class SolvedCache(Locked):
         return reduced, outside.clamp_min(0.0)
 
     def whiten(self, Z: Tensor) -> Tensor:
-        """Return whitened features (n, k): centred, in units of the scatter."""
+        """Return features Z (n, d) centred and in units of the scatter, (n, k)."""
         rows, _ = self.project(Z)
         factor = self.means.scatter.factor
         return factor.half_solve((rows - self.terms.centre).T).T
@@ -660,7 +662,7 @@ class SolvedCache(Locked):
         codes : Tensor of shape (n,)
             Their classes.
         folds : Tensor of shape (n,)
-            Their folds.
+            Their folds, any integers.
         weights : Tensor of shape (n,), optional
             The weights they were learned with. By default ones. Each row is scored once
             in any case.
@@ -703,13 +705,13 @@ class SolvedCache(Locked):
         Parameters
         ----------
         reduced : Tensor of shape (n, k)
-            The rows, as :meth:`project` returns them.
+            The rows in the coordinates of the statistics, from :meth:`project`.
         codes : Tensor of shape (n,)
             Their classes.
         weights : Tensor of shape (n,) or None
             Their sample weights. None means 1.
         outside : Tensor of shape (n,) or None
-            From :meth:`project`.
+            Their squared lengths outside the coordinates, from :meth:`project`.
         shape_rows : Tensor of shape (n, s) or None
             The rows in the s directions of the class shapes. None without shapes.
 

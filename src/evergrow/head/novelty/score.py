@@ -93,7 +93,9 @@ _UNKNOWN_AGEING_POWER = 2
 @record("novelty-standard")
 @dataclass(frozen=True)
 class NoveltyStandard:
-    """The mapping from terms to a score with mean 0 and deviation 1 on known rows.
+    """The novelty score: a mapping of terms to numbers.
+
+    On known rows it has mean 0 and standard deviation 1, apart from the guard.
 
     Parameters
     ----------
@@ -299,8 +301,9 @@ class NoveltyPool:
         Weight of each known row. The weights sum to 1.
     unknown : tuple of UnknownRows
         Rows of new classes, measured before they were learned.
-    classes : ndarray of shape (n,), optional
-        Class of each known row. By default every row is its own class.
+    classes : ndarray of shape (n,) or None
+        Class of each known row. It improves the correction for the count of the class.
+        None corrects by the moments of the rows.
 
     Examples
     --------
@@ -320,7 +323,10 @@ class NoveltyPool:
     classes: NDArray[np.int64] | None = None
 
     def weights(self) -> NDArray[np.float64]:
-        """Return the weights of the terms, at least 0, with sum 1."""
+        """Return the weights (5,) of the terms, at least 0, with sum 1.
+
+        They are the default ones if unknown rows give no evidence.
+        """
         default: NDArray[np.float64] = DEFAULT_WEIGHTS / DEFAULT_WEIGHTS.sum()
         if not self.unknown:
             return default
@@ -438,7 +444,7 @@ class NoveltyPool:
 
 
 def evidence(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much each unknown row says about the weights, by its default score.
+    """Return the evidence (n,) of unknown rows about the weights, between 0 and 1.
 
     Parameters
     ----------
