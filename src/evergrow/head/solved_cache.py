@@ -111,6 +111,8 @@ class solved_once(Generic[T]):  # noqa: N801 (used like a property)
 class Locked:
     """An object with a lock. Copies and unpickled objects get a new lock."""
 
+    _lock: Any
+
     def __init__(self) -> None:
         vars(self)["_lock"] = threading.RLock()  # also in a frozen dataclass
 
