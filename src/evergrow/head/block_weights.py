@@ -212,7 +212,7 @@ def choose_block_weights(
     gram: Tensor,
     cross: Tensor,
     counts: Tensor,
-    blocks: Sequence[int],
+    sizes: Sequence[int],
     given: Sequence[float] | None = None,
     basis: Tensor | None = None,
     start: Sequence[float] | None = None,
@@ -227,7 +227,7 @@ def choose_block_weights(
         Q, the sum of the rows of each class.
     counts : Tensor of shape (C,)
         Rows per class.
-    blocks : sequence of int
+    sizes : sequence of int
         Number of columns of each block, d in total.
     given : sequence of float, optional
         Weights by which the columns were already multiplied. The returned weights come
@@ -260,16 +260,16 @@ def choose_block_weights(
     >>> useful > 2 * noise
     True
     """
-    equal = tuple(1.0 for _ in blocks)
+    equal = tuple(1.0 for _ in sizes)
     counts = counts.to(gram)
     rows = float(counts.sum())
-    classes = int((counts > 0).sum())
-    if len(blocks) < 2 or classes < 2 or rows - classes < 1.0:
+    n_classes = int((counts > 0).sum())
+    if len(sizes) < 2 or n_classes < 2 or rows - n_classes < 1.0:
         return equal
     mean = cross.sum(dim=1) / rows
     scatter = gram - rows * torch.outer(mean, mean)
     centred_cross = cross - torch.outer(mean, counts)
-    search = _make_search(scatter, centred_cross, counts, blocks, given, basis)
+    search = _make_search(scatter, centred_cross, counts, sizes, given, basis)
     if basis is not None:
         mean = basis @ mean
     energy = float(search.energies.sum())
@@ -302,7 +302,7 @@ def _make_search(
     scatter: Tensor,
     cross: Tensor,
     counts: Tensor,
-    blocks: Sequence[int],
+    sizes: Sequence[int],
     given: Sequence[float] | None,
     basis: Tensor | None,
 ) -> _WeightSearch:
@@ -311,12 +311,12 @@ def _make_search(
     The exact search is also needed if there are no more rows than columns.
     """
     is_narrow = basis is not None and 2 * basis.shape[1] <= len(basis)
-    if float(counts.sum()) <= sum(blocks) or is_narrow:
-        return _ExactSearch(scatter, cross, basis, counts, blocks, given)
+    if float(counts.sum()) <= sum(sizes) or is_narrow:
+        return _ExactSearch(scatter, cross, basis, counts, sizes, given)
     if basis is not None:
         scatter = basis @ scatter @ basis.T
         cross = basis @ cross
-    return _EstimatedSearch(scatter, cross, counts, blocks, given)
+    return _EstimatedSearch(scatter, cross, counts, sizes, given)
 
 
 def _weights_from_ridges(log_ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
@@ -347,7 +347,7 @@ class _WeightSearch(ABC):
         Energy of every column.
     counts : Tensor of shape (C,)
         Rows per class.
-    blocks : sequence of int
+    sizes : sequence of int
         Number of columns of each block.
     given : sequence of float or None
         Weights by which the blocks were multiplied before.
@@ -370,21 +370,21 @@ class _WeightSearch(ABC):
         self,
         column_energies: Tensor,
         counts: Tensor,
-        blocks: Sequence[int],
+        sizes: Sequence[int],
         given: Sequence[float] | None,
     ) -> None:
-        self.blocks = list(blocks)
+        self.sizes = list(sizes)
         self.rows = float(counts.sum())
         self.target_energy = self.rows - float(counts.square().sum()) / self.rows
-        block_of_column = torch.repeat_interleave(torch.tensor(self.blocks))
+        block_of_column = torch.repeat_interleave(torch.tensor(self.sizes))
         self.block_of_column = block_of_column.to(column_energies.device)
         self.energies = self._sum_by_block(column_energies)
-        weights = torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64)
+        weights = torch.tensor(list(given or [1.0] * len(sizes)), dtype=torch.float64)
         self.neutral = 2.0 * weights.log()
 
     def _sum_by_block(self, values: Tensor) -> Tensor:
         """Sum values (d,) over the columns of each block, giving (B,) on the CPU."""
-        sums = values.new_zeros(len(self.blocks))
+        sums = values.new_zeros(len(self.sizes))
         return sums.index_add_(0, self.block_of_column, values).cpu()
 
     def minimum(
@@ -583,7 +583,7 @@ class _ExactSearch(_WeightSearch):
         directions = vectors.T if basis is None else vectors.T @ basis.T
         root = lengths[:, None] * directions
         super().__init__(root.square().sum(dim=0), *others)
-        self.inner = [part @ part.T for part in torch.split(root, self.blocks, dim=1)]
+        self.inner = [part @ part.T for part in torch.split(root, self.sizes, dim=1)]
         self.targets_seen = (vectors.T @ cross) / lengths[:, None]
         seen_energy = float(self.targets_seen.square().sum())
         self.unexplained = max(self.target_energy - seen_energy, 0.0)
