@@ -449,6 +449,15 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         -------
         ndarray of shape (n, C)
             Larger means more likely.
+
+        Raises
+        ------
+        NotFittedError
+            If nothing was learned.
+        InputError
+            If X is not a finite matrix of the right width.
+        NumericalError
+            If a score is not finite.
         """
         self._require_fitted()
         scores = finite_scores(self._scores(self._features(X, self.device_)))

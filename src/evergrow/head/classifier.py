@@ -121,7 +121,7 @@ class Learned:
 def _with_threads_for_rows(method: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method of the classifier to run small work on one thread.
 
-    The first argument of the method has one item per row. If it has no length, only
+    The first positional argument of the method has one item per row. Without it, only
     the work to solve counts. See :func:`~evergrow.core.threads.threads_for`.
     """
 
