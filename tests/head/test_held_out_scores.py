@@ -83,7 +83,7 @@ def test_held_out_scores_equal_a_model_without_the_fold(
         scores[mine] = rest.decision_function(X[folds == fold])
         terms[mine] = rest.novelty_terms(X[folds == fold])
     np.testing.assert_allclose(
-        found.log_losses, losses_by_hand(scores, y[chosen]), rtol=1e-6
+        found.losses.mean(axis=0), losses_by_hand(scores, y[chosen]), rtol=1e-6
     )
     np.testing.assert_allclose(found.terms, terms, rtol=1e-6, atol=1e-8)
 
@@ -126,7 +126,7 @@ def test_tiny_training_sets_give_finite_scores(data: Data, solver: str) -> None:
         np.repeat(X[first], 4, axis=0), np.repeat(y[first], 4), np.arange(24) % 4
     )
     assert np.isfinite(found.terms).all()
-    assert np.isfinite(found.log_losses).all()
+    assert np.isfinite(found.losses).all()
 
 
 def test_calibration_survives_learning_and_saving(data: Data) -> None:
@@ -159,7 +159,7 @@ def test_ridge_readout_has_the_novelty_of_the_denoised_readout(
         fixed = make(X, y, readout="ridge", shape_directions=0, alpha=alpha)
         np.testing.assert_allclose(fixed.novelty_score(X), denoised.novelty_score(X))
     found = model.held_out_scores(X[:9], y[:9])
-    assert found.log_losses is None
+    assert found.losses is None
     np.testing.assert_allclose(
         found.terms, denoised.held_out_scores(X[:9], y[:9]).terms
     )

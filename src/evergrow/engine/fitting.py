@@ -108,7 +108,7 @@ def update(
     if _finished_report(job) is None and not has_template:
         template = empty_copy(learner)
         n_samples = sum(learner.state_.label_counts.values()) + manifest.rows
-        template.head_.with_expected_rows(n_samples)
+        template.head_.expect_rows(n_samples)
         write_archive(job.template, template.state_.to_archive())
     return _learn(learner, job, options, None)
 
@@ -171,7 +171,7 @@ def _make_template(
         assert encoder is not None
         sample = _layer_sample(job, skipped=report.failed)
         template = with_layer(learner, encoder, sample)
-        template.head_.with_expected_rows(job.manifest.rows)
+        template.head_.expect_rows(job.manifest.rows)
         template.save(job.template)
 
 

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from evergrow.core.errors import NotFittedError
 from evergrow.core.record import Spec, record, require
 from evergrow.core.validation import check_number
-from evergrow.head.novelty.pool import NoveltyPool, UnknownRows, ageing_weights
 from evergrow.head.novelty.score import (
     LARGEST_TERM,
     N_COLUMNS,
+    NoveltyPool,
+    UnknownRows,
+    ageing_weights,
     from_units,
     term_units,
     to_units,

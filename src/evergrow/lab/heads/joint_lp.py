@@ -18,8 +18,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.label_set import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import check_contrast, link_only, normalize
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
-from evergrow.head.readout import solve_ridge
-from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map, solve_ridge
 
 
 @dataclass(frozen=True, eq=False)

@@ -178,9 +178,8 @@ class KLDAClassifier(IncrementalClassifier):
                 "method 'klda' with an ensemble cannot be written as plain matrices"
             )
         # Scores are twice the linear discriminant; see _logits.
-        return layer_map(
-            self._members[0], self._readouts[0].weights, self._readouts[0].offset, 2.0
-        )
+        readout = self._readouts[0]
+        return layer_map(self._members[0], 2.0 * readout.weights, 2.0 * readout.offset)
 
     def _scores(self, Z: Tensor) -> Tensor:
         self._settle()
