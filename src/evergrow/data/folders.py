@@ -12,8 +12,7 @@ from typing import NamedTuple
 from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable, quote_names
 from evergrow.data.class_labels import check_test_classes
-from evergrow.data.image_suffixes import is_image, unread_format
-from evergrow.data.items import Dataset
+from evergrow.data.items import Dataset, is_image, unread_format
 from evergrow.data.readers import (
     TEST_WORDS,
     TRAIN_WORDS,

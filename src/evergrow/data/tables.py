@@ -262,7 +262,7 @@ def _image_folders(
 ) -> tuple[Tree, list[str]]:
     """Return the folders that can hold the images of a file, and their tree."""
     if tree.remote:
-        tree.sizes  # noqa: B018  # list once, instead of one request per image
+        tree.list_once()  # otherwise, every image would take a request
     bases = [""]
     if options.root is not None:
         tree = Tree(options.root)

@@ -18,8 +18,7 @@ from evergrow.core.escaping import printable, quote_names
 from evergrow.data.archives import Member, tar_members
 from evergrow.data.class_labels import class_labels
 from evergrow.data.folders import is_hidden
-from evergrow.data.image_suffixes import is_image
-from evergrow.data.items import Images, Samples
+from evergrow.data.items import Images, Samples, is_image
 from evergrow.data.readers import register_reader
 from evergrow.data.shards import Shard, Source, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, Tree, decoded_text
