@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-Meter = Callable[..., None]
-"""Reports progress: the completed part of the total, and a short ``note``."""
+
+class Meter(Protocol):
+    """Function that shows progress: the completed part of the total, and a note."""
+
+    def __call__(self, completed: float, note: str = "") -> None:
+        """Move the bar to ``completed``."""
 
 
 @contextmanager
 def meter(title: str, total: float, *, enabled: bool) -> Iterator[Meter]:
-    """Yield a function that updates a progress bar, or does nothing if disabled.
+    """Show a progress bar on standard error. Yield the function that moves it.
+
+    Parameters
+    ----------
+    title : str
+        Text in front of the bar.
+    total : float
+        Value of ``completed`` at which the bar is full.
+    enabled : bool
+        Whether to show the bar. Without it, the function does nothing.
 
     Examples
     --------

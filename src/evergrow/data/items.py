@@ -557,7 +557,7 @@ class Samples:
 def concat_samples(parts: Sequence[Samples]) -> Samples:
     """Concatenate samples of one kind, all with labels or all without.
 
-    Weights are not concatenated. Other fields are those of the first part.
+    They must have no weights. Other fields are those of the first part.
     """
     if len(parts) == 1:
         return parts[0]
@@ -645,10 +645,12 @@ class Dataset:
         LabelError
             If there is not one label per sample.
         """
-        known = names if isinstance(names, Mapping) else dict(enumerate(names))
+        known: dict[Any, str] = dict(enumerate(names))
+        if isinstance(names, Mapping):
+            known = dict(names)
 
         def class_name(label: Label) -> str:
-            return known.get(label, str(label))  # type: ignore[call-overload]
+            return known.get(label, str(label))
 
         parts = [(train, list(np.asarray(train_labels, dtype=object)))]
         if test is not None:
