@@ -59,13 +59,15 @@ def class_labels(
     return np.array(found, dtype=np.str_)
 
 
-def integers(labels: Sequence[str]) -> Sequence[Label]:
-    """Return labels as integers if all are written as such, so that 10 sorts after 9.
+def as_integers(labels: Sequence[str]) -> Sequence[Label]:
+    """Return labels as integers if all are written as such, or else unchanged.
+
+    Integers sort by value: 10 after 9.
 
     Examples
     --------
-    >>> from evergrow.data.class_labels import integers
-    >>> integers(["10", "9"]), integers(["10", "nine"]), integers(["007"])
+    >>> from evergrow.data.class_labels import as_integers
+    >>> as_integers(["10", "9"]), as_integers(["10", "nine"]), as_integers(["007"])
     ([10, 9], ['10', 'nine'], ['007'])
     """
     if all(_INTEGER.fullmatch(label) for label in set(labels)):
@@ -77,7 +79,10 @@ def integers(labels: Sequence[str]) -> Sequence[Label]:
 
 
 def check_test_classes(train: Iterable[str], test: Iterable[str]) -> None:
-    """Raise :class:`LabelError` if a test class is missing from the training set."""
+    """Raise :class:`LabelError` if a test class is missing from the training classes.
+
+    The message names a training class that differs in spelling only, if there is one.
+    """
     unknown = sorted(set(test) - set(train))
     if not unknown:
         return
@@ -110,6 +115,7 @@ def spelling_cautions(names: Sequence[str]) -> list[str]:
 
 
 def _folded(name: str) -> str:
+    """Return a name without differences of case, outer blanks and encoded accents."""
     return unicodedata.normalize("NFC", name).casefold().strip()
 
 

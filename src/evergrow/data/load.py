@@ -51,7 +51,9 @@ FEW = 5
 def read(
     source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
 ) -> Source:
-    r"""Open the data at a path, at an address or under a name.
+    r"""Return the data at a path, at an address or under a name as a source.
+
+    The reader is chosen here; samples are listed and read on use.
 
     Parameters
     ----------
@@ -93,9 +95,7 @@ def read(
     ...     [source.read(shard).labels.tolist() for shard in shards]
     [['spam'], ['mail']]
     """
-    chosen = options or DEFAULTS
-    if settings:
-        chosen = with_changes(chosen, settings, "data setting")
+    chosen = with_changes(options or DEFAULTS, settings, "data setting")
     text = os.fspath(source)
     if not text.strip():
         raise ParameterError(
@@ -111,9 +111,10 @@ def read(
 
 
 def _split_source(text: str, options: DataOptions) -> tuple[Tree, str]:
-    """Return the folder of a source, and a file or pattern in it or ""."""
+    """Return a folder, and the file or pattern in it that a source names, or ""."""
     scheme, mark, path = text.rpartition("://")
     remote = is_remote(text)
+    # A local folder can have a bracket in its name, which looks like a pattern.
     if glob.has_magic(path) and (remote or not os.path.exists(path)):
         folder, pattern = _split_pattern(path)
         if remote:
@@ -185,7 +186,7 @@ def _not_found(path: str) -> DatasetNotFoundError:
 
 
 def _similar_name(name: str, folders: Iterable[str]) -> str:
-    """Return the most similar name of a file or folder in some folders, or nothing."""
+    """Return the most similar name of a file or folder in some folders, or ""."""
     entries = [
         entry
         for folder in folders
@@ -341,7 +342,10 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
 def complete_data(
     data: Dataset | FeatureSet, source: str, options: DataOptions
 ) -> Dataset | FeatureSet:
-    """Return data with a name, and with a test part if one has to be drawn."""
+    """Return data with a test part, and a data set also with its name and cautions.
+
+    The test part is drawn if there is none, unless ``options.test_size`` is 0.
+    """
     if isinstance(data, Dataset):
         return complete_dataset(data, source, options)
     if data.has_test or options.test_size == 0:
@@ -365,7 +369,9 @@ def complete_data(
 
 
 def complete_dataset(data: Dataset, source: str, options: DataOptions) -> Dataset:
-    """Return a data set with a name, and with a test part if one has to be drawn.
+    """Return a data set with its name, source and cautions, and with a test part.
+
+    The test part is drawn if there is none, unless ``options.test_size`` is 0.
 
     Raises
     ------
@@ -429,7 +435,10 @@ def name_of(source: str) -> str:
 
 
 def warn_about(name: str, cautions: Iterable[str], level: int = 3) -> None:
-    """Warn once about all cautions; ``level`` is the stack level of the warning."""
+    """Issue one :class:`DataWarning` with all cautions, or none without cautions.
+
+    ``level`` is the ``stacklevel`` of the warning: 3 names the caller of the caller.
+    """
     text = "; ".join(cautions)
     if text:
         warnings.warn(
@@ -441,7 +450,7 @@ def warn_about(name: str, cautions: Iterable[str], level: int = 3) -> None:
 
 
 def class_counts(data: Dataset | FeatureSet) -> tuple[Counter[str], Counter[str]]:
-    """Return the training and the test samples per class."""
+    """Return the numbers of training samples and of test samples, by class name."""
     if isinstance(data, FeatureSet):
         parts = [map(data.class_name, y.tolist()) for y in (data.y_train, data.y_test)]
         return Counter(parts[0]), Counter(parts[1])
@@ -473,7 +482,7 @@ def count_cautions(data: Dataset | FeatureSet) -> list[str]:
 
 @dataclass(frozen=True)
 class DataReport:
-    """A report on a data set, in plain values.
+    """A report on a data set. All fields are JSON values.
 
     Parameters
     ----------
@@ -505,7 +514,7 @@ class DataReport:
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as values for JSON."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -563,7 +572,10 @@ def inspect_data(
 
 
 def _read_quietly(source: str, options: DataOptions) -> Dataset | FeatureSet:
-    """Read data without warnings, because the report repeats them."""
+    """Read data without warnings, because the report repeats them.
+
+    Classes that are in the test part only are accepted, because the report names them.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
         data = read(source, options).dataset()

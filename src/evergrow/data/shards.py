@@ -32,7 +32,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.record import from_values, to_values
 from evergrow.core.validation import check_choice, check_number
-from evergrow.data.class_labels import integers
+from evergrow.data.class_labels import as_integers
 from evergrow.data.folders import images_below, is_hidden, unwrapped
 from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples
 from evergrow.data.readers import (
@@ -615,7 +615,7 @@ def check_same_form(
 def _sorted_classes(names: set[str], test_labels: Sequence[str]) -> list[str]:
     """Sort class names; as integers if all names and test labels are integers."""
     ordered = sorted(names)
-    values = integers([*ordered, *test_labels])
+    values = as_integers([*ordered, *test_labels])
     return list(map(str, sorted(values[: len(ordered)])))
 
 
