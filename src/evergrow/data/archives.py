@@ -57,8 +57,12 @@ _OPENERS: dict[bytes, Any] = {
     b"\xfd7": lzma.open,
 }
 _BLOCK = 65536
+"""Bytes of a remote archive that are fetched at a time while it is listed."""
+
 _LONGEST_NAME = 4096
 _DEEPEST_NAME = 64
+"""Limits of names in characters and folders."""
+
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Methods of compression that :mod:`zipfile` unpacks in pieces of bounded size."""
 
@@ -146,7 +150,7 @@ def tar_members(
     skipped: Counter[str] | None = None,
     complete: bool = True,
 ) -> Iterator[Member]:
-    """Yield the files of a tar from its headers; their contents are not read.
+    """Yield the files of a tar from its headers. Contents are not read.
 
     Parameters
     ----------
@@ -159,7 +163,7 @@ def tar_members(
     skipped : Counter, optional
         Counts links and special files. Without it, they are refused.
     complete : bool
-        Whether the end marker of a tar is required.
+        Whether the end marker of a tar is required. A range of a tar has none.
 
     Raises
     ------
@@ -258,8 +262,9 @@ def _zip_tail(file: IO[bytes], length: int) -> tuple[bytes, int]:
 class DataArchive:
     """A zip or tar as a store of files.
 
-    Only compressed tars are unpacked, to one temporary file. Every process opens the
-    archive for itself.
+    Its attribute ``sizes`` has the unpacked size of each file by name, ``members`` the
+    positions, and ``skipped`` the number of entries left out by reason. Only compressed
+    tars are unpacked, to one temporary file. Every process opens the archive itself.
 
     Parameters
     ----------
@@ -285,7 +290,7 @@ class DataArchive:
         self.skipped: Counter[str] = Counter()
         self._opened: tuple[int, Any, threading.Lock] | None = None
         self._is_zip = name.lower().endswith(".zip")
-        left = RATIO * tree.size(name) + ROOM
+        left = RATIO * tree.size(name) + ROOM  # bytes that it may still unpack to
         opener = None
         if not self._is_zip:
             opener = _OPENERS.get(tree.read(name, 0, 2))
@@ -320,7 +325,10 @@ class DataArchive:
             )
 
     def _unpack(self, opener: Any, left: int) -> None:
-        """Unpack a compressed tar to a temporary file, deleted with this object."""
+        """Unpack a compressed tar to a temporary file, and read that one from now on.
+
+        It is deleted with this object. More than ``left`` bytes are refused.
+        """
         with tempfile.NamedTemporaryFile(
             prefix="evergrow-", suffix=".tar", delete=False
         ) as target:
@@ -341,6 +349,7 @@ class DataArchive:
         self._name = Path(target.name).name
 
     def _list_members(self) -> Iterator[Member]:
+        """Yield the files of the archive, and count the entries left out."""
         with self._tree.open(self._name, _BLOCK) as file:
             if not self._is_zip:
                 yield from tar_members(
@@ -363,7 +372,7 @@ class DataArchive:
                     yield Member(name, info.header_offset, 0, 0, info.file_size, tag)
 
     def read(self, key: str) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a file; raise :class:`FileFormatError` if damaged."""
         member = self.members[key]
         with wrap_format_errors(
             self.title, f"archive, but {printable(key)} cannot be read"
@@ -379,6 +388,7 @@ class DataArchive:
         return body
 
     def _unzipped(self, member: Member) -> bytes:
+        """Return the content of a file, of which at most one byte too many is read."""
         # A forked process must not share the position in the file.
         if self._opened is None or self._opened[0] != os.getpid():
             archive = open_zip(
@@ -414,7 +424,7 @@ def _unreadable_entry(info: zipfile.ZipInfo) -> str:
 
 
 def _remove(path: str, owner: int) -> None:
-    """Delete a temporary file in the process that created it."""
+    """Delete a file, but only in the process that created it, not in forks of it."""
     if os.getpid() == owner:
         Path(path).unlink(missing_ok=True)
 
@@ -455,7 +465,10 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
 
 
 def _wrapper_folder(tree: Tree) -> str | None:
-    """Return the only folder of a tree, unless it holds the images of one class."""
+    """Return the only folder of a tree if it wraps a data set, or else None.
+
+    It does if it holds a table or folders; otherwise it is the folder of one class.
+    """
     visible = [(name, kind) for name, kind in tree.entries() if not is_hidden(name)]
     if len(visible) != 1 or visible[0][1] != "folder":
         return None

@@ -6,7 +6,7 @@ import itertools
 import json
 import posixpath
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,10 @@ def _contents(kind: Any) -> str:
 
 
 def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
-    """Return the names of integer labels from the metadata of Hugging Face, or none."""
+    """Return the names of integer labels from the metadata of Hugging Face.
+
+    The result is empty without such metadata, or if they are damaged.
+    """
     from pyarrow import types
 
     metadata = (schema.metadata or {}).get(b"huggingface")
@@ -143,7 +146,7 @@ class _ArrowFile:
     def iter_batches(
         self, _: int, *, row_groups: range, columns: list[str], **__: Any
     ) -> Iterator[pa.RecordBatch]:
-        """Yield a range of batches, like :class:`pyarrow.parquet.ParquetFile`."""
+        """Yield columns of a range of batches, as a ParquetFile of pyarrow does."""
         batches = itertools.islice(self.stream(), row_groups.start, row_groups.stop)
         return (batch.select(columns) for batch in batches)
 
@@ -160,6 +163,7 @@ class ParquetSource(Source):
     suffixes = (".parquet",)
 
     def _open_file(self, name: str) -> _Table:
+        """Open a file, choose its columns, and check its row groups."""
         title = self.tree.display_name(name)
         with wrap_format_errors(title, f"{self.format.capitalize()} file"):
             file = self._file(name)
@@ -196,6 +200,7 @@ class ParquetSource(Source):
         return contents
 
     def _file(self, name: str) -> Any:
+        """Open a file of this format."""
         import pyarrow.parquet as pq
 
         return pq.ParquetFile(self.tree.open(name), pre_buffer=False)
@@ -247,6 +252,7 @@ class ParquetSource(Source):
 
     @property
     def _first(self) -> _Table:
+        """The first file."""
         table: _Table = self._open(next(iter(self.files)))
         return table
 
@@ -266,7 +272,10 @@ class ParquetSource(Source):
         return self._shape(next(iter(self.files)))[1]
 
     def _shape(self, name: str) -> tuple[int, tuple[int, ...]]:
-        """Return the length of feature vectors, and the widths of their blocks."""
+        """Return the length of feature vectors in a file, and the widths of blocks.
+
+        The length is 0, and the widths are empty, for other samples.
+        """
         table = self._open(name)
         title = self.tree.display_name(name)
         if table.kind != "features":
@@ -376,43 +385,51 @@ class ParquetSource(Source):
         sample = table.sample if bodies else ""
         columns = [column for column in (sample, table.label, table.name) if column]
         names = tuple(f"{name}[{number}]" for number in range(row, row + shard.rows))
+        if not columns:
+            return Samples("image", Images((b"",) * len(names), names))
+        rows = self._rows(name, (first, last, skip, shard.rows), columns)
         labels = None
-        rows = None
-        if columns:
-            rows = self._rows(name, (first, last, skip, shard.rows), columns)
-            if table.label:
-                labels = self._labels(rows, table, title)
-            if table.name:
-                written = rows.column(table.name).to_pylist()
-                pairs = zip(written, names, strict=True)
-                names = tuple(given or default for given, default in pairs)
-        if rows is None or not bodies:
-            no_bodies = Images((b"",) * len(names), names)
-            return Samples("image", no_bodies, labels=labels)
+        if table.label:
+            labels = _labels(rows.column(table.label), table.classes, title)
+        if table.name:
+            written = rows.column(table.name).to_pylist()
+            pairs = zip(written, names, strict=True)
+            names = tuple(given or default for given, default in pairs)
+        if not bodies:
+            return Samples("image", Images((b"",) * len(names), names), labels=labels)
         column = rows.column(table.sample)
+        title = f"{title}: {table.sample}"
         if table.kind == "features":
-            vectors = _vectors(column, f"{title}: {table.sample}")
+            vectors = _vectors(column, title)
             return Samples("features", features=vectors, labels=labels, row_names=names)
-        values = column.to_pylist()
         if table.kind == "image":
-            cells = zip(values, names, strict=True)
-            images = tuple(_image(cell, cell_name) for cell, cell_name in cells)
-            return Samples("image", Images(images, names), labels=labels)
-        for text_name, text in zip(names, values, strict=True):
-            if not isinstance(text, str) or not text.strip():
-                raise InputError(
-                    f"{title}: {table.sample} must not be empty, "
-                    f"got {text!r} for {text_name}"
-                )
-        return Samples("text", Texts(tuple(values)), labels=labels, row_names=names)
+            return Samples("image", _images(column, names), labels=labels)
+        texts = _texts(column, names, title)
+        return Samples("text", texts, labels=labels, row_names=names)
 
-    def _labels(self, rows: pa.Table, table: _Table, title: str) -> NDArray[np.str_]:
-        """Return the class names of rows."""
-        values = rows.column(table.label).to_pylist()
-        stripped = [
-            value.strip() if isinstance(value, str) else value for value in values
-        ]
-        return class_labels(stripped, table.classes, title)
+
+def _labels(column: Any, names: Mapping[int, str], title: str) -> NDArray[np.str_]:
+    """Return a column of labels as class names."""
+    stripped = [
+        value.strip() if isinstance(value, str) else value
+        for value in column.to_pylist()
+    ]
+    return class_labels(stripped, names, title)
+
+
+def _texts(column: Any, names: Sequence[str], title: str) -> Texts:
+    """Return a column of texts; raise :class:`InputError` if one is empty."""
+    texts = column.to_pylist()
+    for name, text in zip(names, texts, strict=True):
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{title} must not be empty, got {text!r} for {name}")
+    return Texts(tuple(texts))
+
+
+def _images(column: Any, names: tuple[str, ...]) -> Images:
+    """Return a column of images with their names."""
+    cells = zip(column.to_pylist(), names, strict=True)
+    return Images(tuple(_image(cell, name) for cell, name in cells), names)
 
 
 def _image(cell: Any, title: str) -> bytes | ImageError:
@@ -428,17 +445,17 @@ def _image(cell: Any, title: str) -> bytes | ImageError:
 
 
 def _vectors(column: Any, title: str) -> NDArray[Any]:
-    """Return a column of vectors of the same length as a matrix."""
+    """Return a column of vectors as a matrix; they must have the same length."""
     array = column.combine_chunks()
     values = array.flatten()  # without null lists, so that the count differs
     width = len(values) // len(array) if len(array) else 0
-    even = (
+    is_even = (
         array.null_count == 0 == values.null_count
         and len(values) == len(array) * width > 0
     )
-    if even and not hasattr(array.type, "list_size"):
-        even = bool((np.diff(np.asarray(array.offsets)) == width).all())
-    if not even:
+    if is_even and not hasattr(array.type, "list_size"):
+        is_even = bool((np.diff(np.asarray(array.offsets)) == width).all())
+    if not is_even:
         raise FileFormatError(
             f"{title} must hold vectors of one width in every row, got others"
         )
@@ -507,6 +524,7 @@ class ArrowSource(ParquetSource):
     def _row_groups(
         self, file: Any, wanted: list[str], title: str
     ) -> list[tuple[int, int]]:
+        # All columns count: the batches of a stream are read completely.
         from pyarrow.ipc import MessageReader
 
         messages = iter(MessageReader.open_stream(file.open()))

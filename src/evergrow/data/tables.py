@@ -366,7 +366,8 @@ def _split_parts(
 ) -> tuple[list[ListedPart], list[str]]:
     """Return the training and test parts by the split of each row, and notes.
 
-    Without ``splits``, all samples are one part. Validation rows are the test part if there are no test rows, and left out otherwise.
+    Without ``splits``, all samples are one part. Validation rows are the test part if
+    there are no test rows, and left out otherwise.
     """
     if not splits:
         return [ListedPart(file, samples)], []
@@ -449,8 +450,8 @@ def _read_rows(
 ) -> tuple[Samples, Sequence[str]]:
     """Return the samples of a table, and the split of each if there is such a column.
 
-    A split is "train", "test" or "validation". With labels, every row must have a sample and a label. Without, rows with an empty
-    sample are left out.
+    A split is "train", "test" or "validation". With labels, every row must have a
+    sample and a label. Without, rows with an empty sample are left out.
     """
     title = tree.display_name(name)
     if posixpath.basename(name) in _METADATA:

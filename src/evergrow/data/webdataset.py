@@ -27,7 +27,11 @@ LABEL_SUFFIXES = ("cls", "json", "txt")
 """Suffixes of files with labels, in the order of the search."""
 
 LARGEST_LABEL = 2**20
+"""Largest size of a label file in bytes."""
+
 _BLOCK = 65536
+"""Bytes of a remote tar that are fetched at a time while it is indexed."""
+
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstandard"}
 
 
@@ -49,12 +53,12 @@ class TarSample(NamedTuple):
 
 
 def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
-    """Group the files of a tar into samples.
+    """Group consecutive files of a tar into samples; hidden ones are left out.
 
     Raises
     ------
     FileFormatError
-        If a sample has two files with the same suffix.
+        If a sample has two files with the same suffix, or a file is too large.
 
     Examples
     --------
@@ -163,6 +167,7 @@ class WebDatasetSource(Source):
         return ranges, label or ""
 
     def _label_suffix(self, sample: TarSample) -> str:
+        """Return the suffix of the label file that a sample has or needs, or ""."""
         if not self.options.labelled:
             return ""
         if self.options.label_column.startswith("."):
@@ -170,7 +175,7 @@ class WebDatasetSource(Source):
         return next((suffix for suffix in LABEL_SUFFIXES if suffix in sample.files), "")
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples in a range of bytes, which is read at once."""
+        """Return the samples of a shard, whose range of bytes is read at once."""
         name, start, stop, label = where_of(
             shard, file=str, start=int, stop=int, label=str
         )
@@ -204,6 +209,7 @@ class WebDatasetSource(Source):
         return Samples("image", Images(values, names), labels=labels)
 
     def _label(self, body: bytes, sample: TarSample, suffix: str, title: str) -> Any:
+        """Return the label of a sample: a text, or a value of its JSON file."""
         member = sample.files.get(suffix)
         what = f"{title}: .{suffix} of {printable(sample.key)}"
         if member is None or member.size > LARGEST_LABEL:
@@ -223,6 +229,7 @@ class WebDatasetSource(Source):
 
 
 def _has_samples(tree: Tree) -> bool:
+    """Return whether a folder without subfolders holds tars of samples."""
     tar = next((name for name in tree.files() if name.lower().endswith(".tar")), "")
     return bool(tar) and not tree.folders() and is_webdataset(tree, tar)
 
