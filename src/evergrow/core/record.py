@@ -694,6 +694,8 @@ def _number_loader(kind: Any, bounds: Between | None) -> Loader:
 
 
 def _literal_loader(choices: tuple[Any, ...]) -> Loader:
+    """Return a loader that accepts only the choices of a ``Literal``."""
+
     def accepts(value: Any) -> bool:
         # Compared with their types, because 1 == True.
         return any(type(each) is type(value) and each == value for each in choices)
@@ -718,6 +720,7 @@ def _union_loader(hints: tuple[Any, ...]) -> Loader:
 
 
 def _dict_loader(hint: Any) -> Loader:
+    """Return the loader of an object whose values have the type `hint`."""
     load_item = _loader(hint)
 
     def convert(value: Any, name: str) -> Any:
@@ -727,6 +730,10 @@ def _dict_loader(hint: Any) -> Loader:
 
 
 def _list_loader(container: Any, arguments: tuple[Any, ...]) -> Loader:
+    """Return the loader of a tuple, list or frozenset with these type arguments.
+
+    A tuple of several types has a fixed length, unless it ends in ``...``.
+    """
     loaders = [_loader(each) for each in arguments if each is not Ellipsis]
     wanted = "a list"
     length = None

@@ -116,6 +116,7 @@ class Registry(Mapping[str, T]):
         return len(self._complete())
 
     def __getitem__(self, name: str) -> T:
+        # Plugins are loaded only if the name is unknown without them.
         try:
             if name in self._items:
                 return self._items[name]

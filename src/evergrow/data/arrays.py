@@ -603,6 +603,7 @@ class ArraySource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
+        """Return the form and the shards of a file: rows of one array each."""
         arrays = self._open(name).arrays
         form: dict[str, Any] = {}
         first = None

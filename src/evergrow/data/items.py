@@ -196,6 +196,7 @@ class Images:
         return self._hash(times=True)
 
     def _hash(self, *, times: bool) -> str:
+        """Return the stamp without looking whether it was computed before."""
         if isinstance(self.values, np.ndarray):
             return _hash_of_pixels(self.values)
         prefix = b"files" if self.root is not None else b"images"
@@ -241,6 +242,7 @@ class Images:
 
 
 def _hash_of_pixels(array: NDArray[np.uint8]) -> str:
+    """Return a hash of the shape and the values of an array of images."""
     digest = hashlib.blake2b(f"pixels{array.shape}".encode(), digest_size=16)
     for start in range(0, len(array), _IMAGES_AT_A_TIME):
         part = np.ascontiguousarray(array[start : start + _IMAGES_AT_A_TIME])
@@ -531,7 +533,7 @@ class Samples:
         return self.labels
 
     def names(self) -> list[str]:
-        """Return a name of every sample for messages."""
+        """Return a name of every sample for messages; several can be equal."""
         if self.row_names:
             return list(self.row_names)
         if self.items is None:
@@ -673,7 +675,7 @@ class Dataset:
 
     @property
     def kind(self) -> str:
-        """Kind of the samples: ``"image"`` or ``"text"``."""
+        """Kind of the samples: ``"image"``, ``"text"`` or ``"features"``."""
         return self.train.kind
 
     @property

@@ -298,6 +298,11 @@ class ParquetSource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
+        """Return the form and the shards of a file.
+
+        A shard is at the row groups from ``first`` to before ``last``, after ``skip``
+        rows of them. ``row`` is the number of its first row in the file.
+        """
         table = self._open(name)
         shards = []
         width, widths = self._shape(name)
@@ -505,6 +510,7 @@ class ArrowSource(ParquetSource):
 
     @cached_property
     def _every_file(self) -> dict[str, int]:
+        """Names and sizes of the files, without those that Hugging Face caches."""
         every = super()._every_file
         found = {
             name: size

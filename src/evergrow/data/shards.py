@@ -500,6 +500,7 @@ class ListedSource(Source):
         return sizes
 
     def _marks(self) -> Iterable[str]:
+        """Yield names and sizes of files, or a stamp of other samples, and labels."""
         if self._names is None:
             yield self._samples.raw_items().stamp(times=False)
         else:
@@ -511,6 +512,7 @@ class ListedSource(Source):
     def _parts(
         self, rows: int, size: int, unreadable: dict[str, str] | None
     ) -> Iterator[Shard]:
+        """Yield the shards: names of plain files, or a range of the listed samples."""
         labels = self._samples.labels
         for span in spans([(1, weight) for weight in self._sizes], rows, size):
             rows_of = slice(span.first, span.last)

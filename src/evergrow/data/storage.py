@@ -211,6 +211,7 @@ class Tree:
         return dict(sorted(found.items()))
 
     def _remote_listing(self, deep: bool) -> dict[str, int]:
+        """Ask the storage for the sizes of files, by name relative to the root."""
         system, path = self._remote_path("")
         system.invalidate_cache()
         if deep:
@@ -227,6 +228,7 @@ class Tree:
         return found
 
     def _listing(self, deep: bool) -> dict[str, int]:
+        """Return the sizes of files on disk, by name relative to the root."""
         found: dict[str, int] = {}
         pending = [""]
         while pending:

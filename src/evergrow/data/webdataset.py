@@ -123,6 +123,7 @@ class WebDatasetSource(Source):
     def _file_parts(
         self, name: str, rows: int, size: int
     ) -> tuple[dict[str, Any], list[Shard]]:
+        """Return the form and the shards of a tar: ranges of its bytes."""
         ranges, label = self._index(name)
         shards = []
         for span in spans([(1, stop - start) for start, stop in ranges], rows, size):
