@@ -54,7 +54,7 @@ def read_labelled(
     kind : {"image", "text", "features"}, optional
         Kind of samples that the model takes, to tell texts from paths.
     options : DataOptions, optional
-        How to read a path or name: columns, depth of class folders.
+        How to read a path or name: layout, columns of tables.
 
     Raises
     ------
@@ -159,9 +159,9 @@ def read_items(
         return Samples(items.kind, items, lasting=lasting)
     if isinstance(items, (str, os.PathLike)):
         return _from_text_or_path(items, kind, options or DEFAULTS)
-    if not isinstance(items, list) and is_pil_image(items):
+    if is_pil_image(items):
         return Samples("image", Images((items,)))
-    if hasattr(items, "detach"):
+    if hasattr(items, "detach"):  # a tensor of torch
         items = items.detach().cpu().numpy()
         if items.ndim in (3, 4) and kind != "features":
             items = channels_last(items)
@@ -192,13 +192,14 @@ def read_unknown(
     Other items, and folders of images without class folders, are read by
     :func:`read_items`.
     """
-    if isinstance(unknown, (str, os.PathLike)) and os.path.isdir(unknown):
+    if isinstance(unknown, (str, os.PathLike, tuple, Dataset, FeatureSet)):
         try:
             return read_labelled(unknown, part, kind, options)
-        except InputError:  # there are no class folders
-            return read_items(unknown, kind)
-    if isinstance(unknown, (str, os.PathLike, tuple, Dataset, FeatureSet)):
-        return read_labelled(unknown, part, kind, options)
+        except InputError:
+            is_path = isinstance(unknown, (str, os.PathLike))
+            if not is_path or not os.path.isdir(unknown):
+                raise
+            # The folder has no class folders.
     return read_items(unknown, kind)
 
 
@@ -280,8 +281,8 @@ def _from_sequence(items: Sequence[Any], kind: str | None) -> Samples:
 def _are_texts(items: Sequence[Any], kind: str | None) -> bool:
     """Return whether strings and paths are texts rather than paths of images.
 
-    Strings that all end like image files are texts only if the model does not take
-    images and one of the files is missing.
+    Strings that all end like image files are texts only if the model is known to take
+    other samples, and one of the files is missing.
     """
     if kind == "image" or not all(isinstance(item, str) for item in items):
         return False
