@@ -189,7 +189,7 @@ def unwrapped(tree: Tree) -> Tree:
     return tree
 
 
-def partner_name(tree: Tree, train: str) -> str | None:
+def test_file_of(tree: Tree, train: str) -> str | None:
     """Return the existing test file of a training file, or None.
 
     That of ``x_train.csv`` is ``x_test.csv``, ``x_val.csv`` or the like.
@@ -222,7 +222,7 @@ def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
             if (
                 suffix.lower() in suffixes
                 and stem.lower().endswith(TRAIN_WORDS)
-                and partner_name(tree, file) is not None
+                and test_file_of(tree, file) is not None
             ):
                 return file
     return None

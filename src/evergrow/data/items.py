@@ -37,7 +37,7 @@ _EXIF_ORIENTATION = 274
 """Number of the EXIF tag that says how to rotate an image."""
 
 
-class Stored(NamedTuple):
+class StoredImage(NamedTuple):
     """An image by reference.
 
     Parameters
@@ -64,7 +64,7 @@ class Images:
     values : sequence
         File names relative to ``root``, with forward slashes. Or any of paths, bytes of
         image files, uint8 arrays, PIL images, references into a store
-        (:class:`Stored`), and errors that explain why an image is missing. Or one array
+        (:class:`StoredImage`), and errors that explain why an image is missing. Or one array
         of shape (n, height, width, 3) in RGB order, or (n, height, width).
     titles : tuple of str
         Names for messages. Files have names already; other images without titles are
@@ -116,7 +116,7 @@ class Images:
         """Whether the images are stored in files, so that caching features pays."""
         if self.root is not None:
             return True
-        return len(self) > 0 and isinstance(self.values[0], Stored)
+        return len(self) > 0 and isinstance(self.values[0], StoredImage)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -151,7 +151,7 @@ class Images:
             return self.root / value
         if isinstance(value, ImageError):
             raise value
-        if not isinstance(value, Stored):
+        if not isinstance(value, StoredImage):
             return value
         try:
             return value.store.read(value.key)
@@ -208,7 +208,7 @@ class Images:
 
     def _identity(self, value: Any, *, times: bool) -> Iterable[Any]:
         """Yield bytes-like objects that together identify one image."""
-        if isinstance(value, Stored):
+        if isinstance(value, StoredImage):
             mark = value.store.mark(value.key, times=times)
             yield mark.encode("utf-8", "surrogateescape") + b"\0"
         elif isinstance(value, (str, os.PathLike)):

@@ -31,7 +31,7 @@ from evergrow.data.class_labels import (
     spelling_cautions,
     stratified_split,
 )
-from evergrow.data.folders import is_hidden, partner_name, unwrapped
+from evergrow.data.folders import is_hidden, test_file_of, unwrapped
 from evergrow.data.items import Dataset
 from evergrow.data.readers import (
     DEFAULTS,
@@ -428,7 +428,7 @@ def name_of(source: str) -> str:
     if not path.is_file():
         return path.name
     name = path.stem.removesuffix(".tar")
-    if partner_name(Tree(path.parent), path.name) is None:
+    if test_file_of(Tree(path.parent), path.name) is None:
         return name
     before_train = name[: name.lower().rfind("train")].strip("-_. ")
     return before_train or path.absolute().parent.name

@@ -34,7 +34,14 @@ from evergrow.core.record import from_values, to_values
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.class_labels import as_integers
 from evergrow.data.folders import images_below, is_hidden, unwrapped
-from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples
+from evergrow.data.items import (
+    Dataset,
+    Images,
+    Samples,
+    StoredImage,
+    Texts,
+    concat_samples,
+)
 from evergrow.data.readers import (
     DEFAULTS,
     READERS,
@@ -198,7 +205,9 @@ class Source(ABC):
         found = [self.read(shard, bodies=False) for shard in store.shards]
         labels = [part.labels for part in found if part.labels is not None]
         names = tuple(name for part in found for name in part.names())
-        images = Images(tuple(Stored(store, row) for row in range(len(names))), names)
+        images = Images(
+            tuple(StoredImage(store, row) for row in range(len(names))), names
+        )
         return Samples(
             "image",
             images,
@@ -350,7 +359,7 @@ class Source(ABC):
 
 
 class ShardStore:
-    """A store of the images in shards, see :class:`~evergrow.data.items.Stored`.
+    """A store of the images in shards, see :class:`~evergrow.data.items.StoredImage`.
 
     A key is the row of an image in all shards. The last shards that were read are kept.
 
@@ -478,7 +487,7 @@ class ListedSource(Source):
         names = [
             posixpath.join(value.store.base, value.key)
             for value in items.values
-            if isinstance(value, Stored) and isinstance(value.store, Tree)
+            if isinstance(value, StoredImage) and isinstance(value.store, Tree)
         ]
         return names if len(names) == len(items) else None
 

@@ -27,7 +27,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.escaping import one_line, printable
-from evergrow.data.items import Images, Stored
+from evergrow.data.items import Images, StoredImage
 
 if TYPE_CHECKING:
     from evergrow.data.archives import DataArchive
@@ -206,7 +206,7 @@ class Tree:
         These are the files in the root, or with ``deep`` all files below it. Links to
         folders are not followed. A remote storage is always asked.
         """
-        with self._reaching(""):
+        with self._wrap_errors(""):
             found = self._remote_listing(deep) if self.remote else self._listing(deep)
         return dict(sorted(found.items()))
 
@@ -270,7 +270,7 @@ class Tree:
         if not self.on_disk:
             yield from self._entries_of.get(self._full(folder), {}).items()
             return
-        with self._reaching(folder), os.scandir(self.root / folder) as entries:
+        with self._wrap_errors(folder), os.scandir(self.root / folder) as entries:
             for entry in entries:
                 if _is_folder(entry):
                     yield entry.name, "folder"
@@ -303,7 +303,7 @@ class Tree:
         if self._sizes is not None:
             return self._full(name) in self._sizes
         system, path = self._remote_path(name)
-        with self._reaching(name):
+        with self._wrap_errors(name):
             system.invalidate_cache()
             return bool(system.isfile(path))
 
@@ -313,7 +313,7 @@ class Tree:
         """Return the size of a file in bytes; asks a storage that was not listed."""
         if self._sizes is not None:
             return self._sizes[self._full(name)]
-        with self._reaching(name):
+        with self._wrap_errors(name):
             if not self.remote:
                 return os.stat(self.root / name).st_size
             system, path = self._remote_path(name)
@@ -331,7 +331,7 @@ class Tree:
                     "but it does not"
                 )
             return self.archive.read(self._full(name))[start:stop]
-        with self._reaching(name):
+        with self._wrap_errors(name):
             if not self.remote:
                 n_bytes = -1 if stop is None else max(stop - start, 0)
                 with open(self.root / name, "rb") as file:
@@ -353,7 +353,7 @@ class Tree:
         Of a remote file, ``block`` bytes are fetched at a time, or exactly the
         requested bytes if it is 0.
         """
-        with self._reaching(name):
+        with self._wrap_errors(name):
             if not self.remote:
                 return open(self.root / name, "rb")
             system, path = self._remote_path(name)
@@ -373,7 +373,7 @@ class Tree:
         if not names:
             return []
         system, _ = self._connection()
-        with self._reaching(""):
+        with self._wrap_errors(""):
             paths = [self._remote_path(name)[1] for name in names]
             starts = [0] * len(paths)
             bodies = system.cat_ranges(paths, starts, list(sizes), on_error="return")
@@ -392,7 +392,7 @@ class Tree:
         keys = tuple(names)
         if self.archive is not None:
             keys = tuple(self._full(name) for name in names)
-        return Images(tuple(Stored(store, key) for key in keys), keys)
+        return Images(tuple(StoredImage(store, key) for key in keys), keys)
 
     def mark(self, name: str, *, times: bool) -> str:
         """Return name and size of a remote file, which identify it.
@@ -402,7 +402,7 @@ class Tree:
         return f"{name}\0{self.list_once().get(self._full(name), 0)}"
 
     @contextmanager
-    def _reaching(self, name: str) -> Iterator[None]:
+    def _wrap_errors(self, name: str) -> Iterator[None]:
         """Convert errors of drivers to one line with the address.
 
         Missing files, and all errors of the local disk, become

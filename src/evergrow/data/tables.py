@@ -20,7 +20,7 @@ from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.escaping import quote_names
 from evergrow.data.class_labels import as_integers
-from evergrow.data.folders import has_train_test, is_hidden, partner_name, training_file
+from evergrow.data.folders import has_train_test, is_hidden, test_file_of, training_file
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts
 from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, register_reader
 from evergrow.data.storage import Tree
@@ -228,7 +228,7 @@ def _listed_images(
     for part in parts:
         written = part.samples.raw_items()
         assert isinstance(written, Images)  # all parts are of one kind
-        folder, names = find_images(tree, part.file, list(written.values), options)
+        folder, names = _find_images(tree, part.file, list(written.values), options)
         for name in names:
             path = posixpath.join(folder.base, name)
             if path in seen:
@@ -242,7 +242,7 @@ def _listed_images(
     return items
 
 
-def find_images(
+def _find_images(
     tree: Tree, file: str, names: Sequence[str], options: DataOptions
 ) -> tuple[Tree, list[str]]:
     """Return the folder of the images that a file lists, and their names in it.
@@ -346,7 +346,7 @@ def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """
     names = [name] if name else _tables_of(tree)
     if name and options.labelled:
-        partner = partner_name(tree, name)
+        partner = test_file_of(tree, name)
         if partner:
             names.append(partner)
     tables = [_read_rows(tree, each, options) for each in names]
@@ -400,7 +400,7 @@ def _tables_of(tree: Tree) -> list[str]:
         return metadata
     train = training_file(tree, _SUFFIXES)
     if train is not None:
-        return [train, partner_name(tree, train) or train]
+        return [train, test_file_of(tree, train) or train]
     folders = [
         name
         for name, kind in tree.entries()

@@ -52,7 +52,7 @@ class TarSample(NamedTuple):
         return self.files[min(images, key=lambda suffix: "." in suffix)]
 
 
-def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
+def tar_samples(members: Iterable[Member], title: str) -> Iterator[TarSample]:
     """Group consecutive files of a tar into samples; hidden ones are left out.
 
     Raises
@@ -63,10 +63,10 @@ def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
     Examples
     --------
     >>> from evergrow.data.archives import Member
-    >>> from evergrow.data.webdataset import grouped
+    >>> from evergrow.data.webdataset import tar_samples
     >>> names = ("a/1.jpg", "a/1.cls", "a/2.seg.png")
     >>> members = [Member(name, 0, 512, 512, 0, "") for name in names]
-    >>> [(sample.key, list(sample.files)) for sample in grouped(members, "toy.tar")]
+    >>> [(sample.key, list(sample.files)) for sample in tar_samples(members, "toy.tar")]
     [('a/1', ['jpg', 'cls']), ('a/2', ['seg.png'])]
     """
 
@@ -100,7 +100,7 @@ def is_webdataset(tree: Tree, name: str) -> bool:
             members = itertools.islice(tar_members(file, title, tree.size(name)), 16)
             images = [
                 sample
-                for sample in grouped(members, title)
+                for sample in tar_samples(members, title)
                 if any(is_image(f"x.{end}") for end in sample.files)
             ]
     except EvergrowError:
@@ -146,7 +146,9 @@ class WebDatasetSource(Source):
                     f"got {_PACKED[magic]}"
                 )
             file.seek(0)
-            for sample in grouped(tar_members(file, title, self.files[name]), title):
+            for sample in tar_samples(
+                tar_members(file, title, self.files[name]), title
+            ):
                 sample.image(title)
                 suffix = self._label_suffix(sample)
                 if label is None:
@@ -188,7 +190,7 @@ class WebDatasetSource(Source):
                 "but it ends early"
             )
         samples = list(
-            grouped(
+            tar_samples(
                 tar_members(io.BytesIO(body), title, len(body), complete=False), title
             )
         )
