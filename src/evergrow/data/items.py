@@ -64,8 +64,8 @@ class Images:
     values : sequence
         File names relative to ``root``, with forward slashes. Or any of paths, bytes of
         image files, uint8 arrays, PIL images, references into a store
-        (:class:`StoredImage`), and errors that explain why an image is missing. Or one array
-        of shape (n, height, width, 3) in RGB order, or (n, height, width).
+        (:class:`StoredImage`), and errors that explain why an image is missing. Or one
+        array of shape (n, height, width, 3) in RGB order, or (n, height, width).
     titles : tuple of str
         Names for messages. Files have names already; other images without titles are
         numbered.
