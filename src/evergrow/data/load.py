@@ -401,7 +401,10 @@ def complete_dataset(data: Dataset, source: str, options: DataOptions) -> Datase
 
 
 def _with_test_part(data: Dataset, options: DataOptions) -> tuple[Dataset, list[str]]:
-    """Draw a test part; also return the classes whose one sample stays in training."""
+    """Return data with a test part drawn from the training part, and a note about it.
+
+    Also return the classes with one sample, which stays in training.
+    """
     train_rows, test_rows, single = stratified_split(
         data.y_train, data.class_names, options.test_size, options.seed
     )
@@ -418,9 +421,10 @@ def _with_test_part(data: Dataset, options: DataOptions) -> tuple[Dataset, list[
 
 
 def name_of(source: str) -> str:
-    """Return the name of a data set: that of its folder or file.
+    """Return the name of a data set at a path or address: that of its folder or file.
 
-    A pair of training and test files is named after the common part of their names.
+    A pair of training and test files is named after what comes before "train" in the
+    name, or after its folder. Suffixes are removed.
     """
     path = Path(source.partition("#")[0])
     if path.is_dir():
@@ -461,7 +465,10 @@ def class_counts(data: Dataset | FeatureSet) -> tuple[Counter[str], Counter[str]
 
 
 def count_cautions(data: Dataset | FeatureSet) -> list[str]:
-    """Return cautions about classes without training samples, and with few of them."""
+    """Return cautions about classes without training samples, and with few of them.
+
+    Few are fewer than :data:`FEW`.
+    """
     train, test = class_counts(data)
     cautions = []
     test_only = sorted({*test} - {*train})

@@ -205,12 +205,10 @@ class Source(ABC):
         found = [self.read(shard, bodies=False) for shard in store.shards]
         labels = [part.labels for part in found if part.labels is not None]
         names = tuple(name for part in found for name in part.names())
-        images = Images(
-            tuple(StoredImage(store, row) for row in range(len(names))), names
-        )
+        stored = tuple(StoredImage(store, row) for row in range(len(names)))
         return Samples(
             "image",
-            images,
+            Images(stored, names),
             labels=np.concatenate(labels) if labels else None,
             lasting=True,
         )

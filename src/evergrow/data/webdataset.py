@@ -146,9 +146,8 @@ class WebDatasetSource(Source):
                     f"got {_PACKED[magic]}"
                 )
             file.seek(0)
-            for sample in tar_samples(
-                tar_members(file, title, self.files[name]), title
-            ):
+            members = tar_members(file, title, self.files[name])
+            for sample in tar_samples(members, title):
                 sample.image(title)
                 suffix = self._label_suffix(sample)
                 if label is None:
@@ -161,10 +160,9 @@ class WebDatasetSource(Source):
                         f".{label or suffix} or none, but {printable(sample.key)} has "
                         f"{quote_names(sample.files)}"
                     )
-                members = sample.files.values()
-                first = min(member.start for member in members)
-                last = max(member.stop for member in members)
-                ranges.append((first, last))
+                start = min(member.start for member in sample.files.values())
+                stop = max(member.stop for member in sample.files.values())
+                ranges.append((start, stop))
         if not ranges:
             raise InputError(f"{title} must hold at least one sample, got none")
         return ranges, label or ""
@@ -189,11 +187,8 @@ class WebDatasetSource(Source):
                 f"{title} must be as long as when the shards were made, "
                 "but it ends early"
             )
-        samples = list(
-            tar_samples(
-                tar_members(io.BytesIO(body), title, len(body), complete=False), title
-            )
-        )
+        members = tar_members(io.BytesIO(body), title, len(body), complete=False)
+        samples = list(tar_samples(members, title))
         if len(samples) != shard.rows:
             raise FileFormatError(
                 f"{title} must hold {shard.rows} samples in these bytes, "
