@@ -226,13 +226,16 @@ def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
     """
     length = file.seek(0, os.SEEK_END)
     tail, at = _zip_tail(file, length)
+    # Number of entries and bytes of the directory, as the end record states them.
     count, size = struct.unpack_from("<10xHI", tail, at)
     zip64 = at - _ZIP64_END
+    # A large zip has two zip64 records before the end record, which count instead.
     if zip64 >= 0 and tail[at - 20 : at].startswith(b"PK\6\7"):
         record_size, count, size = struct.unpack_from("<4xQ20xQQ", tail, zip64)
         if not tail[zip64:].startswith(b"PK\6\6") or record_size != 44:
             raise zipfile.BadZipFile("its zip64 records are not standard")
-    if max(count, size // (_ZIP_ENTRY + 1)) > most:
+    most_that_fit = size // (_ZIP_ENTRY + 1)  # if every name has one character
+    if max(count, most_that_fit) > most:
         # A large directory can also hold few entries with long names. So count the
         # signatures of entries, unless the size is far too large.
         is_plausible = count <= most and size <= min(1024 * most, length)

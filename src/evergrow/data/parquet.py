@@ -175,13 +175,15 @@ class ParquetSource(Source):
                     f"{title}: {sample!r} must hold images, got their names; list the "
                     "names in a .csv file"
                 )
-            names = ""
-            for column in NAME_COLUMNS:
-                if not names and contents.get(column) == "text" and column != sample:
-                    names = column
-            groups = self._row_groups(file, [sample, label, names], title)
+            usable = (
+                column
+                for column in NAME_COLUMNS
+                if contents.get(column) == "text" and column != sample
+            )
+            row_name = next(usable, "")
+            groups = self._row_groups(file, [sample, label, row_name], title)
             classes = _label_names(schema, label)
-            return _Table(file, kind, sample, label, names, classes, groups)
+            return _Table(file, kind, sample, label, row_name, classes, groups)
 
     def _column_contents(self, schema: pa.Schema, title: str) -> dict[str, str]:
         """Return the content of each column; refuse duplicates and split columns."""
@@ -210,39 +212,13 @@ class ParquetSource(Source):
     ) -> list[tuple[int, int]]:
         """Return rows and bytes of every row group, in the wanted columns.
 
-        Row groups with inconsistent numbers of rows, or that unpack to far too much,
-        are refused.
+        Groups that do not add up to the rows of the file are refused.
         """
         footer = file.metadata
-        groups = []
-        for number in range(footer.num_row_groups):
-            group = footer.row_group(number)
-            chunks = [group.column(column) for column in range(group.num_columns)]
-            counts = {
-                chunk.num_values
-                for column, chunk in enumerate(chunks)
-                if not file.schema.column(column).max_repetition_level
-            }
-            chunks = [
-                chunk
-                for chunk in chunks
-                if chunk.path_in_schema.partition(".")[0] in wanted
-            ]
-            packed = sum(chunk.total_compressed_size for chunk in chunks)
-            unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
-            is_consistent = counts <= {group.num_rows}
-            most = _MAX_ROWS_PER_BYTE * (packed + 1)
-            if not is_consistent or not 0 <= group.num_rows <= most:
-                raise FileFormatError(
-                    f"{title} must hold the rows that it states, got others in group "
-                    f"{number}"
-                )
-            if unpacked > RATIO * packed + ROOM:
-                raise FileFormatError(
-                    f"{title} must unpack to at most {RATIO} times its size and "
-                    "64 MiB, got more"
-                )
-            groups.append((group.num_rows, packed))
+        groups = [
+            _row_group(file, number, wanted, title)
+            for number in range(footer.num_row_groups)
+        ]
         if sum(rows for rows, _ in groups) != footer.num_rows:
             raise FileFormatError(
                 f"{title} must hold the {footer.num_rows} rows that it states, "
@@ -411,6 +387,41 @@ class ParquetSource(Source):
             return Samples("image", _images(column, names), labels=labels)
         texts = _texts(column, names, title)
         return Samples("text", texts, labels=labels, row_names=names)
+
+
+def _row_group(
+    file: Any, number: int, wanted: list[str], title: str
+) -> tuple[int, int]:
+    """Return rows of a row group, and its bytes in the wanted columns.
+
+    Groups with inconsistent numbers of rows, or that unpack to far too much, are
+    refused. Only the footer of the file is used.
+    """
+    group = file.metadata.row_group(number)
+    chunks = [group.column(column) for column in range(group.num_columns)]
+    counts = {
+        chunk.num_values
+        for column, chunk in enumerate(chunks)
+        # Columns of lists hold more values than rows.
+        if not file.schema.column(column).max_repetition_level
+    }
+    used = [
+        chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in wanted
+    ]
+    packed = sum(chunk.total_compressed_size for chunk in used)
+    unpacked = sum(chunk.total_uncompressed_size for chunk in used)
+    is_consistent = counts <= {group.num_rows}
+    most = _MAX_ROWS_PER_BYTE * (packed + 1)
+    if not is_consistent or not 0 <= group.num_rows <= most:
+        raise FileFormatError(
+            f"{title} must hold the rows that it states, got others in group {number}"
+        )
+    if unpacked > RATIO * packed + ROOM:
+        raise FileFormatError(
+            f"{title} must unpack to at most {RATIO} times its size and 64 MiB, "
+            "got more"
+        )
+    return group.num_rows, packed
 
 
 def _labels(column: Any, names: Mapping[int, str], title: str) -> NDArray[np.str_]:

@@ -110,10 +110,10 @@ def choose_columns(
     given = {"text": options.text_column, "image": options.image_column}
     label = ""
     if options.labelled:
-        label = options.label_column
-        for name in LABEL_COLUMNS:
-            if not label and name in contents and name not in given.values():
-                label = name
+        free = (
+            name for name in LABEL_COLUMNS if name in contents.keys() - given.values()
+        )
+        label = options.label_column or next(free, "")
     for kind, column in given.items():
         if column and options.kind in ("", kind):
             if contents[column] not in (kind, "text"):
