@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-
-class Meter(Protocol):
-    """Function that shows progress: the completed part of the total, and a note."""
-
-    def __call__(self, completed: float, note: str = "") -> None:
-        """Move the bar to ``completed``."""
+Meter = Callable[..., None]
+"""Function ``(completed, note="")`` that moves a bar and shows a short note."""
 
 
 @contextmanager

@@ -159,6 +159,8 @@ def read_items(
         return Samples(items.kind, items, lasting=lasting)
     if isinstance(items, (str, os.PathLike)):
         return _from_text_or_path(items, kind, options or DEFAULTS)
+    if isinstance(items, list):
+        return _from_sequence(items, kind)
     if is_pil_image(items):
         return Samples("image", Images((items,)))
     if hasattr(items, "detach"):  # a tensor of torch
@@ -196,10 +198,9 @@ def read_unknown(
         try:
             return read_labelled(unknown, part, kind, options)
         except InputError:
-            is_path = isinstance(unknown, (str, os.PathLike))
-            if not is_path or not os.path.isdir(unknown):
+            # A folder without class folders has no labels.
+            if not isinstance(unknown, (str, os.PathLike)) or os.path.isfile(unknown):
                 raise
-            # The folder has no class folders.
     return read_items(unknown, kind)
 
 

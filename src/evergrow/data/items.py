@@ -647,9 +647,8 @@ class Dataset:
         LabelError
             If there is not one label per sample.
         """
-        known: dict[Any, str] = dict(enumerate(names))
-        if isinstance(names, Mapping):
-            known = dict(names)
+        named = names.items() if isinstance(names, Mapping) else enumerate(names)
+        known: dict[Any, str] = dict(named)
 
         def class_name(label: Label) -> str:
             return known.get(label, str(label))

@@ -227,9 +227,13 @@ class WebDatasetSource(Source):
 
 
 def _has_samples(tree: Tree) -> bool:
-    """Return whether a folder without subfolders holds tars of samples."""
+    """Return whether the first tar in a folder holds samples."""
     tar = next((name for name in tree.files() if name.lower().endswith(".tar")), "")
-    return bool(tar) and not tree.folders() and is_webdataset(tree, tar)
+    return bool(tar) and is_webdataset(tree, tar)
 
 
-register_reader("webdataset", fits=_has_samples, rank=15)(WebDatasetSource)
+register_reader(
+    "webdataset",
+    fits=lambda tree: not tree.folders() and _has_samples(tree),
+    rank=15,
+)(WebDatasetSource)
