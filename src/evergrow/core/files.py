@@ -180,10 +180,10 @@ def atomic_path(
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        model = target
+        reference = target
         if like is not None and not target.exists():
-            model = Path(like)
-        _take_access(temporary, model, new_mode)
+            reference = Path(like)
+        _take_access(temporary, reference, new_mode)
         os.replace(temporary, target)
     _sync_folder(target.parent)
 
@@ -224,6 +224,7 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
         with suppress(OSError, BusyError):
             if leftover.is_dir() and not leftover.is_symlink():
                 age = time.time() - leftover.stat().st_mtime
+                # A folder in use cannot be locked. Without locks, only its age tells.
                 with locked(leftover) as held:
                     pass
                 if not held and age <= _ABANDONED:

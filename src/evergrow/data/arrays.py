@@ -448,13 +448,14 @@ class ArrayFile:
     def _locate(
         self, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo
     ) -> StoredArray:
-        """Return type, shape and position of an array."""
+        """Return type, shape and position of an array, from its headers only."""
         with archive.open(info) as entry:
             header = _read_header(cast(BinaryIO, entry), info.filename, info.file_size)
         by_columns = header.is_fortran and len(header.shape) > 1
         if info.compress_type != zipfile.ZIP_STORED or by_columns:
             return StoredArray(header.shape, header.dtype, -1)
-        # The extra fields of the local header can differ from those of the directory.
+        # The values follow the local header of the entry, its name and extra fields,
+        # and the NPY header. Extra fields can differ from those of the directory.
         start = info.header_offset
         local = self._tree.read(self._name, start, start + _LOCAL_HEADER_BYTES)
         name_and_extra = sum(struct.unpack("<HH", local[26:30]))
@@ -608,20 +609,20 @@ class ArraySource(Source):
         form: dict[str, Any] = {}
         first = None
         shards = []
-        for x, y in self._keys(name):
-            array = arrays[x]
+        for key, labels_key in self._keys(name):
+            array = arrays[key]
             form = {"width": array.shape[1:], "pixels": array.is_pixels}
             if self.options.labelled:
-                form["labels"] = y in arrays
-            first = check_same_form(self.tree, first, f"{name}: {x}", form)
-            step = max(min(rows, size // max(array.row_bytes, 1)), 1)
-            for start in range(0, array.shape[0], step):
-                stop = min(start + step, array.shape[0])
+                form["labels"] = labels_key in arrays
+            first = check_same_form(self.tree, first, f"{name}: {key}", form)
+            rows_per_shard = max(min(rows, size // max(array.row_bytes, 1)), 1)
+            for start in range(0, array.shape[0], rows_per_shard):
+                stop = min(start + rows_per_shard, array.shape[0])
                 n_rows = stop - start
                 where = {
                     "file": name,
-                    "array": x,
-                    "labels": y,
+                    "array": key,
+                    "labels": labels_key,
                     "start": start,
                     "stop": stop,
                 }
@@ -734,12 +735,13 @@ def _pixel_dataset(file: ArrayFile, pairs: Sequence[tuple[str, str]]) -> Dataset
     """Return the images in the arrays of one or two pairs (images, labels)."""
     known = dict(enumerate(file.class_names))
     parts: list[Any] = []
-    for x, y in pairs:
-        _check_arrays(file, x, y)
-        labels = file.rows(y)
+    for pixels_key, labels_key in pairs:
+        _check_arrays(file, pixels_key, labels_key)
+        labels = file.rows(labels_key)
         class_labels(labels.tolist(), known, file.title)  # checks them
         is_empty_test = bool(parts) and not len(labels)
-        parts += [None if is_empty_test else Images(file.rows(x)), labels]
+        images = None if is_empty_test else Images(file.rows(pixels_key))
+        parts += [images, labels]
     return Dataset.of(*parts, names=file.class_names, layout="arrays")
 
 

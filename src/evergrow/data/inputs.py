@@ -302,6 +302,7 @@ def _from_array(array: NDArray[Any], kind: str | None) -> Samples:
         return _from_sequence(array.tolist(), kind)
     if array.dtype != np.uint8 or kind == "features":
         return _from_features(array)
+    # Of shape (h, w) or (h, w, channels); other 3-D arrays are grey images (n, h, w).
     is_one_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     if is_one_image:
         return Samples("image", Images((array,)))

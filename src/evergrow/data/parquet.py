@@ -357,7 +357,10 @@ class ParquetSource(Source):
         return pa.Table.from_batches(kept)
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the rows of a shard."""
+        """Read the rows of a shard; without ``bodies``, labels and names of images.
+
+        The names of rows are those in the file, or else ``file[row]``.
+        """
         name, first, last, skip, row = where_of(
             shard, file=str, first=int, last=int, skip=int, row=int
         )
@@ -366,7 +369,7 @@ class ParquetSource(Source):
         sample = table.sample if bodies else ""
         columns = [column for column in (sample, table.label, table.name) if column]
         names = tuple(f"{name}[{number}]" for number in range(row, row + shard.rows))
-        if not columns:
+        if not columns:  # images without bodies, labels and names
             return Samples("image", Images((b"",) * len(names), names))
         rows = self._rows(name, (first, last, skip, shard.rows), columns)
         labels = None
@@ -379,13 +382,13 @@ class ParquetSource(Source):
         if not bodies:
             return Samples("image", Images((b"",) * len(names), names), labels=labels)
         column = rows.column(table.sample)
-        title = f"{title}: {table.sample}"
+        column_title = f"{title}: {table.sample}"
         if table.kind == "features":
-            vectors = _vectors(column, title)
+            vectors = _vectors(column, column_title)
             return Samples("features", features=vectors, labels=labels, row_names=names)
         if table.kind == "image":
             return Samples("image", _images(column, names), labels=labels)
-        texts = _texts(column, names, title)
+        texts = _texts(column, names, column_title)
         return Samples("text", texts, labels=labels, row_names=names)
 
 

@@ -765,9 +765,13 @@ def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[S
 def _parts_of_block(
     number: int, n: int, n_bytes: int, rows: int, size: int
 ) -> Iterator[Span]:
-    """Yield the smallest number of equal parts of a block within the limits."""
+    """Yield the spans of a block that exceeds a limit: equal parts, as few as possible.
+
+    ``number`` is the block, ``n`` and ``n_bytes`` its size, ``rows`` and ``size`` the
+    limits. One row can exceed ``size``.
+    """
     limit = max(min(rows, size * n // max(n_bytes, 1)), 1)
-    n_parts = -(-n // limit)
+    n_parts = -(-n // limit)  # rounded up
     step = -(-n // n_parts)
     for skip in range(0, n, step):
         n_rows = min(step, n - skip)

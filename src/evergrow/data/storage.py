@@ -323,7 +323,10 @@ class Tree:
             return int(about.get("size") or 0)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read the bytes of a file from ``start`` up to ``stop``, or up to its end."""
+        """Read the bytes of a file from ``start`` up to ``stop``, or up to its end.
+
+        A missing file raises :class:`DatasetNotFoundError`.
+        """
         if self.archive is not None:
             if not self.is_file(name):
                 raise DatasetNotFoundError(
