@@ -371,6 +371,7 @@ class DataArchive:
                         self.skipped[reason] += 1
                         continue
                     name = name_inside(self.title, info.filename)
+                    # Files of a zip are found by the name in the tag, not by position.
                     tag = f"{info.CRC:08x}\0{info.filename}"
                     yield Member(name, info.header_offset, 0, 0, info.file_size, tag)
 

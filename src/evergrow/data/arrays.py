@@ -194,7 +194,11 @@ class FeatureSet:
 
 
 def _check_part(part: str, X: Any, y: Any, *, empty: bool) -> None:
-    """Check features and labels of the training or the test part."""
+    """Raise unless features are a finite float matrix, with one label per row.
+
+    ``part`` is ``"train"`` or ``"test"``. If ``empty``, it must have no rows; otherwise
+    it must have some.
+    """
     is_matrix = (
         isinstance(X, np.ndarray)
         and X.ndim == 2

@@ -308,9 +308,13 @@ class Source(ABC):
     def _parts(
         self, rows: int, size: int, unreadable: dict[str, str] | None
     ) -> Iterator[Shard]:
-        """Yield the shards of all files in order, not yet numbered."""
+        """Yield the shards of all files in order, not yet numbered.
+
+        ``unreadable`` and its effect on ``files`` are those of :meth:`shards`.
+        """
 
         def parts_of(name: str) -> tuple[dict[str, Any], list[Shard]] | EvergrowError:
+            # An error is returned, so that the other files are listed, too.
             try:
                 return self._file_parts(name, rows, size)
             except (FileFormatError, InputError) as error:
@@ -531,7 +535,11 @@ class ListedSource(Source):
             yield Shard(0, span.last - span.first, span.size, where)
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples of a shard; files on disk are not opened."""
+        """Return the samples of a shard.
+
+        Files on disk are not opened; remote files are fetched. ``bodies`` has no
+        effect.
+        """
         if "files" not in shard.where:
             return self._read_range(shard)
         where = from_values(_Files, shard.where, f"shard {shard.number}")

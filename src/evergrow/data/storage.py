@@ -319,7 +319,7 @@ class Tree:
             system, path = self._remote_path(name)
             about = system.info(path)
             if about.get("type") != "file":
-                raise FileNotFoundError(name)
+                raise FileNotFoundError(name)  # converted by _wrap_errors
             return int(about.get("size") or 0)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:

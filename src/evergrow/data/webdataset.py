@@ -134,7 +134,10 @@ class WebDatasetSource(Source):
         return {"labels": label}, shards
 
     def _index(self, name: str) -> tuple[list[tuple[int, int]], str]:
-        """Return the byte range of every sample, and the suffix of the labels or ""."""
+        """Return the byte range of every sample of a tar, and the suffix of its labels.
+
+        The suffix is "" if no sample has a label. Samples must all have one or none.
+        """
         title = self.tree.display_name(name)
         ranges: list[tuple[int, int]] = []
         label: str | None = None
@@ -148,7 +151,7 @@ class WebDatasetSource(Source):
             file.seek(0)
             members = tar_members(file, title, self.files[name])
             for sample in tar_samples(members, title):
-                sample.image(title)
+                sample.image(title)  # raises without an image
                 suffix = self._label_suffix(sample)
                 if label is None:
                     label = suffix  # of the first sample
@@ -176,7 +179,10 @@ class WebDatasetSource(Source):
         return next((suffix for suffix in LABEL_SUFFIXES if suffix in sample.files), "")
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the samples of a shard, whose range of bytes is read at once."""
+        """Return the samples of a shard, whose range of bytes is read at once.
+
+        Without ``bodies``, images have no bytes; the range is read all the same.
+        """
         name, start, stop, label = where_of(
             shard, file=str, start=int, stop=int, label=str
         )
