@@ -108,7 +108,7 @@ class Walk:
         return False
 
     def notes(self) -> list[str]:
-        """Return one note about the files left out, or none if there are none."""
+        """Return a list of one note about the files left out; empty without any."""
         if not self.ignored:
             return []
         counts = ", ".join(
@@ -339,7 +339,7 @@ class _FolderImages(NamedTuple):
 
 
 def _images_of(walk: Walk, folders: list[str]) -> _FolderImages:
-    """Return the images in class folders; raise if there are none at all."""
+    """Return the images in class folders; raise :class:`InputError` without any."""
     found = _FolderImages([], [], [])
     for folder in folders:
         images = walk.images(folder)
@@ -357,7 +357,7 @@ def _images_of(walk: Walk, folders: list[str]) -> _FolderImages:
 
 
 def _class_folders(walk: Walk, part: str) -> list[str]:
-    """Return the paths of the class folders of a part; raise if there are none."""
+    """Return the paths of a part's class folders, or raise :class:`InputError`."""
     names = walk.subfolders(part)
     if names:
         return [posixpath.join(part, name) for name in names]

@@ -524,7 +524,7 @@ class ArrowSource(ParquetSource):
 
     @cached_property
     def _every_file(self) -> dict[str, int]:
-        """Names and sizes of the files, without those that Hugging Face caches."""
+        """Names and sizes of the files, without caches of Hugging Face."""
         every = super()._every_file
         found = {
             name: size

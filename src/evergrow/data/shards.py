@@ -559,7 +559,7 @@ class ListedSource(Source):
         return Samples("image", images, labels=labels)
 
     def _read_range(self, shard: Shard) -> Samples:
-        """Return the samples of a shard that has no files of its own."""
+        """Return the samples of a shard that is a range of the listed samples."""
         start, stop = where_of(shard, start=int, stop=int)
         if stop > len(self._samples) or stop - start != shard.rows:
             raise FileFormatError(
@@ -773,7 +773,7 @@ def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[S
 def _parts_of_block(
     number: int, n: int, n_bytes: int, rows: int, size: int
 ) -> Iterator[Span]:
-    """Yield the spans of a block that exceeds a limit: equal parts, as few as possible.
+    """Divide a block that exceeds a limit into the smallest number of equal spans.
 
     ``number`` is the block, ``n`` and ``n_bytes`` its size, ``rows`` and ``size`` the
     limits. One row can exceed ``size``.

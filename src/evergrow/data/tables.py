@@ -448,9 +448,9 @@ def _metadata_in(tree: Tree, folders: Sequence[str]) -> list[str]:
 def _read_rows(
     tree: Tree, name: str, options: DataOptions
 ) -> tuple[Samples, Sequence[str]]:
-    """Return the samples of a table, and the split of each if there is such a column.
+    """Return the samples of a table, and the split of each sample.
 
-    A split is "train", "test" or "validation". With labels, every row must have a
+    Without a split column, the splits are empty. A split is "train", "test" or "validation". With labels, every row must have a
     sample and a label. Without, rows with an empty sample are left out.
     """
     title = tree.display_name(name)
