@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import one_line, printable
-from evergrow.data.folders import Walk, images_below, is_hidden
+from evergrow.data.folders import Walk, counts_text, images_below, is_hidden
 from evergrow.data.items import Dataset
 from evergrow.data.readers import (
     DataOptions,
@@ -461,10 +461,7 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
         )
     if not archive.skipped:
         return found
-    counts = ", ".join(
-        f"{reason}: {count}" for reason, count in sorted(archive.skipped.items())
-    )
-    caution = f"entries of the archive left out: {counts}"
+    caution = f"entries of the archive left out: {counts_text(archive.skipped)}"
     return replace(found, cautions=(*found.cautions, caution))
 
 

@@ -34,6 +34,13 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
+def counts_text(counts: Counter[str]) -> str:
+    """Return reasons and their counts, sorted: ``"hidden: 2, links: 1"``."""
+    return ", ".join(
+        f"{printable(reason)}: {count}" for reason, count in sorted(counts.items())
+    )
+
+
 @dataclass
 class Walk:
     """Lists images below a folder, and counts the files left out by each call.
@@ -111,11 +118,8 @@ class Walk:
         """Return a list of one note about the files left out; empty without any."""
         if not self.ignored:
             return []
-        counts = ", ".join(
-            f"{printable(reason)}: {count}"
-            for reason, count in sorted(self.ignored.items())
-        )
-        return [f"files left out: {sum(self.ignored.values())} ({counts})"]
+        total = sum(self.ignored.values())
+        return [f"files left out: {total} ({counts_text(self.ignored)})"]
 
     def cautions(self) -> list[str]:
         """Return a caution about every image format that cannot be read."""

@@ -20,7 +20,13 @@ from evergrow.core.csv_rows import read_csv_rows
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.escaping import quote_names
 from evergrow.data.class_labels import as_integers
-from evergrow.data.folders import has_train_test, is_hidden, test_file_of, training_file
+from evergrow.data.folders import (
+    counts_text,
+    has_train_test,
+    is_hidden,
+    test_file_of,
+    training_file,
+)
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts
 from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, register_reader
 from evergrow.data.storage import Tree
@@ -450,8 +456,9 @@ def _read_rows(
 ) -> tuple[Samples, Sequence[str]]:
     """Return the samples of a table, and the split of each sample.
 
-    Without a split column, the splits are empty. A split is "train", "test" or "validation". With labels, every row must have a
-    sample and a label. Without, rows with an empty sample are left out.
+    Without a split column, the splits are empty. A split is "train", "test" or
+    "validation". With labels, every row must have a sample and a label. Without, rows
+    with an empty sample are left out.
     """
     title = tree.display_name(name)
     if posixpath.basename(name) in _METADATA:
@@ -597,9 +604,7 @@ def read_label_studio(tree: Tree, name: str, options: DataOptions) -> Dataset:
             unusable["of several classes" if classes else "without a class"] += 1
         else:
             rows.append((kind, sample, classes.pop()))
-    reasons = ", ".join(
-        f"{reason}: {count}" for reason, count in sorted(unusable.items())
-    )
+    reasons = counts_text(unusable)
     if not rows:
         raise FileFormatError(f"{title} has no sample of one class ({reasons}).")
     kinds, samples, labels = zip(*rows, strict=True)
