@@ -116,9 +116,8 @@ def _read_texts(
 
 def _read_images(paths: Sequence[str], columns: ColumnOptions) -> NamedSamples:
     """Read images. A single folder stays one item list, which the cache can find."""
-    from evergrow.data.image_suffixes import is_image
     from evergrow.data.inputs import read_items
-    from evergrow.data.items import concat_items
+    from evergrow.data.items import concat_items, is_image
     from evergrow.data.readers import reader_of_file
 
     sources: list[str] = []

@@ -15,7 +15,7 @@ from evergrow.cli.exits import flush
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import printable
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 
 Output = Annotated[Path, typer.Option("-o", help="File to write.")]
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from evergrow.core.errors import EngineError, EvergrowError, ParameterError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.validation import check_number
 
 TRIES = 4

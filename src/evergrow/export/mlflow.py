@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evergrow.core.errors import InputError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.version import __version__
 from evergrow.data.items import Images
 

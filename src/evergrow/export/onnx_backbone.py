@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from evergrow.adapt.tuners.tuner import tuners_of
 from evergrow.core.errors import EvergrowError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone

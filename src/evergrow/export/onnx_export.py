@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.files import atomic_path
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.export.onnx_backbone import (

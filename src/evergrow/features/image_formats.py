@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from evergrow.core.errors import ImageError
-from evergrow.data.image_suffixes import has_plugin
+from evergrow.data.items import has_plugin
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError
-from evergrow.data.image_suffixes import has_plugin, plugin_of, unread_format
-from evergrow.data.items import Items
+from evergrow.data.items import Items, has_plugin, plugin_of, unread_format
 from evergrow.features.image_formats import decoding_work, open_image
 
 if TYPE_CHECKING:

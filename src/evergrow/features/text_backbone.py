@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError, WeightsError
-from evergrow.core.optional import require
+from evergrow.core.imports import require
 from evergrow.core.validation import check_number, resolve_device
 from evergrow.features.backbone import Backbone, BackboneSpec
 from evergrow.features.depths import pool_positions

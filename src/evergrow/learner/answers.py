@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.optional import require as import_extra
+from evergrow.core.imports import require as import_extra
 from evergrow.core.validation import check_choice, check_number
 from evergrow.learner.label_types import as_labels
 

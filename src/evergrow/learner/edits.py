@@ -20,8 +20,7 @@ from evergrow.core.errors import (
     UnlearnError,
 )
 from evergrow.data import DataOptions
-from evergrow.data.class_labels import as_names
-from evergrow.data.inputs import read_items, read_unknown
+from evergrow.data.inputs import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features.backbone import BackboneSpec
 from evergrow.learner.calibration import Calibration

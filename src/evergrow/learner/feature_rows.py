@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError, LabelError
-from evergrow.data import class_labels, in_memory, inputs
+from evergrow.data import inputs
 from evergrow.data.items import Samples
 from evergrow.learner.encoder import Encoder, check_kept
 from evergrow.learner.learning import LabelledRows, gathered
@@ -34,7 +34,7 @@ def encode_samples(
         If the column names or the number of features differ from those of the model.
     """
     if samples.columns:
-        in_memory.check_columns(samples.columns, state.columns)
+        inputs.check_columns(samples.columns, state.columns)
     encoded = encoder.encode(samples, on_error=on_error)
     if samples.features is not None:
         check_width(encoded.X, state.n_features)
@@ -97,7 +97,7 @@ def encode_labelled(
     announced = None
     if classes is not None:
         n_classes = len(classes) if hasattr(classes, "__len__") else 0
-        announced = class_labels.as_names(classes, n_classes)
+        announced = inputs.as_names(classes, n_classes)
     given: set[str] = set()
     read: set[str] = set()
 

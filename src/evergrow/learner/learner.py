@@ -23,7 +23,7 @@ from evergrow.core.errors import (
 from evergrow.core.estimator import Estimator
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_keys
-from evergrow.data import in_memory, inputs
+from evergrow.data import inputs
 from evergrow.data.items import Samples
 from evergrow.head.label_set import BUILT_IN
 from evergrow.learner import edits, parts
@@ -425,7 +425,7 @@ class Learner(Estimator):
             head.require_weights()
         if config is not None:
             _check_adaptable(first.kind)
-            in_memory.check_not_stream(data)
+            inputs.check_not_stream(data)
 
         if encoder.spec is None:  # `begin` has not chosen a backbone
             encoder = encoder.begun(first)
@@ -949,7 +949,7 @@ class Learner(Estimator):
             unknown=unknown,
             threshold=thresholds,
             label_kind=state.label_kind,
-            index=getattr(items, "index", None) if in_memory.is_pandas(items) else None,
+            index=getattr(items, "index", None) if inputs.is_pandas(items) else None,
         )
 
     def _threshold(self, false_alarm: float) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.data.class_labels import as_names
+from evergrow.data.inputs import as_names
 from evergrow.learner.calibration import FALSE_ALARM
 
 if TYPE_CHECKING:

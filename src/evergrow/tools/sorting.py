@@ -36,8 +36,7 @@ from evergrow.core.escaping import csv_exact, csv_text, exact_text
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.core.progress import meter
 from evergrow.core.record import from_values
-from evergrow.data.image_suffixes import IMAGE_SUFFIXES, is_image, plugin_of
-from evergrow.data.items import Images
+from evergrow.data.items import IMAGE_SUFFIXES, Images, is_image, plugin_of
 from evergrow.data.storage import Tree
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
