@@ -1,4 +1,8 @@
-"""Load batches of images or texts for a backbone, in this process or in workers."""
+"""Load batches of images or texts for a backbone, in this process or in workers.
+
+A :class:`LoadedBatch` goes through the backbone at once. A :class:`Chunk` holds the
+features of many batches, and is a file of the cache.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +24,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from evergrow.core.errors import ImageError, InputError
-from evergrow.core.record import UNWRITTEN
+from evergrow.core.record import UNWRITTEN, Spec, record, require
 from evergrow.core.seeding import generator
 from evergrow.data.items import Items
+from evergrow.features.backbone import Precision
 from evergrow.features.images import decode_image
 from evergrow.features.preprocess import Preprocessing
 
@@ -72,6 +77,58 @@ class LoadedBatch(NamedTuple):
     rows: NDArray[np.int64]
     batch: Tensor | list[str] | None
     failures: list[Failure]
+
+
+@dataclass(frozen=True)
+class ChunkHead:
+    """The part of a chunk that is read without its features; see :class:`Chunk`."""
+
+    names: tuple[str, ...]
+    precision: Precision
+    failures: tuple[Failure, ...] = ()
+
+
+@record("feature-chunk")
+@dataclass(frozen=True, eq=False)
+class Chunk(ChunkHead):
+    """Features of consecutive items.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Names of the blocks.
+    precision : {"float32", "float16"}
+        Precision of the backbone.
+    failures : tuple of Failure
+        Items that could not be read.
+    blocks : dict of str to ndarray of shape (n, width)
+        Features of the other items by the name of the block, without scaling.
+    computed : int
+        Number of items that were computed in this call, 0 if the chunk was read from
+        the cache. Not stored.
+    """
+
+    blocks: dict[
+        str, Annotated[NDArray[np.float32], Spec(("n", None), dtype="float32")]
+    ] = field(default_factory=dict)
+    computed: int = field(default=0, metadata=UNWRITTEN)
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` if the names are not those of the blocks."""
+        require(
+            sorted(self.names) == sorted(self.blocks),
+            "its blocks are not those that it names",
+        )
+
+    def joined(self, other: Chunk) -> Chunk:
+        """Return a chunk with the blocks of both chunks of the same items.
+
+        If precision or failures differ, this chunk is returned without those blocks.
+        """
+        if (self.precision, self.failures) != (other.precision, other.failures):
+            return self
+        blocks = {**other.blocks, **self.blocks}
+        return replace(self, names=tuple(blocks), blocks=blocks)
 
 
 def split_rows(rows: range, batch_size: int) -> list[range]:

@@ -2,6 +2,9 @@
 
 :func:`encode` takes items and uses the cache. :func:`encode_batch` takes samples that
 are prepared already, and runs the network once for all of them.
+
+Items are encoded in chunks, which are the files of the cache. A chunk goes through the
+network in smaller batches. :class:`Runner` runs one batch at the chosen precision.
 """
 
 from __future__ import annotations
@@ -12,11 +15,17 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -30,6 +39,7 @@ from evergrow.core.errors import (
     ImageError,
     InputError,
     NewerSchemaError,
+    NumericalError,
     ParameterError,
 )
 from evergrow.core.progress import meter
@@ -39,9 +49,9 @@ from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.feature_blocks import join_blocks
 from evergrow.data.items import Dataset, Items
-from evergrow.features import cache
 from evergrow.features.backbone import Backbone, BackboneSpec, LazyBackbone, Precision
 from evergrow.features.batches import (
+    Chunk,
     Failure,
     ImageReader,
     LoadedBatch,
@@ -51,35 +61,34 @@ from evergrow.features.batches import (
     split_rows,
     text_batches,
 )
-from evergrow.features.cache import (
-    CacheEntry,
-    CacheInfo,
-    Chunk,
-    ChunkHead,
-    FeatureCache,
-    feature_key,
-)
-from evergrow.features.gpu_images import (
-    MAX_IMAGE_BYTES,
-    GpuPreparation,
-    RawReader,
-    can_prepare,
-)
 from evergrow.features.image_backbone import ImageBackbone
 from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipe import FeatureRecipe
-from evergrow.features.runner import Policy, Runner, first_precision
+
+if TYPE_CHECKING:
+    from evergrow.features.cache import CacheEntry
 
 OnError = Literal["raise", "skip"]
+Policy = Literal["auto", "float32", "float16"]
+"""Precision that can be requested."""
 
-MIN_CACHED_ITEMS = 5
-"""Fewer items are not cached: the backbone is faster than locking and writing files."""
+CHUNK = 1024
+"""Number of items in a chunk. A killed process loses at most one chunk."""
 
-MAX_CPU_BATCHES = 4
-"""Batches that a CPU runs at once. Each needs memory for its activations."""
+HALF_PRECISION_ERROR = 1e-3
+"""Largest distance of half-precision rows from float32 rows that "auto" accepts.
 
+It is relative to the norm of the row, and holds for each block.
+"""
+
+_MIN_CACHED_ITEMS = 5  # fewer are encoded faster than files are locked and written
+_CPU_BATCHES = 4  # that run at once; each needs memory for its activations
+_GPU_BATCHES_AHEAD = 3  # batches in the queue of a GPU
+_CPU_BATCH_SIZE = 32
+_GPU_BATCH_SIZE = 128
 _NAMED_FAILURES = 5  # images that a warning names
-_BATCHES_AHEAD = 3  # batches in the queue of a GPU
+_NAMED_CLASSES = 5  # classes that an error names
+_JOINING_THREADS = 4
 _JOINED_ROWS = 256  # rows that a thread turns into feature vectors at a time
 _CUSTOM_IMAGE_BYTES = 12 * 512 * 512  # guess for a transform of the user
 
@@ -140,27 +149,25 @@ class EncodeConfig:
 
         Unknown names raise an error that suggests the nearest.
         """
-        if changes:
-            return with_changes(self, changes, "setting of an encoding")
-        return self
+        return with_changes(self, changes, "setting of an encoding")
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Feature vectors of items.
+    """Feature vectors of the items that could be read.
 
     Parameters
     ----------
     X : ndarray of shape (n, d)
         The features.
     rows : ndarray of int of shape (n,)
-        Indices of the items. Items that could not be read are missing.
+        Index of the item of each row of `X`, ascending.
     failures : tuple of (str, str)
-        Name and reason of every item that could not be read.
+        Name and error message of every item that could not be read.
     widths : tuple of int
-        Number of columns of each block.
+        Number of columns of each block. Empty if they are unknown.
     precision : {"float32", "float16"}
-        Precision of the backbone.
+        Precision at which the backbone ran.
     computed : int
         Number of items that were computed. The others came from the cache.
     seconds : float
@@ -196,6 +203,10 @@ def encode(
 ) -> Features:
     """Compute the features of items, or read them from the cache.
 
+    Computed features are written to the cache. Warns with :class:`DataWarning` about
+    images that are left out, and with :class:`CacheWarning` if the cache cannot be
+    used. A :class:`LazyBackbone` is loaded if features are missing in the cache.
+
     Parameters
     ----------
     backbone : Backbone or LazyBackbone
@@ -208,7 +219,7 @@ def encode(
         Whether to scale the blocks of a recipe to equal energy, as classifiers expect
         them. Otherwise blocks are concatenated without scaling.
     **settings
-        Fields of :class:`EncodeConfig` to change.
+        Fields of :class:`EncodeConfig` to change in `config`.
 
     Returns
     -------
@@ -239,36 +250,40 @@ def encode(
     >>> encode(Length(), Texts(("one", "three")), cache=False).X.tolist()
     [[3.0], [5.0]]
     """
-    work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
-    X = np.empty((work.n_items, work.recipe.n_features), dtype=np.float32)
+    encoding = _Encoding(
+        backbone, items, (config or EncodeConfig()).changed(**settings)
+    )
+    X = np.empty((encoding.n_items, encoding.recipe.n_features), dtype=np.float32)
     failures: list[Failure] = []
     joining = []
     end = 0
     computed = 0
     # Vectors are built while the next chunk goes through the backbone.
-    with ThreadPoolExecutor(4, "evergrow-features") as pool:
-        for chunk in work.chunks():
+    with ThreadPoolExecutor(_JOINING_THREADS, "evergrow-features") as pool:
+        for chunk in encoding.chunks():
             start = end
             end = start + len(next(iter(chunk.blocks.values())))
             for rows in split_rows(range(end - start), _JOINED_ROWS):
                 out = X[start + rows.start : start + rows.stop]
                 joining.append(
-                    pool.submit(_write_vectors, out, chunk, rows, work.recipe, join)
+                    pool.submit(_write_vectors, out, chunk, rows, encoding.recipe, join)
                 )
             failures += chunk.failures
             computed += chunk.computed
             precision = chunk.precision
     for future in joining:
-        future.result()
-    _report_failures(failures, work.n_items)
+        future.result()  # raises its exception, if any
+    _report_failures(failures, encoding.n_items)
     return Features(
         X=X[:end],
-        rows=np.delete(np.arange(work.n_items), [failure.row for failure in failures]),
+        rows=np.delete(
+            np.arange(encoding.n_items), [failure.row for failure in failures]
+        ),
         failures=tuple((failure.name, failure.reason) for failure in failures),
-        widths=work.recipe.widths,
+        widths=encoding.recipe.widths,
         precision=precision,
         computed=computed,
-        seconds=time.perf_counter() - work.started,
+        seconds=time.perf_counter() - encoding.started,
     )
 
 
@@ -292,14 +307,15 @@ def encode_batch(
 ) -> NDArray[np.float32]:
     """Compute the features of prepared samples in float32 with a single pass.
 
-    Blocks are scaled to equal energy.
+    The cache is not used. Blocks are scaled to equal energy.
 
     Parameters
     ----------
     backbone : Backbone
         The backbone.
     samples : sequence of Tensor or str
-        At least one text, or image from ``backbone.transform``.
+        At least one text or image. Images are results of ``backbone.transform``, of
+        one shape.
 
     Returns
     -------
@@ -374,10 +390,10 @@ def featurize(
     >>> featurize(data, backbone, cache=False).X_train.shape
     (6, 96)
     """
-    parts = [part.raw_items() for part in (data.train, data.test) if part is not None]
     encoded = [
-        encode(backbone, items, config=config, join=False, **settings)
-        for items in parts
+        encode(backbone, part.raw_items(), config=config, join=False, **settings)
+        for part in (data.train, data.test)
+        if part is not None
     ]
     train = encoded[0]
     y_train = data.y_train[train.rows]
@@ -386,9 +402,9 @@ def featurize(
     if len(encoded) > 1:
         X_test = encoded[1].X
         y_test = data.y_test[encoded[1].rows]
-    lost = sorted(set(data.y_train.tolist()) - set(y_train.tolist()))
-    if lost:
-        names = ", ".join(data.class_names[label] for label in lost[:5])
+    lost = np.setdiff1d(data.y_train, y_train)
+    if len(lost):
+        names = ", ".join(data.class_names[label] for label in lost[:_NAMED_CLASSES])
         raise InputError(
             "every class must keep a training sample, got none that can be read for "
             f"{names}"
@@ -410,18 +426,20 @@ def featurize(
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files.
 
-    It contains no path.
+    It has most fields of :class:`BackboneSpec` by name. The source of the weights is
+    without its path, and the recipe, if any, is without its note.
     """
-    names = (
-        "name",
-        "weights",
-        "weights_hash",
-        "preset",
-        "preprocessing",
-        "options",
-        "n_features",
-    )
-    entry = {name: getattr(spec, name) for name in names}
+    entry: dict[str, Any] = {
+        name: getattr(spec, name)
+        for name in (
+            "name",
+            "weights_hash",
+            "preset",
+            "preprocessing",
+            "options",
+            "n_features",
+        )
+    }
     entry["weights"] = spec.weights.partition(":")[0]
     if spec.recipe is not None:
         entry["recipe"] = to_values(replace(spec.recipe, note=""))
@@ -429,7 +447,19 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
 
 
 class _Encoding:
-    """One call of :func:`encode`: reads chunks from the cache, or computes them."""
+    """One call of :func:`encode`: reads chunks from the cache, or computes them.
+
+    Attributes
+    ----------
+    recipe : FeatureRecipe
+        Blocks of the feature vectors.
+    components : FeatureRecipe
+        Blocks that are computed and stored, with one view and one side each.
+    precision : {"float32", "float16"} or None
+        Precision of the backbone. None until the first batch decides.
+    n_done : int
+        Number of items so far, for the progress bar.
+    """
 
     def __init__(
         self, backbone: Backbone | LazyBackbone, items: Items, config: EncodeConfig
@@ -439,7 +469,8 @@ class _Encoding:
         self.config = config
         self.recipe = backbone.spec.blocks
         self.components = self.recipe.components
-        default_size = 32 if backbone.device.type == "cpu" else 128
+        is_cpu = backbone.device.type == "cpu"
+        default_size = _CPU_BATCH_SIZE if is_cpu else _GPU_BATCH_SIZE
         self.batch_size = config.batch_size or default_size
         self.n_items = len(items)
         self.n_done = 0
@@ -451,98 +482,113 @@ class _Encoding:
                 f"items must be what {backbone.spec.name} takes, which is of kind "
                 f"{backbone.spec.kind!r}, got {items.kind!r}"
             )
-        self.precision = first_precision(backbone.device, config.precision)
+        self.precision = _first_precision(backbone.device, config.precision)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of all items in order."""
-        chunks = split_rows(range(self.n_items), cache.CHUNK)
+        """Yield the chunks of all items in order, and store those that are computed."""
+        chunks = split_rows(range(self.n_items), CHUNK)
         wanted = set(self.components.blocks)
         with ExitStack() as stack:
-            if self.config.progress:
-                self.tick = stack.enter_context(
-                    meter("features", self.n_items, enabled=True)
-                )
+            bar = meter("features", self.n_items, enabled=self.config.progress)
+            self.tick = stack.enter_context(bar)
             entry, stored = self._open_cache(chunks, stack)
-            available = {
-                rows: wanted & set(head.names) for rows, head in stored.items()
-            }
-            incomplete = [rows for rows in chunks if available.get(rows) != wanted]
-            computed = self._computed(
-                incomplete,
-                self._missing_blocks(
-                    [available.get(rows, set()) for rows in incomplete]
-                ),
+            is_writable = entry is not None
+            incomplete = [rows for rows in chunks if stored.get(rows) != wanted]
+            missing = self._missing_blocks(
+                [stored.get(rows, set()) for rows in incomplete]
             )
+            computed = self._computed(incomplete, missing)
             for rows in chunks:
                 cached = None
                 if entry is not None and rows in stored:
                     cached = entry.load(rows, self.components)
-                chunk = cached
-                if available.get(rows) != wanted:
-                    fresh = next(computed)
-                    chunk = fresh if cached is None else fresh.joined(cached)
-                if chunk is None or not wanted <= set(chunk.names):
-                    chunk = next(self._computed([rows], self.components))
-                if chunk is cached:
-                    self._check_failures(chunk.failures)
+                if cached is not None and stored[rows] == wanted:
+                    self._check_failures(cached.failures)
                     self._show_progress(len(rows))
-                elif entry is not None and not _store(entry, rows, chunk):
-                    entry = None
+                    yield cached
+                    continue
+                chunk = cached
+                if stored.get(rows) != wanted:
+                    chunk = next(computed)
+                    if cached is not None:
+                        chunk = chunk.joined(cached)
+                if chunk is None or not wanted <= set(chunk.names):
+                    # The stored chunk is damaged, or does not fit the new blocks.
+                    chunk = next(self._computed([rows], self.components))
+                if entry is not None and is_writable:
+                    is_writable = _store(entry, rows, chunk)
                 yield chunk
 
-    def _missing_blocks(self, available: Sequence[set[str]]) -> FeatureRecipe:
-        """Return the blocks that some incomplete chunk lacks."""
-        shared = set.intersection(*available) if available else set()
-        return self.components.without(tuple(shared)) or self.components
+    def _missing_blocks(self, stored: Sequence[set[str]]) -> FeatureRecipe:
+        """Return the blocks that some incomplete chunk lacks.
+
+        Parameters
+        ----------
+        stored : sequence of set of str
+            Stored blocks of each incomplete chunk.
+        """
+        shared = set(self.components.blocks).intersection(*stored)
+        return self.components.without(shared) or self.components
 
     def _open_cache(
         self, chunks: list[range], stack: ExitStack
-    ) -> tuple[CacheEntry | None, dict[range, ChunkHead]]:
-        """Return the cache entry, or None if it is not used, and its chunks."""
-        entry = self._find_entry()
-        if entry is None:
-            return None, {}
-        try:
-            return entry, self._open_entry(entry, chunks, stack)
-        except (OSError, NewerSchemaError) as error:  # newer files are not changed
-            _warn_unused(error)
-            return None, {}
+    ) -> tuple[CacheEntry | None, dict[range, set[str]]]:
+        """Open the cache entry of the features.
 
-    def _find_entry(self) -> CacheEntry | None:
-        """Return the cache entry of these features, which may not exist yet."""
+        The entry is locked until `stack` is closed, unless it is complete.
+
+        Returns
+        -------
+        entry : CacheEntry or None
+            None if the cache is not used.
+        stored : dict of range to set of str
+            Names of the wanted blocks in each stored chunk.
+        """
         config = self.config
-        if config.cache is False or self.n_items < MIN_CACHED_ITEMS:
-            return None
+        if config.cache is False or self.n_items < _MIN_CACHED_ITEMS:
+            return None, {}
+        from evergrow.features.cache import FeatureCache, feature_key
+
         try:
             stamp = self.items.stamp()
         except DatasetNotFoundError as error:  # an image is missing
             if config.on_error == "raise":
                 raise
             _warn_unused(error)
-            return None
+            return None, {}
         key = feature_key(stamp, self.backbone.spec, config.precision)
-        return FeatureCache(config.cache).entry(key)
+        entry = FeatureCache(config.cache).entry(key)
+        try:
+            return entry, self._open_entry(entry, chunks, stack)
+        except (OSError, NewerSchemaError) as error:  # newer files are not changed
+            _warn_unused(error)
+            return None, {}
 
     def _open_entry(
         self, entry: CacheEntry, chunks: list[range], stack: ExitStack
-    ) -> dict[range, ChunkHead]:
-        """Return the chunks of an entry. If blocks are missing, lock it for writing."""
-        stored = entry.stored(chunks)
+    ) -> dict[range, set[str]]:
+        """Return the stored blocks of an entry. If some are missing, lock the entry.
+
+        The precision of stored chunks is adopted.
+        """
+        from evergrow.features.cache import CacheInfo
+
         wanted = set(self.components.blocks)
-        is_complete = all(wanted <= set(head.names) for head in stored.values())
-        if is_complete and len(stored) == len(chunks):
+        heads = entry.read_heads(chunks)
+        stored = {rows: wanted & set(head.names) for rows, head in heads.items()}
+        if all(stored.get(rows) == wanted for rows in chunks):
             return stored
         stack.enter_context(entry.writing())
-        stored = entry.stored(chunks)  # another process may have written some
-        if stored:
-            self.precision = next(iter(stored.values())).precision
+        heads = entry.read_heads(chunks)  # another process may have written some
+        if heads:
+            self.precision = next(iter(heads.values())).precision
         if self.precision == "float16" and self.backbone.device.type != "cuda":
             # This device cannot continue at that precision.
             entry.clear()
-            stored = {}
+            heads = {}
             self.precision = "float32"
         entry.begin(CacheInfo.of(self.items, self.backbone.spec))
-        return stored
+        return {rows: wanted & set(head.names) for rows, head in heads.items()}
 
     def _check_failures(self, failures: Sequence[Failure]) -> None:
         """Raise if an image could not be read and none may be left out."""
@@ -554,23 +600,22 @@ class _Encoding:
     def _show_progress(self, n_items: int) -> None:
         self.n_done += n_items
         rate = self.n_done / max(time.perf_counter() - self.started, 1e-9)
-        if self.config.progress:
-            self.tick(self.n_done, f"{rate:,.1f} {self.items.kind}s/s")
+        self.tick(self.n_done, f"{rate:,.1f} {self.items.kind}s/s")
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
-        """Compute chunks with the blocks of a recipe."""
+        """Yield chunks with the blocks of a recipe. Load the backbone if needed."""
         if isinstance(self.backbone, LazyBackbone):
             self.backbone = self.backbone.load().to(self.backbone.device)
         backbone = self.backbone.with_blocks(recipe)
         runner = Runner(backbone, self.precision)
-        n_batches = sum(-(-len(rows) // self.batch_size) for rows in chunks)
+        batches_per_chunk = [split_rows(rows, self.batch_size) for rows in chunks]
+        n_batches = sum(map(len, batches_per_chunk))
         with (
             self._batches(chunks, backbone) as batches,
             closing(_encoded(batches, runner, n_batches)) as encoded,
         ):
-            for rows in chunks:
-                n_batches = -(-len(rows) // self.batch_size)
-                yield self._collect(rows, islice(encoded, n_batches), recipe, runner)
+            for rows, parts in zip(chunks, batches_per_chunk, strict=True):
+                yield self._collect(rows, islice(encoded, len(parts)), recipe, runner)
 
     def _collect(
         self,
@@ -594,48 +639,62 @@ class _Encoding:
         self.precision = runner.precision
         return Chunk(
             recipe.blocks,
-            runner.precision or "float32",
+            runner.precision or "float32",  # None if no image could be read
             tuple(failures),
             dict(zip(recipe.blocks, blocks, strict=True)),
             computed=len(rows),
         )
 
-    @contextmanager
     def _batches(
         self, chunks: list[range], backbone: Backbone
-    ) -> Iterator[Iterator[LoadedBatch]]:
-        """Yield an iterator over the batches of some chunks."""
-        items = self.items
+    ) -> AbstractContextManager[Iterator[LoadedBatch]]:
+        """Return a context with an iterator over the batches of some chunks."""
+        if self.items.kind == "text":
+            return nullcontext(text_batches(self.items, chunks, self.batch_size))
         transform = backbone.transform
         device = backbone.device
-        if items.kind == "text":
-            yield text_batches(items, chunks, self.batch_size)
-            return
         if transform is None:
             raise InputError(
                 "backbone must have a transform to take images, got None from "
-                f"{self.backbone.spec.name}"
+                f"{backbone.spec.name}"
             )
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
         image_bytes = _CUSTOM_IMAGE_BYTES
         if isinstance(transform, Preprocessing):
             image_bytes = 3 * math.prod(transform.size)
-            if device.type == "cuda" and can_prepare(transform):
-                image_bytes = max(image_bytes, MAX_IMAGE_BYTES)
-                workers = self._choose_workers(rows, device, image_bytes)
-                if getattr(items, "pixels", None) is not None:
-                    workers = 0  # there is nothing to decode
-                raw = RawReader(items, transform, pinned=workers == 0)
-                with (
-                    loaded_batches(raw, rows, workers=workers, device=device) as images,
-                    closing(GpuPreparation(transform, device)(images)) as prepared,
-                ):
-                    yield prepared
-                return
+            if device.type == "cuda":
+                from evergrow.features.gpu_images import can_prepare
+
+                if can_prepare(transform):
+                    return self._gpu_batches(rows, transform, device)
+        return loaded_batches(
+            ImageReader(self.items, transform),
+            rows,
+            workers=self._choose_workers(rows, device, image_bytes),
+            device=device,
+        )
+
+    @contextmanager
+    def _gpu_batches(
+        self, rows: list[range], transform: Preprocessing, device: torch.device
+    ) -> Iterator[Iterator[LoadedBatch]]:
+        """Yield an iterator over batches that the GPU resizes and crops."""
+        from evergrow.features.gpu_images import (
+            MAX_IMAGE_BYTES,
+            GpuPreparation,
+            RawReader,
+        )
+
+        image_bytes = max(3 * math.prod(transform.size), MAX_IMAGE_BYTES)
         workers = self._choose_workers(rows, device, image_bytes)
-        reader = ImageReader(items, transform)
-        with loaded_batches(reader, rows, workers=workers, device=device) as batches:
-            yield batches
+        if getattr(self.items, "pixels", None) is not None:
+            workers = 0  # there is nothing to decode
+        raw = RawReader(self.items, transform, pinned=workers == 0)
+        with (
+            loaded_batches(raw, rows, workers=workers, device=device) as images,
+            closing(GpuPreparation(transform, device)(images)) as prepared,
+        ):
+            yield prepared
 
     def _choose_workers(
         self, batches: Sequence[range], device: torch.device, image_bytes: int
@@ -646,7 +705,13 @@ class _Encoding:
 
 
 def _store(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
-    """Store a chunk, unless failures may be temporary. Return False if that fails."""
+    """Store a chunk, unless failures may be temporary.
+
+    Returns
+    -------
+    bool
+        False if it cannot be written. A warning says why.
+    """
     if any(failure.temporary for failure in chunk.failures):
         return True
     try:
@@ -658,9 +723,9 @@ def _store(entry: CacheEntry, rows: range, chunk: Chunk) -> bool:
 
 
 def _encoded(
-    batches: Iterator[LoadedBatch], runner: Runner, n_batches: int = 1
+    batches: Iterator[LoadedBatch], runner: Runner, n_batches: int
 ) -> Generator[tuple[LoadedBatch, NDArray[np.float32]], None, None]:
-    """Yield every batch with its features.
+    """Yield every batch with its features, in order.
 
     A GPU is given some batches in advance. A CPU runs several batches of images at
     once, each on its own threads: the threads of one batch wait for each other after
@@ -669,9 +734,9 @@ def _encoded(
     device = runner.backbone.device
     calls = (partial(_start, runner, batch) for batch in batches)
     with ExitStack() as stack:
-        n_at_once = min(torch.get_num_threads(), n_batches, MAX_CPU_BATCHES)
+        n_at_once = min(torch.get_num_threads(), n_batches, _CPU_BATCHES)
         if device.type == "cuda":
-            started = run_ahead(calls, _BATCHES_AHEAD, _network_thread(device))
+            started = run_ahead(calls, _GPU_BATCHES_AHEAD, _network_thread(device))
         elif n_at_once > 1 and isinstance(runner.backbone, ImageBackbone):
             n_threads = torch.get_num_threads() // n_at_once
             pool = ThreadPoolExecutor(
@@ -700,8 +765,142 @@ def _network_thread(device: torch.device) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "evergrow-network")
 
 
+def _first_precision(device: torch.device, policy: Policy) -> Precision | None:
+    """Return the requested precision, or None if the first batch decides."""
+    if policy == "float16" and device.type != "cuda":
+        raise ParameterError(
+            "precision must be 'auto' or 'float32' where the backbone runs on "
+            f"{device.type}, got 'float16'; only CUDA devices run it"
+        )
+    if policy != "auto":
+        return policy
+    if device.type == "cuda":
+        return None
+    return "float32"
+
+
+class Runner:
+    """Runs a backbone, and checks the features.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        The backbone.
+    precision : {"float32", "float16"} or None
+        Precision. None is replaced when the first batch is run: by ``"float16"`` if its
+        features agree with float32, else by ``"float32"``.
+    """
+
+    def __init__(self, backbone: Backbone, precision: Precision | None) -> None:
+        self.backbone = backbone
+        self.precision = precision
+
+    def start(
+        self, batch: Tensor | list[str] | None
+    ) -> Callable[[], NDArray[np.float32]]:
+        """Start a batch, and return a function that waits for its features.
+
+        Parameters
+        ----------
+        batch : Tensor, list of str or None
+            Texts, or images from the backbone's transform. If the transform is a
+            :class:`Preprocessing`, images can also be its uint8 pixels. None gives no
+            rows.
+        """
+        if batch is None:
+            empty = np.empty((0, self.backbone.n_features), dtype=np.float32)
+            return lambda: empty
+        with torch.inference_mode():
+            features = self._run(batch)
+            if features.device.type != "cuda":
+                return partial(self._fetch, batch, features, None)
+            # Copied now: a later copy would wait for batches that are queued meanwhile.
+            host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
+            host.copy_(features, non_blocking=True)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(features.device))
+        return partial(self._fetch, batch, host, ready)
+
+    def _fetch(
+        self, batch: Tensor | list[str], features: Tensor, ready: Any
+    ) -> NDArray[np.float32]:
+        """Wait for features, and return them as an array.
+
+        A batch that overflowed in half precision is run again in float32.
+
+        Raises
+        ------
+        InputError
+            If they have another shape than the backbone's description states.
+        NumericalError
+            If they are not finite.
+        """
+        array: NDArray[np.float32] = features.numpy()
+        if ready is not None:
+            ready.synchronize()
+            array = array.copy()  # frees the pinned memory, which is scarce
+        if self.precision == "float16" and not np.isfinite(array).all():
+            with torch.inference_mode():
+                array = self._encode(batch, "float32").cpu().numpy()
+        spec = self.backbone.spec
+        expected = (len(batch), spec.n_features)
+        if array.shape != expected:
+            raise InputError(
+                f"backbone must return features of shape {expected}, got {array.shape} "
+                f"from {spec.name}"
+            )
+        is_finite = np.isfinite(array).all(axis=1)
+        if not is_finite.all():
+            raise NumericalError(
+                f"features must be finite, got NaN or infinity from {spec.name} in "
+                f"{int((~is_finite).sum())} of a batch of {len(array)}"
+            )
+        return array
+
+    def _run(self, batch: Tensor | list[str]) -> Tensor:
+        """Return features on the device. The first batch decides the precision."""
+        if self.precision is not None:
+            return self._encode(batch, self.precision)
+        exact = self._encode(batch, "float32")
+        half = self._encode(batch, "float16")
+        # Blocks are compared one by one: some have much smaller values than others.
+        widths = list(self.backbone.spec.blocks.widths)
+        gaps = map(
+            _largest_error,
+            torch.split(half, widths, dim=1),
+            torch.split(exact, widths, dim=1),
+        )
+        if max(gaps) <= HALF_PRECISION_ERROR:
+            self.precision = "float16"
+            return half
+        self.precision = "float32"
+        return exact
+
+    def _encode(self, batch: Any, precision: Precision) -> Tensor:
+        device = self.backbone.device
+        transform = self.backbone.transform
+        if isinstance(batch, Tensor):
+            batch = batch.to(device, non_blocking=True)
+            if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
+                batch = transform.normalised(batch)
+        # On a CPU this turns off an autocast of the caller.
+        dtype = torch.float16 if device.type == "cuda" else None
+        with torch.autocast(device.type, dtype=dtype, enabled=precision == "float16"):
+            return self.backbone.encode(batch).float()
+
+
+def _largest_error(half: Tensor, exact: Tensor) -> float:
+    """Return the largest distance between rows, relative to the norm of the row.
+
+    The result is infinite if a row is not finite.
+    """
+    norms = exact.double().norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    gaps = (half.double() - exact.double()).norm(dim=1) / norms
+    return float(torch.nan_to_num(gaps, nan=torch.inf, posinf=torch.inf).max())
+
+
 def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
-    """Warn about failures, or raise if every item failed."""
+    """Warn about failures, or raise :class:`ImageError` if every item failed."""
     if not failures:
         return
     names = ", ".join(failure.name for failure in failures[:_NAMED_FAILURES])
@@ -719,6 +918,7 @@ def _report_failures(failures: Sequence[Failure], n_items: int) -> None:
 
 
 def _warn_unused(error: Exception) -> None:
+    """Warn that the cache is not used because of an error."""
     warnings.warn(
         "The feature cache cannot be used, features are kept in memory only: "
         f"{error}. Set EVERGROW_CACHE to a folder with room, or do without by "
