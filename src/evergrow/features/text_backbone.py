@@ -17,11 +17,11 @@ from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number, resolve_device
 from evergrow.features.backbone import Backbone, BackboneSpec
-from evergrow.features.depths import pool_positions
 from evergrow.features.recipe import (
     FINAL,
     FeatureBlock,
     FeatureRecipe,
+    pool_positions,
     resolve_recipe,
     rich_blocks,
 )
