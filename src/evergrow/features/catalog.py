@@ -31,16 +31,14 @@ from evergrow.features.image_backbone import ImageBackbone, check_widths, read_b
 from evergrow.features.preprocess import PRESETS, Preprocessing
 from evergrow.features.recipe import FINAL, FeatureBlock, check_recipe
 from evergrow.features.text_backbone import load_text_backbone
-from evergrow.features.weight_sources import (
+from evergrow.features.weights import (
     FILE_NAMES,
-    PREFIX,
+    SENTENCE_PREFIX,
     SHORT_NAMES,
     WantedWeights,
-    locate,
-)
-from evergrow.features.weights import (
     hash_weights,
     load_weights,
+    locate,
     read_weights,
     seeded_init,
 )
@@ -221,7 +219,7 @@ def _feature_width(module: nn.Module, preprocessing: Preprocessing, name: str) -
 
 def is_text_name(name: str) -> bool:
     """Return whether the name of a backbone is that of a sentence encoder."""
-    return name.startswith(PREFIX) or name in SHORT_NAMES
+    return name.startswith(SENTENCE_PREFIX) or name in SHORT_NAMES
 
 
 def backbone_from_spec(

@@ -555,7 +555,7 @@ class _DepthReader:
         )
 
     def _count_tokens(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Count the tokens before a tuner appends prompts. A hook of the first depth."""
+        """Count the tokens that enter the first depth, without a tuner's prompts."""
         if threading.get_ident() != self._thread:  # a pass of another thread
             return
         if args and isinstance(args[0], Tensor) and args[0].ndim == 3:

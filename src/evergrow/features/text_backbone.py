@@ -25,14 +25,15 @@ from evergrow.features.recipe import (
     resolve_recipe,
     rich_blocks,
 )
-from evergrow.features.weight_sources import (
+from evergrow.features.weights import (
     FILE_NAMES,
-    PREFIX,
+    SENTENCE_PREFIX,
     SHORT_NAMES,
     WantedWeights,
+    hash_weights,
     locate,
+    seeded_init,
 )
-from evergrow.features.weights import hash_weights, seeded_init
 
 _SAMPLE_TEXTS = ("a text", "another text, which is longer")
 
@@ -116,7 +117,7 @@ def load_text_backbone(
             f"{sorted(unknown)}"
         )
     require("sentence_transformers", extra="text", purpose="encoding texts")
-    bare_name = name.removeprefix(PREFIX)
+    bare_name = name.removeprefix(SENTENCE_PREFIX)
     short_name = next(
         (short for short, full in SHORT_NAMES.items() if bare_name in (short, full)),
         None,
