@@ -164,14 +164,37 @@ class ImageReader(Dataset[Any]):
         self._transform = transform
 
     def load(self, source: Any, name: str | None = None) -> Any:
-        """Return the tensor of an image, or raise :class:`ImageError`."""
+        """Decode and transform an image.
+
+        Parameters
+        ----------
+        source : path, bytes, PIL.Image.Image or ndarray
+            The image; see :func:`~evergrow.features.decode_image`.
+        name : str, optional
+            Name of the image in messages.
+
+        Returns
+        -------
+        Tensor
+            Result of the transform. uint8 pixels if it is a :class:`Preprocessing`.
+
+        Raises
+        ------
+        ImageError
+            If the image cannot be read.
+        """
         image = decode_image(source, name=name)
         if isinstance(self._transform, Preprocessing):
             return self._transform.pixels(image)
         return self._transform(image)
 
     def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
-        """Read images.
+        """Read images, and collect those that cannot be read.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            Indices of the images.
 
         Returns
         -------
@@ -200,7 +223,15 @@ class ImageReader(Dataset[Any]):
         return read, loaded, failures
 
     def __getitems__(self, rows: Sequence[int]) -> Any:
-        """Return a :class:`LoadedBatch` in channels-last order."""
+        """Return the images `rows` as a :class:`LoadedBatch`, for torch's loader.
+
+        Images are in channels-last order in memory.
+
+        Raises
+        ------
+        InputError
+            If images have different shapes.
+        """
         read, loaded, failures = self.read(rows)
         batch = None
         if loaded:
@@ -229,7 +260,7 @@ class ImageReader(Dataset[Any]):
 
 
 def _is_system_error(error: BaseException) -> bool:
-    """Return whether the operating system refused access to a file."""
+    """Return whether an error, or a cause of it, came from the operating system."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
@@ -239,6 +270,7 @@ def _is_system_error(error: BaseException) -> bool:
 
 
 def _unchanged(batch: Any) -> Any:
+    """Return a batch as it is. A function of the module can be sent to workers."""
     return batch
 
 
@@ -335,7 +367,19 @@ def run_ahead(
 def text_batches(
     items: Items, chunks: Sequence[range], batch_size: int
 ) -> Iterator[LoadedBatch]:
-    """Yield batches of texts, sorted by length within a chunk to reduce padding."""
+    """Yield batches of texts, each of one chunk.
+
+    Within a chunk, texts are sorted by length, the longest first, to reduce padding.
+
+    Parameters
+    ----------
+    items : Items
+        The texts.
+    chunks : sequence of range
+        Indices of the texts of each chunk.
+    batch_size : int
+        Largest number of texts in a batch.
+    """
     for chunk in chunks:
         texts = [str(text) for _, text in items.batch(chunk)]
         order = sorted(
@@ -353,11 +397,13 @@ def choose_workers(
     device: torch.device,
     batch_bytes: int,
 ) -> int:
-    """Return the number of worker processes.
+    """Return the number of worker processes. 0 means to read in this process.
 
-    A model on the CPU needs most cores itself. For a GPU, two cores are left to start
-    kernels and pin batches. Batches wait in shared memory, which is small in many
-    containers and limits the number of workers.
+    A requested number is used, but at most one worker per batch. ``"auto"`` gives a
+    quarter of the cores, at most 8, to workers for a model on the CPU, which needs the
+    others. For a GPU, all but two cores are given, at most 16: the two start kernels
+    and pin batches. Batches wait in shared memory, which is small in many containers
+    and limits the number of workers.
 
     Parameters
     ----------
@@ -368,7 +414,7 @@ def choose_workers(
     device : torch.device
         Device of the model.
     batch_bytes : int
-        Size of a batch.
+        Size of a batch in bytes.
 
     Examples
     --------

@@ -153,7 +153,29 @@ def _current_weight_name(name: str) -> str:
 
 
 def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
-    """Return the encoder and the source of its weights."""
+    """Load an encoder from a folder or a package, or download it.
+
+    Parameters
+    ----------
+    name : str
+        Short name, name on the Hub, or folder.
+    weights : str, path-like or None
+        As for :func:`create_backbone`.
+
+    Returns
+    -------
+    encoder : sentence_transformers.SentenceTransformer
+        The encoder on the CPU.
+    source : str
+        Source of the weights for the description.
+
+    Raises
+    ------
+    ParameterError
+        If random weights are requested.
+    WeightsError
+        If the weights are missing or cannot be read.
+    """
     wanted = WantedWeights(
         name,
         "text",
@@ -196,7 +218,7 @@ def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[An
 
 @contextlib.contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Disable the progress bars of ``transformers``."""
+    """Disable the progress bars of ``transformers`` in this process for a while."""
     logging: Any = importlib.import_module("transformers.utils.logging")
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -220,13 +242,16 @@ def hidden_depths(encoder: nn.Module) -> int:
 
 
 def default_prompt(encoder: Any) -> str:
-    """Return the prompt that a sentence encoder prepends to every text."""
+    """Return the prompt that a sentence encoder prepends to every text, or ``""``."""
     name = getattr(encoder, "default_prompt_name", None)
     return (getattr(encoder, "prompts", None) or {}).get(name) or ""
 
 
 def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str, Any]:
-    """Tokenize a batch as the sentence encoder does, with its default prompt.
+    """Tokenize texts as the sentence encoder does, with its default prompt.
+
+    The result has the encoder's names, such as ``"input_ids"`` and
+    ``"attention_mask"``. Values are tensors (n, tokens), or settings of the encoder.
 
     Parameters
     ----------
@@ -253,7 +278,8 @@ def read_hidden_states(
 ) -> list[Tensor]:
     """Return float32 blocks (n, width) of a batch of tokens from one pass.
 
-    Padding is ignored.
+    Padding is ignored. The encoder is put into evaluation mode, and told to return all
+    hidden states if a block needs them.
 
     Parameters
     ----------
@@ -291,6 +317,7 @@ def read_hidden_states(
 
 
 def _check_text_block(block: FeatureBlock, place: Any, depths: int) -> None:
+    """Raise :class:`ParameterError` if `depths` hidden states do not include a block."""
     if block.view is not None or block.also or block.side:
         raise ParameterError(
             f"views and mirror images are for images, got {str(block)!r} for texts"
@@ -304,7 +331,11 @@ def _check_text_block(block: FeatureBlock, place: Any, depths: int) -> None:
         )
 
 
-def _hidden_state(output: Mapping[str, Any], place: Any) -> Any:
+def _hidden_state(output: Mapping[str, Any], place: int | str) -> Any:
+    """Return a hidden state (n, tokens, width), or None if the encoder gave none.
+
+    -1 is the input of the encoder's pooling, smaller numbers are earlier states.
+    """
     if place == -1:
         return output.get("token_embeddings")
     layers = output.get("all_layer_embeddings")
@@ -312,7 +343,10 @@ def _hidden_state(output: Mapping[str, Any], place: Any) -> Any:
 
 
 def _pool_hidden_state(block: FeatureBlock, states: Any, mask: Tensor | None) -> Tensor:
-    """Pool one hidden state (n, tokens, width) over the tokens of each text."""
+    """Pool one hidden state (n, tokens, width) over the tokens of each text.
+
+    Raises :class:`InputError` if `states` are not one vector per token of `mask`.
+    """
     if not isinstance(states, Tensor):
         raise _not_all_tokens(block, type(states).__name__)
     if mask is None or states.shape[:2] != mask.shape:
@@ -326,6 +360,7 @@ def _pool_hidden_state(block: FeatureBlock, states: Any, mask: Tensor | None) ->
 
 
 def _not_all_tokens(block: FeatureBlock, got: object) -> InputError:
+    """Return the error for a hidden state of another type or shape."""
     return InputError(
         f"block {str(block)!r} must be read at the states of all tokens, got {got}"
     )
