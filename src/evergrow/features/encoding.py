@@ -4,7 +4,7 @@
 are prepared already, and runs the network once for all of them.
 
 Items are encoded in chunks, which are the files of the cache. A chunk goes through the
-network in smaller batches. :class:`Runner` runs one batch at the chosen precision.
+network in smaller batches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from evergrow.core.errors import (
     ImageError,
     InputError,
     NewerSchemaError,
-    NumericalError,
     ParameterError,
 )
 from evergrow.core.progress import meter
@@ -55,7 +54,10 @@ from evergrow.features.batches import (
     Failure,
     ImageReader,
     LoadedBatch,
+    Policy,
+    Runner,
     choose_workers,
+    first_precision,
     loaded_batches,
     run_ahead,
     split_rows,
@@ -69,17 +71,9 @@ if TYPE_CHECKING:
     from evergrow.features.cache import CacheEntry
 
 OnError = Literal["raise", "skip"]
-Policy = Literal["auto", "float32", "float16"]
-"""Precision that can be requested."""
 
 CHUNK = 1024
 """Number of items in a chunk. A killed process loses at most one chunk."""
-
-HALF_PRECISION_ERROR = 1e-3
-"""Largest distance of half-precision rows from float32 rows that "auto" accepts.
-
-It is relative to the norm of the row, and holds for each block.
-"""
 
 _MIN_CACHED_ITEMS = 5  # fewer are encoded faster than files are locked and written
 _CPU_BATCHES = 4  # that run at once; each needs memory for its activations
@@ -429,17 +423,16 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     It has most fields of :class:`BackboneSpec` by name. The source of the weights is
     without its path, and the recipe, if any, is without its note.
     """
-    entry: dict[str, Any] = {
-        name: getattr(spec, name)
-        for name in (
-            "name",
-            "weights_hash",
-            "preset",
-            "preprocessing",
-            "options",
-            "n_features",
-        )
-    }
+    names = (
+        "name",
+        "weights",
+        "weights_hash",
+        "preset",
+        "preprocessing",
+        "options",
+        "n_features",
+    )
+    entry = {name: getattr(spec, name) for name in names}
     entry["weights"] = spec.weights.partition(":")[0]
     if spec.recipe is not None:
         entry["recipe"] = to_values(replace(spec.recipe, note=""))
@@ -482,7 +475,7 @@ class _Encoding:
                 f"items must be what {backbone.spec.name} takes, which is of kind "
                 f"{backbone.spec.kind!r}, got {items.kind!r}"
             )
-        self.precision = _first_precision(backbone.device, config.precision)
+        self.precision = first_precision(backbone.device, config.precision)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of all items in order, and store those that are computed."""
@@ -763,140 +756,6 @@ def _network_thread(device: torch.device) -> ThreadPoolExecutor:
     It is kept, since cuDNN spends seconds on the convolutions of a new thread.
     """
     return ThreadPoolExecutor(1, "evergrow-network")
-
-
-def _first_precision(device: torch.device, policy: Policy) -> Precision | None:
-    """Return the requested precision, or None if the first batch decides."""
-    if policy == "float16" and device.type != "cuda":
-        raise ParameterError(
-            "precision must be 'auto' or 'float32' where the backbone runs on "
-            f"{device.type}, got 'float16'; only CUDA devices run it"
-        )
-    if policy != "auto":
-        return policy
-    if device.type == "cuda":
-        return None
-    return "float32"
-
-
-class Runner:
-    """Runs a backbone, and checks the features.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        The backbone.
-    precision : {"float32", "float16"} or None
-        Precision. None is replaced when the first batch is run: by ``"float16"`` if its
-        features agree with float32, else by ``"float32"``.
-    """
-
-    def __init__(self, backbone: Backbone, precision: Precision | None) -> None:
-        self.backbone = backbone
-        self.precision = precision
-
-    def start(
-        self, batch: Tensor | list[str] | None
-    ) -> Callable[[], NDArray[np.float32]]:
-        """Start a batch, and return a function that waits for its features.
-
-        Parameters
-        ----------
-        batch : Tensor, list of str or None
-            Texts, or images from the backbone's transform. If the transform is a
-            :class:`Preprocessing`, images can also be its uint8 pixels. None gives no
-            rows.
-        """
-        if batch is None:
-            empty = np.empty((0, self.backbone.n_features), dtype=np.float32)
-            return lambda: empty
-        with torch.inference_mode():
-            features = self._run(batch)
-            if features.device.type != "cuda":
-                return partial(self._fetch, batch, features, None)
-            # Copied now: a later copy would wait for batches that are queued meanwhile.
-            host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
-            host.copy_(features, non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(features.device))
-        return partial(self._fetch, batch, host, ready)
-
-    def _fetch(
-        self, batch: Tensor | list[str], features: Tensor, ready: Any
-    ) -> NDArray[np.float32]:
-        """Wait for features, and return them as an array.
-
-        A batch that overflowed in half precision is run again in float32.
-
-        Raises
-        ------
-        InputError
-            If they have another shape than the backbone's description states.
-        NumericalError
-            If they are not finite.
-        """
-        array: NDArray[np.float32] = features.numpy()
-        if ready is not None:
-            ready.synchronize()
-            array = array.copy()  # frees the pinned memory, which is scarce
-        if self.precision == "float16" and not np.isfinite(array).all():
-            with torch.inference_mode():
-                array = self._encode(batch, "float32").cpu().numpy()
-        spec = self.backbone.spec
-        expected = (len(batch), spec.n_features)
-        if array.shape != expected:
-            raise InputError(
-                f"backbone must return features of shape {expected}, got {array.shape} "
-                f"from {spec.name}"
-            )
-        is_finite = np.isfinite(array).all(axis=1)
-        if not is_finite.all():
-            raise NumericalError(
-                f"features must be finite, got NaN or infinity from {spec.name} in "
-                f"{int((~is_finite).sum())} of a batch of {len(array)}"
-            )
-        return array
-
-    def _run(self, batch: Tensor | list[str]) -> Tensor:
-        """Return features on the device. The first batch decides the precision."""
-        if self.precision is not None:
-            return self._encode(batch, self.precision)
-        exact = self._encode(batch, "float32")
-        half = self._encode(batch, "float16")
-        # Blocks are compared one by one: some have much smaller values than others.
-        widths = list(self.backbone.spec.blocks.widths)
-        gaps = map(
-            _largest_error,
-            torch.split(half, widths, dim=1),
-            torch.split(exact, widths, dim=1),
-        )
-        if max(gaps) <= HALF_PRECISION_ERROR:
-            self.precision = "float16"
-            return half
-        self.precision = "float32"
-        return exact
-
-    def _encode(self, batch: Any, precision: Precision) -> Tensor:
-        device = self.backbone.device
-        transform = self.backbone.transform
-        if isinstance(batch, Tensor):
-            batch = batch.to(device, non_blocking=True)
-            if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
-                batch = transform.normalised(batch)
-        # On a CPU this turns off an autocast of the caller.
-        dtype = torch.float16 if device.type == "cuda" else None
-        with torch.autocast(device.type, dtype=dtype, enabled=precision == "float16"):
-            return self.backbone.encode(batch).float()
-
-
-def _largest_error(half: Tensor, exact: Tensor) -> float:
-    """Return the largest distance between rows, relative to the norm of the row.
-
-    The result is infinite if a row is not finite.
-    """
-    norms = exact.double().norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-    gaps = (half.double() - exact.double()).norm(dim=1) / norms
-    return float(torch.nan_to_num(gaps, nan=torch.inf, posinf=torch.inf).max())
 
 
 def _report_failures(failures: Sequence[Failure], n_items: int) -> None:

@@ -317,7 +317,7 @@ def read_hidden_states(
 
 
 def _check_text_block(block: FeatureBlock, place: Any, depths: int) -> None:
-    """Raise :class:`ParameterError` if `depths` hidden states do not include a block."""
+    """Raise :class:`ParameterError` if `depths` hidden states lack a block."""
     if block.view is not None or block.also or block.side:
         raise ParameterError(
             f"views and mirror images are for images, got {str(block)!r} for texts"
