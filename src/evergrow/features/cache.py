@@ -291,7 +291,19 @@ class CacheEntry:
 
 
 def _check_chunk(chunk: Chunk, rows: range, recipe: FeatureRecipe, name: str) -> None:
-    """Raise :class:`FileFormatError` if a chunk does not fit its rows and a recipe."""
+    """Raise :class:`FileFormatError` if a stored chunk contradicts what is expected.
+
+    Parameters
+    ----------
+    chunk : Chunk
+        The chunk that was read.
+    rows : range
+        Indices of its items. Failures must be among them, in ascending order.
+    recipe : FeatureRecipe
+        Widths of the blocks. Blocks that it does not name are not checked.
+    name : str
+        Name of the file in messages.
+    """
     failed = [failure.row for failure in chunk.failures]
     if failed != sorted(set(failed) & set(rows)):
         raise FileFormatError(f"{name} has failures that are not those of its rows")

@@ -448,6 +448,8 @@ class _Encoding:
         Blocks of the feature vectors.
     components : FeatureRecipe
         Blocks that are computed and stored, with one view and one side each.
+    wanted : set of str
+        Names of these blocks.
     precision : {"float32", "float16"} or None
         Precision of the backbone. None until the first batch decides.
     n_done : int
@@ -462,6 +464,7 @@ class _Encoding:
         self.config = config
         self.recipe = backbone.spec.blocks
         self.components = self.recipe.components
+        self.wanted = set(self.components.blocks)
         is_cpu = backbone.device.type == "cpu"
         default_size = _CPU_BATCH_SIZE if is_cpu else _GPU_BATCH_SIZE
         self.batch_size = config.batch_size or default_size
@@ -478,9 +481,14 @@ class _Encoding:
         self.precision = first_precision(backbone.device, config.precision)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of all items in order, and store those that are computed."""
+        """Yield the chunks of all items in order, and store those that are computed.
+
+        A chunk of which some blocks are stored is completed: only its missing blocks
+        are computed. All incomplete chunks go through the backbone in one run, so that
+        workers start once.
+        """
         chunks = split_rows(range(self.n_items), CHUNK)
-        wanted = set(self.components.blocks)
+        wanted = self.wanted
         with ExitStack() as stack:
             bar = meter("features", self.n_items, enabled=self.config.progress)
             self.tick = stack.enter_context(bar)
@@ -495,18 +503,20 @@ class _Encoding:
                 cached = None
                 if entry is not None and rows in stored:
                     cached = entry.load(rows, self.components)
-                if cached is not None and stored[rows] == wanted:
+                is_complete = stored.get(rows) == wanted
+                if is_complete and cached is not None:
                     self._check_failures(cached.failures)
                     self._show_progress(len(rows))
                     yield cached
                     continue
-                chunk = cached
-                if stored.get(rows) != wanted:
+                chunk = None
+                if not is_complete:
                     chunk = next(computed)
                     if cached is not None:
                         chunk = chunk.joined(cached)
                 if chunk is None or not wanted <= set(chunk.names):
-                    # The stored chunk is damaged, or does not fit the new blocks.
+                    # The stored chunk is damaged, or has another precision or other
+                    # failures than the new blocks.
                     chunk = next(self._computed([rows], self.components))
                 if entry is not None and is_writable:
                     is_writable = _store(entry, rows, chunk)
@@ -520,7 +530,7 @@ class _Encoding:
         stored : sequence of set of str
             Stored blocks of each incomplete chunk.
         """
-        shared = set(self.components.blocks).intersection(*stored)
+        shared = self.wanted.intersection(*stored)
         return self.components.without(shared) or self.components
 
     def _open_cache(
@@ -566,7 +576,7 @@ class _Encoding:
         """
         from evergrow.features.cache import CacheInfo
 
-        wanted = set(self.components.blocks)
+        wanted = self.wanted
         heads = entry.read_heads(chunks)
         stored = {rows: wanted & set(head.names) for rows, head in heads.items()}
         if all(stored.get(rows) == wanted for rows in chunks):
@@ -584,7 +594,7 @@ class _Encoding:
         return {rows: wanted & set(head.names) for rows, head in heads.items()}
 
     def _check_failures(self, failures: Sequence[Failure]) -> None:
-        """Raise if an image could not be read and none may be left out."""
+        """Raise :class:`ImageError` for the first failure if none may be left out."""
         if failures and self.config.on_error == "raise":
             raise ImageError(
                 f"{failures[0].reason}; on_error='skip' leaves such images out"
@@ -596,7 +606,15 @@ class _Encoding:
         self.tick(self.n_done, f"{rate:,.1f} {self.items.kind}s/s")
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
-        """Yield chunks with the blocks of a recipe. Load the backbone if needed."""
+        """Compute chunks and yield them in order. Load the backbone if needed.
+
+        Parameters
+        ----------
+        chunks : list of range
+            Indices of the items of each chunk.
+        recipe : FeatureRecipe
+            Blocks to compute, of one view and one side each.
+        """
         if isinstance(self.backbone, LazyBackbone):
             self.backbone = self.backbone.load().to(self.backbone.device)
         backbone = self.backbone.with_blocks(recipe)
@@ -617,7 +635,24 @@ class _Encoding:
         recipe: FeatureRecipe,
         runner: Runner,
     ) -> Chunk:
-        """Put the batches of a chunk together."""
+        """Put the batches of a chunk together.
+
+        Parameters
+        ----------
+        rows : range
+            Indices of the items of the chunk.
+        encoded : iterator of (LoadedBatch, ndarray)
+            The batches of this chunk, with features in the order of their rows.
+        recipe : FeatureRecipe
+            Blocks of the features.
+        runner : Runner
+            It knows the precision once a batch was run.
+
+        Raises
+        ------
+        ImageError
+            If an image could not be read and none may be left out.
+        """
         features = np.empty((len(rows), recipe.n_features), dtype=np.float32)
         failures: list[Failure] = []
         for loaded, values in encoded:
@@ -641,7 +676,22 @@ class _Encoding:
     def _batches(
         self, chunks: list[range], backbone: Backbone
     ) -> AbstractContextManager[Iterator[LoadedBatch]]:
-        """Return a context with an iterator over the batches of some chunks."""
+        """Return a context manager that gives an iterator over batches.
+
+        No batch has items of two chunks. The context ends the worker processes.
+
+        Parameters
+        ----------
+        chunks : list of range
+            Indices of the items of each chunk.
+        backbone : Backbone
+            Its transform and device decide how images are prepared.
+
+        Raises
+        ------
+        InputError
+            If the items are images and the backbone has no transform.
+        """
         if self.items.kind == "text":
             return nullcontext(text_batches(self.items, chunks, self.batch_size))
         transform = backbone.transform
@@ -671,7 +721,10 @@ class _Encoding:
     def _gpu_batches(
         self, rows: list[range], transform: Preprocessing, device: torch.device
     ) -> Iterator[Iterator[LoadedBatch]]:
-        """Yield an iterator over batches that the GPU resizes and crops."""
+        """Yield an iterator over batches that the GPU resizes and crops.
+
+        Workers decode the images only. `rows` are the indices of each batch.
+        """
         from evergrow.features.gpu_images import (
             MAX_IMAGE_BYTES,
             GpuPreparation,
@@ -692,6 +745,7 @@ class _Encoding:
     def _choose_workers(
         self, batches: Sequence[range], device: torch.device, image_bytes: int
     ) -> int:
+        """Return the number of workers for batches of images, each of `image_bytes`."""
         return choose_workers(
             self.config.workers, len(batches), device, self.batch_size * image_bytes
         )
@@ -746,6 +800,7 @@ def _encoded(
 def _start(
     runner: Runner, batch: LoadedBatch
 ) -> tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]:
+    """Start a batch. Return it with the function that waits for its features."""
     return batch, runner.start(batch.batch)
 
 

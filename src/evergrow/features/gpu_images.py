@@ -265,7 +265,10 @@ class GpuPreparation:
             return self._resize_columns(self._resize_rows(images, across), down)
 
     def _resize_rows(self, images: Tensor, weights: Tensor) -> Tensor:
-        """Resize images (n, h, w, 3) to bytes (n, 3, h, width)."""
+        """Resize the rows of images (n, h, w, 3). Return uint8 (n, 3, h, width).
+
+        `weights` (2, width, w) are those of :func:`resize_weights`.
+        """
         planes = images.permute(0, 3, 1, 2).to(
             weights.dtype, memory_format=torch.contiguous_format
         )
@@ -276,7 +279,11 @@ class GpuPreparation:
         return _round_sums(lower, upper).to(torch.uint8).view(*planes.shape[:3], -1)
 
     def _resize_columns(self, planes: Tensor, weights: Tensor) -> Tensor:
-        """Resize bytes (n, 3, h, width) to (n, height, width, 3)."""
+        """Resize the columns of uint8 (n, 3, h, width) to (n, height, width, 3).
+
+        `weights` (2, height, h) are those of :func:`resize_weights`. The result has
+        fractions as in :func:`_round_sums`.
+        """
         n, channels, _, width = planes.shape
         columns = planes.permute(0, 2, 3, 1).to(
             weights.dtype, memory_format=torch.contiguous_format

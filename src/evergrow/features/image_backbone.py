@@ -186,7 +186,11 @@ class ImageBackbone(Backbone):
             ) from error
 
     def _kind_of_depths(self, depths: int) -> str:
-        """Return ``"tokens"`` for a transformer of one width, else ``"maps"``."""
+        """Return the kind of the network for :func:`rich_blocks`.
+
+        It is ``"tokens"`` for a transformer whose last depths have one width, else
+        ``"maps"``. `depths` is the number of depths. The network is run once.
+        """
         prefix = getattr(self.module, "num_prefix_tokens", None)
         if not depths or not isinstance(prefix, int):
             return "maps"
@@ -343,7 +347,10 @@ def depth_names(module: nn.Module) -> list[str]:
 
 
 def _stage_widths(module: nn.Module) -> dict[str, int]:
-    """Return the number of channels of timm's stages by the name of their module."""
+    """Return the number of channels of timm's stages by the name of their module.
+
+    The result is empty if the network does not describe its stages as timm does.
+    """
     info: Any = getattr(module, "feature_info", None)
     entries = getattr(info, "info", info)
     if not isinstance(entries, list) or not all(
@@ -545,6 +552,10 @@ class _DepthReader:
                 handle.remove()
 
     def _add_hook(self, name: str) -> Any:
+        """Read the submodule `name` in every pass. Return the handle of the hook.
+
+        Of pooling layers the input is read, of other submodules the output.
+        """
         site = self._module.get_submodule(name)
         if name in _POOLING_LAYERS:
             return site.register_forward_pre_hook(
@@ -587,6 +598,7 @@ class _DepthReader:
 
 
 def _cannot_pool(block: FeatureBlock, name: str, got: str) -> InputError:
+    """Return the error for a submodule `name` whose output is of another form."""
     return InputError(
         f"block {str(block)!r} must be read at a submodule that returns a tensor "
         f"(n, positions, channels) or (n, channels, height, width), got {got} from "
@@ -693,7 +705,12 @@ def _is_channels_last_map(module: nn.Module, name: str, output: Tensor) -> bool:
 def _pool(
     module: nn.Module, block: FeatureBlock, positions: Tensor, n_prefix: int
 ) -> Tensor:
-    """Pool positions (n, p, width). The first `n_prefix` are not part of the image."""
+    """Pool positions (n, p, width) as a block says. Return a tensor (n, width).
+
+    The first `n_prefix` positions are tokens that are not part of the image. They are
+    left out, except for ``"cls"``, which is the first of them. Raises
+    :class:`ParameterError` if the network has no class token.
+    """
     if block.pooling != "cls":
         return pool_positions(block.pooling, positions[:, n_prefix:])
     if not (n_prefix and has_class_token(module)):

@@ -263,7 +263,10 @@ def _read_jpeg_header(data: bytes) -> tuple[int, int]:
 
 
 def _check_png(file: BinaryIO) -> None:
-    """Count the chunks, those without pixels, and the colour profiles."""
+    """Raise :class:`ImageError` for too many chunks, or two colour profiles.
+
+    Pillow reads all of them when it opens a file.
+    """
     size = file.seek(0, io.SEEK_END)
     position = 8
     chunks = 0
@@ -290,7 +293,7 @@ def _check_png(file: BinaryIO) -> None:
 
 
 def _check_gif(file: BinaryIO) -> None:
-    """Count the blocks of extensions before the first frame."""
+    """Raise :class:`ImageError` for too many blocks before the first frame."""
     head = _read_at(file, 0, _GIF_HEADER)
     if len(head) < _GIF_HEADER:
         return
@@ -315,7 +318,11 @@ def _check_gif(file: BinaryIO) -> None:
 
 
 def _check_tiff(file: BinaryIO) -> None:
-    """Check the number of tags in the first directory, and of the values of each."""
+    """Raise :class:`ImageError` for too many tags, or a tag with too many values.
+
+    Only the first directory is checked, which Pillow reads when it opens a file.
+    Damaged directories are left to Pillow.
+    """
     head = _read_at(file, 0, 16)
     order = "<" if head.startswith(b"II") else ">"
     try:
@@ -426,7 +433,10 @@ def _jpeg_work(data: bytes, pixels: int, most: int) -> int:
 
 
 def _count_scans(data: bytes, position: int, most: int) -> int:
-    """Count the scans of a JPEG up to its end, and stop counting after ``most``."""
+    """Count the scans of a JPEG from `position` to its end marker.
+
+    Counting stops at ``most + 1``.
+    """
     scans = 0
     while found := _MARKER_IN_SCAN.search(data, position):
         position = found.start()
@@ -482,7 +492,7 @@ class _HeifItems:
             position += length
 
     def read(self, data: memoryview) -> None:
-        """Collect sizes of images, and which images are made of which others."""
+        """Read the boxes of a ``meta`` box, or of a box in it, into this record."""
         for kind, body in self.boxes(data):
             if kind == b"iprp":
                 self.read(body)
@@ -494,7 +504,7 @@ class _HeifItems:
                 self._read_references(body)
 
     def _read_associations(self, data: memoryview) -> None:
-        """Read which properties an item has."""
+        """Read the box ``ipma``: which properties an item has."""
         version = data[0]
         is_wide = data[3] & 1
         (entries,) = struct.unpack_from(">I", data, 4)
@@ -512,7 +522,7 @@ class _HeifItems:
             properties.extend(index & without_flag for index in indices)
 
     def _read_references(self, data: memoryview) -> None:
-        """Read which items a derived item is made of."""
+        """Read the box ``iref``: which items a derived item is made of."""
         number = "I" if data[0] == 1 else "H"
         for kind, body in self.boxes(data[4:]):
             if kind == b"dimg":
@@ -629,7 +639,11 @@ def _tiff_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
 
 
 def _tiff_jpeg_work(tags: Any, file: BinaryIO, pixels: int) -> int:
-    """Return scans times pixels over all strips or tiles."""
+    """Return the number of scans times pixels, summed over all strips or tiles.
+
+    `tags` are Pillow's tags by number, `pixels` those of whole tiles. Raises
+    :class:`ImageError` if strips overlap, which would multiply the work.
+    """
     from PIL import TiffImagePlugin
 
     offsets = (

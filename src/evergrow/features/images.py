@@ -248,7 +248,10 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _to_rgb(image: Image) -> Image:
-    """Convert an image to RGB, apply its EXIF orientation and drop its metadata."""
+    """Return an image in RGB, turned by its EXIF orientation, without metadata.
+
+    The given image does not change.
+    """
     from PIL.ExifTags import Base
     from PIL.Image import Transpose
 

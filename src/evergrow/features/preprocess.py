@@ -26,6 +26,8 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lan
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+_TIMM_CROP_FRACTION = 0.875  # of images that are resized to 256 for 224 pixels
+
 _MAX_STORED_SIDE = 4096
 """Largest side of images in a file: three times the input of any backbone."""
 
@@ -124,9 +126,13 @@ class Preprocessing:
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any]) -> Self:
-        """Convert the result of ``timm.data.resolve_model_data_config(model)``."""
+        """Convert the result of ``timm.data.resolve_model_data_config(model)``.
+
+        It must have ``input_size``, ``mean`` and ``std``. ``crop_pct``, ``crop_mode``
+        and ``interpolation`` have timm's defaults.
+        """
         _, height, width = config["input_size"]
-        crop_fraction = config.get("crop_pct") or 0.875
+        crop_fraction = config.get("crop_pct") or _TIMM_CROP_FRACTION
         resize = (math.floor(height / crop_fraction), math.floor(width / crop_fraction))
         mode: Any = config.get("crop_mode") or "center"
         if mode not in get_args(CropMode):

@@ -580,7 +580,11 @@ def _read_checked(
 def _read_available(
     blocks: Sequence[FeatureBlock], read: BlockReader
 ) -> dict[FeatureBlock, Tensor]:
-    """Read blocks. Leave out blocks that the network cannot compute."""
+    """Read blocks in one pass, without those that the network cannot compute.
+
+    If reading all blocks fails, each block is tried alone. The network's output is
+    always read, so that its errors are raised.
+    """
     try:
         return _read_checked(blocks, read)
     except (InputError, ParameterError):

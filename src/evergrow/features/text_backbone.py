@@ -109,7 +109,30 @@ def load_text_backbone(
     device: torch.device,
     options: Mapping[str, Any],
 ) -> TextBackbone:
-    """Load a sentence encoder; see :func:`create_backbone` for the parameters."""
+    """Load a sentence encoder with its output as features.
+
+    The encoder is run once, to learn the width of its output.
+
+    Parameters
+    ----------
+    name : str
+        ``"all-MiniLM-L6-v2"`` or ``"sentence:NAME_OR_FOLDER"``.
+    weights : str, path-like or None
+        As for :func:`create_backbone`.
+    device : torch.device
+        Device to run on.
+    options : mapping
+        ``"max_seq_length"`` only: tokens after which texts are truncated.
+
+    Raises
+    ------
+    ParameterError
+        If there are other options, or random weights are requested.
+    WeightsError
+        If the weights are missing or cannot be read.
+    MissingExtraError
+        If the library of text encoders is not installed.
+    """
     unknown = set(options) - {"max_seq_length"}
     if unknown:
         raise ParameterError(

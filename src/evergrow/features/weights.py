@@ -202,7 +202,10 @@ def _endpoint() -> str:
 
 
 def unreachable() -> str:
-    """Return why the Hub cannot be reached, or an empty text if it answers."""
+    """Return why the Hub cannot be reached, or an empty text if it answers.
+
+    Waits at most five seconds. Without network, the thread that asks may live longer.
+    """
     variable = _offline_variable()
     if variable:
         return f"{variable} forbids downloads"
@@ -353,30 +356,20 @@ class BackboneInfo:
 
 _VIT = "vit_base_patch16_224.augreg_in21k"
 _DINO = "vit_base_patch14_dinov2.lvd142m"
+# Name, kind, number of features, description and name on the Hub. Strongest first.
 _RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
     (_VIT, "image", 768, "ViT-B/16, ImageNet-21k", f"timm/{_VIT}"),
     (_DINO, "image", 768, "ViT-B/14, DINOv2 on LVD-142M, CLS token", f"timm/{_DINO}"),
     ("resnet101", "image", 2048, "ResNet-101, ImageNet-1k", "timm/resnet101.a1h_in1k"),
-    (
-        "tf_efficientnet_lite2",
-        "image",
-        1280,
-        "EfficientNet-Lite2, ImageNet-1k",
-        "timm/tf_efficientnet_lite2.in1k",
-    ),
-    (
-        "tf_efficientnet_lite1",
-        "image",
-        1280,
-        "EfficientNet-Lite1, ImageNet-1k",
-        "timm/tf_efficientnet_lite1.in1k",
-    ),
-    (
-        "tf_efficientnet_lite0",
-        "image",
-        1280,
-        "EfficientNet-Lite0, ImageNet-1k",
-        "timm/tf_efficientnet_lite0.in1k",
+    *(
+        (
+            f"tf_efficientnet_lite{number}",
+            "image",
+            1280,
+            f"EfficientNet-Lite{number}, ImageNet-1k",
+            f"timm/tf_efficientnet_lite{number}.in1k",
+        )
+        for number in (2, 1, 0)
     ),
     (
         "all-MiniLM-L6-v2",
@@ -408,6 +401,7 @@ def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
 
 
 def _describe(entry: tuple[str, Kind, int, str, str]) -> BackboneInfo:
+    """Look for the weights of an entry of ``_RECOMMENDED`` on this machine."""
     name, kind, n_features, about, repository = entry
     if kind == "text" and importlib.util.find_spec("sentence_transformers") is None:
         advice = "pip install 'evergrow[text]'"
@@ -565,7 +559,11 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
 
 
 def _read_file(path: Path) -> Any:
-    """Read a weights file without executing any of it."""
+    """Return the content of a weights file, without executing any of it.
+
+    Raises :class:`WeightsError` if it cannot be read, or holds other objects than
+    tensors and plain values.
+    """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -692,7 +690,10 @@ def _classifier_prefixes(module: nn.Module) -> tuple[str, ...]:
 
 
 def _differences(expected: Tensors, found: Tensors) -> list[str]:
-    """Describe the differences of names and shapes."""
+    """Return a text for each name that is missing, unknown or of another shape.
+
+    The list is empty if `found` can be loaded.
+    """
     differences = []
     for name, value in expected.items():
         if name not in found:
@@ -750,7 +751,11 @@ def _layouts_to_try(
 
 
 def _timm_converter(module: nn.Module) -> Callable[..., Any] | None:
-    """Return timm's function that converts published layouts of an architecture."""
+    """Return timm's function that converts published layouts of an architecture.
+
+    It takes weights by name and the module, and returns weights by name. The result is
+    None if the module is not of timm or its file has no such function.
+    """
     home = sys.modules[type(module).__module__]
     if not home.__name__.startswith("timm."):
         return None
