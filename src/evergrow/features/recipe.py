@@ -375,7 +375,8 @@ def _parse_recipe(recipe: Any, name: str) -> list[FeatureBlock]:
     for entry in entries:
         what = str(entry).partition(":")[0].partition("@")[0]
         if what in RECIPES:
-            blocks += _parse_named_entry(str(entry), name)
+            parts = _split_views(str(entry))
+            blocks += [_parse_named(part, name) for part in parts]
         elif what not in (*POOLINGS, FINAL) and isinstance(recipe, str):
             raise ParameterError(
                 f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as "
@@ -387,38 +388,36 @@ def _parse_recipe(recipe: Any, name: str) -> list[FeatureBlock]:
     return blocks
 
 
-def _parse_named_entry(entry: str, name: str) -> list[FeatureBlock]:
-    """Return one block per view of an entry such as ``"rich@224+320:mirror"``.
-
-    Its pooling is the name of the recipe.
-    """
-    body, colon, side = entry.partition(":")
-    recipe, *views = body.split("@")
-    takes_no_views = recipe in ("auto", "best")
-    if (
-        len(views) > 1
-        or (colon and side != "mirror")
-        or (takes_no_views and entry != recipe)
-    ):
-        raise ParameterError(
-            f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' "
-            f"and 'best', got {entry!r}"
-        )
-    block = FeatureBlock(recipe, FINAL, side=cast("Side", side))
-    if not views:
-        return [block]
-    return [block.with_views(view) for view in views[0].split("+")]
-
-
 def _split_views(entry: Any) -> list[Any]:
-    """Split an entry such as ``"final@224+320"`` into one entry per view."""
+    """Split an entry such as ``"final@224+320"`` into one entry per view.
+
+    Other values than texts are returned as the only entry.
+    """
     if not isinstance(entry, str):
         return [entry]
     body, colon, side = entry.partition(":")
     what, at, views = body.rpartition("@")
-    if not at or "+" not in views:
+    if not at:
         return [entry]
     return [f"{what}@{view}{colon}{side}" for view in views.split("+")]
+
+
+def _parse_named(entry: str, name: str) -> FeatureBlock:
+    """Parse an entry such as ``"rich@320:mirror"``.
+
+    The pooling of the result is the name of the recipe. `name` is the name of the
+    argument in messages.
+    """
+    body, colon, side = entry.partition(":")
+    recipe, *views = body.split("@")
+    has_bad_side = bool(colon) and side != "mirror"
+    takes_no_views = recipe in ("auto", "best") and entry != recipe
+    if len(views) > 1 or has_bad_side or takes_no_views:
+        raise ParameterError(
+            f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' "
+            f"and 'best', got {entry!r}"
+        )
+    return FeatureBlock(recipe, FINAL, side=cast("Side", side)).with_views(*views)
 
 
 def check_recipe(recipe: Any, name: str = "recipe") -> None:
