@@ -442,7 +442,7 @@ def _check_options(seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def timm_entry(name: str) -> tuple[str, Any]:
-    """Return timm's current name of an architecture, and its ``PretrainedCfg``.
+    """Return timm's current name of an architecture, and its pretrained settings.
 
     The second is None for an architecture without pretrained weights.
 
