@@ -145,7 +145,7 @@ def load_text_backbone(
         (short for short, full in SHORT_NAMES.items() if bare_name in (short, full)),
         None,
     )
-    encoder, label = _load_encoder(short_name or bare_name, weights)
+    encoder, source = _load_encoder(short_name or bare_name, weights)
     if "max_seq_length" in options:
         check_number(
             "max_seq_length",
@@ -161,7 +161,7 @@ def load_text_backbone(
         name=short_name or name,
         kind="text",
         n_features=int(sample.shape[1]),
-        weights=label,
+        weights=source,
         weights_hash=hash_weights(encoder, _current_weight_name),
         preset="",
         preprocessing={},
@@ -207,7 +207,7 @@ def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[An
     )
     if weights is None and Path(name).is_dir():
         weights = name
-    label, place = locate(wanted, weights)
+    source, place = locate(wanted, weights)
     if place is None:
         raise ParameterError(
             f"weights of a text backbone must be trained ones, got {weights!r}"
@@ -225,14 +225,14 @@ def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[An
             encoder = SentenceTransformer(
                 str(place), device="cpu", local_files_only=True
             )
-            return encoder, label
+            return encoder, source
         except Exception as error:  # the library raises many types
             if isinstance(place, Path):
                 raise WeightsError(
                     f"folder must hold a sentence encoder, got {place}: {error}"
                 ) from error
         try:
-            return SentenceTransformer(str(place), device="cpu"), label
+            return SentenceTransformer(str(place), device="cpu"), source
         except Exception as error:
             raise WeightsError(
                 f"The download of {place} failed ({type(error).__name__}: {error})"

@@ -244,7 +244,7 @@ def _connect(outcome: list[str]) -> None:
 def locate(
     wanted: WantedWeights, weights: str | os.PathLike[str] | None
 ) -> tuple[str, Path | str | None]:
-    """Find weights. They are downloaded if no other source has them.
+    """Find weights. Those of images are downloaded if no other source has them.
 
     Parameters
     ----------
@@ -255,8 +255,8 @@ def locate(
 
     Returns
     -------
-    label : str
-        Origin for a backbone's description: the name of a source, or
+    source : str
+        Source for a backbone's description: a name of :data:`WEIGHT_SOURCES`, or
         ``"file:/its/path"``.
     place : Path, str or None
         The file, or the folder of a text encoder. A name if a library downloads the
