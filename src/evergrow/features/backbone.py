@@ -180,7 +180,7 @@ class Backbone(ABC):
         return self.with_blocks(self._resolve_recipe(recipe, side))
 
     def with_blocks(self, recipe: FeatureRecipe) -> Self:
-        """Return a backbone with a recipe whose blocks and widths are known.
+        """Return a backbone with a recipe of resolved blocks and widths.
 
         It shares the network. Whether the network has the blocks is not checked.
         """

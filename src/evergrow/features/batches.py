@@ -132,7 +132,7 @@ class Chunk(ChunkHead):
     computed: int = field(default=0, metadata=UNWRITTEN)
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` if the names are not those of the blocks."""
+        """Raise :class:`FileFormatError` if names and blocks do not agree."""
         require(
             sorted(self.names) == sorted(self.blocks),
             "its blocks are not those that it names",
@@ -207,7 +207,7 @@ class ImageReader(Dataset[Any]):
         return self._transform(image)
 
     def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
-        """Read images, and collect those that cannot be read.
+        """Read images, and collect the failures.
 
         Parameters
         ----------

@@ -214,10 +214,10 @@ class CacheEntry:
         return replace(about, key=self.folder.name, bytes=size, age_seconds=age)
 
     def read_heads(self, chunks: Sequence[range]) -> dict[range, ChunkHead]:
-        """Return the heads of those chunks that are stored. No features are read.
+        """Return the heads of all chunks in the cache. No features are read.
 
-        Chunks are given by the indices of their items. Damaged chunks are left out with
-        a warning.
+        Chunks are given by the indices of their items. Missing chunks are left out, and
+        damaged ones with a warning.
 
         Raises
         ------
@@ -291,7 +291,7 @@ class CacheEntry:
 
 
 def _check_chunk(chunk: Chunk, rows: range, recipe: FeatureRecipe, name: str) -> None:
-    """Raise :class:`FileFormatError` if a stored chunk contradicts what is expected.
+    """Raise :class:`FileFormatError` if a stored chunk does not fit its place.
 
     Parameters
     ----------

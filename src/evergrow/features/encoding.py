@@ -449,7 +449,7 @@ class _Encoding:
     components : FeatureRecipe
         Blocks that are computed and stored, with one view and one side each.
     wanted : set of str
-        Names of these blocks.
+        Names of the components.
     precision : {"float32", "float16"} or None
         Precision of the backbone. None until the first batch decides.
     n_done : int
@@ -481,7 +481,7 @@ class _Encoding:
         self.precision = first_precision(backbone.device, config.precision)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of all items in order, and store those that are computed.
+        """Yield the chunks of all items in order, and store the computed ones.
 
         A chunk of which some blocks are stored is completed: only its missing blocks
         are computed. All incomplete chunks go through the backbone in one run, so that

@@ -1,8 +1,8 @@
 """Image backbones: encode images, choose the views of a recipe and read the depths.
 
-Depths are read with forward hooks. Outputs are pooled in the hook, and nothing else is
-kept. A hook sees what the next layer sees, with any tuner of the network, and does not
-change the network's output.
+Depths are read with forward hooks. Outputs are pooled in the hook, and only the
+result is kept. A hook sees the input of the next layer, with any tuner of the network,
+and does not change the network's output.
 
 For timm's transformers the result agrees with ``forward_intermediates(norm=True)``.
 That function is not used because it knows five of seven depths of an EfficientNet,
@@ -424,7 +424,7 @@ def _read_view(
     module : torch.nn.Module
         The network.
     components : sequence of FeatureBlock
-        Blocks of one view and one side each. Those of other views are left out.
+        Blocks of one view and one side each. Blocks of other views are left out.
     view : View or None
         The view. None is the network's own.
     images : Tensor of shape (n, 3, height, width)

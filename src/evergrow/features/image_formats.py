@@ -641,7 +641,7 @@ def _tiff_work(image: Image, file: BinaryIO, max_pixels: int) -> int:
 def _tiff_jpeg_work(tags: Any, file: BinaryIO, pixels: int) -> int:
     """Return the number of scans times pixels, summed over all strips or tiles.
 
-    `tags` are Pillow's tags by number, `pixels` those of whole tiles. Raises
+    `tags` are Pillow's tags by number, `pixels` the pixels of whole tiles. Raises
     :class:`ImageError` if strips overlap, which would multiply the work.
     """
     from PIL import TiffImagePlugin

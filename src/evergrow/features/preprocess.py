@@ -250,7 +250,7 @@ class Preprocessing:
         """Resize only the part of an image that is cropped.
 
         The whole resized image of height and width would be huge for a strip. Pixels
-        differ slightly from those of resizing everything.
+        differ slightly from the result of resizing everything.
         """
         across = image.width / width
         down = image.height / height

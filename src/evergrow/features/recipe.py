@@ -170,7 +170,7 @@ class FeatureBlock:
     def components(self) -> tuple[Self, ...]:
         """The blocks of one view and one side, of which this block is the mean.
 
-        They are what a network computes and the cache stores.
+        Networks compute them, and the cache stores them.
         """
         sides: tuple[Side, ...] = (self.side,)
         if self.side == "mirror":
@@ -579,7 +579,7 @@ def _read_checked(
 def _read_available(
     blocks: Sequence[FeatureBlock], read: BlockReader
 ) -> dict[FeatureBlock, Tensor]:
-    """Read blocks in one pass, without those that the network cannot compute.
+    """Read blocks in one pass, and leave out blocks that the network lacks.
 
     If reading all blocks fails, each block is tried alone. The network's output is
     always read, so that its errors are raised.

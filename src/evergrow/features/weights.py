@@ -244,7 +244,7 @@ def _connect(outcome: list[str]) -> None:
 def locate(
     wanted: WantedWeights, weights: str | os.PathLike[str] | None
 ) -> tuple[str, Path | str | None]:
-    """Find weights. Those of images are downloaded if no other source has them.
+    """Find weights. Image weights are downloaded if no other source has them.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def _looks_like_path(weights: Any) -> bool:
 
 
 def _missing_weights(wanted: WantedWeights, tried: list[str]) -> WeightsError:
-    """Return an error that lists what was tried and what helps."""
+    """Return an error that lists the tried sources and the remedies."""
     ways = _ways_to_get(wanted)
     if wanted.kind == "image":
         ways.append("take weights='random' to try things out")
