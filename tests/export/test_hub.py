@@ -155,7 +155,7 @@ def test_model_card_describes_the_model(hub: Hub, data: Any) -> None:
 
 def test_model_card_names_the_backbone_and_its_licence() -> None:
     from evergrow.features.backbone import BackboneSpec
-    from evergrow.features.weight_sources import hub_name, licence_of
+    from evergrow.features.weights import hub_name, licence_of
 
     def spec(name: str, kind: Any, weights: str) -> BackboneSpec:
         return BackboneSpec(name, kind, 8, weights, "", "", {}, {})

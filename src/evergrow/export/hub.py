@@ -208,7 +208,7 @@ def model_card(
     <BLANKLINE>
     A classifier of feature vectors, 2 classes, learned from 40 samples ...
     """
-    from evergrow.features.weight_sources import hub_name, licence_of
+    from evergrow.features.weights import hub_name, licence_of
 
     info = learner.state_.describe()
     spec = learner.state_.spec

@@ -26,8 +26,7 @@ from evergrow.core.imports import require
 from evergrow.core.seeding import generator
 from evergrow.features import encode_batch
 from evergrow.features.backbone import Backbone
-from evergrow.features.depths import read_views
-from evergrow.features.image_backbone import ImageBackbone
+from evergrow.features.image_backbone import ImageBackbone, read_views
 from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipe import FeatureBlock
 from evergrow.features.text_backbone import (

@@ -96,7 +96,7 @@ class Encoder:
         elif named:
             encoder._create(self.wanted, self.weights, samples.items)
         else:
-            from evergrow.features.weight_sources import best_backbone
+            from evergrow.features.weights import best_backbone
 
             choice = best_backbone(samples.kind)  # type: ignore[arg-type]
             encoder.reason = choice.reason
