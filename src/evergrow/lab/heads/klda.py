@@ -66,7 +66,7 @@ class KLDAClassifier(IncrementalClassifier):
     Parameters
     ----------
     n_units : int
-        D, random features. 5000: the KLDA repository.
+        D, random features. The default, 5000, is that of the KLDA repository.
     gamma : float or "median"
         Kernel ``exp(-gamma |z - z'|^2)``. ``"median"`` is ``0.5 / median squared
         distance`` on the first task, because no fixed value suits different backbones.
@@ -74,16 +74,16 @@ class KLDAClassifier(IncrementalClassifier):
         models in the KLDA repository; 1e-4 (DINOv2) and 1e-2 (MoCo v3) in the AnaCP
         repository.
     alpha : float
-        Ridge added to the scatter. 1e-3: the AnaCP repository for DINOv2 (1e-4 for MoCo
-        v3).
+        Ridge added to the scatter. The default, 1e-3, is that of the AnaCP repository
+        for DINOv2 (1e-4 for MoCo v3).
     inverse : {"ridge", "pinv"}
         ``"ridge"``: invert ``S + alpha I``, as the AnaCP repository. ``"pinv"``:
         pseudo-inverse of S without alpha, as the KLDA repository. The original, in
         float32 with the default cut-off, inverts rounding noise while there are fewer
         samples than features. Here the cut-off is float64 rounding.
     n_ensembles : int
-        Number of members. 1: the AnaCP repository, the only one with images. 5: the
-        KLDA repository, for text.
+        Number of members. The default, 1, is that of the AnaCP repository, which is the
+        only one with images. The KLDA repository has 5, for text.
     random_state : int, numpy generator or None
         Seed s.
     device : str
