@@ -38,12 +38,17 @@ _FINDINGS = (
 def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
     """Write images of handwritten digits, one folder per class, to try the commands on.
 
-    Example: [bold]evergrow demo --pictures digits[/bold]
+    The folders first (digits 0 to 4) and later (5 to 7) are to be learned, test has
+    other images of these digits, and strange has digits 8 and 9 as unknown classes.
+
+    For example:
+
+      evergrow demo --pictures digits
 
     Parameters
     ----------
     pictures : FOLDER
-        A new or empty folder.
+        New or empty folder to write to.
     """
     import numpy as np
     from PIL import Image
@@ -93,9 +98,10 @@ def data_command(
     backbone: str = "auto",
     device: options.Device = "auto",
 ) -> Answer:
-    """Show the kind, classes and sample counts of a data set, and check its labels.
+    """Show the kind, classes and sample counts of a data set.
 
-    The count of training samples is what fit would learn; no test split is drawn.
+    With --check also look for wrong labels, with --try also compare feature levels. The
+    training samples are those that fit would learn.
 
     For example:
 
@@ -105,7 +111,8 @@ def data_command(
 
       evergrow data birds/ --try
 
-    Exit codes: 0 nothing found, 1 --check found something, 2 it cannot be loaded.
+    Exit codes: 0 shown, and --check found nothing; 1 --check found something; 2 the
+    data cannot be read.
 
     Parameters
     ----------
@@ -117,13 +124,14 @@ def data_command(
     root
         Base folder of the image files that a table lists.
     check
-        Look for samples with two labels, samples in both train and test, and wrong
-        labels.
+        Look for samples with two labels, samples in both train and test, labels that
+        look wrong, and unreadable samples.
     levels
-        Try the feature levels fast, rich and best on a subset, for at most two minutes.
+        Measure accuracy and time of the feature levels fast, rich and best on some of
+        the data, in about two minutes.
     backbone
-        Backbone for --try and --check: auto, a name, or none to compare file contents
-        only.
+        Backbone for --try and --check: auto, or a name. With none, --check compares
+        file contents only and finds no wrong labels.
     """
     from evergrow.data import inspect_data
 

@@ -52,20 +52,21 @@ def evaluate_command(
 
       evergrow evaluate birds.evg s3://bucket/test/ --engine local --workers 4
 
-    Exit codes: 0 done, 1 done but the accuracy is below --min-accuracy or images were
-    left out (--on-error skip), 2 bad input, 130 interrupted.
+    Exit codes: 0 done; 1 done but the accuracy is below --min-accuracy or images were
+    left out (--on-error skip); 2 bad input; 130 interrupted.
 
     Parameters
     ----------
     report
-        HTML page to write, in one file.
+        HTML page to write: all figures, and the most certain wrong predictions.
     unknown : DATA
-        Data of classes that the model has not learned.
+        Data of classes that the model has not learned, to test whether their samples
+        are called unknown.
     min_accuracy
         Exit with code 1 if accuracy is below this.
     curve
-        Also train on parts of DATA and estimate the gain from ten more samples per
-        class.
+        Also train on parts of DATA, and estimate how much accuracy ten more samples per
+        class would add.
     """
     if report is not None:
         check_target("--report", report)

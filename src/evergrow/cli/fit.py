@@ -40,8 +40,8 @@ def fit_command(
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    If DATA has train and test splits, only train is used; otherwise everything except
-    --holdout.
+    If DATA has train and test splits, only train is learned. Otherwise everything is
+    learned except the samples of --holdout.
 
     For example:
 
@@ -55,13 +55,13 @@ def fit_command(
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 
-    With --engine the model is the same, but it learns shard by shard. The folder
-    MODEL.engine (or --set out_dir=...) keeps finished shards, and the same command
-    resumes an interrupted job.
+    With --engine the model is the same, but it learns shard by shard; a shard is a part
+    of the data. The folder MODEL.engine, or --set out_dir=..., keeps finished shards,
+    and the same command resumes an interrupted job. MODEL.engine is removed at the end.
 
-    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad
-    input or the model exists, and nothing written, 3 another process is changing the
-    model, 130 interrupted and nothing written.
+    Exit codes: 0 learned; 1 learned but images were left out (--on-error skip); 2 bad
+    input, or the model exists and --force is missing, and nothing was written; 3
+    another process is changing the model; 130 interrupted and nothing was written.
 
     Parameters
     ----------
@@ -71,19 +71,21 @@ def fit_command(
         Name of the backbone, such as tf_efficientnet_lite0; auto takes the best one
         with weights on this machine.
     method
-        Name of the head; evergrow lab methods lists all.
+        Name of the classifier; evergrow lab methods lists all.
     adapt
-        Train a tuner on the images first: ssf, adapter, lora, vpt-deep or vpt-shallow.
+        First adapt the backbone to the images, by training a tuner: ssf, adapter, lora,
+        vpt-deep or vpt-shallow.
     epochs
         Epochs of --adapt (20).
     preset
-        Preprocessing of images: timm, pilot or pilot-cifar.
+        Preprocessing of images: that of the backbone (timm), or that of published
+        results (pilot, pilot-cifar).
     units
-        Width of the random layer; 0 for no layer.
+        Number of random units; 0 for none. By default 3,000, fewer for short features.
     seed
-        Random seed of the layer, --adapt and --holdout.
+        Random seed of the random units, --adapt and --holdout.
     holdout
-        Fraction of each class to hold out and test on, 0 to below 1.
+        Fraction of each class that is not learned but tested on, 0 to below 1.
     force
         Replace an existing model; rollback restores it.
     """

@@ -39,7 +39,7 @@ Revision = Annotated[
 def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
     """Show the classes, layer, backbone, preprocessing and history of a model.
 
-    Does not load the backbone.
+    Reads the file only, and does not load the backbone.
 
     For example:
 
@@ -47,12 +47,12 @@ def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
 
       evergrow inspect birds.evg --full --json
 
-    Exit codes: 0 shown, 2 no model or a damaged one.
+    Exit codes: 0 shown; 2 no model, a damaged one, or one of a newer version.
 
     Parameters
     ----------
     full
-        List all classes and all changes.
+        List all classes and all changes, not only the first 20 and the last 10.
     """
     from evergrow.learner.modelfile import history
 
@@ -149,10 +149,11 @@ def log_command(
     n: Annotated[int, typer.Option("--number", "-n", min=1)] = 20,
     full: bool = False,
 ) -> Answer:
-    """List the changes of a model, the latest first: author, time, change, accuracy.
+    """List the changes of a model, the latest first: time, author, change, accuracy.
 
     Changes that were rolled back stay in the list. The environment variable
-    [bold]EVERGROW_AUTHOR[/bold] sets the author of changes.
+    [bold]EVERGROW_AUTHOR[/bold] sets the author of later changes; if it is empty, none
+    is stored.
 
     For example:
 
@@ -160,12 +161,12 @@ def log_command(
 
       evergrow log birds.evg --full --json
 
-    Exit codes: 0 listed, 2 no model or a damaged one.
+    Exit codes: 0 listed; 2 no model or a damaged one.
 
     Parameters
     ----------
     n
-        Number of changes to list.
+        Maximum number of changes to list.
     full
         List all changes.
     """
@@ -236,8 +237,9 @@ def diff_command(
 ) -> Answer:
     """Compare two models, or two revisions of one: classes, samples and accuracy.
 
-    If the data has train and test splits, only test is used. If the second model
-    descends from the first, predictions of the first appear under the current class
+    MODEL@3 is revision 3 of a model, if its history still keeps it. If the data has
+    train and test splits, only test is used. If the second model descends from the
+    first and classes were renamed since, predictions of the first appear under the new
     names.
 
     For example:
@@ -246,15 +248,15 @@ def diff_command(
 
       evergrow diff monday.evg friday.evg --json
 
-    Exit codes: 0 compared, 2 no model, a revision that is not kept or bad data, 130
-    interrupted.
+    Exit codes: 0 compared, also if there are differences; 2 no model, a revision that
+    is not kept, or bad data; 130 interrupted.
 
     Parameters
     ----------
     data : DATA
         Labelled data on which to compare accuracy and predictions.
     full
-        List all classes and all changed predictions.
+        List all classes and all changed predictions, not only the first 20.
     """
     from evergrow.data.inputs import read_labelled
     from evergrow.tools.comparison import compare_learners

@@ -66,11 +66,11 @@ def predict_command(
       evergrow predict birds.evg s3://bucket/photos/ --engine local --workers 4 --out
       answers/
 
-    With --engine the samples are processed in shards, and the predictions are Parquet
-    files in the folder predict of --out, one per shard.
+    With --engine, ITEMS is one folder, file or address, processed in shards (parts).
+    The predictions are Parquet files in the folder predict of --out, one per shard.
 
-    Exit codes: 0 predicted, 1 predicted but some samples could not be read (--on-error
-    skip), 2 bad input, 130 interrupted.
+    Exit codes: 0 predicted; 1 predicted but some samples could not be read (--on-error
+    skip); 2 bad input; 130 interrupted.
 
     Parameters
     ----------
@@ -86,9 +86,10 @@ def predict_command(
         Answer "unknown" for samples that look like no learned class: (unknown) in
         tables, an empty class in CSV, null in JSON.
     format
-        Format of the printed predictions, or of the file --out.
+        Format of the printed predictions, or of the file --out. With --json the printed
+        predictions are JSON.
     out
-        File to write; with --engine the folder of the job.
+        File to write instead of printing; with --engine the folder to write to.
     root
         Folder that Label Studio serves images from, for --format label-studio.
     """

@@ -198,15 +198,15 @@ class FileCommand(TyperCommand):
                 check_source(ctx.params["data"])
         return super().invoke(ctx)
 
-    def _model_paths(self, ctx: Any) -> Iterator[Any]:
+    def _model_paths(self, ctx: Any) -> list[Any]:
+        """Return the model files that the command reads. --model of fit is written."""
         for parameter in self.params:
-            if parameter.name is None:
-                continue
-            value = ctx.params.get(parameter.name)
-            if parameter.metavar == "MODEL MODEL...":
-                yield from value
-            elif parameter.name == "model" and parameter.metavar == "MODEL" and value:
-                yield value
+            if parameter.metavar == "MODEL" and parameter.name == "model":
+                model = ctx.params["model"]
+                return [] if model is None else [model]
+            if parameter.name == "models":
+                return list(ctx.params["models"])
+        return []
 
 
 def _typer_function(entry: Command) -> Callable[..., None]:

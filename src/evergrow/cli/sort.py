@@ -43,7 +43,7 @@ def sort_command(
     MODEL, FOLDER and --into are required, except with --undo. Without --move, --copy or
     --link the command only shows where each file would go. With one of them,
     OUT/sorted.csv lists every file with its prediction. Images that look unknown go to
-    the folder unknown, other uncertain ones to the folder unsure. No file is
+    the folder unknown, all others below --min to the folder unsure. No file is
     overwritten. The same command resumes after an interruption. --undo moves files back
     and removes unchanged copies and links.
 
@@ -57,9 +57,9 @@ def sort_command(
 
       evergrow sort --undo sorted/sorted.csv
 
-    Exit codes: 0 done, 1 done but some files were left in place, such as unreadable
-    ones, 2 bad input or a full disk, 3 another process sorts into the folder, 130
-    interrupted.
+    Exit codes: 0 done; 1 done but some files were left in place, such as unreadable
+    ones; 2 bad input or a full disk; 3 another process sorts into the folder; 130
+    interrupted, and the same command resumes.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ def sort_command(
     unknown : NAME
         Folder name for images that look unknown.
     least
-        Minimum probability; images below it go to the folder unsure.
+        Minimum probability of the class; images below it go to the folder unsure.
     undo : TABLE
-        Undo the sort that this table lists.
+        Undo the sort of this table, such as sorted/sorted.csv.
     """
     if undo is not None:
         if model is not None:
