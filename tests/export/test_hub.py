@@ -145,7 +145,7 @@ def test_model_card_describes_the_model(hub: Hub, data: Any) -> None:
     assert "| ant | 30 |" in text
     assert "<script>" not in text
     assert r"&lt;script&gt;\|x | 30 |" in text
-    assert "100.0% of 120 samples" in text
+    assert "100.0% of 120 test samples" in text
     assert "Insects of *one* garden." in text
     assert 'load_from_hub("me/insects")' in text
     learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
@@ -298,7 +298,4 @@ def test_hub_page_runs_as_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
     assert (
         namespace["again"].state_.revision == namespace["learner"].state_.revision + 1
     )
-    assert (
-        "797 samples that were held against it"
-        in hub.files("me/digits")["README.md"].decode()
-    )
+    assert "797 test samples" in hub.files("me/digits")["README.md"].decode()
