@@ -92,7 +92,15 @@ def update_command(
 
 
 def _confirm_known(error: KnownSamplesError, n_samples: int, as_json: bool) -> None:
-    """Ask whether to learn known samples again. Raise an error unless confirmed."""
+    """Ask whether to learn known samples again.
+
+    Raises
+    ------
+    KnownSamplesError
+        If nobody can answer: with ``--json``, or without a terminal.
+    typer.Abort
+        If the answer is no.
+    """
     samples = plural(n_samples, "sample")
     message = f"These {samples} were learned before and would count twice"
     if not is_interactive(as_json):
@@ -109,6 +117,7 @@ def _update_sharded(
     *,
     wait: bool,
 ) -> Answer:
+    """Learn labelled data shard by shard: ``update --engine``."""
     from evergrow.data import read
 
     source = read(data, columns.data_options(), part="train")
@@ -136,6 +145,7 @@ def _update_unlabelled(
     *,
     wait: bool,
 ) -> Answer:
+    """Learn samples as their predicted class: ``update --unlabelled``."""
     from evergrow.tools.comparison import measured_change
 
     check_paths([data])
@@ -342,6 +352,7 @@ def redo_command(
 
 
 def _restored_answer(model: Path, record: Change) -> Answer:
+    """Return the answer of a rollback or redo with this record."""
     learner = model_files.load_model(model, lazy=True)
     change = model_files.ModelChange(model, learner, restored=record)
     return change.answer([record.note or "undone"], note=record.note)

@@ -11,8 +11,9 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, plural, table
 from evergrow.cli.exits import ExitCode
+from evergrow.cli.model_files import check_new_folder
 from evergrow.cli.registry import command
-from evergrow.core.errors import DataWarning, ParameterError
+from evergrow.core.errors import DataWarning
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
@@ -54,10 +55,7 @@ def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
     from PIL import Image
     from sklearn.datasets import load_digits
 
-    if pictures.exists() and (not pictures.is_dir() or any(pictures.iterdir())):
-        raise ParameterError(
-            f"{pictures} exists; --pictures needs a new or empty folder."
-        )
+    check_new_folder(pictures)
     digits = load_digits()
     pixels = (digits.images * (255 / 16)).astype(np.uint8)
     # Preprocessing crops images, so a frame is added.
@@ -158,9 +156,16 @@ def data_command(
 
 
 def report_lines(report: dict[str, Any]) -> list[str]:
-    """Return the description of a data set as lines."""
+    """Return the description of a data set as lines.
+
+    Parameters
+    ----------
+    report : dict
+        Result of ``evergrow.data.inspect_data(...).to_dict()``.
+    """
 
     def sizes(key: str) -> str:
+        """Return classes with their numbers of training and test samples."""
         return ", ".join(
             f"{name} ({train} + {test})" for name, train, test in report[key]
         )
@@ -186,7 +191,10 @@ def report_lines(report: dict[str, Any]) -> list[str]:
 def _try_levels(
     source: str, data_options: DataOptions, backbone: str, device: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the accuracy and cost of the feature levels, as values and as lines."""
+    """Return the accuracy and cost of the feature levels, as values and as lines.
+
+    The values are the fields of :class:`evergrow.tools.feature_levels.LevelTrial`.
+    """
     from evergrow.data.inputs import read_parts
     from evergrow.tools.feature_levels import try_levels
 
@@ -225,6 +233,11 @@ def _check_data(
         contents only.
     device : str
         Compute device.
+
+    Returns
+    -------
+    DataCheck
+        The findings. Unreadable samples are among them instead of raising.
     """
     from evergrow.data.inputs import read_parts
     from evergrow.tools.data_check import check_samples
@@ -250,7 +263,7 @@ def _check_data(
 
 
 def _check_lines(check: DataCheck) -> list[str]:
-    """Return the counts and the first findings of each kind."""
+    """Return the counts and, as tables, the first findings of each kind."""
     method = "by content"
     if check.backbone:
         method = f"by content and by features of {check.backbone}"

@@ -105,6 +105,7 @@ class EngineOptions(WorkerOptions):
         return result
 
     def _create_engine(self, folder: Path, quiet: bool) -> Engine:
+        """Return the selected engine, with `folder` as the folder of the job."""
         from evergrow.engine.engines import LocalEngine, RayEngine
 
         settings: dict[str, Any] = {

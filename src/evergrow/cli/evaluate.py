@@ -10,7 +10,7 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.engine import NO_ENGINE, EngineOptions
-from evergrow.cli.model_files import check_target, load_model, skipped_code, write_text
+from evergrow.cli.model_files import check_target, load_model, skipped_code, write_lines
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def evaluate_command(
             lead=f"Predictions of {model.name} for {data}",
             picture=picture,
         )
-        write_text(report, page)
+        write_lines(report, [page])
         lines += ["", f"report in {report}"]
         done = f"{report} was written"
     code = skipped_code(len(result.left_out))
@@ -178,6 +178,7 @@ def _evaluation_lines(result: Evaluation) -> list[str]:
 
 
 def _summary_lines(result: Evaluation) -> list[str]:
+    """Return accuracy, detection of unknown samples and duration as labelled values."""
     accuracy = f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
     entries = [
         ("accuracy", accuracy),
@@ -203,6 +204,7 @@ def _summary_lines(result: Evaluation) -> list[str]:
 
 
 def _class_lines(result: Evaluation) -> list[str]:
+    """Return the classes with errors as a table, that with the lowest recall first."""
     from evergrow.cli.evaluation_page import sort_by_recall
 
     tested = [score for score in result.per_class if score.n]
@@ -224,6 +226,7 @@ def _class_lines(result: Evaluation) -> list[str]:
 
 
 def _curve_lines(curve: LearningCurve) -> list[str]:
+    """Return a learning curve as labelled values, after an empty line."""
     points = [
         f"{size}: {percent(accuracy)}"
         for size, accuracy in zip(curve.sizes, curve.accuracy, strict=True)

@@ -151,6 +151,11 @@ def features_command(
 
 
 def _create_backbone(kind: Any, name: str, settings: dict[str, Any]) -> Any:
+    """Create a backbone for samples of a kind; ``"auto"`` takes the best one here.
+
+    `settings` are arguments of :func:`evergrow.features.create_backbone`, among them
+    the ``recipe``, which is checked first.
+    """
     from evergrow.features import best_backbone, create_backbone
     from evergrow.features.recipe import check_recipe
 
@@ -161,6 +166,7 @@ def _create_backbone(kind: Any, name: str, settings: dict[str, Any]) -> Any:
 
 
 def _features_given(data: str) -> InputError:
+    """Return the error for data that needs no backbone."""
     return InputError(f"{data} holds features already; name images or texts.")
 
 
@@ -175,6 +181,7 @@ def _extract_sharded(
     batch_size: int | None,
     started: float,
 ) -> Answer:
+    """Write features shard by shard to a folder: ``features --engine``."""
     from evergrow.data import read
 
     source = read(data, columns.data_options(), part="all")

@@ -158,7 +158,7 @@ def fit_command(
 
 
 def _adaptation(tuner: str | None, epochs: int | None) -> Any:
-    """Return the settings of ``--adapt``."""
+    """Return the settings of ``--adapt`` (an AdaptConfig), or None without it."""
     if tuner is None:
         return None
     from evergrow.adapt.fsa import adaptation_config
@@ -170,7 +170,7 @@ def _adaptation(tuner: str | None, epochs: int | None) -> Any:
 
 
 def _split(samples: Any, holdout: float, seed: int) -> tuple[Any, Any]:
-    """Return the training samples and the held-out samples."""
+    """Return training and held-out samples, with the same fraction of each class."""
     import numpy as np
 
     from evergrow.data.class_labels import stratified_split
@@ -183,6 +183,7 @@ def _split(samples: Any, holdout: float, seed: int) -> tuple[Any, Any]:
 
 
 def _answer(change: model_files.ModelChange, more: dict[str, Any]) -> Answer:
+    """Return the answer of ``fit``. `more` are further arguments of its answer."""
     info = change.learner.state_.describe()
     spec = info["backbone"] or {}
     adaptation = info["adaptation"]

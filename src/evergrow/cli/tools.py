@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +11,10 @@ import typer
 
 from evergrow import tools
 from evergrow.cli import model_files, options
-from evergrow.cli.console import Answer, listed, percent, plural, table
+from evergrow.cli.console import Answer, csv_lines, listed, percent, plural, table
 from evergrow.cli.registry import command
 from evergrow.cli.samples import check_paths, read_samples
-from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.escaping import csv_text
+from evergrow.core.errors import InputError
 
 Unlabelled = Annotated[
     str,
@@ -91,11 +88,7 @@ def suggest_command(
     ]
     suggestions = list(zip(items, reasons, strict=True))
     if out is not None:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("item", "reason"))
-        writer.writerows((csv_text(item), reason) for item, reason in suggestions)
-        model_files.write_text(out, text.getvalue())
+        model_files.write_lines(out, csv_lines(["item", "reason"], suggestions))
     if copy is not None:
         _copy_files({"": items}, copy)
     values = {
@@ -239,9 +232,21 @@ def drift_command(
 
 
 def _copy_files(groups: Mapping[str, Sequence[str]], folder: Path) -> None:
-    """Copy each group of files to a subfolder of a new folder, numbered in order."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ParameterError(f"{folder} exists and is not empty; name a new folder.")
+    """Copy each group of files to a subfolder of a new folder, numbered in order.
+
+    Parameters
+    ----------
+    groups : dict of str to sequence of str
+        File names by name of the subfolder; empty for the folder itself.
+    folder : Path
+        A folder that does not exist or is empty.
+
+    Raises
+    ------
+    InputError
+        If a sample is not a file. Files before it stay copied.
+    """
+    model_files.check_new_folder(folder)
     for group, files in groups.items():
         subfolder = folder / group
         subfolder.mkdir(parents=True, exist_ok=True)
