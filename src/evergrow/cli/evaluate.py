@@ -15,7 +15,6 @@ from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
     from evergrow.learner.evaluation import Evaluation
-    from evergrow.learner.learner import Learner
     from evergrow.tools.learning_curves import LearningCurve
 
 _MAX_ROWS = 10  # in the tables of classes and of confused pairs
@@ -71,23 +70,28 @@ def evaluate_command(
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, run)
+    data_options = columns.data_options()
     job = None
     if sharding.engine is not None:
         from evergrow.data import read
 
         sharding.reject(report=report, unknown=unknown, curve=curve)
-        source = read(data, columns.data_options(), part="test")
+        source = read(data, data_options, part="test")
         result, job = sharding.run(
             lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm),
             model=model,
             quiet=run.as_json,
         )
     else:
-        result = _evaluate(
-            learner,
-            data,
-            unknown,
-            columns,
+        from evergrow.data.inputs import read_labelled, read_unknown
+
+        kind = learner.state_.kind
+        unknown_samples = None
+        if unknown is not None:
+            unknown_samples = read_unknown(unknown, kind, options=data_options)
+        result = learner.evaluate(
+            read_labelled(data, "test", kind, data_options),
+            unknown=unknown_samples,
             false_alarm=false_alarm,
             keep_samples=report is not None,
         )
@@ -111,56 +115,36 @@ def evaluate_command(
 
     picture = ""
     if curve:
-        from evergrow.data.inputs import read_labelled
         from evergrow.tools.learning_curves import curve_svg, learning_curve
 
-        samples = read_labelled(
-            data, "train", learner.state_.kind, columns.data_options()
+        found = learning_curve(
+            learner, read_labelled(data, "train", kind, data_options)
         )
-        found = learning_curve(learner, samples)
         lines += _curve_lines(found)
         picture = curve_svg(found)
         values["curve"] = found.to_values()
     done = ""
     if report is not None:
-        from evergrow.cli.evaluation_page import evaluation_page
-
-        page = evaluation_page(
-            result,
-            title=f"{model.stem} on {Path(data).name}",
-            lead=f"Predictions of {model.name} for {data}",
-            picture=picture,
-        )
-        write_lines(report, [page])
+        _write_report(report, result, model, data, picture)
         lines += ["", f"report in {report}"]
         done = f"{report} was written"
     code = skipped_code(len(result.left_out))
     return Answer(values, lines, cautions, code, done=done)
 
 
-def _evaluate(
-    learner: Learner,
-    data: str,
-    unknown: str | None,
-    columns: options.ColumnOptions,
-    *,
-    false_alarm: float,
-    keep_samples: bool,
-) -> Evaluation:
-    from evergrow.data.inputs import read_labelled, read_unknown
+def _write_report(
+    path: Path, result: Evaluation, model: Path, data: str, picture: str
+) -> None:
+    """Write the page of ``--report``. `picture` is an SVG image or empty."""
+    from evergrow.cli.evaluation_page import evaluation_page
 
-    data_options = columns.data_options()
-    unknown_samples = None
-    if unknown is not None:
-        unknown_samples = read_unknown(
-            unknown, learner.state_.kind, options=data_options
-        )
-    return learner.evaluate(
-        read_labelled(data, "test", learner.state_.kind, data_options),
-        unknown=unknown_samples,
-        false_alarm=false_alarm,
-        keep_samples=keep_samples,
+    page = evaluation_page(
+        result,
+        title=f"{model.stem} on {Path(data).name}",
+        lead=f"Predictions of {model.name} for {data}",
+        picture=picture,
     )
+    write_lines(path, [page])
 
 
 def _evaluation_lines(result: Evaluation) -> list[str]:

@@ -54,14 +54,14 @@ SYNONYMS = {
 
 
 class ExitCode(IntEnum):
-    """Exit codes of all commands. docs/cli.md describes them."""
+    """Exit codes of all commands, as in docs/cli.md."""
 
     OK = 0
-    LOOK = 1
-    BAD = 2
-    BUSY = 3
+    LOOK = 1  # done, but look at the result
+    BAD = 2  # bad input or arguments
+    BUSY = 3  # another process uses the same file
     BUG = 70
-    UNPRINTED = 74
+    UNPRINTED = 74  # standard output did not accept the answer
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 

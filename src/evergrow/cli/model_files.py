@@ -307,7 +307,7 @@ def adapted_note(adaptation: dict[str, Any]) -> str:
         :meth:`evergrow.learner.snapshot.Snapshot.describe`: ``tuner``,
         ``n_parameters``, ``backbone`` with a ``name``, and ``training`` with
         ``epochs``, ``seconds``, ``first_loss`` and ``last_loss``. ``training`` is empty
-        if the backbone was adapted elsewhere.
+        if the file has no record of it.
 
     Examples
     --------

@@ -119,6 +119,9 @@ def task_result(task: WorkerTask, perform: Perform) -> TaskResult:
 
 # -- processes of this machine
 
+_Attempt = tuple[WorkerTask, int]
+"""A task, and the number of workers that died on it."""
+
 
 class LocalRunner:
     """Runs tasks on this machine, in this process or in several.
@@ -160,24 +163,12 @@ class LocalRunner:
         if self.workers == 1:
             yield from (task_result(task, self._perform) for task in tasks)
             return
-        # Each task stands with the number of workers that died on it.
-        waiting = deque((task, 0) for task in tasks)
-        suspects: deque[tuple[WorkerTask, int]] = deque()
-        running = dict[Future[TaskResult], tuple[WorkerTask, int]]()
+        waiting: deque[_Attempt] = deque((task, 0) for task in tasks)
+        suspects: deque[_Attempt] = deque()
+        running = dict[Future[TaskResult], _Attempt]()
         try:
             while waiting or suspects or running:
-                # When one process dies, the whole pool breaks. All tasks that were
-                # running are repeated one at a time, to find the one that kills its
-                # worker.
-                ready = []
-                if not suspects:
-                    n_free = self.workers - len(running)
-                    ready = [
-                        waiting.popleft() for _ in range(min(n_free, len(waiting)))
-                    ]
-                elif not running:
-                    ready = [suspects.popleft()]
-                for task, deaths in ready:
+                for task, deaths in self._ready(waiting, suspects, len(running)):
                     future = self._started_pool().submit(
                         task_result, task, self._perform
                     )
@@ -196,6 +187,20 @@ class LocalRunner:
         finally:
             if running:
                 self._end(kill=True)
+
+    def _ready(
+        self, waiting: deque[_Attempt], suspects: deque[_Attempt], n_running: int
+    ) -> list[_Attempt]:
+        """Remove the tasks to start now from the queues, and return them.
+
+        When one process dies, the whole pool breaks. All tasks that were running become
+        suspects. They are repeated one at a time, to find the one that kills its
+        worker.
+        """
+        if suspects:
+            return [] if n_running else [suspects.popleft()]
+        n_free = self.workers - n_running
+        return [waiting.popleft() for _ in range(min(n_free, len(waiting)))]
 
     def close(self) -> None:
         """Stop the workers."""
