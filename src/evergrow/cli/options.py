@@ -122,7 +122,7 @@ class BackboneOptions(OptionGroup):
     as_json: Json = False
 
     def load_settings(self) -> dict[str, Any]:
-        """Return the keyword arguments of :meth:`evergrow.Learner.load`."""
+        """Return arguments of :meth:`evergrow.Learner.load`, without the path."""
         return {
             "weights": self.weights,
             "device": None if self.device == "auto" else self.device,
@@ -131,7 +131,10 @@ class BackboneOptions(OptionGroup):
         }
 
     def encode_settings(self) -> dict[str, Any]:
-        """Return the settings of the encoder. With ``--json`` it shows no progress."""
+        """Return settings of :class:`evergrow.features.encoding.EncodeConfig`.
+
+        ``progress`` is whether to show a bar: at a terminal, and not with ``--json``.
+        """
         return {"progress": not self.as_json and sys.stderr.isatty()}
 
 
@@ -149,7 +152,7 @@ class ImageOptions(BackboneOptions):
     on_error: Literal["raise", "skip"] = "raise"
 
     def encode_settings(self) -> dict[str, Any]:
-        """Return the settings of the encoder."""
+        """Return settings of the encoder, with ``on_error``."""
         return {**super().encode_settings(), "on_error": self.on_error}
 
 

@@ -253,7 +253,7 @@ def serve_command(
     allow_host
         Additional host name of the service, such as that of a proxy; repeatable.
     read_only
-        Answer predictions only; nobody can change a model.
+        Refuse all changes of models.
     rate
         Maximum requests per second of one token or address.
     label_studio

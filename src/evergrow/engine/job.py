@@ -556,7 +556,10 @@ def read_job(folder: str | os.PathLike[str]) -> Job:
 
 
 def _check_same(found: Job, job: Job) -> None:
-    """Raise :class:`EngineError` with the differences if two jobs are not the same."""
+    """Raise :class:`EngineError` if the job of a folder is not the job to begin.
+
+    The message names the settings that differ.
+    """
     if found.key == job.key:
         return
     before = _described(found)

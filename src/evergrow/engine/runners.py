@@ -340,7 +340,17 @@ class RayRunner:
         self.workers = workers or room
 
     def run(self, tasks: Sequence[WorkerTask]) -> Iterator[TaskResult]:
-        """Run tasks and yield results as they finish; see :meth:`LocalRunner.run`."""
+        """Run tasks and yield results as they finish, as :meth:`LocalRunner.run` does.
+
+        Every task gets ``decoders`` in ``about``, from the cores per worker.
+
+        Raises
+        ------
+        UnfitWorkerError
+            If a worker cannot work on the job.
+        EngineError
+            If no node has had room for a worker for some minutes.
+        """
         remote = self._ray.remote(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs["GPU"],
@@ -476,7 +486,23 @@ _EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 def _check_ray_server(address: str) -> None:
-    """Raise unless a gRPC server answers. Ray itself would retry for many minutes."""
+    """Check that a Ray server answers at an address, which takes seconds.
+
+    Ray itself would try again for many minutes. Ray's ports speak gRPC, so a gRPC
+    server counts as Ray. With TLS only the connection is tested.
+
+    Parameters
+    ----------
+    address : str
+        ``"host:port"`` or ``"ray://host:port"``.
+
+    Raises
+    ------
+    ParameterError
+        If the address has another form.
+    EngineError
+        If nothing answers there, or another kind of server.
+    """
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ParameterError(
@@ -502,7 +528,10 @@ def _check_ray_server(address: str) -> None:
 
 
 def _informative_line(error: BaseException) -> str:
-    """Return the most informative line of an error message of Ray."""
+    """Return the most informative line of an error message of Ray.
+
+    This is the last line that begins with the name of an error, or else the first line.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
