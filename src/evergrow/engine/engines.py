@@ -7,7 +7,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Engine(ABC):
 
     @abstractmethod
     def runner(self, perform: Perform = shard_task) -> Runner:
-        """Start a runner of tasks. The caller closes it.
+        """Return a new runner of tasks, which the caller closes.
 
         Parameters
         ----------
@@ -116,19 +116,14 @@ class Engine(ABC):
             raise ParameterError(
                 "folder must be given, because the results are written there, got None"
             )
-        with tempfile.TemporaryDirectory(prefix="evergrow-") as temporary:
+        weights_path = None if weights is None else os.fspath(weights)
+        with (
+            tempfile.TemporaryDirectory(prefix="evergrow-") as temporary,
+            closing(self.runner()) as runner,
+        ):
             folder = Path(temporary if self.folder is None else self.folder).absolute()
-            runner = self.runner()
-            try:
-                weights_path = None
-                if weights is not None:
-                    weights_path = os.fspath(weights)
-                options = EngineRunOptions(
-                    runner, str(device), self.progress, weights_path
-                )
-                yield folder, options
-            finally:
-                runner.close()
+            options = EngineRunOptions(runner, str(device), self.progress, weights_path)
+            yield folder, options
 
     def fit(self, learner: Learner, data: Any) -> JobReport:
         """Fit a learner from scratch, in place.

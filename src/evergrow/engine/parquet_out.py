@@ -130,7 +130,7 @@ def write_answers(
         """Return the class names at column numbers."""
         return escape_non_utf8(answers.classes[indices].tolist())
 
-    ranked = answers.ranked(max(top, 1))
+    ranked = answers.ranked(top)
     values = np.take_along_axis(answers.values, ranked, axis=1)
     if answers.unknown is None:
         unknown = np.zeros(len(ranked), dtype=bool)
