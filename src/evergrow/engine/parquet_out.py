@@ -186,7 +186,7 @@ def _write(
     ----------
     path : Path
         The file.
-    columns : dict of str to Array
+    columns : dict
         Arrow arrays by column name.
     group_rows : int
         Rows per row group.
