@@ -12,6 +12,7 @@ from typing import Any
 import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub import file_download
 from tests.export.hub_stand_in import TOKEN, Hub, running_hub
 from tests.learner.toys import Letters
 
@@ -45,7 +46,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         template = found.address + "/{repo_id}/resolve/{revision}/{filename}"
         for module in (
             constants,
-            huggingface_hub.file_download,
+            file_download,
         ):  # older clients have it in both
             monkeypatch.setattr(
                 module,
