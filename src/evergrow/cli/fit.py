@@ -15,6 +15,7 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.data import Source
     from evergrow.engine.engines import Engine
     from evergrow.engine.job import JobReport
 
@@ -127,6 +128,7 @@ def fit_command(
         options=None if units is None else {"n_units": units},
         preset=preset,
         random_state=seed,
+        # A new learner takes "auto" as its device, a loaded one None.
         **{**run.load_settings(), "device": run.device},
     )
     change = model_files.ModelChange(model, learner)
@@ -134,17 +136,7 @@ def fit_command(
         from evergrow.data import read
 
         source = read(data, columns.data_options(), part="train")
-
-        def job(engine: Engine) -> JobReport:
-            report = engine.fit(learner, source)
-            change.dropped = commit(model, learner).dropped
-            return report
-
-        report = sharding.run(job, model=model, quiet=run.as_json)
-        more: dict[str, Any] = {
-            "engine": report.to_values(),
-            "cautions": report.summary(),
-        }
+        more = _fit_sharded(change, source, sharding, quiet=run.as_json)
     else:
         with measured_change(learner, test_data, columns.data_options()):
             learner.fit(samples)
@@ -155,6 +147,29 @@ def fit_command(
         }
     change.seconds = time.perf_counter() - started
     return _answer(change, more)
+
+
+def _fit_sharded(
+    change: model_files.ModelChange,
+    source: Source,
+    sharding: EngineOptions,
+    *,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Fit and commit the model of a change shard by shard: ``fit --engine``.
+
+    Returns further arguments of the answer.
+    """
+    from evergrow.learner.modelfile import commit
+
+    def job(engine: Engine) -> JobReport:
+        report = engine.fit(change.learner, source)
+        # Within the job, whose folder is removed only after the model was written.
+        change.dropped = commit(change.path, change.learner).dropped
+        return report
+
+    report = sharding.run(job, model=change.path, quiet=quiet)
+    return {"engine": report.to_values(), "cautions": report.summary()}
 
 
 def _adaptation(tuner: str | None, epochs: int | None) -> Any:
