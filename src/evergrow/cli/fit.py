@@ -117,7 +117,6 @@ def fit_command(
         if holdout:
             samples, test_data = _split(samples, holdout, seed)
     from evergrow.learner.learner import Learner
-    from evergrow.learner.modelfile import commit
     from evergrow.tools.comparison import measured_change
 
     learner = Learner(
@@ -140,7 +139,7 @@ def fit_command(
     else:
         with measured_change(learner, test_data, columns.data_options()):
             learner.fit(samples)
-        change.dropped = commit(model, learner).dropped
+        change.commit()
         more = {
             "test": change.tested,
             "code": model_files.skipped_code(len(samples) - change.record.samples),
@@ -160,12 +159,11 @@ def _fit_sharded(
 
     Returns further arguments of the answer.
     """
-    from evergrow.learner.modelfile import commit
 
     def job(engine: Engine) -> JobReport:
         report = engine.fit(change.learner, source)
         # Within the job, whose folder is removed only after the model was written.
-        change.dropped = commit(change.path, change.learner).dropped
+        change.commit()
         return report
 
     report = sharding.run(job, model=change.path, quiet=quiet)

@@ -81,6 +81,12 @@ class ModelChange:
             return None
         return self.record.tested.to_dict()
 
+    def commit(self) -> None:
+        """Write the model to its file, as a new revision in the history."""
+        from evergrow.learner.modelfile import commit
+
+        self.dropped = commit(self.path, self.learner).dropped
+
     def answer(
         self,
         lines: Sequence[str],
@@ -144,7 +150,7 @@ def changing_model(
         Load and commit without torch, for changes of names only. The class weights are
         not solved before the commit.
     """
-    from evergrow.learner.modelfile import commit, locked_model
+    from evergrow.learner.modelfile import locked_model
 
     with locked_model(path, wait=wait, lazy=lazy, **run.load_settings()) as learner:
         started = time.perf_counter()
@@ -154,7 +160,7 @@ def changing_model(
             from evergrow.learner import settle
 
             settle(learner)  # so that predictions need no solving
-        change.dropped = commit(path, learner).dropped
+        change.commit()
         change.seconds = time.perf_counter() - started
 
 

@@ -80,8 +80,6 @@ def merge_command(
     force
         Replace an existing output; rollback restores it.
     """
-    from evergrow.learner.modelfile import commit
-
     if len(models) < 2:
         raise ParameterError("Name at least two models to merge.")
     model_files.check_target(
@@ -99,7 +97,7 @@ def merge_command(
     from evergrow.learner import settle
 
     settle(learner)  # so that predictions need no solving
-    change.dropped = commit(output, learner).dropped
+    change.commit()
     n_added = sum(learner.state_.label_counts.values()) - n_before
     new_classes = [
         name for name in learner.state_.classes.tolist() if name not in old_classes
