@@ -300,10 +300,10 @@ def rollback_command(
 ) -> Answer:
     """Undo the last change of a model, or the last N.
 
-    The file becomes byte for byte what it was. [bold]log[/bold] lists the changes, and
-    [bold]redo[/bold] undoes a rollback. The folder MODEL.history keeps up to ten
-    earlier states. The oldest are removed when it exceeds four times the size of the
-    model plus 20 MB.
+    The file becomes byte for byte the same as before. [bold]log[/bold] lists the
+    changes, and [bold]redo[/bold] undoes a rollback. The folder MODEL.history keeps up
+    to ten earlier states. The oldest are removed when it exceeds four times the size of
+    the model plus 20 MB.
 
     For example:
 

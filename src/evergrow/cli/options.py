@@ -113,7 +113,7 @@ class BackboneOptions(OptionGroup):
         Keep extracted features in the cache and take them from there (true or false).
     weights
         Where the backbone weights are now: a file, bundled (in an installed package),
-        hub, or random (to draw them). By default where they were.
+        hub, or random (to draw them). By default the place in the model file.
     """
 
     device: Device = "auto"

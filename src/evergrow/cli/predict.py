@@ -175,7 +175,7 @@ def prediction_rows(
     found : Answers
         Predictions of a learner.
     names : sequence of str
-        Display names of all samples, also of those that could not be read.
+        Display names of all samples, readable or not.
     top : int
         Number of classes in each row.
 
@@ -223,7 +223,7 @@ def _prediction_csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
         Result of :func:`prediction_rows`. All have the same keys, and so the same
         columns.
     measure : {"probability", "score"}
-        What the class values are.
+        Kind of the class values.
     """
     names = ["item", "class", measure, "unknown", "novelty", "threshold"]
     cells_of_rows = []
@@ -250,7 +250,7 @@ def _table_lines(rows: list[dict[str, Any]], measure: str) -> list[str]:
     rows : list of dict
         Result of :func:`prediction_rows`.
     measure : {"probability", "score"}
-        What the class values are.
+        Kind of the class values.
     """
 
     def shown(entry: dict[str, Any]) -> list[str]:

@@ -342,7 +342,7 @@ def _typer_info(
     parameter : inspect.Parameter
         Parameter of the command. Without a default it is an argument.
     metadata : sequence
-        Typer's description from the annotation, if there is one. What it leaves out is
+        Typer's description from the annotation, if there is one. Its missing fields are
         filled in.
     metavar, text : str
         Placeholder of the value and help text, from the docstring.

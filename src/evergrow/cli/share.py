@@ -76,7 +76,7 @@ def merge_command(
     Parameters
     ----------
     base
-        Model that all others are copies of. What it has learned counts once.
+        Model that all others are copies of. Its samples count once.
     force
         Replace an existing output; rollback restores it.
     """
@@ -154,7 +154,7 @@ def export_command(
         Leave out the backbone; the input is then its features.
     weights
         Where the backbone weights are now: a file, bundled (in an installed package),
-        hub, or random (to draw them). By default where they were.
+        hub, or random (to draw them). By default the place in the model file.
     force
         Replace an existing file.
     """

@@ -184,8 +184,8 @@ def drift_command(
 
       evergrow drift birds.evg this-week/ --labelled --false-alarm 0.01
 
-    Lists the classes whose samples changed, with a p value: the probability of such a
-    difference without any change.
+    Lists the classes whose samples changed, with a p value: the probability of this
+    difference, or a larger one, without any change.
 
     Exit codes: 0 tested, also if classes changed; 2 bad input; 130 interrupted.
 

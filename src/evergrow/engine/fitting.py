@@ -113,7 +113,7 @@ def update(
 ) -> JobReport:
     """Learn more data with a fitted learner, in place, or resume an interrupted update.
 
-    Parameters, result and errors are those of :func:`fit`.
+    Parameters, result and errors are the same as for :func:`fit`.
     """
     check_mergeable(learner, fresh=False)
     if learner.state_.spec is not None:

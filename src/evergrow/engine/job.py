@@ -239,7 +239,7 @@ _TABLES = ("features", "predict", "evaluate")
 @record("engine-job")
 @dataclass(frozen=True)
 class _JobFile:
-    """Content of ``job.json``. The fields are those of :class:`Job`."""
+    """Content of ``job.json``. The fields are the same as in :class:`Job`."""
 
     manifest: Manifest
     work: Work
@@ -463,7 +463,7 @@ EXTRACTION = ("on_error", "batch_size", "precision")
 def extraction_settings(learner: Learner) -> dict[str, Any]:
     """Return evergrow's version and the settings :data:`EXTRACTION` of a learner.
 
-    Jobs with other values of these compute other features.
+    With another value of any of them, a job computes other features.
     """
     config = encode_config(learner.extract, False)
     return {

@@ -63,8 +63,8 @@ class EngineRunOptions:
         Returns
         -------
         dict
-            ``folder`` and ``key`` of the job, ``device`` and ``weights`` of these
-            options, and ``versions``, which the worker must have.
+            ``folder`` and ``key`` of the job, ``device`` and ``weights`` from
+            here, and ``versions``, which the worker must have.
         """
         return {
             "folder": str(job.folder),
@@ -137,7 +137,7 @@ def run_shards(
     Returns
     -------
     JobReport
-        Report of these shards: finished ones, and failed ones if the job skips.
+        Report of the shards: finished ones, and failed ones if the job skips.
     """
     report = JobReport(job.key, unreadable=dict(job.manifest.unreadable))
     tasks = options.shard_tasks(job, work, shards)

@@ -63,7 +63,7 @@ def perform(task: WorkerTask) -> ShardReport | None:
     task : WorkerTask
         The task. Its ``about`` has the keys of
         :meth:`~evergrow.engine.job_steps.EngineRunOptions.task_settings`. For merges it
-        also has those of :func:`merge`. :class:`~evergrow.engine.runners.RayRunner`
+        also has the keys of :func:`merge`. :class:`~evergrow.engine.runners.RayRunner`
         adds ``decoders``, the number of processes that decode images.
 
     Returns
@@ -165,7 +165,7 @@ def check_versions(expected: dict[str, str]) -> None:
 
 
 def first(job: Job, task: WorkerTask) -> ShardReport:
-    """Write the features of those samples of a shard that the layer is grown on."""
+    """Write the features of a shard's first samples, on which the layer is grown."""
     found = shard_features(
         job, task, job.manifest.first_of(job.manifest.shards[task.number])
     )
@@ -402,7 +402,7 @@ def shard_features(
 
 
 def _encode(job: Job, data: Samples, task: WorkerTask) -> Features:
-    """Return the features of images or texts, without those that cannot be read.
+    """Return the features of images or texts. Unreadable ones are left out.
 
     Raises
     ------

@@ -274,7 +274,7 @@ def _measured_accuracy(
 ) -> tuple[float, int] | None:
     """Return accuracy and number of test samples, or None if they were not measured.
 
-    Without an evaluation they are those of the latest change, if it was tested.
+    Without an evaluation they come from the latest change, if it was tested.
     """
     if evaluation is not None:
         return evaluation.accuracy, evaluation.n_known
@@ -353,8 +353,8 @@ def _without_folders(value: Any) -> Any:
     Parameters
     ----------
     value : Archive, dict, list or other
-        The values to copy: of an archive its metadata and its parts. Anything that is
-        not a container or such a text is returned as it is.
+        The values to copy: of an archive its metadata and its parts. Other texts and
+        other types are returned unchanged.
     """
     if isinstance(value, Archive):
         parts = {name: _without_folders(part) for name, part in value.parts.items()}

@@ -108,7 +108,7 @@ def signature_of(learner: Learner) -> Any:
 
     Texts are one column ``text`` of strings, images one column ``image`` of bytes.
     Features learned from a data frame are named columns; other features are the rows of
-    an array. The parameters are those of :func:`predict_frame`.
+    an array. The parameters are the `params` of :func:`predict_frame`.
     """
     models = _mlflow("mlflow.models")
     types = _mlflow("mlflow.types")

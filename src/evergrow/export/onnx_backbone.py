@@ -308,7 +308,7 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
         module = TokenModule(encoder, backbone.spec.blocks.parsed).eval()
         return module, {token: tokens[token] for token in inputs}
 
-    # Tokens of the encoder must equal those of the exported tokenizer file.
+    # Encoder and exported tokenizer file must give the same tokens.
     expected = _tokens(backbone, texts)
     exported = samples(slice(None))
     for token in inputs:
@@ -344,7 +344,7 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
 
 
 def _token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
-    """Return those of :data:`TOKENS` that a sentence encoder's network takes.
+    """Return the inputs, from :data:`TOKENS`, that a sentence encoder's network takes.
 
     Raises
     ------
@@ -382,7 +382,7 @@ def _tokenizer_file(backbone: TextBackbone, limit: int | None, prompt: str) -> s
     Parameters
     ----------
     backbone : TextBackbone
-        The sentence encoder. Truncation and padding are those of its tokenizer.
+        The sentence encoder. Its tokenizer supplies truncation and padding.
     limit : int or None
         Maximum number of tokens. None does not truncate.
     prompt : str
@@ -603,7 +603,7 @@ def _exported(
 def _check_model(
     model: Any, names: list[str], sizes: Sequence[tuple[str, int]], opset: int
 ) -> None:
-    """Raise :class:`ExportError` unless the exporter did what it was asked to.
+    """Raise :class:`ExportError` if the exporter changed names, sizes or operators.
 
     Parameters
     ----------
