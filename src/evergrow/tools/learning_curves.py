@@ -51,21 +51,21 @@ class LearningCurve:
         Accuracy on held-out samples, averaged over splits.
     interval : ndarray of shape (m, 2)
         90 % interval of the accuracy.
-    samples : int
+    median_samples : int
         Median number of samples per class in the data.
     gain : (float, float, float)
-        Predicted gain in accuracy of ten more samples per class, with its 90 %
-        interval.
-    classes : dict of str to float
+        Predicted gain in accuracy of :data:`EXTRA_SAMPLES` more samples per class, and
+        both ends of its 90 % interval.
+    recall_gains : dict of str to float
         Gain in recall of each class from the last doubling of samples, largest first.
     """
 
     sizes: NDArray[np.int64]
     accuracy: NDArray[np.float64]
     interval: NDArray[np.float64]
-    samples: int
+    median_samples: int
     gain: tuple[float, float, float]
-    classes: dict[str, float]
+    recall_gains: dict[str, float]
 
     @property
     def is_enough(self) -> bool:
@@ -167,9 +167,9 @@ def measure_curve(
         sizes=sizes,
         accuracy=accuracy,
         interval=_accuracy_interval(accuracy, n_held_out),
-        samples=median_count,
+        median_samples=median_count,
         gain=_predicted_gain(1.0 - accuracy, sizes, n_held_out, median_count, seed),
-        classes=_gain_per_class(names.tolist(), recalls, sizes),
+        recall_gains=_recall_gains(names.tolist(), recalls, sizes),
     )
 
 
@@ -203,7 +203,7 @@ def _accuracy_interval(accuracy: NDArray[np.float64], n: int) -> NDArray[np.floa
     return np.asarray(interval.clip(0.0, 1.0))
 
 
-def _gain_per_class(
+def _recall_gains(
     names: list[str], recalls: NDArray[np.float64], sizes: NDArray[np.int64]
 ) -> dict[str, float]:
     """Return the gain in recall from the last doubling of samples, largest first."""
@@ -279,7 +279,7 @@ def _fit_curves(
 
 def curve_svg(curve: LearningCurve) -> str:
     """Return the curve as an SVG image, with its interval and the predicted gain."""
-    sizes = np.append(curve.sizes, curve.samples + EXTRA_SAMPLES)
+    sizes = np.append(curve.sizes, curve.median_samples + EXTRA_SAMPLES)
     measured = np.column_stack([curve.accuracy, curve.interval])
     predicted = curve.accuracy[-1] + np.array(curve.gain)
     values = np.vstack([measured, predicted]).clip(0.0, 1.0)
