@@ -1,4 +1,4 @@
-"""Tables of held-out rows, and marks that find the row of a sample again.
+"""Held-out rows: folds, tables, and marks that find the row of a sample again.
 
 No sample is kept. A held-out row consists of six terms, log losses, its class and a
 mark: four fixed random projections of its feature vector. When the sample is unlearned,
@@ -32,6 +32,13 @@ of an image differ by about 1e-6 if it is encoded in another batch."""
 
 LARGEST_LOSS = 1e30
 """Bound of stored losses; larger ones overflow when they are pooled."""
+
+MIN_FOLDS = 10
+"""Number of folds of a batch; more if they would exceed :data:`MAX_FOLD_ROWS`."""
+
+MAX_FOLD_ROWS = 500
+"""Largest number of rows in a fold. Larger folds take more time and leave a model that
+differs more from the full one."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +110,12 @@ class HeldOutRows:
 
     def take(self, rows: NDArray[np.bool_]) -> HeldOutRows:
         """Return the rows of a mask."""
-        return HeldOutRows(
-            self.measurement[rows],
-            self.codes[rows],
-            self.marks[rows],
-            self.terms[rows],
-            None if self.losses is None else self.losses[rows],
-        )
+        columns = {
+            name: column[rows]
+            for name, column in vars(self).items()
+            if column is not None
+        }
+        return HeldOutRows(**columns)
 
     def joined(self, other: HeldOutRows) -> HeldOutRows:
         """Return the rows of both tables."""
@@ -249,3 +255,68 @@ def _match_class(
         is_free[nearest] = False
         found[sample] = candidates[nearest]
     return found
+
+
+# -- folds -----------------------------------------------------------------------------
+
+
+def row_keys(X: NDArray[np.floating], seed: int) -> NDArray[np.uint64]:
+    """Return a pseudo-random number for each row that depends on its features only.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, d)
+        Features.
+    seed : int
+        Seed of the numbers.
+    """
+    start = hashlib.blake2b(str(seed).encode(), digest_size=8)
+    keys = np.empty(len(X), dtype=np.uint64)
+    for index, row in enumerate(bounded_features(X).astype(np.float32)):
+        digest = start.copy()
+        digest.update(row.data)
+        keys[index] = int.from_bytes(digest.digest(), "little")
+    return keys
+
+
+def assign_folds(
+    codes: NDArray[np.int64], counts: NDArray[np.int64], keys: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Divide a batch into folds, none of which has all samples of a class.
+
+    The folds do not depend on the order of the rows.
+
+    Parameters
+    ----------
+    codes : ndarray of shape (n,)
+        Class numbers of the rows of a learned batch.
+    counts : ndarray of shape (C,)
+        Number of learned samples of each class, with the batch.
+    keys : ndarray of shape (n,)
+        From :func:`row_keys`.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+        The fold of each row. -1 for the only sample of a class, which cannot be held
+        out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.learner.held_out_rows import assign_folds, row_keys
+    >>> keys = row_keys(np.arange(21.0)[:, None], seed=0)
+    >>> folds = assign_folds(np.array([0] * 20 + [1]), np.array([20, 1]), keys)
+    >>> np.bincount(folds[:20]).tolist(), int(folds[20])
+    ([2, 2, 2, 2, 2, 2, 2, 2, 2, 2], -1)
+    """
+    n_folds = max(MIN_FOLDS, math.ceil(len(codes) / MAX_FOLD_ROWS))
+    folds = np.full(len(codes), -1, dtype=np.int64)
+    for code in np.unique(codes):
+        rows = np.flatnonzero(codes == code)
+        if counts[code] > 1:
+            order = rows[np.argsort(keys[rows], kind="stable")]
+            # Small classes do not all begin in fold 0.
+            offset = int(keys[order[0]] % np.uint64(n_folds))
+            folds[order] = (np.arange(len(rows)) + offset) % n_folds
+    return folds

@@ -17,26 +17,26 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
-from evergrow.learner import parts
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.encoder import Encoder
-from evergrow.learner.feature_rows import check_width
+from evergrow.learner.encoder import Encoder, check_width
 from evergrow.learner.label_types import common_kind, warn_alike
 from evergrow.learner.learner import (
     Learner,
+    create_head,
+    empty_state,
     encoder_of,
     new_learner,
     replace_model,
     seed_of,
 )
-from evergrow.learner.learning import LabelledRows, learned
-from evergrow.learner.measuring import before_new_classes, calibrated
+from evergrow.learner.learning import LabelledRows, after_learning
 from evergrow.learner.snapshot import (
     Change,
+    HeadRecipe,
     Snapshot,
-    counted,
+    add_counts,
+    add_labels,
     fingerprint,
-    summed,
     with_widths,
 )
 
@@ -67,7 +67,7 @@ def encoder_for(
         samples = first()
     else:
         samples = Samples(kind, widths=widths)
-    return parts.create_encoder(learner).begun(samples)
+    return Encoder.of(learner).with_backbone_for(samples)
 
 
 def check_mergeable(learner: Learner, *, fresh: bool) -> None:
@@ -93,7 +93,7 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
             "model to some of the images without it, and update that model with it"
         )
     if fresh:
-        head = parts.create_head(learner, seed_of(learner))
+        head = create_head(learner, seed_of(learner))
     else:
         head = learner.state_.head
     for method in ("spawn", "merge"):
@@ -102,7 +102,7 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
 
 def deciding_settings(learner: Learner) -> dict[str, Any]:
     """Return the settings that the trained statistics depend on, as plain values."""
-    recipe = parts.head_recipe(learner).plain()
+    recipe = HeadRecipe.of(learner).plain()
     return {
         "method": recipe.method,
         "options": recipe.options,
@@ -130,10 +130,10 @@ def with_layer(learner: Learner, encoder: Encoder, sample: LabelledRows) -> Lear
         Labelled feature vectors.
     """
     seed = seed_of(learner)
-    head = with_widths(parts.create_head(learner, seed), encoder.widths)
+    head = with_widths(create_head(learner, seed), encoder.widths)
     warn_alike(np.empty(0, dtype=np.str_), sample.labels)
     head.fit(sample.X, sample.labels)
-    state = parts.empty_state(learner, encoder, seed)
+    state = empty_state(learner, encoder, seed)
     state = dataclasses.replace(state, head=head.spawn())
     return new_learner(learner, encoder, state)
 
@@ -175,7 +175,7 @@ def learn_shard(
     if number is not None:
         head.tag_shard(number)
     data = (fingerprint(block.X),)
-    counts = counted({}, block.labels)
+    counts = add_labels({}, block.labels)
     return _shard(template, head, counts, len(block.labels), data)
 
 
@@ -200,7 +200,7 @@ def _merge_two(first: Learner, second: Learner) -> Learner:
     mine = first.state_
     theirs = second.state_
     head = mine.head.branch().merge(theirs.head)
-    counts = summed(mine.counts, theirs.counts)
+    counts = add_counts(mine.counts, theirs.counts)
     samples = mine.history[-1].samples + theirs.history[-1].samples
     data = (*mine.history[-1].data, *theirs.history[-1].data)
     return _shard(first, head, counts, samples, data)
@@ -239,10 +239,10 @@ def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Lear
     encoder = encoder_of(total)
     seed = seed_of(learner)
     head = known.head.branch().settle()
-    calibration = calibrated(Calibration(), head, sample, known.counts, seed)
-    empty = parts.empty_state(learner, encoder, seed)
+    calibration = Calibration().calibrate_after(head, sample, known.counts, seed)
+    empty = empty_state(learner, encoder, seed)
     samples, data = _learned_data(known, sample)
-    state = learned(
+    state = after_learning(
         empty,
         "fit",
         samples,
@@ -271,14 +271,14 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
     state = learner.state_
     added = total.state_
     warn_alike(state.classes, np.array(sorted(added.counts), dtype=np.str_))
-    calibration = before_new_classes(
-        state.calibration, state.head, sample, state.counts, seed_of(learner)
+    calibration = state.calibration.with_new_classes(
+        state.head, sample, state.counts, seed_of(learner)
     )
-    counts = summed(state.counts, added.counts)
+    counts = add_counts(state.counts, added.counts)
     head = state.head.branch().merge(added.head).settle(cheap_only=True)
-    calibration = calibrated(calibration, head, sample, counts, state.seed)
+    calibration = calibration.calibrate_after(head, sample, counts, state.seed)
     samples, data = _learned_data(added, sample)
-    learner.state_ = learned(
+    learner.state_ = after_learning(
         state, "update", samples, data, counts, head=head, calibration=calibration
     )
     return learner
