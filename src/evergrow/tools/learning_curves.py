@@ -33,9 +33,17 @@ COVERAGE = 0.9
 """Fraction of true gains that should lie in their interval."""
 
 CURVE_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+"""Samples per class at which the accuracy is measured, if there are as many."""
+
 MIN_SAMPLES_PER_CLASS = 3
+"""A third of each class is held out, so fewer leave no sample to test or to learn."""
+
 N_SPLITS = 3
+"""Random splits over which accuracies are averaged."""
+
 N_REDRAWS = 400
+"""Redrawn error curves, whose quantiles give the interval of the gain."""
+
 EXPONENTS = np.array([0.2, 0.35, 0.5, 0.7, 1.0, 1.4])
 
 
@@ -118,10 +126,10 @@ def learning_curve(learner: Learner, data: Any, y: Any = None) -> LearningCurve:
     seed = 0
     if isinstance(learner.random_state, int):
         seed = learner.random_state
-    return measure_curve(learner.head_, X, labels, seed)
+    return _measure_curve(learner.head_, X, labels, seed)
 
 
-def measure_curve(
+def _measure_curve(
     head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[np.str_], seed: int
 ) -> LearningCurve:
     """Measure the learning curve of labelled feature vectors.
