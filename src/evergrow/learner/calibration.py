@@ -192,7 +192,7 @@ class Calibration:
         """Novelty of known and drawn rows, ascending, and their weights."""
         terms, weights = self._terms
         scores = self.pool.standard().score(terms)
-        measured = slice(0, self.n)
+        measured = slice(0, self.n)  # drawn rows follow
         weights = weights.copy()
         weights[measured] *= class_shares(
             scores[measured], self.known.codes[self._in_use], weights[measured]
@@ -462,12 +462,14 @@ class Calibration:
             return self, 0
         marks = sample_marks(X)
         lengths = np.linalg.norm(bounded_features(X), axis=1)
-        within = MARK_TOLERANCE * lengths / math.sqrt(X.shape[1])
+        tolerances = MARK_TOLERANCE * lengths / math.sqrt(X.shape[1])
         columns = {name: column for column, name in enumerate(self.classes)}
         codes = np.array([columns.get(name, -1) for name in labels.tolist()])
-        left = np.array([counts.get(name, 0) for name in self.classes], dtype=np.int64)
-        known = matching_rows(self.known, marks, codes, within, left)
-        unknown = matching_rows(self.unknown, marks, codes, within, left)
+        n_left = np.array(
+            [counts.get(name, 0) for name in self.classes], dtype=np.int64
+        )
+        known = matching_rows(self.known, marks, codes, tolerances, n_left)
+        unknown = matching_rows(self.unknown, marks, codes, tolerances, n_left)
         has_known = known >= 0
         has_unknown = unknown >= 0
         # A sample influenced all measurements since the one in which its class was
@@ -569,7 +571,7 @@ def class_shares(
     codes: NDArray[np.int64],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the weight of each held-out row in the threshold, by its class.
+    """Return factors of the weights of held-out rows in the threshold, by class.
 
     A class with much lower novelty than the others would lower the threshold, and raise
     false alarms in the other classes. Its rows have smaller weights. Class means are
@@ -584,6 +586,11 @@ def class_shares(
     weights : ndarray of shape (n,)
         Their weights from other causes.
 
+    Returns
+    -------
+    ndarray of shape (n,)
+        1 for classes of at least median novelty, less for easier ones.
+
     Examples
     --------
     >>> import numpy as np
@@ -597,11 +604,12 @@ def class_shares(
     """
     _, codes = np.unique(codes, return_inverse=True)
     totals = np.bincount(codes, weights)
-    levels = np.bincount(codes, weights * scores) / totals
-    effective = totals**2 / np.bincount(codes, weights**2)
-    freedom = max(len(codes) - len(totals), 1)
-    within = float(((scores - levels[codes]) ** 2).sum()) / freedom
-    noise = max(within, 1e-12) / effective
-    between = max(float(np.var(levels) - noise.mean()), 0.0)
-    shrunk = (levels - np.median(levels)) * between / (between + noise)
+    means = np.bincount(codes, weights * scores) / totals
+    # Effective number of rows of each class; equal weights give the number itself.
+    n_effective = totals**2 / np.bincount(codes, weights**2)
+    n_free = max(len(codes) - len(totals), 1)
+    variance = float(((scores - means[codes]) ** 2).sum()) / n_free
+    noise = max(variance, 1e-12) / n_effective
+    between = max(float(np.var(means) - noise.mean()), 0.0)
+    shrunk = (means - np.median(means)) * between / (between + noise)
     return np.asarray(np.exp(EASY_CLASS * np.minimum(shrunk, 0.0))[codes])

@@ -141,7 +141,7 @@ class HeldOutRows:
         return self.losses
 
     def digest(self, measurement: int) -> str:
-        """Return a checksum of the rows of one measurement."""
+        """Return a checksum of the rows of one measurement, given its index."""
         rows = self.take(self.measurement == measurement)
         found = hashlib.blake2b(rows.marks.tobytes(), digest_size=12)
         found.update(rows.terms.tobytes())
@@ -152,7 +152,10 @@ class HeldOutRows:
 
 
 def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Return random projections (n, 4) of rows, the same in every model.
+    """Return random projections (n, 4) of rows, which identify them.
+
+    Projections are the same in every model, and nearly the same for features that
+    differ by rounding.
 
     Parameters
     ----------
@@ -176,7 +179,7 @@ def sample_marks(X: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def bounded_features(X: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return features as float64, with the precision and range of float32."""
+    """Return features as float64, rounded and clipped to float32."""
     largest = float(np.finfo(np.float32).max)
     bounded = np.clip(X, -largest, largest).astype(np.float32)
     return np.asarray(bounded, dtype=np.float64)
@@ -186,13 +189,14 @@ def matching_rows(
     rows: HeldOutRows,
     marks: NDArray[np.float32],
     codes: NDArray[np.int64],
-    within: NDArray[np.float64],
-    left: NDArray[np.int64],
+    tolerances: NDArray[np.float64],
+    n_left: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the row of each sample, or -1. No row is returned twice.
+    """Find the rows of samples that are unlearned. No row is found twice.
 
-    If a sample has several rows, the one measured last is returned. If more rows of a
-    class than ``left`` would remain, the nearest rows are returned as well.
+    If a sample has several rows, the one measured last is found. If more rows of a
+    class than `n_left` would remain, the nearest rows are returned for samples without
+    a matching mark.
 
     Parameters
     ----------
@@ -202,10 +206,15 @@ def matching_rows(
         Marks of the samples.
     codes : ndarray of shape (n,)
         Their classes. -1 stands for a class without rows.
-    within : ndarray of shape (n,)
+    tolerances : ndarray of shape (n,)
         Largest difference between marks of the same sample.
-    left : ndarray of shape (C,)
+    n_left : ndarray of shape (C,)
         Number of samples of each class that remain.
+
+    Returns
+    -------
+    ndarray of int of shape (n,)
+        The row of each sample; -1 without a row.
     """
     found = np.full(len(marks), -1, dtype=np.int64)
     for code in np.unique(codes[codes >= 0]).tolist():
@@ -215,7 +224,11 @@ def matching_rows(
             latest = np.argsort(-rows.measurement[candidates], kind="stable")
             samples = np.flatnonzero(codes == code)
             found[samples] = _match_class(
-                rows, candidates[latest], marks[samples], within[samples], left[code]
+                rows,
+                candidates[latest],
+                marks[samples],
+                tolerances[samples],
+                n_left[code],
             )
     return found
 
@@ -224,10 +237,14 @@ def _match_class(
     rows: HeldOutRows,
     candidates: NDArray[np.int64],
     marks: NDArray[np.float32],
-    within: NDArray[np.float64],
+    tolerances: NDArray[np.float64],
     n_left: int,
 ) -> NDArray[np.int64]:
-    """Return the row of each sample of a class, or -1, out of some rows."""
+    """Find the rows of samples of one class, among its rows `candidates`.
+
+    Candidates are numbers of rows, those that are preferred first. Returns -1 for a
+    sample without a row.
+    """
     from scipy.spatial import cKDTree
 
     found = np.full(len(marks), -1, dtype=np.int64)
@@ -238,9 +255,10 @@ def _match_class(
     copies = copies.reshape(-1)
     for copy, mark in enumerate(distinct.astype(np.float64)):
         samples = np.flatnonzero(copies == copy)
-        radius = float(within[samples].max()) + 1e-30
+        # Features of length 0 have tolerance 0.
+        radius = float(tolerances[samples].max()) + 1e-30
         near = np.array(tree.query_ball_point(mark, radius, p=np.inf), dtype=int)
-        near = np.sort(near[is_free[near]])
+        near = np.sort(near[is_free[near]])  # preferred ones first among equal gaps
         gaps = np.abs(stored[near] - mark).max(axis=1)
         near = near[np.argsort(gaps, kind="stable")][: len(samples)]
         is_free[near] = False

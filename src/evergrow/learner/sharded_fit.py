@@ -50,7 +50,7 @@ def encoder_for(
     widths: tuple[int, ...] = (),
     first: Callable[[], Samples] | None = None,
 ) -> Encoder:
-    """Return the encoder that this learner would begin with.
+    """Return the encoder that a fit of this learner would use.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def encoder_for(
     widths : tuple of int
         Columns of each feature block, if samples are feature vectors of several blocks.
     first : callable, optional
-        Returns the first samples. The size of images decides their views.
+        Returns the first samples; called for images only. Their size decides the views.
     """
     if kind == "image" and first is not None:
         samples = first()
@@ -78,7 +78,7 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
     learner : Learner
         The learner to train.
     fresh : bool
-        Whether it forgets everything first.
+        Whether it forgets everything first, as `fit` does.
 
     Raises
     ------
@@ -101,7 +101,10 @@ def check_mergeable(learner: Learner, *, fresh: bool) -> None:
 
 
 def deciding_settings(learner: Learner) -> dict[str, Any]:
-    """Return the settings that the trained statistics depend on, as plain values."""
+    """Return method, options and seed of the next fit, as plain values.
+
+    Trained statistics depend on these settings of a learner only.
+    """
     recipe = HeadRecipe.of(learner).plain()
     return {
         "method": recipe.method,
@@ -111,12 +114,12 @@ def deciding_settings(learner: Learner) -> dict[str, Any]:
 
 
 def adopt(learner: Learner, other: Learner) -> Learner:
-    """Replace everything a learner knows by what another one knows."""
+    """Give a learner, in place, the encoder and the state of another one; return it."""
     return replace_model(learner, encoder_of(other), other.state_)
 
 
 def with_layer(learner: Learner, encoder: Encoder, sample: LabelledRows) -> Learner:
-    """Return an empty learner whose layer was built from a sample.
+    """Return a new, empty learner whose layer was built from a sample.
 
     It is the template for :func:`learn_shard`.
 
@@ -141,7 +144,7 @@ def with_layer(learner: Learner, encoder: Encoder, sample: LabelledRows) -> Lear
 def learn_shard(
     template: Learner, block: LabelledRows, number: int | None = None
 ) -> Learner:
-    """Train on one shard with the layer of a template.
+    """Return a new learner that learned one shard with the layer of a template.
 
     Parameters
     ----------
@@ -153,6 +156,13 @@ def learn_shard(
     number : int, optional
         Number of the shard. Shards of equal content can be merged only if they have
         different numbers.
+
+    Raises
+    ------
+    InputError
+        If the number of columns is not that of the layer.
+    LabelError
+        If the labels are of another type.
 
     Examples
     --------
@@ -186,7 +196,12 @@ def merge_shards(shards: Iterable[Learner]) -> Learner:
     ----------
     shards : iterable of Learner
         From :func:`learn_shard` or this function, all of one template. At most two are
-        in memory at a time.
+        in memory at a time if they are read one by one. One shard is returned as it is.
+
+    Raises
+    ------
+    MergeError
+        If there are no shards, or two of them are the same.
     """
     total: Learner | None = None
     for shard in shards:
@@ -197,6 +212,7 @@ def merge_shards(shards: Iterable[Learner]) -> Learner:
 
 
 def _merge_two(first: Learner, second: Learner) -> Learner:
+    """Return the sum of two shards, with the numbers and fingerprints of both."""
     mine = first.state_
     theirs = second.state_
     head = mine.head.branch().merge(theirs.head)
@@ -213,6 +229,7 @@ def _shard(
     samples: int,
     data: tuple[str, ...],
 ) -> Learner:
+    """Return a shard: a learner with one change that has no time."""
     change = Change(
         "update", NO_TIME, samples, tuple(sorted(counts)), revision=1, data=data
     )
@@ -228,7 +245,7 @@ def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Lear
     Parameters
     ----------
     learner : Learner
-        Its current state is replaced.
+        Changed in place and returned; what it knew is forgotten.
     total : Learner
         The sum of all shards, each trained with the template of one :func:`with_layer`.
     sample : LabelledRows
@@ -261,7 +278,7 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
     Parameters
     ----------
     learner : Learner
-        A fitted learner.
+        A fitted learner; changed in place and returned.
     total : Learner
         The sum of all shards, each trained with one
         :func:`~evergrow.learner.learner.empty_copy` of it.
@@ -285,9 +302,10 @@ def complete_update(learner: Learner, total: Learner, sample: LabelledRows) -> L
 
 
 def _learned_data(total: Snapshot, sample: LabelledRows) -> tuple[int, tuple[str, ...]]:
-    """Return the number of samples and their fingerprints.
+    """Return the number of samples in a sum of shards, and their fingerprints.
 
-    There is one fingerprint if the sample has all rows, otherwise one per shard.
+    There is one fingerprint if the sample has all rows, as in a fit without shards,
+    otherwise one per distinct shard.
     """
     change = total.history[-1]
     if len(sample.labels) == change.samples:

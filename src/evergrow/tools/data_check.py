@@ -378,7 +378,7 @@ def _neighbors(
     if n_train < len(X):
         queries.append((rows[n_train:], search.kneighbors(X[n_train:])))
     for query_rows, (distances, indices) in queries:
-        cosines = (1.0 - distances).tolist()
+        cosines = (1.0 - distances.astype(np.float64)).tolist()
         neighbors = rows[indices].tolist()
         for row, near, values in zip(
             query_rows.tolist(), neighbors, cosines, strict=True

@@ -204,7 +204,7 @@ def _rank_in_class(
 
 
 def _accuracy_interval(accuracy: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Return 90 % intervals of accuracies measured on n rows."""
+    """Return 90 % intervals (m, 2) of m accuracies measured on n rows each."""
     variance = np.maximum(accuracy * (1.0 - accuracy), 1.0 / n)
     margin = 1.645 * np.sqrt(variance / n)
     interval = np.stack([accuracy - margin, accuracy + margin], axis=1)
@@ -224,7 +224,7 @@ def _recall_gains(
 def _predicted_gain(
     errors: NDArray[np.float64], sizes: NDArray[np.int64], n: int, k: int, seed: int
 ) -> tuple[float, float, float]:
-    """Return the gain of more samples beyond k, with its interval.
+    """Return the gain of :data:`EXTRA_SAMPLES` more samples per class, and its interval.
 
     Parameters
     ----------
@@ -236,6 +236,11 @@ def _predicted_gain(
         Held-out rows, and samples per class in the data.
     seed : int
         Seed of the redrawn errors.
+
+    Returns
+    -------
+    (float, float, float)
+        Median gain, and both ends of its interval.
     """
     rng = np.random.default_rng(derive_seed(seed, "gain", n))
     noise = np.sqrt(np.maximum(errors * (1.0 - errors), 1.0 / n) / n)

@@ -570,6 +570,17 @@ def undo_sort(
     -------
     list of SortedFile
         Rows that could not be undone, with the reason as a note.
+
+    Raises
+    ------
+    BusyError
+        If another process sorts into the same folder.
+    DatasetNotFoundError
+        If there is no table.
+    FileFormatError
+        If the table is damaged.
+    PathError
+        At an error that affects every file, such as a read-only disk.
     """
     path = Path(
         os.path.realpath(os.path.dirname(os.path.abspath(table))),
@@ -586,7 +597,7 @@ def undo_sort(
     kept: list[SortedFile] = []
     with locked(out):
         remove_leftovers(out, f".{TABLE}.*")
-        rows = _rows_to_undo(path)
+        rows = _begin_undo(path)
         remove_partial_copies(out)
         _remove_partial_copies(out / row.group for row in rows if row.place)
         _remove_partial_copies(
@@ -594,9 +605,7 @@ def undo_sort(
         )
         try:
             for row in _with_progress("undoing", rows[::-1], progress):
-                reason = ""
-                if row.place:
-                    reason = _undo_row(row, out)
+                reason = _undo_row(row, out) if row.place else ""
                 if reason:
                     kept.append(replace(row, note=reason))
         except OSError as error:
@@ -615,16 +624,20 @@ def undo_sort(
     return kept
 
 
-def _rows_to_undo(path: Path) -> list[SortedFile]:
-    """Return the rows of a table, and mark them as being undone."""
-    rows: list[SortedFile] = []
-    noted: list[SortedFile] = []
-    for row in read_table(path):
-        is_done = row.state in ("done", "undoing")
-        rows.append(replace(row, state="done") if is_done else row)
-        noted.append(replace(row, state="undoing") if is_done else row)
+def _begin_undo(path: Path) -> list[SortedFile]:
+    """Mark done rows as being undone in the table; return its rows as before."""
+    rows = [
+        replace(row, state="done") if row.state == "undoing" else row
+        for row in read_table(path)
+    ]
     with suppress(OSError):  # an undo must work on a full disk
-        write_table(path, noted)
+        write_table(
+            path,
+            (
+                replace(row, state="undoing") if row.state == "done" else row
+                for row in rows
+            ),
+        )
     return rows
 
 
@@ -656,7 +669,7 @@ def _undo_row(row: SortedFile, out: Path) -> str:
 
 
 def _restore_file(row: SortedFile, source: Path, target: Path) -> str:
-    """Undo one row; return why its file stays at the target, or empty."""
+    """Move a file back, or remove its copy or link; return why that fails, or empty."""
     planned = row.state == "planned"
     if not os.path.lexists(target):
         if row.how != "move" or planned or os.path.lexists(source):
