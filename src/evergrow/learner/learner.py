@@ -408,7 +408,11 @@ class Learner(Estimator):
             self._drawn_seed = None  # every fit draws a new number from a generator
         seed = seed_of(self)
         head = create_head(self, seed)  # invalid options raise an error now
-        config = self._adaptation_config()
+        config = None
+        if self.adapt is not None:
+            from evergrow.adapt.fsa import adaptation_config  # slow to import
+
+            config = adaptation_config(self.adapt)
         encoder = Encoder.of(self) if begun is None else self._require_encoder()
 
         chunks = iter(labelled_chunks(data, y, sample_weight, "train", encoder.kind))
@@ -439,14 +443,6 @@ class Learner(Estimator):
         head = with_widths(head, encoder.widths)
         replace_model(self, encoder, learn(empty, head, blocks, seed, "fit"))
         return self
-
-    def _adaptation_config(self) -> Any:
-        """Return the settings for training the backbone, or None."""
-        if self.adapt is None:
-            return None
-        from evergrow.adapt.fsa import adaptation_config  # slow to import
-
-        return adaptation_config(self.adapt)
 
     def partial_fit(
         self,

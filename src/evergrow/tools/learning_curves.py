@@ -224,7 +224,7 @@ def _recall_gains(
 def _predicted_gain(
     errors: NDArray[np.float64], sizes: NDArray[np.int64], n: int, k: int, seed: int
 ) -> tuple[float, float, float]:
-    """Return the gain of :data:`EXTRA_SAMPLES` more samples per class, and its interval.
+    """Return the gain of ten more samples per class, with its interval.
 
     Parameters
     ----------
