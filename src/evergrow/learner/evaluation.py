@@ -402,7 +402,7 @@ def evaluate_predictions(
     Raises
     ------
     InputError
-        If there are no samples, or not as many predictions as labels.
+        If there are no samples, or the numbers of labels and predictions differ.
     """
     labels = np.asarray(truth, dtype=np.str_)
     predicted = np.asarray(guess, dtype=np.str_)

@@ -242,8 +242,8 @@ def _match_class(
 ) -> NDArray[np.int64]:
     """Find the rows of samples of one class, among its rows `candidates`.
 
-    Candidates are numbers of rows, those that are preferred first. Returns -1 for a
-    sample without a row.
+    Candidates are row numbers, the preferred ones first. Returns -1 for a sample
+    without a row.
     """
     from scipy.spatial import cKDTree
 

@@ -185,7 +185,7 @@ class Learner(Estimator):
 
         If the learner was loaded with ``lazy=True``, the head in this record may still
         be stored in the file; ``head_`` loads it. Assigning another record replaces
-        what the learner knows.
+        everything learned.
         """
         if self._state is None:
             raise NotFittedError("this Learner must learn something first: call fit()")
@@ -1154,7 +1154,7 @@ class Learner(Estimator):
 def empty_copy(learner: Learner) -> Learner:
     """Return a learner with the same backbone and layer that has learned nothing.
 
-    Train it elsewhere and add what it learned with :meth:`Learner.merge`.
+    Train it elsewhere, then add its samples with :meth:`Learner.merge`.
 
     Parameters
     ----------
@@ -1174,7 +1174,7 @@ def empty_copy(learner: Learner) -> Learner:
 
 
 def settle(learner: Learner) -> Learner:
-    """Compute now what the first prediction would compute, and return the learner.
+    """Solve the class weights of a learner now instead of at its first prediction.
 
     ``fit`` does this. Later changes do it only if it takes at most a second; with
     thousands of units and classes it takes several. A learner that is saved afterwards
@@ -1183,7 +1183,7 @@ def settle(learner: Learner) -> Learner:
     Parameters
     ----------
     learner : Learner
-        A fitted learner; changed in place.
+        A fitted learner; changed in place and returned.
     """
     head = learner.head_.branch().settle()
     state = learner.state_

@@ -114,7 +114,10 @@ def _check_announced(labels: NDArray[np.str_], announced: NDArray[np.str_]) -> N
 def _used_rows(
     samples: Samples, X: NDArray[np.floating], rows: NDArray[np.int64]
 ) -> LabelledRows:
-    """Return the encoded rows of samples, without those of weight 0."""
+    """Return the encoded rows whose weight is not 0.
+
+    `rows` are the row numbers of `X` in the samples.
+    """
     labels = samples.required_labels()[rows]
     if samples.weights is None:
         return LabelledRows(X, labels, None, samples.label_kind)

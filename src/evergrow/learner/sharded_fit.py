@@ -245,7 +245,7 @@ def complete_fit(learner: Learner, total: Learner, sample: LabelledRows) -> Lear
     Parameters
     ----------
     learner : Learner
-        Changed in place and returned; what it knew is forgotten.
+        Changed in place and returned. Its current state is replaced.
     total : Learner
         The sum of all shards, each trained with the template of one :func:`with_layer`.
     sample : LabelledRows

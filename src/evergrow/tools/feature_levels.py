@@ -152,7 +152,7 @@ def _seconds_per_sample(backbone: Backbone, items: Items, rows: Any) -> float:
 
 
 def _draw_balanced(shuffled: Any, codes: Any, n: int) -> Any:
-    """Return about `n` rows, as many of each class, and at least three.
+    """Return about `n` rows, with equal numbers per class, and at least three.
 
     Parameters
     ----------

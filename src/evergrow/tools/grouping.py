@@ -251,7 +251,7 @@ def _ward_tree(points: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _distance_between_classes(points: NDArray[np.float32], n_classes: int) -> float:
-    """Return the merge distance that leaves as many clusters as there are classes.
+    """Return the merge distance that leaves `n_classes` clusters.
 
     This is the mean of the last distance merged and the first one not merged.
     """

@@ -443,7 +443,7 @@ def sort_folder(
 def split_planned(
     rows: Iterable[SortedFile], folder: str | os.PathLike[str]
 ) -> tuple[list[SortedFile], list[SortedFile]]:
-    """Return the planned rows of files in a folder, and those of other files."""
+    """Return the planned rows of files in a folder, and the other planned rows."""
     root = Path(os.path.realpath(folder))
     inside: list[SortedFile] = []
     elsewhere: list[SortedFile] = []
