@@ -159,9 +159,8 @@ class Calibration:
     def _n_expected(self) -> int:
         """Number of rows to draw from the statistics."""
         used = np.unique(self.known.measurement[self._in_use]).tolist()
-        return min(
-            sum(self.measurements[index].expected for index in used), MAX_DRAWN_ROWS
-        )
+        wanted: int = sum(self.measurements[index].expected for index in used)
+        return min(wanted, MAX_DRAWN_ROWS)
 
     @cached_property
     def _terms(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

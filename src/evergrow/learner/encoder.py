@@ -333,9 +333,9 @@ class Encoder:
         from evergrow.features.catalog import backbone_from_spec
 
         given = self.requested
-        if self._is_requested(spec):
-            return given.with_recipe(spec.recipe or FINAL)
         if isinstance(given, Backbone):
+            if self._is_requested(spec):
+                return given.with_recipe(spec.recipe or FINAL)
             name = f"{given.spec.name} (hash {given.spec.weights_hash})"
         elif isinstance(given, str) and given not in ("auto", spec.name):
             name = repr(given)
