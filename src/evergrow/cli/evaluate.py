@@ -221,7 +221,7 @@ def _curve_lines(curve: LearningCurve) -> list[str]:
         estimate += "; more samples would hardly help"
     gained = [
         f"{name} ({percent(value)})"
-        for name, value in curve.classes.items()
+        for name, value in curve.recall_gains.items()
         if value > 0
     ]
     entries = [
